@@ -1,0 +1,92 @@
+"""Element types, shared by the Tile IR, the Graph IR, engines and the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type.
+
+    `name` is the language's name (``float32``), `text` the IR's (``f32``), `kind` one of ``bool``,
+    ``int``, ``uint``, ``float``, ``void``; `bits` the width of the value (1 for bool, which takes
+    one byte in memory).
+    """
+
+    name: str
+    text: str
+    kind: str
+    bits: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return max(1, self.bits // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        """True for signed and unsigned integers and for bool."""
+        return self.kind in ("int", "uint", "bool")
+
+    @property
+    def is_signed(self) -> bool:
+        return self.kind == "int"
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind == "bool"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy (or ml_dtypes) dtype that holds this element type."""
+        return _NUMPY[self.name]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+int1 = DType("int1", "i1", "bool", 1)
+int8 = DType("int8", "i8", "int", 8)
+int16 = DType("int16", "i16", "int", 16)
+int32 = DType("int32", "i32", "int", 32)
+int64 = DType("int64", "i64", "int", 64)
+uint8 = DType("uint8", "u8", "uint", 8)
+uint16 = DType("uint16", "u16", "uint", 16)
+uint32 = DType("uint32", "u32", "uint", 32)
+uint64 = DType("uint64", "u64", "uint", 64)
+float8e5 = DType("float8e5", "f8e5", "float", 8)
+float8e4nv = DType("float8e4nv", "f8e4nv", "float", 8)
+float16 = DType("float16", "f16", "float", 16)
+bfloat16 = DType("bfloat16", "bf16", "float", 16)
+float32 = DType("float32", "f32", "float", 32)
+float64 = DType("float64", "f64", "float", 64)
+void = DType("void", "void", "void", 0)
+
+DTYPES: tuple[DType, ...] = (
+    int1, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
+    float8e5, float8e4nv, float16, bfloat16, float32, float64,
+)  # fmt: skip
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in DTYPES}
+BY_TEXT: dict[str, DType] = {dtype.text: dtype for dtype in DTYPES}
+
+_NUMPY: dict[str, np.dtype] = {
+    "int1": np.dtype(np.bool_),
+    "float8e5": np.dtype(ml_dtypes.float8_e5m2),
+    "float8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    **{name: np.dtype(name) for name in BY_NAME if name not in ("int1", "float8e5", "float8e4nv", "bfloat16")},
+}
+_FROM_NUMPY: dict[np.dtype, DType] = {numpy_dtype: BY_NAME[name] for name, numpy_dtype in _NUMPY.items()}
+
+
+def from_numpy(dtype: np.dtype | type) -> DType:
+    """The element type that stores a NumPy dtype; raises `KeyError` when there is none."""
+    return _FROM_NUMPY[np.dtype(dtype)]

@@ -1,0 +1,54 @@
+"""Errors that a user can cause or meet, one class each; every message says what to do.
+
+All of them derive from `TilewrightError`.  Internal mistakes raise ordinary Python exceptions.
+"""
+
+from __future__ import annotations
+
+
+class TilewrightError(Exception):
+    """Base of every error tilewright raises on purpose."""
+
+
+class CompilationError(TilewrightError):
+    """A kernel cannot be compiled; the message carries file, line, caret, call chain and advice."""
+
+
+class InvalidIRError(TilewrightError):
+    """Tile IR or Graph IR that breaks its rules, found by a verifier or a parser."""
+
+
+class LaunchError(TilewrightError):
+    """A kernel was called with arguments it cannot take."""
+
+
+class UnsupportedOperationError(TilewrightError):
+    """A model uses operations that no importer rule knows; lists all of them."""
+
+
+class ImportModelError(TilewrightError):
+    """A model file or checkpoint cannot be read: missing, damaged, or of an unknown kind."""
+
+
+class ShapeError(TilewrightError):
+    """Shapes that do not fit together, or an input outside an engine's range."""
+
+
+class EngineError(TilewrightError):
+    """An engine file does not load; the message says exactly why."""
+
+
+class EngineDamagedError(EngineError):
+    """The file is truncated, altered, or not an engine."""
+
+
+class EngineVersionError(EngineError):
+    """The file was written by an incompatible version of the format."""
+
+
+class EngineTargetError(EngineError):
+    """The engine's code needs a device or CPU features that this machine lacks."""
+
+
+class MissingDependencyError(TilewrightError):
+    """An optional package is needed; the message names it and how to install it."""

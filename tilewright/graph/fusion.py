@@ -1,0 +1,42 @@
+"""Fused groups: what `graph.passes.fuse` makes of a graph and `tactics` turns into kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.graph.core import Graph, Node, Value
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes computed by one kernel (or one chain of kernels).
+
+    `kind` is the class: elementwise, reduction, contraction, attention, movement (gather, concat,
+    scatter, pad, …), pool, or view (no work: the output is the input's memory).  `anchor` is the node
+    that gives the loop structure (the matmul, the convolution, the softmax, …), None for elementwise.
+    `nodes` are in topological order; `prologue`/`epilogue` are those before and after the anchor.
+    """
+
+    kind: str
+    nodes: list[Node]
+    inputs: list[Value]  # not produced inside; constants included
+    outputs: list[Value]  # used outside
+    anchor: Node | None = None
+    name: str = ""
+
+    @property
+    def prologue(self) -> list[Node]:
+        return [] if self.anchor is None else self.nodes[: self.nodes.index(self.anchor)]
+
+    @property
+    def epilogue(self) -> list[Node]:
+        return [] if self.anchor is None else self.nodes[self.nodes.index(self.anchor) + 1 :]
+
+
+@dataclass(eq=False)
+class FusedGraph:
+    """A graph and its partition into groups, in a valid execution order."""
+
+    graph: Graph
+    groups: list[Group]
+    remarks: list[str] = field(default_factory=list)

@@ -1,0 +1,79 @@
+"""The plan: what an engine runs, as data.  Built by `engine.builder`, stored in the engine's manifest.
+
+Memory is one arena per call; every intermediate tensor has a place in it, given as a symbolic byte
+offset.  Sizes are symbolic in the engine's symbols (batch, sequence, …), bound from the inputs'
+shapes at each call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from tilewright.symbolic import Size, Symbol
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: name, dtype name and shape. `mutates` names the input an output aliases."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    mutates: str | None = None
+
+
+@dataclass(frozen=True)
+class BufferReference:
+    """A place in memory: `kind` is input, output, arena or weight.
+
+    `name` is the tensor's name for inputs, outputs and weights; `offset` counts bytes from its start
+    (from the arena's start for arena).
+    """
+
+    kind: str
+    name: str
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel argument: a place in memory, a size, or a number, passed as IR type `type`."""
+
+    type: str
+    value: Union[BufferReference, Size, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One kernel launch. It is taken when `size` <= `at_most` (always, when `at_most` is None)."""
+
+    kernel: str  # key of a binary in the engine
+    arguments: tuple[Argument, ...]
+    grid: tuple[Size, Size, Size]
+    size: Size = 0
+    at_most: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One fused group's launch: the first choice whose condition holds; the last has none."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    operations: tuple[str, ...]  # the graph nodes that it computes
+    bytes: Size = 0  # read and written
+    flops: Size = 0
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    """Everything the session needs besides weights and binaries."""
+
+    symbols: dict[str, Symbol]
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    steps: list[Step]
+    arena_bytes: Size
+    scratch_bytes: int  # of one worker: the largest of all binaries

@@ -1,0 +1,80 @@
+"""One typed settings object, read from `TILEWRIGHT_*` environment variables, with scoped overrides.
+
+    from tilewright.settings import settings
+    settings.threads                     # TILEWRIGHT_THREADS
+    with settings.scope(verify=True):    # for this block only
+        ...
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tilewright"
+
+
+def _default_threads() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+@dataclass
+class Settings:
+    """Every switch of tilewright. The environment variable of `name` is ``TILEWRIGHT_NAME``."""
+
+    cache_directory: Path  # compiled kernels; TILEWRIGHT_CACHE_DIRECTORY
+    threads: int  # workers of a CPU launch; default: the CPUs this process may use
+    verify: bool = False  # run the verifiers between passes
+    interpret: bool = False  # run kernels in the NumPy interpreter
+    dump_directory: Path | None = None  # write every stage's text here
+    always_compile: bool = False  # ignore the object cache
+    log: str = "warning"  # logging level of the "tilewright" logger
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Settings from the environment; raises `ValueError` naming the variable that is malformed."""
+        values: dict[str, Any] = {"cache_directory": _default_cache(), "threads": _default_threads()}
+        for entry in fields(cls):
+            text = os.environ.get(f"TILEWRIGHT_{entry.name.upper()}")
+            if text is not None:
+                values[entry.name] = _parse(entry.name, str(entry.type), text)
+        return cls(**values)
+
+    @contextmanager
+    def scope(self, **overrides: Any) -> Iterator[Settings]:
+        """Override settings inside a `with` block; not for use from several threads at once."""
+        saved = {name: getattr(self, name) for name in overrides}
+        try:
+            for name, value in overrides.items():
+                setattr(self, name, value)
+            yield self
+        finally:
+            for name, value in saved.items():
+                setattr(self, name, value)
+
+
+def _parse(name: str, kind: str, text: str) -> Any:
+    variable = f"TILEWRIGHT_{name.upper()}"
+    if kind.startswith("Path"):
+        return Path(text).expanduser()
+    if kind == "int":
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"{variable}={text!r}: expected a positive whole number")
+        return int(text)
+    if kind == "bool":
+        if text.lower() not in ("0", "1", "true", "false", ""):
+            raise ValueError(f"{variable}={text!r}: expected 0 or 1")
+        return text.lower() in ("1", "true")
+    return text
+
+
+settings = Settings.from_environment()

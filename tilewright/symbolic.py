@@ -1,0 +1,353 @@
+"""Symbolic integer sizes: the dimensions of graphs, grids and memory plans.
+
+An expression is an immutable tree over symbols such as ``batch`` and ``sequence``.  `+ - * // %`,
+`maximum` and `minimum` build expressions; polynomials are kept in a normal form, so that
+``batch * sequence == sequence * batch`` holds.  Plain ints are expressions too (`Size`).
+Engines store expressions as JSON (`to_json`, `from_json`) and evaluate them without the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Union
+
+Size = Union[int, "Expression"]
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A named dimension with an inclusive range of the values it may take at run time."""
+
+    name: str
+    low: int = 1
+    high: int = 2**31 - 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Call:
+    """An integer function that is not a polynomial: `function` is one of // % max min."""
+
+    function: str
+    arguments: tuple[Expression, ...]
+
+    def __str__(self) -> str:
+        if self.function in ("max", "min"):
+            return f"{self.function}({', '.join(map(str, self.arguments))})"
+        left, right = self.arguments
+        return f"({left}) {self.function} ({right})"
+
+
+Atom = Union[Symbol, Call]
+Monomial = tuple[tuple[Atom, int], ...]  # atoms with their powers, sorted by text
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A polynomial in atoms with integer coefficients; build it from `symbol` and arithmetic."""
+
+    terms: tuple[tuple[Monomial, int], ...]  # sorted by text, no zero coefficients
+
+    def __add__(self, other: Size) -> Size:
+        return _polynomial([*self.terms, *_terms(other)])
+
+    def __sub__(self, other: Size) -> Size:
+        return self + (-1) * lift(other)
+
+    def __rsub__(self, other: Size) -> Size:
+        return lift(other) - self
+
+    def __mul__(self, other: Size) -> Size:
+        return _polynomial([(_times(a, b), x * y) for a, x in self.terms for b, y in _terms(other)])
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Size) -> Size:
+        return floor_divide(other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return modulo(self, other)
+
+    def __str__(self) -> str:
+        return " + ".join(_term_text(monomial, factor) for monomial, factor in self.terms) or "0"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def symbol(name: str, low: int = 1, high: int = 2**31 - 1) -> Expression:
+    """The expression of one symbol."""
+    return Expression((((((Symbol(name, low, high)), 1),), 1),))
+
+
+def lift(value: Size) -> Expression:
+    """An int as an `Expression`; expressions are returned as they are."""
+    if isinstance(value, Expression):
+        return value
+    return Expression((((), int(value)),) if value else ())
+
+
+def simplify(value: Size) -> Size:
+    """A constant expression as an int; others as they are."""
+    if isinstance(value, Expression):
+        if not value.terms:
+            return 0
+        if len(value.terms) == 1 and value.terms[0][0] == ():
+            return value.terms[0][1]
+    return value
+
+
+def _terms(value: Size) -> tuple[tuple[Monomial, int], ...]:
+    return lift(value).terms
+
+
+def _atom_key(atom: Atom) -> str:
+    return str(atom)
+
+
+def _times(left: Monomial, right: Monomial) -> Monomial:
+    powers: dict[Atom, int] = dict(left)
+    for atom, power in right:
+        powers[atom] = powers.get(atom, 0) + power
+    return tuple(sorted(powers.items(), key=lambda item: _atom_key(item[0])))
+
+
+def _monomial_text(monomial: Monomial) -> str:
+    return "*".join("*".join([f"({atom})" if isinstance(atom, Call) else str(atom)] * power) for atom, power in monomial)
+
+
+def _term_text(monomial: Monomial, factor: int) -> str:
+    if not monomial:
+        return str(factor)
+    return _monomial_text(monomial) if factor == 1 else f"{factor}*{_monomial_text(monomial)}"
+
+
+def _polynomial(terms: list[tuple[Monomial, int]]) -> Size:
+    sums: dict[Monomial, int] = {}
+    for monomial, factor in terms:
+        sums[monomial] = sums.get(monomial, 0) + factor
+    kept = [(monomial, factor) for monomial, factor in sums.items() if factor]
+    return simplify(Expression(tuple(sorted(kept, key=lambda term: _monomial_text(term[0])))))
+
+
+def _call(function: str, *arguments: Size) -> Expression:
+    return Expression((((((Call(function, tuple(map(lift, arguments)))), 1),), 1),))
+
+
+def floor_divide(left: Size, right: Size) -> Size:
+    """`left // right`; exact where every coefficient divides."""
+    left, right = simplify(left), simplify(right)
+    if isinstance(left, int) and isinstance(right, int):
+        return left // right
+    if right == 1 or left == 0:
+        return left
+    if left == right:
+        return 1
+    if isinstance(right, int) and all(factor % right == 0 for _, factor in _terms(left)):
+        return _polynomial([(monomial, factor // right) for monomial, factor in _terms(left)])
+    quotient = _divide_by_monomial(left, right)
+    return _call("//", left, right) if quotient is None else quotient
+
+
+def _divide_by_monomial(left: Size, right: Size) -> Size | None:
+    """Exact division of every term by a one-term divisor, or None."""
+    if len(_terms(right)) != 1:
+        return None
+    ((divisor, scale),) = _terms(right)
+    result: list[tuple[Monomial, int]] = []
+    for monomial, factor in _terms(left):
+        powers = dict(monomial)
+        for atom, power in divisor:
+            powers[atom] = powers.get(atom, 0) - power
+        if factor % scale or min(powers.values(), default=0) < 0:
+            return None
+        kept = [(atom, power) for atom, power in powers.items() if power]
+        result.append((tuple(sorted(kept, key=lambda item: _atom_key(item[0]))), factor // scale))
+    return _polynomial(result)
+
+
+def modulo(left: Size, right: Size) -> Size:
+    """`left % right`; zero where the division is known to be exact."""
+    left, right = simplify(left), simplify(right)
+    if isinstance(left, int) and isinstance(right, int):
+        return left % right
+    if isinstance(floor_divide(left, right), int) or _divide_by_monomial(left, right) is not None:
+        return simplify(left - lift(floor_divide(left, right)) * right)
+    return _call("%", left, right)
+
+
+def ceil_divide(left: Size, right: Size) -> Size:
+    """`ceil(left / right)` for positive `right`."""
+    return floor_divide(lift(left) + right - 1, right)
+
+
+def round_up(value: Size, multiple: int) -> Size:
+    """The least multiple of `multiple` that is not below `value`."""
+    return simplify(lift(ceil_divide(value, multiple)) * multiple)
+
+
+def maximum(left: Size, right: Size) -> Size:
+    left, right = simplify(left), simplify(right)
+    if isinstance(left, int) and isinstance(right, int):
+        return max(left, right)
+    if left == right or lower_bound(left) >= upper_bound(right):
+        return left
+    return right if lower_bound(right) >= upper_bound(left) else _call("max", left, right)
+
+
+def minimum(left: Size, right: Size) -> Size:
+    left, right = simplify(left), simplify(right)
+    if isinstance(left, int) and isinstance(right, int):
+        return min(left, right)
+    if left == right or upper_bound(left) <= lower_bound(right):
+        return left
+    return right if upper_bound(right) <= lower_bound(left) else _call("min", left, right)
+
+
+def product(values: list[Size] | tuple[Size, ...]) -> Size:
+    """The product of sizes; 1 for none."""
+    return simplify(reduce(lambda left, right: lift(left) * right, values, lift(1)))
+
+
+_EVALUATE = {"//": lambda a, b: a // b, "%": lambda a, b: a % b, "max": max, "min": min}
+
+
+def evaluate(value: Size, symbols: Mapping[str, int]) -> int:
+    """The value for given symbols; raises `KeyError` for a missing symbol."""
+    if isinstance(value, int):
+        return value
+    total = 0
+    for monomial, factor in value.terms:
+        for atom, power in monomial:
+            if isinstance(atom, Symbol):
+                part = symbols[atom.name]
+            else:
+                part = _EVALUATE[atom.function](*(evaluate(argument, symbols) for argument in atom.arguments))
+            factor *= part**power
+        total += factor
+    return total
+
+
+def _bounds(value: Size) -> tuple[int, int]:
+    """Interval arithmetic over the symbols' ranges."""
+    if isinstance(value, int):
+        return value, value
+    low = high = 0
+    for monomial, factor in value.terms:
+        term_low = term_high = factor
+        for atom, power in monomial:
+            atom_low, atom_high = _atom_bounds(atom)
+            for _ in range(power):
+                corners = [a * b for a in (term_low, term_high) for b in (atom_low, atom_high)]
+                term_low, term_high = min(corners), max(corners)
+        low, high = low + term_low, high + term_high
+    return low, high
+
+
+def _atom_bounds(atom: Atom) -> tuple[int, int]:
+    if isinstance(atom, Symbol):
+        return atom.low, atom.high
+    (low, high), (other_low, other_high) = (_bounds(argument) for argument in atom.arguments)
+    if atom.function == "max":
+        return max(low, other_low), max(high, other_high)
+    if atom.function == "min":
+        return min(low, other_low), min(high, other_high)
+    if atom.function == "%":
+        return 0, max(0, other_high - 1)
+    corners = [a // b for a in (low, high) for b in (max(1, other_low), max(1, other_high))]
+    return min(corners), max(corners)
+
+
+def lower_bound(value: Size) -> int:
+    """A value that the expression never goes below."""
+    return _bounds(value)[0]
+
+
+def upper_bound(value: Size) -> int:
+    """A value that the expression never exceeds."""
+    return _bounds(value)[1]
+
+
+def free_symbols(value: Size) -> set[Symbol]:
+    """All symbols in an expression."""
+    if isinstance(value, int):
+        return set()
+    found: set[Symbol] = set()
+    for monomial, _ in value.terms:
+        for atom, _power in monomial:
+            if isinstance(atom, Symbol):
+                found.add(atom)
+            else:
+                for argument in atom.arguments:
+                    found |= free_symbols(argument)
+    return found
+
+
+def substitute(value: Size, replacements: Mapping[str, Size]) -> Size:
+    """The expression with symbols replaced by sizes."""
+    if isinstance(value, int):
+        return value
+    total: Size = 0
+    for monomial, factor in value.terms:
+        term: Size = factor
+        for atom, power in monomial:
+            if isinstance(atom, Symbol):
+                part: Size = replacements.get(atom.name, Expression(((((atom, 1),), 1),)))
+            else:
+                part = apply(atom.function, *(substitute(argument, replacements) for argument in atom.arguments))
+            for _ in range(power):
+                term = simplify(lift(term) * part)
+        total = simplify(lift(total) + term)
+    return total
+
+
+def apply(function: str, left: Size, right: Size) -> Size:
+    """The non-polynomial function named `//`, `%`, `max` or `min`."""
+    return {"//": floor_divide, "%": modulo, "max": maximum, "min": minimum}[function](left, right)
+
+
+def to_json(value: Size) -> Any:
+    """An int, or ``{"terms": [[factor, [[atom, power], …]], …]}`` where an atom is a symbol's name
+    or ``[function, expression, expression]``."""
+    if isinstance(value, int):
+        return value
+    terms = []
+    for monomial, factor in value.terms:
+        atoms: list[Any] = []
+        for atom, power in monomial:
+            text = atom.name if isinstance(atom, Symbol) else [atom.function, *map(to_json, atom.arguments)]
+            atoms.append([text, power])
+        terms.append([factor, atoms])
+    return {"terms": terms}
+
+
+def from_json(data: Any, symbols: Mapping[str, Symbol]) -> Size:
+    """The inverse of `to_json`; raises `ValueError` on malformed data and unknown symbols."""
+    if isinstance(data, int) and not isinstance(data, bool):
+        return data
+    try:
+        total: Size = 0
+        for factor, atoms in data["terms"]:
+            term: Size = int(factor)
+            for text, power in atoms:
+                if isinstance(text, str):
+                    part: Size = Expression(((((symbols[text], 1),), 1),))
+                else:
+                    function, *arguments = text
+                    part = apply(function, *(from_json(argument, symbols) for argument in arguments))
+                if not 0 < power <= 8:
+                    raise ValueError(f"power {power} out of range")
+                for _ in range(power):
+                    term = simplify(lift(term) * part)
+            total = simplify(lift(total) + term)
+        return total
+    except (KeyError, TypeError, IndexError, ZeroDivisionError, RecursionError) as error:
+        raise ValueError(f"not a size expression: {data!r}") from error

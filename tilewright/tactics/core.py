@@ -1,0 +1,73 @@
+"""From a fused group to the kernels that could compute it, as data.
+
+    group (graph.fusion) -> candidates -> cost -> the chosen one -> plan step (engine.builder)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from tilewright.graph.core import Value
+from tilewright.symbolic import Size
+
+if TYPE_CHECKING:
+    from tilewright.frontend.jit import JITFunction
+
+
+@dataclass(frozen=True)
+class PackedConstant:
+    """A constant stored in another order than the graph's, so that a kernel reads it in sequence.
+
+    `recipe` is data that `kernels.packing` can apply and invert, e.g.
+    ``{"kind": "panels", "width": 32, "transposed": True}``.
+    """
+
+    value: Value
+    recipe: tuple[tuple[str, Any], ...]
+
+
+Operand = Union[Value, PackedConstant, Size, float]
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch: parameters by name (`operands`), compile-time constants, grid.
+
+    `types` gives the IR text of scalar parameters ("i32", "i64", "f32"); tensors get a pointer to
+    their dtype. `condition` is (size, at_most): the call applies while size <= at_most.
+    """
+
+    kernel: JITFunction
+    operands: dict[str, Operand]
+    types: dict[str, str]
+    constants: dict[str, Any]
+    grid: tuple[Size, Size, Size]
+    condition: tuple[Size, int] | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Alternatives of one launch, for ranges of run-time sizes: the first that applies is run."""
+
+    calls: tuple[KernelCall, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimate for the sizes the builder expects: bytes moved, operations, seconds."""
+
+    bytes: Size
+    flops: Size
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a group: stages run in order; `temporaries` are tensors between them."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    cost: Cost
+    temporaries: tuple[Value, ...] = ()
+    reasons: dict[str, Any] = field(default_factory=dict)

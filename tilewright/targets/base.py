@@ -1,0 +1,70 @@
+"""What every target offers: a table of capabilities and a way from Tile IR to a binary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tilewright.dtypes import DType
+from tilewright.ir.core import Function
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing the compiler tells its user about a kernel (law 7), with the source line."""
+
+    severity: str  # "note" or "warning"
+    message: str
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel: machine code and what is needed to launch it.
+
+    CPU calling convention of `symbol`, one call for a run of program instances:
+
+        void symbol(ptr arguments, ptr scratch, i64 begin, i64 end)
+
+    `arguments` is an array of 8-byte slots, one for each entry of `parameters` in order (pointers and
+    integers as 64-bit values, sign- or zero-extended; floats in the low bytes of their slot, in the
+    parameter's own format), followed by three slots with the grid's x, y and z extents.  Instances
+    `begin` to `end - 1` of the linear grid (x fastest) are run in order.  `scratch` is private to the
+    call, 64-byte aligned, and at least `scratch_bytes` long.
+    """
+
+    target: str  # "cpu"
+    key: str  # content hash: the cache's and the engine's name of this binary
+    symbol: str  # unique to this key, so that many binaries link into one library
+    image: bytes  # object file
+    parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "f32", …
+    scratch_bytes: int
+    features: tuple[str, ...] = ()  # CPU features that the code needs, LLVM's names
+    remarks: tuple[Remark, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)  # "ir", "llvm", "asm" when kept
+    seconds: Mapping[str, float] = field(default_factory=dict)  # compile time by stage
+
+
+class Target(Protocol):
+    """A machine that kernels are compiled for."""
+
+    name: str
+
+    @property
+    def key(self) -> str:
+        """Everything of the target that a binary depends on: triple, CPU, features, versions."""
+        ...
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether values of this element type can be computed with."""
+        ...
+
+    def microtile(self, dtype: DType) -> tuple[int, int]:
+        """Rows and columns of the register tile of `dot`: blocks in multiples of it run fastest."""
+        ...
+
+    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
+        """Lower a verified Tile IR kernel; results are cached on disk by content."""
+        ...
