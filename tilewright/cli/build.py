@@ -1,0 +1,66 @@
+"""`tilewright build`: a model file or checkpoint folder becomes an engine file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tilewright.cli.progress import BuildProgress
+
+_DIMENSION = re.compile(r"(\d+)(?:\.\.(\d+))?")
+
+
+def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
+    """``["x:1..64x128"]`` as ``{"x": [(1, 64), (128, 128)]}``; raises `typer.BadParameter`."""
+    shapes: dict[str, list[tuple[int, int]]] = {}
+    for text in texts:
+        name, separator, dimensions = text.rpartition(":")
+        ranges = []
+        for part in dimensions.split("x"):
+            match = _DIMENSION.fullmatch(part)
+            if not (separator and name and match):
+                raise typer.BadParameter(f"{text!r}: expected NAME:SIZExSIZE…, where SIZE is 128 or a range 1..64")
+            low, high = int(match[1]), int(match[2] or match[1])
+            if not 1 <= low <= high:
+                raise typer.BadParameter(f"{text!r}: the range {part} is empty")
+            ranges.append((low, high))
+        shapes[name] = ranges
+    return shapes
+
+
+def build(
+    model: Annotated[Path, typer.Argument(help="MODEL.onnx, MODEL.pt2 or a Hugging Face checkpoint folder.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes of an input, e.g. x:1..64x128; ranges stay dynamic. Repeat per input."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="What to compile for: auto or cpu.")] = "auto",
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Build an engine from a trained model."""
+    from tilewright.engine import builder
+    from tilewright.graph.specialize import restrict_shapes
+    from tilewright.importers import import_model
+
+    ranges = parse_shapes(shapes or [])
+    path = output or Path(f"{model.resolve().stem}.engine")
+    progress = BuildProgress(f"Building {path.name}", Console(stderr=True, quiet=quiet))
+    with progress:
+        progress("import", str(model), 0.0)
+        graph = import_model(model)
+        if ranges:
+            graph = restrict_shapes(graph, ranges)
+        engine = builder.build(graph, target=target, progress=progress)
+        progress("save", path.name, 0.0)
+        engine.save(path)
+    if not quiet:
+        console = Console()
+        console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps", highlight=False)
+        for spec in (*engine.inputs, *engine.outputs):
+            kind = "input " if spec in engine.inputs else "output"
+            console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]", markup=False)

@@ -1,0 +1,108 @@
+"""`tilewright doctor`: what is on this machine, what it can do, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tilewright.settings import settings
+
+PACKAGES = {  # distribution -> (what it is for, how to get it)
+    "numpy": ("arrays", "pip install tilewright"),
+    "llvmlite": ("code generation", "pip install tilewright"),
+    "ml_dtypes": ("bfloat16 and fp8 arrays", "pip install tilewright"),
+    "safetensors": ("weights", "pip install tilewright"),
+    "torch": ("importing PyTorch models, torch.compile backend", "pip install 'tilewright[torch]'"),
+    "onnx": ("importing ONNX models", "pip install 'tilewright[onnx]'"),
+    "tokenizers": ("the demo", "pip install 'tilewright[demo]'"),
+    "onnxruntime": ("comparing with ONNX Runtime", "pip install onnxruntime"),
+}
+
+
+def packages() -> dict[str, str | None]:
+    """Installed versions by distribution name; None where missing."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def targets() -> list[dict[str, Any]]:
+    """Each target: whether it compiles and runs here (tried with a real kernel), and on what."""
+    from tilewright.targets.registry import get_target
+
+    target = get_target("cpu")
+    try:
+        check_cpu()
+        state, reason = "compiles and runs", ""
+    except Exception as error:  # whatever breaks is the answer to the question asked
+        state, reason = "does not work", f"{type(error).__name__}: {error}"
+    return [{"target": "cpu", "state": state, "reason": reason, "description": str(target.capabilities)}]
+
+
+def check_cpu() -> None:
+    """Compile a kernel, run it and check its result."""
+    import numpy as np
+
+    from tilewright.frontend.jit import JITFunction
+
+    source = (
+        "def double(source, result, count, BLOCK: tl.constexpr):\n"
+        "    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    value = tl.load(source + index, mask=index < count)\n"
+        "    tl.store(result + index, value * 2, mask=index < count)\n"
+    )
+    import tilewright.language as tl
+
+    kernel = JITFunction.from_source(source, "double", {"tl": tl})
+    values = np.random.default_rng().standard_normal(1000).astype(np.float32)
+    result = np.zeros_like(values)
+    kernel[(2,)](values, result, values.size, BLOCK=512)
+    if not np.array_equal(result, values * 2):
+        raise RuntimeError("a test kernel gave a wrong result")
+
+
+def report() -> dict[str, Any]:
+    """Everything `doctor` prints, as data."""
+    from tilewright import runtime
+
+    return {
+        "tilewright": importlib.metadata.version("tilewright"),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "threads": settings.threads,
+        "threading": runtime.parallel.provider_name(),
+        "cache": str(settings.cache_directory),
+        "targets": targets(),
+        "packages": packages(),
+    }
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """Tell what is on this machine, which targets work, and what is missing."""
+    found = report()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    console = Console()
+    for key in ("tilewright", "python", "platform", "threads", "threading", "cache"):
+        console.print(f"{key:12} {found[key]}", highlight=False, soft_wrap=True)
+    table = Table("target", "state", "description", title="Targets", title_justify="left")
+    for row in found["targets"]:
+        table.add_row(row["target"], row["state"], row["reason"] or row["description"])
+    console.print(table)
+    table = Table("package", "version", "for", "how to get it", title="Packages", title_justify="left")
+    for name, version in found["packages"].items():
+        purpose, command = PACKAGES[name]
+        table.add_row(name, version or "[yellow]missing[/]", purpose, "" if version else command)
+    console.print(table)

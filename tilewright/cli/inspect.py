@@ -1,0 +1,91 @@
+"""`tilewright inspect`: the plan of an engine, step by step, with the reason for each choice."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tilewright.cli import tensors
+from tilewright.cli.run import EngineArgument, SizeOption
+from tilewright.symbolic import evaluate
+
+
+def inspect(
+    engine: EngineArgument,
+    size: SizeOption = None,
+    evidence: Annotated[bool, typer.Option("--evidence", help="Show why each kernel was chosen.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory."""
+    from tilewright.engine import Engine
+
+    loaded = Engine.load(engine)
+    sizes = tensors.parse_sizes(size or [], loaded.plan)
+    data = describe(loaded, sizes)
+    if as_json:
+        print(json.dumps(data, indent=2))
+        return
+    show(Console(), data, evidence)
+
+
+def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
+    """The whole plan as data, with symbolic figures evaluated for `sizes`."""
+    plan = loaded.plan
+    steps = []
+    for step in plan.steps:
+        taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
+        steps.append(
+            {
+                "name": step.name,
+                "kernel": loaded.kernel_name(taken.kernel),
+                "choices": len(step.choices),
+                "grid": [evaluate(extent, sizes) for extent in taken.grid],
+                "operations": list(step.operations),
+                "bytes": evaluate(step.bytes, sizes),
+                "flops": evaluate(step.flops, sizes),
+                "evidence": step.evidence,
+            }
+        )
+    return {
+        "target": loaded.target,
+        "features": list(loaded.features),
+        "producer": loaded.producer,
+        "sizes": sizes,
+        "ranges": {symbol.name: [symbol.low, symbol.high] for symbol in plan.symbols.values()},
+        "inputs": [{"name": s.name, "dtype": s.dtype, "shape": [str(d) for d in s.shape]} for s in plan.inputs],
+        "outputs": [{"name": s.name, "dtype": s.dtype, "shape": [str(d) for d in s.shape]} for s in plan.outputs],
+        "arena_bytes": evaluate(plan.arena_bytes, sizes),
+        "weight_bytes": loaded.weight_bytes,
+        "remarks": list(loaded.remarks),
+        "steps": steps,
+    }
+
+
+def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
+    """Print the plan as tables."""
+    console.print(f"target {data['target']}  producer {data['producer']}", highlight=False)
+    ranges = ", ".join(f"{name} {low}..{high} (shown for {data['sizes'][name]})" for name, (low, high)
+                       in data["ranges"].items())  # fmt: skip
+    console.print(f"sizes: {ranges or 'fixed'}", highlight=False)
+    console.print(
+        f"weights {data['weight_bytes'] / 1e6:.1f} MB, arena {data['arena_bytes'] / 1e6:.2f} MB a call, "
+        f"{len(data['steps'])} steps, {sum(s['flops'] for s in data['steps']) / 1e9:.2f} GFLOP",
+        highlight=False,
+    )
+    table = Table("#", "step", "kernel", "grid", "fused operations", "MB", "MFLOP")
+    for index, step in enumerate(data["steps"]):
+        grid = "x".join(map(str, step["grid"]))
+        operations = " ".join(step["operations"])
+        figures = (f"{step['bytes'] / 1e6:.2f}", f"{step['flops'] / 1e6:.1f}")
+        table.add_row(str(index), step["name"], step["kernel"], grid, operations, *figures)
+    console.print(table)
+    for remark in data["remarks"]:
+        console.print(f"note: {remark}", markup=False, highlight=False)
+    if evidence:
+        for step in data["steps"]:
+            console.print(f"[bold]{step['name']}[/]")
+            console.print_json(json.dumps(step["evidence"]))

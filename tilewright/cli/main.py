@@ -1,0 +1,48 @@
+"""The command line: `tilewright` and `tw`.
+
+Exit codes: 0 done; 1 the input, the model or the machine does not allow it (one message says why);
+2 wrong usage; 3 a comparison failed (`run --compare`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from tilewright.cli import bench, build, doctor, inspect, run
+from tilewright.errors import TilewrightError
+
+application = typer.Typer(
+    name="tilewright",
+    help="Compile trained models to engines, run, time and inspect them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+application.command("build")(build.build)
+application.command("run")(run.run)
+application.command("bench")(bench.bench)
+application.command("inspect")(inspect.inspect)
+application.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Entry point of the `tilewright` and `tw` commands."""
+    try:
+        application()
+    except TilewrightError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        Console(stderr=True).print(f"[bold red]error[/]: {error.strerror}: {error.filename}", highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Inputs for `run` and `bench`: from .npy files or drawn at random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import typer
+
+from tilewright.errors import ShapeError
+from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.symbolic import evaluate, free_symbols
+
+_EXTENDED = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8e5": ml_dtypes.float8_e5m2,
+    "float8e4nv": ml_dtypes.float8_e4m3fn,
+    "int1": np.bool_,
+}
+
+
+def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
+    """``["batch=4"]`` as sizes of the plan's symbols; the rest get a small default in their range."""
+    sizes = {name: min(max(symbol.low, 4 if i == 0 else 64), symbol.high) for i, (name, symbol) in
+             enumerate(plan.symbols.items())}  # fmt: skip
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or name not in plan.symbols or not value.isdigit():
+            known = ", ".join(f"{symbol.name} ({symbol.low}..{symbol.high})" for symbol in plan.symbols.values())
+            raise typer.BadParameter(f"{text!r}: expected NAME=NUMBER with a size of this engine: {known or 'none'}")
+        symbol = plan.symbols[name]
+        if not symbol.low <= int(value) <= symbol.high:
+            raise ShapeError(f"{name}={value} is outside this engine's range {symbol.low}..{symbol.high}")
+        sizes[name] = int(value)
+    return sizes
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of an engine's dtype name."""
+    return np.dtype(_EXTENDED.get(name, name))
+
+
+def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.Generator) -> np.ndarray:
+    """Normal floats; ones for masks; small non-negative integers elsewhere (safe as indices)."""
+    shape = tuple(evaluate(size, sizes) for size in spec.shape)
+    dtype = numpy_dtype(spec.dtype)
+    if dtype.kind == "b" or "mask" in spec.name:
+        return np.ones(shape, dtype)
+    if dtype.kind in "iu":
+        return generator.integers(0, 2, shape).astype(dtype)
+    return generator.standard_normal(shape).astype(dtype)
+
+
+def gather_inputs(specs: list[TensorSpec], files: list[str], sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
+    """Inputs by name: NAME=FILE.npy where given, random otherwise."""
+    given: dict[str, np.ndarray] = {}
+    names = [spec.name for spec in specs]
+    for text in files:
+        name, separator, path = text.partition("=")
+        if not separator or name not in names:
+            raise typer.BadParameter(f"{text!r}: expected NAME=FILE.npy with NAME one of {', '.join(names)}")
+        given[name] = np.load(Path(path), allow_pickle=False)
+    generator = np.random.default_rng(seed)
+    for spec in specs:
+        for size, dimension in zip(spec.shape, given[spec.name].shape if spec.name in given else (), strict=False):
+            if not isinstance(size, int) and len(free_symbols(size)) == 1:
+                (symbol,) = free_symbols(size)
+                if str(size) == symbol.name:
+                    sizes[symbol.name] = dimension
+    return {spec.name: given.get(spec.name, None) if spec.name in given else random_input(spec, sizes, generator)
+            for spec in specs}  # fmt: skip
