@@ -1,0 +1,106 @@
+"""The register-blocked matrix product of the CPU target, emitted as LLVM text.
+
+The lowering of `dot` (`lower*.py`) says where its operands lie and calls `emit_dot`; how they are
+packed, blocked and unrolled is decided here.
+
+    accumulator[i, j] = (accumulator[i, j] or 0) + sum over k of left[i, k] * right[k, j]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.dtypes import DType
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+
+Extent = LLVMValue | int
+
+
+@dataclass(frozen=True)
+class DotShape:
+    """The compile-time extents of one product: left [rows, depth], right [depth, columns]."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class LeftOperand:
+    """left[i, k] lies at `pointer + i * row_stride + k * depth_stride`; strides are in elements.
+
+    Any memory will do (the user's, or a scratch copy): elements are read one by one and broadcast,
+    and the kernel makes its own packed copy where that is faster.
+    """
+
+    pointer: LLVMValue
+    row_stride: Extent
+    depth_stride: Extent
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class RightOperand:
+    """right[k, j] in one of three layouts; strides are in elements.
+
+    - ``rows``: at `pointer + k * stride + j` (contiguous columns).
+    - ``columns``: at `pointer + k + j * stride` (contiguous along the depth, a transposed matrix).
+    - ``panels``: at `pointer + (j // width) * stride + k * width + j % width` with
+      `width == target.microtile(dtype)[1]`; every panel is `width` wide in memory, its padding zero.
+    """
+
+    pointer: LLVMValue
+    layout: str
+    stride: Extent
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """The result at `pointer + i * row_stride + j`, 64-byte aligned, in private memory.
+
+    Allocate `accumulator_extents(...)`: the kernel may write (never reads for meaning) past the
+    demanded rows and columns, up to the padded extents.  `dtype` is float32, float64 or int32.
+    """
+
+    pointer: LLVMValue
+    row_stride: int
+    dtype: DType
+
+
+def accumulator_extents(target: CPUTarget, shape: DotShape, dtype: DType) -> tuple[int, int]:
+    """Rows to allocate and row stride (elements) of an accumulator for products of this shape."""
+    raise NotImplementedError
+
+
+def scratch_bytes(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType) -> int:
+    """Bytes of 64-byte aligned scratch that `emit_dot` needs for such a product; reusable between calls."""
+    raise NotImplementedError
+
+
+def emit_dot(
+    builder: LLVMBuilder,
+    target: CPUTarget,
+    shape: DotShape,
+    left: LeftOperand,
+    right: RightOperand,
+    accumulator: Accumulator,
+    scratch: LLVMValue,
+    *,
+    rows: LLVMValue | None = None,
+    columns: LLVMValue | None = None,
+    depth: LLVMValue | None = None,
+    accumulate: LLVMValue | bool = True,
+) -> None:
+    """Emit one product at the builder's position, as a call of a function made once per kind.
+
+    `rows`, `columns`, `depth` (i64 values, at most the extents of `shape`) are run-time limits:
+    operands are not read beyond them (panels of `right`: whole panels are), results outside are
+    unspecified.  `accumulate` false (a constant or an i1 value) starts from zero instead of reading
+    the accumulator.
+
+    Element types (left, right, accumulator): (f32, f32, f32), (f64, f64, f64), (bf16 or f16, same,
+    f32), (i8 or u8, i8 or u8, i32).
+    """
+    raise NotImplementedError
