@@ -1,6 +1,6 @@
 """Hold files and functions to the project's size limits; today's exceptions are named here.
 
-    python tools/check_sizes.py
+python tools/check_sizes.py
 """
 
 from __future__ import annotations

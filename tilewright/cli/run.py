@@ -70,7 +70,9 @@ def _compare(
     for (label, array), (other_label, other) in zip(ours.items(), theirs.items(), strict=False):
         other = np.asarray(theirs.get(label, other), np.float64)
         if other.shape != array.shape:
-            table.add_row(label, f"shape {list(array.shape)} against {list(other.shape)} of {other_label}", "", "differs")
+            table.add_row(
+                label, f"shape {list(array.shape)} against {list(other.shape)} of {other_label}", "", "differs"
+            )
             fits = False
             continue
         difference = float(np.abs(array.astype(np.float64) - other).max()) if other.size else 0.0
