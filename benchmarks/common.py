@@ -1,0 +1,83 @@
+"""What every benchmark shares: a clean environment, peers in turns, and results as committed JSON.
+
+Import this module before NumPy: it drops environment variables that slow NumPy's BLAS down.
+"""
+
+from __future__ import annotations
+
+import os
+
+DROPPED = [name for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if os.environ.pop(name, None)]
+
+import datetime  # noqa: E402
+import importlib.metadata  # noqa: E402
+import json  # noqa: E402
+import platform  # noqa: E402
+import statistics  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("tilewright", "torch", "onnxruntime", "numpy", "llvmlite", "onnx")
+
+
+def alternate(runs: dict[str, Callable[[], Any]], rounds: int = 5, seconds: float = 1.0) -> dict[str, dict[str, float]]:
+    """Time functions in turns: in each round every one runs for about `seconds`.
+
+    Returns milliseconds by name: the median over rounds of each round's median, and the best round's.
+    """
+    medians: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times: list[float] = []
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end or len(times) < 3:
+                began = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - began)
+            medians[name].append(statistics.median(times) * 1e3)
+    return {name: {"median": statistics.median(values), "best": min(values)} for name, values in medians.items()}
+
+
+def processor() -> str:
+    """The CPU's name and what LLVM calls it."""
+    from llvmlite import binding
+
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name} ({binding.get_host_cpu_name()})"
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """Device, versions and date of a run."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "threads": threads,
+        "python": platform.python_version(),
+        "versions": versions,
+        "dropped_environment": DROPPED,
+    }
+
+
+def save(name: str, threads: int, cases: list[dict[str, Any]]) -> Path:
+    """Write `benchmarks/results/NAME.json`."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment(threads), "cases": cases}, indent=1) + "\n")
+    return path

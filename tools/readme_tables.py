@@ -1,0 +1,56 @@
+"""Write the measured tables of the documentation from `benchmarks/results/*.json`.
+
+A table stands between `<!-- results: NAME -->` and `<!-- end -->`.  With --check nothing is written,
+and the exit code is 1 if a table differs from its results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def table(name: str) -> str:
+    """The Markdown table of one results file: a row a case, a column a runtime, ratios to the peers."""
+    data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    cases: list[dict[str, Any]] = data["cases"]
+    peers = [
+        peer for peer in dict.fromkeys(key for case in cases for key in case["milliseconds"]) if peer != "tilewright"
+    ]
+    header = ["", "tilewright ms", *(f"{peer} ms" for peer in peers), *(f"{peer} / tilewright" for peer in peers)]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for case in cases:
+        times = {key: value["median"] for key, value in case["milliseconds"].items()}
+        ours = times["tilewright"]
+        row = [case["name"], f"{ours:.2f}", *(f"{times[peer]:.2f}" if peer in times else "-" for peer in peers)]
+        lines.append([*row, *(f"{times[peer] / ours:.2f}" if peer in times else "-" for peer in peers)])
+    environment = data["environment"]
+    versions = ", ".join(f"{package} {version}" for package, version in environment["versions"].items() if version)
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (
+        f"{text}\n\n{environment['processor']}, {environment['threads']} threads, {environment['date']}; {versions}.\n"
+    )
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        renewed = BLOCK.sub(lambda match: match[1] + table(match[2]) + match[4], text)
+        if renewed != text:
+            stale.append(path.name)
+            if not check:
+                path.write_text(renewed, encoding="utf-8")
+    print(f"tables: {'stale in ' + ', '.join(stale) if stale else 'up to date'}")
+    return 1 if stale and check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
