@@ -30,7 +30,7 @@ from tests.models import bert, llama, resnet
 from tests.models.specification import ModelSpecification, export_onnx
 from tilewright.settings import settings
 
-LLAMA = llama.LlamaSize(hidden=1024, layers=8, heads=16, key_heads=4, intermediate=4096, vocabulary=32000, cache=512)
+LLAMA = llama.LlamaSize()  # hidden 1024, 8 layers
 
 
 def cases() -> dict[str, Callable[[], tuple[ModelSpecification, dict[str, int]]]]:
