@@ -8,7 +8,7 @@ Engines store expressions as JSON (`to_json`, `from_json`) and evaluate them wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Union
@@ -121,7 +121,9 @@ def _times(left: Monomial, right: Monomial) -> Monomial:
 
 
 def _monomial_text(monomial: Monomial) -> str:
-    return "*".join("*".join([f"({atom})" if isinstance(atom, Call) else str(atom)] * power) for atom, power in monomial)
+    return "*".join(
+        "*".join([f"({atom})" if isinstance(atom, Call) else str(atom)] * power) for atom, power in monomial
+    )
 
 
 def _term_text(monomial: Monomial, factor: int) -> str:
@@ -217,7 +219,12 @@ def product(values: list[Size] | tuple[Size, ...]) -> Size:
     return simplify(reduce(lambda left, right: lift(left) * right, values, lift(1)))
 
 
-_EVALUATE = {"//": lambda a, b: a // b, "%": lambda a, b: a % b, "max": max, "min": min}
+_EVALUATE: dict[str, Callable[[int, int], int]] = {
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "max": max,
+    "min": min,
+}
 
 
 def evaluate(value: Size, symbols: Mapping[str, int]) -> int:

@@ -1,0 +1,129 @@
+"""`GraphBuilder`: how importers and tests make graphs.
+
+    b = GraphBuilder("mlp")
+    batch = b.symbol("batch", 1, 64)
+    x = b.input("x", float32, (batch, 8))
+    w = b.constant(weights, "fc.weight")                     # [4, 8]
+    y = b.op("relu", [b.op("matmul", [x, w], transpose_b=True)], source="fc")
+    b.output(y, "y")
+    graph = b.finish()
+
+Shapes and element types of results are inferred at once; an op that does not fit raises `ShapeError`
+naming the op and its source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from tilewright.dtypes import DType, from_numpy
+from tilewright.errors import ShapeError
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import OPS, infer_types, normalize
+from tilewright.symbolic import Size, Symbol, simplify, symbol
+
+Operand = Union[Value, int, float, bool, None]
+
+
+class GraphBuilder:
+    """Builds one graph, node after node, with inferred types and unique names."""
+
+    def __init__(self, name: str) -> None:
+        self.graph = Graph(name)
+        self._names: set[str] = set()
+        self._numbers: dict[tuple[DType, Any], Value] = {}
+
+    def symbol(self, name: str, low: int = 1, high: int = 2**31 - 1) -> Size:
+        """A symbolic size with its inclusive range; the same name gives the same symbol."""
+        self.graph.symbols.setdefault(name, Symbol(name, low, high))
+        known = self.graph.symbols[name]
+        return symbol(name, known.low, known.high)
+
+    def input(self, name: str, dtype: DType, shape: Sequence[Size]) -> Value:
+        """A graph input; its name is kept as given."""
+        value = Value(self._unique(name), dtype, tuple(map(simplify, shape)))
+        self.graph.inputs.append(value)
+        return value
+
+    def constant(self, array: np.ndarray | float, name: str = "constant") -> Value:
+        """A constant; the array is kept, not copied."""
+        data = np.asarray(array)
+        value = Value(self._unique(name), from_numpy(data.dtype), data.shape)
+        self.graph.constants[value] = data
+        return value
+
+    def number(self, value: int | float | bool, dtype: DType) -> Value:
+        """A scalar constant; equal ones are shared."""
+        key = (dtype, repr(value))
+        if key not in self._numbers:
+            self._numbers[key] = self.constant(np.array(value, dtype.numpy), f"c_{value}")
+        return self._numbers[key]
+
+    def op(
+        self, op: str, inputs: Sequence[Operand] = (), source: str = "", result: str = "", **attributes: Any
+    ) -> Value:
+        """Append a node and return its output.
+
+        Python numbers among `inputs` become scalar constants of the element type of the other inputs.
+        `source` says where in the user's model the op came from, `result` suggests the output's name.
+        """
+        if op not in OPS:
+            raise ShapeError(f"unknown graph op {op!r}")
+        values = self._operands(op, inputs)
+        try:
+            attributes = normalize(op, values, attributes)
+            types = infer_types(op, values, attributes)
+        except ShapeError as error:
+            where = f" (from {source})" if source else ""
+            raise ShapeError(f"{error}; inputs: {', '.join(map(repr, values))}{where}") from None
+        outputs = [Value(self._unique(result or op), dtype, shape) for dtype, shape in types]
+        self.graph.nodes.append(Node(op, values, outputs, attributes, source))
+        return outputs[0]
+
+    def output(self, value: Value, name: str = "") -> None:
+        """Declare a graph output."""
+        self.graph.outputs.append(value)
+        self.graph.output_names.append(name or value.name)
+
+    def mutate(self, input_value: Value, value: Value) -> None:
+        """Declare that the caller's buffer of an input holds `value` after the run."""
+        if input_value not in self.graph.inputs:
+            raise ShapeError(f"{input_value!r} is not an input, so it cannot be mutated")
+        if (input_value.dtype, input_value.shape) != (value.dtype, value.shape):
+            raise ShapeError(f"{value!r} cannot take the place of {input_value!r}")
+        self.graph.mutations[input_value] = value
+
+    def finish(self) -> Graph:
+        """The verified graph."""
+        from tilewright.graph.verifier import verify
+
+        verify(self.graph)
+        return self.graph
+
+    def _operands(self, op: str, inputs: Sequence[Operand]) -> list[Value | None]:
+        typed = [item for item in inputs if isinstance(item, Value)]
+        others = [item.dtype for item in typed if op != "where" or item is not inputs[0]]
+        result: list[Value | None] = []
+        for item in inputs:
+            if item is None or isinstance(item, Value):
+                result.append(item)
+            elif not others:
+                raise ShapeError(f"{op}: the number {item!r} has no element type beside it; use constant()")
+            else:
+                result.append(self.number(item, others[0]))
+        while result and result[-1] is None:
+            result.pop()
+        return result
+
+    def _unique(self, name: str) -> str:
+        base = re.sub(r"[^A-Za-z0-9_.\-]", "_", name) or "value"
+        candidate, count = base, 0
+        while candidate in self._names:
+            count += 1
+            candidate = f"{base}_{count}"
+        self._names.add(candidate)
+        return candidate

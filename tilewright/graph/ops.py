@@ -1,0 +1,275 @@
+"""The graph ops: one table with each op's class, inputs, attributes, type rule and NumPy meaning.
+
+`kind` is the fusion class:
+    elementwise   output element i depends on element i of every (broadcast) input
+    contraction   matmul, conv
+    attention     softmax(q k^T) v
+    reduction     works along rows or axes: reductions, softmax, norms, cumsum
+    movement      copies elements to other places
+    view          no work at all: the output is the input's memory
+    source        no inputs
+    pool          windows of an image
+    composite     decomposed by `passes.decompose` before fusion
+All ops are pure; element types of a node's inputs are equal unless its summary says otherwise.
+Values are dense and row-major.  Reductions over an empty `axes` are copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import int64
+from tilewright.graph import inference as infer
+from tilewright.graph import semantics as compute
+
+REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class OpDefinition:
+    """One row of the table. `arity` is the least and most inputs; None: any number."""
+
+    name: str
+    kind: str
+    summary: str
+    arity: tuple[int, int | None]
+    infer: Callable[[infer.Inputs, infer.Attributes], infer.Types]
+    compute: compute.Rule
+    attributes: Mapping[str, Any]  # name -> default, or REQUIRED
+
+
+OPS: dict[str, OpDefinition] = {}
+
+
+def _op(
+    kind: str,
+    name: str,
+    arity: int | tuple[int, int | None],
+    infer_rule: Callable[[infer.Inputs, infer.Attributes], infer.Types],
+    compute_rule: compute.Rule,
+    summary: str,
+    **attributes: Any,
+) -> None:
+    bounds = (arity, arity) if isinstance(arity, int) else arity
+    OPS[name] = OpDefinition(name, kind, summary, bounds, infer_rule, compute_rule, attributes)
+
+
+def definition(name: str) -> OpDefinition:
+    """The table row of an op; raises `KeyError` when there is none."""
+    return OPS[name]
+
+
+def kind_of(name: str) -> str:
+    """The fusion class of an op."""
+    return OPS[name].kind
+
+
+_numpy = compute.of
+
+# fmt: off
+# ------------------------------------------------------------------------------- elementwise, one input
+_op("elementwise", "negate", 1, infer.unary, _numpy(np.negative), "-x")
+_op("elementwise", "absolute", 1, infer.unary, _numpy(np.abs), "|x|")
+_op("elementwise", "sign", 1, infer.unary, _numpy(np.sign), "-1, 0 or 1")
+_op("elementwise", "exp", 1, infer.unary_float, _numpy(np.exp), "e^x")
+_op("elementwise", "log", 1, infer.unary_float, _numpy(np.log), "natural logarithm")
+_op("elementwise", "sqrt", 1, infer.unary_float, _numpy(np.sqrt), "square root")
+_op("elementwise", "rsqrt", 1, infer.unary_float, _numpy(compute.rsqrt), "1/sqrt(x)")
+_op("elementwise", "reciprocal", 1, infer.unary_float, _numpy(lambda x: (1 / x).astype(x.dtype)), "1/x")
+_op("elementwise", "sin", 1, infer.unary_float, _numpy(np.sin), "sine")
+_op("elementwise", "cos", 1, infer.unary_float, _numpy(np.cos), "cosine")
+_op("elementwise", "tanh", 1, infer.unary_float, _numpy(np.tanh), "hyperbolic tangent")
+_op("elementwise", "erf", 1, infer.unary_float, _numpy(compute.erf), "error function")
+_op("elementwise", "sigmoid", 1, infer.unary_float, _numpy(compute.sigmoid), "1/(1 + e^-x)")
+_op("elementwise", "floor", 1, infer.unary_float, _numpy(np.floor), "round down")
+_op("elementwise", "ceil", 1, infer.unary_float, _numpy(np.ceil), "round up")
+_op("elementwise", "round", 1, infer.unary_float, _numpy(np.rint), "round to nearest, halves to even")
+_op("elementwise", "logical_not", 1, infer.logical_not, _numpy(np.logical_not), "boolean not")
+_op("elementwise", "isnan", 1, infer.predicate, _numpy(np.isnan), "whether x is not a number")
+_op("elementwise", "relu", 1, infer.unary, _numpy(compute.relu), "max(x, 0)")
+_op("elementwise", "silu", 1, infer.unary_float, _numpy(lambda x: x * compute.sigmoid(x)), "x sigmoid(x)")
+_op("elementwise", "gelu", 1, infer.unary_float, compute.gelu, "x Phi(x), or its tanh form", approximate="none")
+_op("elementwise", "cast", 1, infer.cast, compute.cast, "to `dtype`; to bool: x != 0", dtype=REQUIRED)
+_op("elementwise", "clip", 1, infer.unary, compute.clip, "min(max(x, low), high)", low=None, high=None)
+
+# ------------------------------------------------------------- elementwise, several inputs that broadcast
+_op("elementwise", "add", 2, infer.binary, _numpy(np.add), "a + b")
+_op("elementwise", "subtract", 2, infer.binary, _numpy(np.subtract), "a - b")
+_op("elementwise", "multiply", 2, infer.binary, _numpy(np.multiply), "a b")
+_op("elementwise", "divide", 2, infer.binary, _numpy(compute.divide), "a / b; integers truncate")
+_op("elementwise", "power", 2, infer.binary, _numpy(np.power), "a^b")
+_op("elementwise", "maximum", 2, infer.binary, _numpy(np.maximum), "larger, NaN if either is")
+_op("elementwise", "minimum", 2, infer.binary, _numpy(np.minimum), "smaller, NaN if either is")
+_op("elementwise", "remainder", 2, infer.binary, _numpy(np.remainder), "a - b floor(a/b): the sign of b")
+_op("elementwise", "floor_divide", 2, infer.binary, _numpy(np.floor_divide), "floor(a/b)")
+_op("elementwise", "equal", 2, infer.compare, _numpy(np.equal), "a == b")
+_op("elementwise", "not_equal", 2, infer.compare, _numpy(np.not_equal), "a != b")
+_op("elementwise", "less", 2, infer.compare, _numpy(np.less), "a < b")
+_op("elementwise", "less_equal", 2, infer.compare, _numpy(np.less_equal), "a <= b")
+_op("elementwise", "greater", 2, infer.compare, _numpy(np.greater), "a > b")
+_op("elementwise", "greater_equal", 2, infer.compare, _numpy(np.greater_equal), "a >= b")
+_op("elementwise", "logical_and", 2, infer.logical, _numpy(np.logical_and), "a and b, booleans")
+_op("elementwise", "logical_or", 2, infer.logical, _numpy(np.logical_or), "a or b, booleans")
+_op("elementwise", "where", 3, infer.where, _numpy(compute.where), "condition (bool) ? a : b")
+
+# ----------------------------------------------------------------------------------------- contractions
+_op("contraction", "matmul", 2, infer.matmul, compute.matmul,
+    "a [..., M, K] times b [..., K, N] (or [..., N, K] with transpose_b); leading sizes broadcast",
+    transpose_b=False)
+_op("contraction", "conv", (2, 3), infer.conv, compute.conv,
+    "x [N, C, *spatial] (NCHW) or [N, *spatial, C] (NHWC), w [O, C/groups, *kernel], optional bias [O]; "
+    "padding ((low, high), ...)",
+    strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW")
+_op("attention", "attention", (3, 4), infer.attention, compute.attention,
+    "softmax(scale q k^T + bias) v: q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G divides H; additive bias "
+    "broadcasts to [B, H, S, T]; causal: key j is seen by query i when j <= i + T - S; "
+    "a row that sees no key gives zeros",
+    scale=REQUIRED, causal=False)
+
+# ------------------------------------------------------------------------------- reductions and row ops
+_op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
+_op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)
+_op("reduction", "reduce_max", 1, infer.reduce, compute.reduction(np.max), "largest", axes=REQUIRED, keepdims=False)
+_op("reduction", "reduce_min", 1, infer.reduce, compute.reduction(np.min), "smallest", axes=REQUIRED, keepdims=False)
+_op("reduction", "reduce_product", 1, infer.reduce, compute.reduction(np.prod), "product",
+    axes=REQUIRED, keepdims=False)
+_op("reduction", "argmax", 1, infer.arg_reduce, compute.arg_reduction(np.argmax),
+    "i64 position of the first largest", axis=REQUIRED, keepdims=False)
+_op("reduction", "argmin", 1, infer.arg_reduce, compute.arg_reduction(np.argmin),
+    "i64 position of the first smallest", axis=REQUIRED, keepdims=False)
+_op("reduction", "cumsum", 1, infer.unary, compute.cumsum, "running sum", axis=REQUIRED)
+_op("reduction", "softmax", 1, infer.unary_float, compute.softmax, "e^x / sum e^x along `axis`", axis=REQUIRED)
+_op("reduction", "layer_norm", (1, 3), infer.norm, compute.layer_norm,
+    "(x - mean)/sqrt(variance + epsilon) over dimensions from `axis` on, times scale, plus bias",
+    axis=REQUIRED, epsilon=REQUIRED)
+_op("reduction", "rms_norm", (1, 2), infer.norm, compute.rms_norm,
+    "x/sqrt(mean(x^2) + epsilon) over dimensions from `axis` on, times scale", axis=REQUIRED, epsilon=REQUIRED)
+_op("composite", "log_softmax", 1, infer.unary_float, compute.log_softmax, "log(softmax(x))", axis=REQUIRED)
+_op("composite", "batch_norm", 5, infer.channel_norm, compute.batch_norm,
+    "x, scale, bias, mean, variance: channels are dimension 1; inference form", epsilon=REQUIRED)
+_op("composite", "group_norm", (1, 3), infer.channel_norm, compute.group_norm,
+    "x, scale, bias: channels are dimension 1, normalised in `groups`", groups=REQUIRED, epsilon=REQUIRED)
+
+# --------------------------------------------------------------------------------------------- movement
+_op("view", "reshape", 1, infer.reshape, compute.reshape, "same elements in row-major order", shape=REQUIRED)
+_op("movement", "permute", 1, infer.permute, compute.permute, "output dimension i is input dimension order[i]",
+    order=REQUIRED)
+_op("movement", "broadcast_to", 1, infer.broadcast_to, compute.broadcast_to, "repeat dimensions of size 1",
+    shape=REQUIRED)
+_op("movement", "slice", 1, infer.slice_, compute.slice_,
+    "elements start, start + step, ... before stop along `axis`; with a negative step stop may be -1: through 0",
+    axis=REQUIRED, start=0, stop=REQUIRED, step=1)
+_op("movement", "concat", (1, None), infer.concat, compute.concat, "one after the other along `axis`", axis=REQUIRED)
+_op("movement", "gather", 2, infer.gather, compute.gather,
+    "slices of x along `axis` at integer indices (any shape, replaces the axis); negative ones count from the end",
+    axis=REQUIRED)
+_op("movement", "gather_elements", 2, infer.gather_elements, compute.gather_elements,
+    "out[.., i, ..] = x[.., indices[.., i, ..], ..], shape of the indices", axis=REQUIRED)
+_op("movement", "scatter_update", 3, infer.scatter_update, compute.scatter_update,
+    "x with slices at indices [n] along `axis` replaced by updates; the last of equal indices wins", axis=REQUIRED)
+_op("movement", "pad", 1, infer.pad, compute.pad, "`value` around x: pads ((low, high), ...)",
+    pads=REQUIRED, value=0)
+_op("movement", "copy", 1, infer.unary, _numpy(np.copy), "a new tensor with the same elements")
+
+# ---------------------------------------------------------------------------------------------- sources
+_op("source", "iota", 0, infer.source, compute.iota, "start + step * (position along `axis`)",
+    shape=REQUIRED, axis=0, dtype=int64, start=0, step=1)
+_op("source", "full", 0, infer.source, compute.full, "one number everywhere",
+    shape=REQUIRED, value=REQUIRED, dtype=REQUIRED)
+_op("source", "dimension", 0, infer.dimension, compute.dimension, "i64 scalar: the value of a symbolic size",
+    expression=REQUIRED)
+
+# ------------------------------------------------------------------------------------------------ pools
+_op("pool", "max_pool", 1, infer.pool, compute.max_pool, "largest of each window; padding never wins",
+    kernel=REQUIRED, strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, ceil_mode=False, layout="NCHW")
+_op("pool", "average_pool", 1, infer.pool, compute.average_pool, "mean of each window",
+    kernel=REQUIRED, strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, ceil_mode=False,
+    count_include_pad=False, layout="NCHW")
+# fmt: on
+
+
+def _positive_axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < max(rank, 1):
+        raise infer.ShapeError(f"axis {axis} is out of range for rank {rank}")
+    return int(axis) + rank if axis < 0 else int(axis)
+
+
+def normalize(name: str, inputs: infer.Inputs, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes with defaults filled in, axes counted from the front, and a -1 in a shape resolved.
+
+    Raises `ShapeError` for an unknown, missing or out-of-range attribute.
+    """
+    row = OPS[name]
+    unknown = sorted(set(attributes) - set(row.attributes))
+    missing = sorted(key for key, default in row.attributes.items() if default is REQUIRED and key not in attributes)
+    if unknown or missing:
+        raise infer.ShapeError(f"{name}: unknown attributes {unknown}, missing attributes {missing}")
+    result = {key: attributes.get(key, default) for key, default in row.attributes.items()}
+    rank = len(result["shape"]) if row.kind == "source" and "shape" in result else 0
+    if inputs and inputs[0] is not None:
+        rank = inputs[0].rank
+    if "axis" in result and not (name == "iota" and rank == 0):
+        result["axis"] = _positive_axis(result["axis"], rank)
+    if "axes" in result:
+        result["axes"] = tuple(sorted(_positive_axis(axis, rank) for axis in result["axes"]))
+    if "order" in result:
+        result["order"] = tuple(_positive_axis(axis, rank) for axis in result["order"])
+    if "shape" in result:
+        result["shape"] = _resolve(name, tuple(result["shape"]), inputs)
+    for key in ("strides", "dilation", "kernel"):
+        if key in result:
+            result[key] = tuple(result[key])
+    for key in ("padding", "pads"):
+        if key in result:
+            result[key] = tuple((low, high) for low, high in result[key])
+    if name == "slice":
+        _normalize_slice(result, infer.value(inputs, 0).shape[result["axis"]])
+    return result
+
+
+def _resolve(name: str, shape: tuple[infer.Size, ...], inputs: infer.Inputs) -> tuple[infer.Size, ...]:
+    """A reshape's -1 as the size that is left over; other shapes with plain ints."""
+    shape = tuple(int(n) if isinstance(n, (int, np.integer)) else infer.simplify(n) for n in shape)
+    if name != "reshape" or -1 not in shape:
+        return shape
+    known = infer.product([extent for extent in shape if extent != -1])
+    if known == 0 or shape.count(-1) > 1:
+        raise infer.ShapeError(f"reshape cannot resolve -1 in {infer.shape_text(shape)}")
+    rest = infer.floor_divide(infer.product(infer.value(inputs, 0).shape), known)
+    return tuple(rest if extent == -1 else extent for extent in shape)
+
+
+def _normalize_slice(attributes: dict[str, Any], extent: infer.Size) -> None:
+    """Python's slice rules for a positive step; a negative step takes start and stop as they are."""
+    if attributes["step"] == 0:
+        raise infer.ShapeError("slice: the step is 0")
+    if attributes["step"] < 0:
+        return
+    for key in ("start", "stop"):
+        bound = infer.simplify(attributes[key])
+        if isinstance(bound, int) and bound < 0:
+            bound = infer.simplify(infer.lift(extent) + bound)
+        if isinstance(bound, int) and isinstance(extent, int):
+            bound = max(bound, 0)
+        attributes[key] = infer.minimum(bound, extent)
+    start = attributes["start"]
+    if isinstance(start, int) and isinstance(attributes["stop"], int):
+        attributes["stop"] = max(start, attributes["stop"])
+
+
+def infer_types(name: str, inputs: infer.Inputs, attributes: Mapping[str, Any]) -> infer.Types:
+    """The (dtype, shape) of each output; raises `ShapeError` when the inputs do not fit."""
+    row = OPS[name]
+    least, most = row.arity
+    if len(inputs) < least or (most is not None and len(inputs) > most):
+        raise infer.ShapeError(
+            f"{name} takes {least}{'' if most == least else f' to {most}'} inputs, got {len(inputs)}"
+        )
+    try:
+        return row.infer(inputs, attributes)
+    except infer.ShapeError as error:
+        raise infer.ShapeError(f"{name}: {error}") from None

@@ -1,0 +1,364 @@
+"""What the graph ops compute, in NumPy: the definition of meaning (law 3).
+
+A rule takes arrays (None for a missing optional input) and attributes with concrete sizes, and
+returns the output array.  Rules keep the element type of their inputs; `graph.reference` runs them
+in float64.  Attributes that name an element type are a `DType`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+Arrays = Sequence[Any]  # arrays, or None for missing optional inputs
+Attributes = Mapping[str, Any]
+Rule = Callable[[Arrays, Attributes], Array]
+
+
+def of(function: Callable[..., Any]) -> Rule:
+    """The rule of a NumPy function of all inputs and no attributes."""
+
+    def rule(inputs: Arrays, attributes: Attributes) -> Array:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return np.asarray(function(*inputs))
+
+    return rule
+
+
+# Elementwise ---------------------------------------------------------------------------------------
+
+_ERF_STEP, _ERF_END, _ERF_DEGREE = 32, 6, 9
+
+
+def _erf_coefficients() -> Array:
+    """Taylor coefficients of erf at the points i/32 up to 6, from the Hermite form of its derivatives:
+    erf^(k+1)(x) = 2/sqrt(pi) (-1)^k H_k(x) exp(-x^2)."""
+    points = np.arange(_ERF_STEP * _ERF_END + 1) / _ERF_STEP
+    bell = 2 / math.sqrt(math.pi) * np.exp(-points * points)
+    hermite, following = np.ones_like(points), 2 * points
+    rows = [np.array([math.erf(point) for point in points])]
+    for order in range(_ERF_DEGREE):
+        rows.append(bell * (-1) ** order * hermite / math.factorial(order + 1))
+        hermite, following = following, 2 * points * following - 2 * (order + 1) * hermite
+    return np.stack(rows)
+
+
+_ERF = _erf_coefficients()
+
+
+def erf(x: Array) -> Array:
+    """The error function to float64 accuracy: a Taylor step from the nearest tabulated point."""
+    magnitude = np.minimum(np.abs(np.asarray(x, np.float64)), _ERF_END)
+    nearest = np.rint(np.nan_to_num(magnitude) * _ERF_STEP).astype(np.int64)
+    step = magnitude - nearest / _ERF_STEP
+    result = _ERF[-1][nearest]
+    for row in _ERF[-2::-1]:
+        result = result * step + row[nearest]
+    return np.copysign(result, x).astype(x.dtype)
+
+
+def sigmoid(x: Array) -> Array:
+    exponential = np.exp(-np.abs(x))  # never overflows
+    return np.where(x >= 0, 1 / (1 + exponential), exponential / (1 + exponential)).astype(x.dtype)
+
+
+def relu(x: Array) -> Array:
+    return np.maximum(x, x.dtype.type(0))
+
+
+def rsqrt(x: Array) -> Array:
+    return (1 / np.sqrt(x)).astype(x.dtype)
+
+
+def gelu(inputs: Arrays, attributes: Attributes) -> Array:
+    """Exact: x/2 (1 + erf(x/sqrt 2)); "tanh": x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    x = inputs[0]
+    if attributes["approximate"] == "tanh":
+        inner = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+    else:
+        inner = erf(x * x.dtype.type(math.sqrt(0.5)))
+    return (0.5 * x * (1 + inner)).astype(x.dtype)
+
+
+def cast(inputs: Arrays, attributes: Attributes) -> Array:
+    """Floats to integers truncate; anything to boolean is `!= 0`."""
+    x, dtype = inputs[0], attributes["dtype"]
+    if dtype.is_bool:
+        return np.asarray(x != 0)
+    with np.errstate(all="ignore"):
+        return x.astype(dtype.numpy)
+
+
+def clip(inputs: Arrays, attributes: Attributes) -> Array:
+    x, low, high = inputs[0], attributes["low"], attributes["high"]
+    if low is not None:
+        x = np.maximum(x, x.dtype.type(low))
+    return x if high is None else np.minimum(x, x.dtype.type(high))
+
+
+def divide(left: Array, right: Array) -> Array:
+    """True division of floats; integers truncate towards zero."""
+    if left.dtype.kind == "f" or left.dtype.kind == "V":
+        return np.divide(left, right)
+    quotient = np.abs(left) // np.where(right == 0, 1, np.abs(right))
+    return (quotient * (np.sign(left) * np.sign(right))).astype(left.dtype)
+
+
+def where(condition: Array, left: Array, right: Array) -> Array:
+    return np.where(condition, left, right)
+
+
+# Contractions and attention ------------------------------------------------------------------------
+
+
+def matmul(inputs: Arrays, attributes: Attributes) -> Array:
+    left, right = inputs
+    return np.matmul(left, np.swapaxes(right, -1, -2) if attributes["transpose_b"] else right)
+
+
+def windows(image: Array, kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> Array:
+    """All windows of a padded channels-first image: a view [N, C, *out, *kernel]."""
+    count = len(kernel)
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
+    view = np.lib.stride_tricks.sliding_window_view(image, spans, axis=tuple(range(2, 2 + count)))
+    steps = [slice(None), slice(None), *(slice(None, None, step) for step in strides)]
+    return view[(*steps, *(slice(None, None, step) for step in dilation))]
+
+
+def conv(inputs: Arrays, attributes: Attributes) -> Array:
+    """Convolution by unfolding the windows and one product for each group."""
+    image, weight, bias = (*inputs, None)[:3]
+    if attributes["layout"] == "NHWC":
+        image = np.moveaxis(image, -1, 1)
+    count, groups = weight.ndim - 2, attributes["groups"]
+    image = np.pad(image, [(0, 0), (0, 0), *attributes["padding"]])
+    view = windows(image, weight.shape[2:], attributes["strides"], attributes["dilation"])
+    channels, features = weight.shape[1], weight.shape[0] // groups
+    taps = list(range(2 + count, 2 + 2 * count))
+    parts = []
+    for group in range(groups):
+        part = view[:, group * channels : (group + 1) * channels]
+        kernel = weight[group * features : (group + 1) * features]
+        parts.append(np.tensordot(part, kernel, axes=([1, *taps], list(range(1, 2 + count)))))
+    result = np.concatenate(parts, axis=-1)  # [N, *out, O]
+    if bias is not None:
+        result = result + bias
+    return result if attributes["layout"] == "NHWC" else np.moveaxis(result, -1, 1)
+
+
+def softmax_array(x: Array, axis: int) -> Array:
+    """Softmax; rows that are all -inf give NaN, as dividing zero by zero does."""
+    with np.errstate(all="ignore"):
+        exponential = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-np.inf))
+        return exponential / np.sum(exponential, axis=axis, keepdims=True)
+
+
+def attention(inputs: Arrays, attributes: Attributes) -> Array:
+    """softmax(scale q k^T + bias) v by head; rows that may see no key at all give zeros."""
+    query, key, values, bias = (*inputs, None)[:4]
+    repeat = query.shape[1] // key.shape[1]
+    if repeat > 1:
+        key, values = np.repeat(key, repeat, axis=1), np.repeat(values, repeat, axis=1)
+    scores = np.matmul(query, np.swapaxes(key, -1, -2)) * query.dtype.type(attributes["scale"])
+    if bias is not None:
+        scores = scores + bias
+    rows, keys = scores.shape[-2:]
+    if attributes["causal"]:
+        seen = np.arange(keys)[None, :] <= np.arange(rows)[:, None] + (keys - rows)
+        scores = np.where(seen, scores, -np.inf)
+    with np.errstate(all="ignore"):
+        weights = softmax_array(scores, -1)
+    blind = np.max(scores, axis=-1, keepdims=True, initial=-np.inf) == -np.inf
+    return np.matmul(np.where(blind, 0, weights), values)
+
+
+# Reductions and row ops ----------------------------------------------------------------------------
+
+
+def reduction(function: Callable[..., Any], **identity: Any) -> Rule:
+    """The rule of a NumPy reduction over `axes`, in the input's element type."""
+
+    def rule(inputs: Arrays, attributes: Attributes) -> Array:
+        x = inputs[0]
+        result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keepdims"])
+        return np.asarray(result).astype(x.dtype)
+
+    return rule
+
+
+def arg_reduction(function: Callable[..., Any]) -> Rule:
+    """The rule of argmax or argmin: the first of equal elements."""
+
+    def rule(inputs: Arrays, attributes: Attributes) -> Array:
+        return np.asarray(function(inputs[0], axis=attributes["axis"], keepdims=attributes["keepdims"]), np.int64)
+
+    return rule
+
+
+def cumsum(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.cumsum(inputs[0], axis=attributes["axis"]).astype(inputs[0].dtype)
+
+
+def softmax(inputs: Arrays, attributes: Attributes) -> Array:
+    return softmax_array(inputs[0], attributes["axis"])
+
+
+def log_softmax(inputs: Arrays, attributes: Attributes) -> Array:
+    x, axis = inputs[0], attributes["axis"]
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+def layer_norm(inputs: Arrays, attributes: Attributes) -> Array:
+    x, scale, bias = (*inputs, None, None)[:3]
+    axes = tuple(range(attributes["axis"], x.ndim))
+    centred = x - np.mean(x, axis=axes, keepdims=True)
+    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    return _affine(centred / np.sqrt(variance + x.dtype.type(attributes["epsilon"])), scale, bias)
+
+
+def rms_norm(inputs: Arrays, attributes: Attributes) -> Array:
+    x, scale = (*inputs, None)[:2]
+    axes = tuple(range(attributes["axis"], x.ndim))
+    power = np.mean(x * x, axis=axes, keepdims=True)
+    return _affine(x / np.sqrt(power + x.dtype.type(attributes["epsilon"])), scale, None)
+
+
+def batch_norm(inputs: Arrays, attributes: Attributes) -> Array:
+    x = inputs[0]
+    scale, bias, mean, variance = (_per_channel(item, x.ndim) for item in inputs[1:])
+    return _affine((x - mean) / np.sqrt(variance + x.dtype.type(attributes["epsilon"])), scale, bias)
+
+
+def group_norm(inputs: Arrays, attributes: Attributes) -> Array:
+    x, scale, bias = (*inputs, None, None)[:3]
+    grouped = x.reshape(x.shape[0], attributes["groups"], -1)
+    normal = layer_norm([grouped], {"axis": 2, "epsilon": attributes["epsilon"]}).reshape(x.shape)
+    return _affine(normal, _per_channel(scale, x.ndim), _per_channel(bias, x.ndim))
+
+
+def _per_channel(item: Array | None, rank: int) -> Array | None:
+    return None if item is None else item.reshape(-1, *[1] * (rank - 2))
+
+
+def _affine(x: Array, scale: Array | None, bias: Array | None) -> Array:
+    x = x if scale is None else x * scale
+    return x if bias is None else x + bias
+
+
+# Movement ------------------------------------------------------------------------------------------
+
+
+def reshape(inputs: Arrays, attributes: Attributes) -> Array:
+    return inputs[0].reshape(attributes["shape"])
+
+
+def permute(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.transpose(inputs[0], attributes["order"])
+
+
+def broadcast_to(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.broadcast_to(inputs[0], attributes["shape"])
+
+
+def slice_(inputs: Arrays, attributes: Attributes) -> Array:
+    x, axis = inputs[0], attributes["axis"]
+    return np.take(x, np.arange(attributes["start"], attributes["stop"], attributes["step"]), axis=axis)
+
+
+def concat(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.concatenate(inputs, axis=attributes["axis"])
+
+
+def gather(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.take(inputs[0], inputs[1], axis=attributes["axis"])
+
+
+def gather_elements(inputs: Arrays, attributes: Attributes) -> Array:
+    x, indices = inputs
+    axis = attributes["axis"]
+    grid = list(np.indices(indices.shape, sparse=True))
+    grid[axis] = indices
+    return x[tuple(grid)]
+
+
+def scatter_update(inputs: Arrays, attributes: Attributes) -> Array:
+    target, indices, updates = inputs
+    result = target.copy()
+    result[(slice(None),) * attributes["axis"] + (indices,)] = updates
+    return result
+
+
+def pad(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.pad(inputs[0], attributes["pads"], constant_values=attributes["value"])
+
+
+# Sources and pools ---------------------------------------------------------------------------------
+
+
+def iota(inputs: Arrays, attributes: Attributes) -> Array:
+    shape, axis, dtype = attributes["shape"], attributes["axis"], attributes["dtype"].numpy
+    line = (attributes["start"] + attributes["step"] * np.arange(shape[axis])).astype(dtype)
+    return np.broadcast_to(line.reshape([-1 if index == axis else 1 for index in range(len(shape))]), shape)
+
+
+def full(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.full(attributes["shape"], attributes["value"], attributes["dtype"].numpy)
+
+
+def dimension(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.array(attributes["expression"], np.int64)
+
+
+def _pool_windows(image: Array, extents: Sequence[int], attributes: Attributes, fill: Any) -> Array:
+    """Windows [N, C, *out, *kernel] of a channels-first image padded with `fill`, `extents` of them."""
+    pads = []
+    for index, extent in enumerate(extents):
+        low = attributes["padding"][index][0]
+        reach = attributes["dilation"][index] * (attributes["kernel"][index] - 1) + 1
+        needed = (extent - 1) * attributes["strides"][index] + reach - image.shape[2 + index] - low
+        pads.append((low, max(0, needed)))
+    padded = np.pad(image, [(0, 0), (0, 0), *pads], constant_values=fill)
+    view = windows(padded, attributes["kernel"], attributes["strides"], attributes["dilation"])
+    return view[(slice(None), slice(None), *(slice(extent) for extent in extents))]
+
+
+def _pooled(inputs: Arrays, attributes: Attributes, reduce: Callable[[Array, list[int]], Array]) -> Array:
+    from tilewright.graph.inference import pool_extent
+
+    image = inputs[0] if attributes["layout"] == "NCHW" else np.moveaxis(inputs[0], -1, 1)
+    extents = [int(pool_extent(n, i, attributes)) for i, n in enumerate(image.shape[2:])]  # type: ignore[arg-type]
+    result = reduce(image, extents)
+    return result if attributes["layout"] == "NCHW" else np.moveaxis(result, 1, -1)
+
+
+def max_pool(inputs: Arrays, attributes: Attributes) -> Array:
+    def reduce(image: Array, extents: list[int]) -> Array:
+        least = -np.inf if image.dtype.kind == "f" else np.iinfo(image.dtype).min
+        view = _pool_windows(image, extents, attributes, least)
+        return view.max(axis=tuple(range(2 + len(extents), view.ndim)))
+
+    return _pooled(inputs, attributes, reduce)
+
+
+def average_pool(inputs: Arrays, attributes: Attributes) -> Array:
+    """Mean of each window; padding counts only with `count_include_pad`, never what lies beyond it."""
+
+    def reduce(image: Array, extents: list[int]) -> Array:
+        taps = tuple(range(2 + len(extents), 2 + 2 * len(extents)))
+        counted = np.ones((1, 1, *image.shape[2:]), image.dtype)
+        if attributes["count_include_pad"]:
+            counted = np.pad(counted, [(0, 0), (0, 0), *attributes["padding"]], constant_values=1)
+            shifted = {**attributes, "padding": tuple((0, 0) for _ in extents)}
+            counts = _pool_windows(counted, extents, shifted, 0).sum(axis=taps)
+        else:
+            counts = _pool_windows(counted, extents, attributes, 0).sum(axis=taps)
+        return _pool_windows(image, extents, attributes, 0).sum(axis=taps) / counts
+
+    return _pooled(inputs, attributes, reduce)
