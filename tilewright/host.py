@@ -1,0 +1,102 @@
+"""What this machine's CPU is: triple, name, instruction set features, cache sizes.
+
+Part of the foundation: the compiler reads its target from here, and the runtime refuses an engine
+whose code needs a feature that `host_features()` lacks.  Features carry LLVM's names.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+# The features that generated code may use. Others (sgx, rtm, …) say nothing about arithmetic, and
+# naming them would make an engine refuse a CPU on which its code runs.
+_X86_FEATURES = frozenset(
+    "cmov sse sse2 sse3 ssse3 sse4.1 sse4.2 popcnt avx avx2 fma f16c bmi bmi2 lzcnt movbe "
+    "avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni avx512bf16 avx512fp16 avx512vbmi avxvnni "
+    "amx-tile amx-bf16 amx-int8 amx-fp16".split()
+)
+_AARCH64_FEATURES = frozenset("neon fp-armv8 fullfp16 dotprod bf16 i8mm sve sve2 lse".split())
+
+_DEFAULT_L1 = 32 << 10
+_DEFAULT_L2 = 512 << 10
+
+
+@dataclass(frozen=True)
+class HostCPU:
+    """This machine as the code generator sees it."""
+
+    triple: str
+    name: str  # LLVM's name of the CPU model
+    features: frozenset[str]
+    l1_bytes: int  # data cache of one core
+    l2_bytes: int  # of one core
+
+
+@lru_cache(maxsize=1)
+def host_cpu() -> HostCPU:
+    """This machine's CPU, read once."""
+    triple = llvm.get_process_triple()
+    features = host_features()
+    l1, l2 = _cache_bytes()
+    return HostCPU(triple, llvm.get_host_cpu_name(), features, l1, l2)
+
+
+@lru_cache(maxsize=1)
+def host_features() -> frozenset[str]:
+    """The instruction set features of this CPU that generated code may use (LLVM's names)."""
+    architecture = llvm.get_process_triple().split("-")[0]
+    known = arithmetic_features(architecture)
+    found = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    if architecture in ("aarch64", "arm64"):
+        found |= {"neon", "fp-armv8"}  # part of every AArch64 application CPU; LLVM does not list them everywhere
+    return frozenset(found & known)
+
+
+def arithmetic_features(architecture: str) -> frozenset[str]:
+    """The features that code for an architecture (a triple's first part) may ever use."""
+    if architecture in ("x86_64", "amd64"):
+        return _X86_FEATURES
+    return _AARCH64_FEATURES if architecture in ("aarch64", "arm64") else frozenset()
+
+
+def missing_features(required: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `required` that this CPU lacks, in order."""
+    available = host_features()
+    return tuple(name for name in required if name not in available)
+
+
+def _cache_bytes() -> tuple[int, int]:
+    """Level 1 data and level 2 bytes of one core; cautious defaults where the system does not tell."""
+    if platform.system() == "Linux":
+        return _linux_caches(Path("/sys/devices/system/cpu/cpu0/cache"))
+    if platform.system() == "Darwin":
+        return _sysctl("hw.perflevel0.l1dcachesize", _DEFAULT_L1), _sysctl("hw.perflevel0.l2cachesize", _DEFAULT_L2)
+    return _DEFAULT_L1, _DEFAULT_L2
+
+
+def _linux_caches(folder: Path) -> tuple[int, int]:
+    sizes = {1: _DEFAULT_L1, 2: _DEFAULT_L2}
+    for index in sorted(folder.glob("index*")):
+        try:
+            level = int((index / "level").read_text())
+            kind = (index / "type").read_text().strip()
+            text = (index / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind in ("Data", "Unified") and level in sizes and text[:-1].isdigit():
+            sizes[level] = int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0)
+    return sizes[1], sizes[2]
+
+
+def _sysctl(name: str, default: int) -> int:
+    try:
+        answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
+        return int(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return default

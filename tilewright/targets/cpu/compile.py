@@ -1,0 +1,88 @@
+"""Tile IR -> `Binary` for a CPU: lower, assemble, and keep the result in the object cache."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tilewright.ir.core import Function
+from tilewright.ir.printer import print_function
+from tilewright.settings import settings
+from tilewright.targets.base import Binary, Remark
+from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.pipeline import LoweredKernel, lower
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
+
+_KEEP_TEXTS = "keep_texts"  # an option of this stage: add "ir", "llvm" and "asm" to the binary's texts
+
+
+def compile_function(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> Binary:
+    """The binary of a verified kernel; from the cache when the same kernel was compiled before.
+
+    The key covers the kernel's whole text, the target, the options, the compiler's sources and
+    LLVM's version.  With the option `keep_texts`, or a dump directory in the settings, the kernel is
+    compiled afresh so that every stage's text is there.
+    """
+    keep_texts = bool(options.get(_KEEP_TEXTS)) or settings.dump_directory is not None
+    lowering_options = {name: value for name, value in options.items() if name != _KEEP_TEXTS}
+    text = print_function(function)
+    key = content_key(text, target.key, json.dumps(lowering_options, sort_keys=True, default=repr))
+    cache = ObjectCache(settings.cache_directory)
+    if not keep_texts and not settings.always_compile:
+        entry = cache.get(key)
+        if entry is not None:
+            return _from_entry(key, entry, target)
+    started = time.perf_counter()
+    lowered = lower(function, target, lowering_options)
+    lowering_seconds = time.perf_counter() - started
+    code = assemble(lowered.text, target, keep_texts)
+    seconds = {"lower": lowering_seconds, **code.seconds}
+    texts: dict[str, str] = {}
+    if code.assembly is not None:
+        texts = {"ir": text, "llvm": lowered.text, "asm": code.assembly}
+        _dump(settings.dump_directory, lowered.symbol, texts)
+    metadata = _metadata(function, lowered, seconds)
+    cache.put(key, metadata, code.image)
+    return _binary(key, metadata, code.image, target, texts)
+
+
+def _metadata(function: Function, lowered: LoweredKernel, seconds: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "symbol": lowered.symbol,
+        "parameters": [str(argument.type) for argument in function.region.arguments],
+        "scratch_bytes": lowered.scratch_bytes,
+        "remarks": [asdict(remark) for remark in lowered.remarks],
+        "seconds": dict(seconds),
+    }
+
+
+def _from_entry(key: str, entry: CacheEntry, target: CPUTarget) -> Binary:
+    return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+
+
+def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarget, texts: Mapping[str, str]) -> Binary:
+    return Binary(
+        target=target.name,
+        key=key,
+        symbol=metadata["symbol"],
+        image=image,
+        parameters=tuple(metadata["parameters"]),
+        scratch_bytes=metadata["scratch_bytes"],
+        features=target.features,
+        remarks=tuple(Remark(**remark) for remark in metadata["remarks"]),
+        texts=texts,
+        seconds=metadata["seconds"],
+    )
+
+
+def _dump(directory: Path | None, symbol: str, texts: Mapping[str, str]) -> None:
+    if directory is None:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("asm", "s")):
+        (directory / f"{symbol}.{suffix}").write_text(texts[stage])

@@ -1,0 +1,165 @@
+"""The CPU target: a frozen table of what one CPU can do, and the way from Tile IR to its machine code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.host import arithmetic_features, host_cpu
+from tilewright.ir.core import Function
+from tilewright.targets.base import Binary
+
+_X86_BASELINE = "cmov sse sse2"
+_X86_V2 = f"{_X86_BASELINE} sse3 ssse3 sse4.1 sse4.2 popcnt"
+_X86_V3 = f"{_X86_V2} avx avx2 fma f16c bmi bmi2 lzcnt movbe"
+_X86_V4 = f"{_X86_V3} avx512f avx512bw avx512dq avx512vl avx512cd"
+_X86_SERVER = f"{_X86_V4} avx512vnni avx512bf16 avx512vbmi"
+_NEON = "neon fp-armv8"
+
+# Named CPUs to compile for on any machine: triple, CPU to schedule for, features, L1 and L2 bytes of a core.
+_NAMED: dict[str, tuple[str, str, str, int, int]] = {
+    "x86-64": ("x86_64-unknown-linux-gnu", "x86-64", _X86_BASELINE, 32 << 10, 256 << 10),
+    "x86-64-v2": ("x86_64-unknown-linux-gnu", "x86-64-v2", _X86_V2, 32 << 10, 256 << 10),
+    "x86-64-v3": ("x86_64-unknown-linux-gnu", "haswell", _X86_V3, 32 << 10, 256 << 10),
+    "x86-64-v4": ("x86_64-unknown-linux-gnu", "skylake-avx512", _X86_V4, 32 << 10, 1 << 20),
+    "sapphirerapids": (
+        "x86_64-unknown-linux-gnu",
+        "sapphirerapids",
+        f"{_X86_SERVER} avx512fp16 avxvnni amx-tile amx-bf16 amx-int8",
+        48 << 10,
+        2 << 20,
+    ),
+    "znver4": ("x86_64-unknown-linux-gnu", "znver4", _X86_SERVER, 32 << 10, 1 << 20),
+    "znver5": ("x86_64-unknown-linux-gnu", "znver5", f"{_X86_SERVER} avxvnni", 48 << 10, 1 << 20),
+    "aarch64": ("aarch64-unknown-linux-gnu", "generic", _NEON, 32 << 10, 512 << 10),
+    "neoverse-n1": ("aarch64-unknown-linux-gnu", "neoverse-n1", f"{_NEON} fullfp16 dotprod lse", 64 << 10, 1 << 20),
+    "apple-m1": ("arm64-apple-macosx", "apple-m1", f"{_NEON} fullfp16 dotprod lse", 128 << 10, 4 << 20),
+}
+
+
+@dataclass(frozen=True)
+class CPUTarget:
+    """One CPU: everything the lowering asks about it, and nothing that changes while it runs."""
+
+    triple: str
+    cpu: str  # whose instruction timings the scheduler uses; never a source of features
+    features: tuple[str, ...]  # sorted; the code needs all of them
+    vector_bits: int
+    vector_registers: int
+    l1_bytes: int
+    l2_bytes: int
+
+    name = "cpu"
+
+    @classmethod
+    def host(cls) -> CPUTarget:
+        """The CPU of this machine."""
+        return _host_target()
+
+    @classmethod
+    def named(cls, name: str) -> CPUTarget:
+        """A CPU by name, for compiling on another machine; raises `ValueError` listing the names."""
+        if name not in _NAMED:
+            raise ValueError(f"unknown CPU {name!r}: choose one of {', '.join(_NAMED)}, or 'auto' for this machine")
+        triple, cpu, features, l1, l2 = _NAMED[name]
+        return cls.from_features(triple, cpu, frozenset(features.split()), l1, l2)
+
+    @classmethod
+    def from_features(cls, triple: str, cpu: str, features: frozenset[str], l1: int, l2: int) -> CPUTarget:
+        """The table of a CPU with these features (LLVM's names)."""
+        if "avx512f" in features and {"avx512bw", "avx512dq", "avx512vl"} <= features:
+            bits, registers = 512, 32
+        elif "avx2" in features and "fma" in features:
+            bits, registers = 256, 16
+        else:
+            bits, registers = 128, 32 if "neon" in features else 16
+        return cls(triple, cpu, tuple(sorted(features)), bits, registers, l1, l2)
+
+    @cached_property
+    def key(self) -> str:
+        """Everything of the target that a binary depends on, as one string."""
+        table = (self.triple, self.cpu, self.features, self.vector_bits, self.l1_bytes, self.l2_bytes)
+        digest = hashlib.sha256(repr(table).encode()).hexdigest()[:16]
+        return f"cpu-{self.architecture}-{self.cpu}-{digest}"
+
+    @property
+    def architecture(self) -> str:
+        """The first part of the triple: x86_64, aarch64, arm64."""
+        return self.triple.split("-")[0]
+
+    @property
+    def is_x86(self) -> bool:
+        return self.architecture in ("x86_64", "amd64")
+
+    def has(self, feature: str) -> bool:
+        """Whether the CPU has an instruction set feature (LLVM's name)."""
+        return feature in self.features
+
+    @property
+    def masked_memory(self) -> bool:
+        """Whether masked vector loads and stores are single instructions for every element type."""
+        return self.vector_bits == 512
+
+    @property
+    def fused_multiply_add(self) -> bool:
+        """Whether `fma` is one instruction."""
+        return self.has("fma") or self.has("neon") or self.vector_bits == 512
+
+    @property
+    def bfloat16_dot(self) -> bool:
+        """Whether pairs of bfloat16 products are summed in float32 by one instruction (vdpbf16ps)."""
+        return self.has("avx512bf16")
+
+    @property
+    def int8_dot(self) -> bool:
+        """Whether groups of four int8 products are summed in int32 by one instruction (VNNI, sdot)."""
+        return self.has("avx512vnni") or self.has("avxvnni") or self.has("dotprod")
+
+    @property
+    def matrix_registers(self) -> bool:
+        """Whether the CPU has AMX tiles; noted for users, no code uses them yet."""
+        return self.has("amx-tile")
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of a type in one vector register."""
+        return self.vector_bits // (8 * dtype.itemsize)
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether values of this element type can be computed with (narrow floats through float32)."""
+        return dtype is not dtypes.void
+
+    def microtile(self, dtype: DType) -> tuple[int, int]:
+        """Rows and columns of the register tile of `dot` for operands of this type.
+
+        float64 computes in itself, every narrower float in float32, integers in int32.
+        """
+        vector = self.vector_bits // (64 if dtype.bits == 64 else 32)
+        if self.vector_registers == 32:
+            # 28 accumulators, 2 right vectors, 1 broadcast; NEON has half the load width, so wider tiles
+            return (14, 2 * vector) if self.vector_bits >= 256 else (8, 3 * vector)
+        return (6, 2 * vector)  # 12 accumulators, 2 right vectors, 1 broadcast of 16
+
+    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
+        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
+        from tilewright.targets.cpu.compile import compile_function  # the pipeline imports this table
+
+        return compile_function(function, self, options)
+
+
+@lru_cache(maxsize=1)
+def _host_target() -> CPUTarget:
+    host = host_cpu()
+    known = host.features & arithmetic_features(host.triple.split("-")[0])
+    return CPUTarget.from_features(host.triple, _model(host.name, known), known, host.l1_bytes, host.l2_bytes)
+
+
+def _model(name: str, features: frozenset[str]) -> str:
+    """The CPU to schedule for: hypervisors hide model numbers, so features outrank the reported name."""
+    if "amx-int8" in features and "avx512fp16" in features:
+        return "graniterapids" if "amx-fp16" in features else "sapphirerapids"
+    return name

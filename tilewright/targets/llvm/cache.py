@@ -1,0 +1,165 @@
+"""The object cache: compiled kernels on disk, found by content.
+
+One file per key.  An entry is data only (JSON and machine code), written to a temporary name,
+flushed and renamed, so that readers in any process see all of it or nothing; its checksum is
+verified on every read, and a damaged entry is removed and reported as missing.
+
+    file = magic (8) · SHA-256 of the rest (32) · length of the JSON (8, little endian) · JSON · image
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+_MAGIC = b"TWOBJ001"
+_HEADER = len(_MAGIC) + 32 + 8
+_SUFFIX = ".kernel"
+_CLEAN_EVERY = 64  # writes between looks at the cache's size
+
+logger = logging.getLogger("tilewright.cache")
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """What was stored under a key: JSON metadata and the image."""
+
+    metadata: Mapping[str, Any]
+    image: bytes
+
+
+class ObjectCache:
+    """Entries under `directory`; together at most about `limit_bytes`, the least recently used go first."""
+
+    def __init__(self, directory: Path, limit_bytes: int = 2 << 30) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+        self._writes = 0
+
+    def path(self, key: str) -> Path:
+        """Where the entry of a key lies; raises `ValueError` for a key that is no plain file name."""
+        if not key or not all(character.isalnum() or character in "-_." for character in key) or key[0] == ".":
+            raise ValueError(f"bad cache key {key!r}")
+        return self.directory / key[-2:] / (key + _SUFFIX)
+
+    def get(self, key: str) -> CacheEntry | None:
+        """The entry of a key; None when there is none, when it is damaged, or when it cannot be read."""
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        entry = _decode(data)
+        if entry is None:
+            logger.warning("cache entry %s is damaged: removed, its kernel is compiled again", path)
+            _remove(path)
+            return None
+        _touch(path)
+        return entry
+
+    def put(self, key: str, metadata: Mapping[str, Any], image: bytes) -> bool:
+        """Store an entry, replacing an older one; False (and a log line) when the disk refuses."""
+        path = self.path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_atomically(path, _encode(metadata, image))
+        except OSError as error:
+            logger.warning("cannot write the object cache at %s: %s", path, error)
+            return False
+        self._writes += 1
+        if self._writes % _CLEAN_EVERY == 0:
+            self.clean()
+        return True
+
+    def clean(self) -> int:
+        """Remove the least recently used entries beyond `limit_bytes`; returns how many."""
+        entries = []
+        for path in self.directory.glob(f"*/*{_SUFFIX}"):
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # removed by another process
+            entries.append((status.st_mtime, status.st_size, path))
+        total, removed = sum(size for _, size, _ in entries), 0
+        for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2])):
+            if total <= self.limit_bytes:
+                break
+            _remove(path)
+            total, removed = total - size, removed + 1
+        return removed
+
+
+def content_key(*parts: str) -> str:
+    """A key over everything given, the compiler's own sources and the versions of LLVM."""
+    digest = hashlib.sha256()
+    for part in (compiler_digest(), *parts):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:40]
+
+
+@lru_cache(maxsize=1)
+def compiler_digest() -> str:
+    """A hash of the sources that turn Tile IR into machine code, and of the LLVM in use."""
+    package = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode())
+    for folder in ("ir", "passes", "targets"):
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _encode(metadata: Mapping[str, Any], image: bytes) -> bytes:
+    text = json.dumps(metadata, sort_keys=True).encode()
+    body = len(text).to_bytes(8, "little") + text + image
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes) -> CacheEntry | None:
+    if len(data) < _HEADER or not data.startswith(_MAGIC):
+        return None
+    body = data[len(_MAGIC) + 32 :]
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + 32]:
+        return None
+    length = int.from_bytes(body[:8], "little")
+    return CacheEntry(json.loads(body[8 : 8 + length]), body[8 + length :])
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=".write-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(Path(temporary))
+        raise
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        pass  # another process was first, or the directory is read-only: nothing depends on it
+
+
+def _touch(path: Path) -> None:
+    try:
+        os.utime(path)
+    except OSError:
+        pass  # a read-only cache still serves

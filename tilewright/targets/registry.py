@@ -1,0 +1,27 @@
+"""The targets tilewright knows: an explicit list, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.targets.base import Target
+from tilewright.targets.cpu.target import CPUTarget
+
+# family -> (this machine's device, a device by name)
+TARGETS: dict[str, tuple[Callable[[], Target], Callable[[str], Target]]] = {
+    "cpu": (CPUTarget.host, CPUTarget.named),
+}
+
+
+def get_target(name: str | Target = "auto") -> Target:
+    """A target by name: ``auto`` (the best of this machine), ``cpu``, or ``cpu:MODEL`` to cross-compile.
+
+    A target object is returned as it is.  Raises `ValueError` naming the known targets.
+    """
+    if not isinstance(name, str):
+        return name
+    family, _, model = ("cpu" if name == "auto" else name).partition(":")
+    if family not in TARGETS:
+        raise ValueError(f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or FAMILY:MODEL")
+    host, named = TARGETS[family]
+    return named(model) if model else host()
