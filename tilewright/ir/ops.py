@@ -1,0 +1,347 @@
+"""The table of Tile IR operations: the one place that says what exists and what it means.
+
+A row is an `OpInfo`: opcode, one-line summary, number of operands, attributes, type rule (`ir.inference`),
+effects, NumPy meaning (`ir.semantics`).  Rows whose `evaluate` is None need more than their operands
+(memory, control flow, the grid) and are executed by `ir.interpreter`, which with this table is the
+definition of meaning that every target is tested against.
+
+Conventions of the whole table
+    * No implicit broadcasting or promotion: elementwise ops take operands of equal type.
+    * Integers wrap.  Division by zero, shifts by the width or more, and casts of floats outside the
+      integer's range give an unspecified value, but never trap.
+    * Floats are rounded to nearest even; results of `exp` and the other transcendental functions are
+      meant to be the exact value rounded (targets are within the error bound that they state).
+    * i1 is a truth value, not a number: arithmetic is not defined on it, logic is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tilewright.dtypes import DType
+from tilewright.errors import InvalidIRError
+from tilewright.ir import inference, semantics
+from tilewright.ir.core import Attribute, Operation, Region
+from tilewright.ir.inference import Rule, require, same
+from tilewright.ir.types import PointerType, TensorType
+
+
+class Effect(Enum):
+    """What an operation does besides computing its results."""
+
+    READ = "reads memory"
+    WRITE = "writes memory"
+    OBSERVE = "is seen by the user or orders memory (print, assert, barrier)"
+    FACT = "states a fact; is kept, orders nothing"
+
+
+PURE: frozenset[Effect] = frozenset()
+READ = frozenset({Effect.READ})
+WRITE = frozenset({Effect.WRITE})
+ATOMIC = frozenset({Effect.READ, Effect.WRITE})
+OBSERVE = frozenset({Effect.OBSERVE})
+FACT = frozenset({Effect.FACT})
+
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class AttributeInfo:
+    """Kind of an attribute (see `_CHECKS`), its default, and the allowed values when they are few."""
+
+    kind: str
+    default: Any = REQUIRED
+    choices: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """One row of the table."""
+
+    opcode: str
+    summary: str
+    operands: tuple[int, int | None]  # least and greatest number; None is any
+    infer: Rule
+    evaluate: Callable[..., Any] | None = None  # evaluate(*arrays, **attributes)
+    attributes: Mapping[str, AttributeInfo] = field(default_factory=dict)
+    effects: frozenset[Effect] = PURE
+    regions: int = 0
+    terminator: bool = False
+    commutative: bool = False
+    section: str = ""
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "bool": lambda value: isinstance(value, bool),
+    "int": _integer,
+    "number": lambda value: isinstance(value, (bool, int, float)),
+    "str": lambda value: isinstance(value, str),
+    "dtype": lambda value: isinstance(value, DType),
+    "element": lambda value: isinstance(value, (DType, PointerType)),
+    "ints": lambda value: isinstance(value, tuple) and all(map(_integer, value)),
+}
+
+_BOOL_FALSE = AttributeInfo("bool", False)
+_AXIS = {"axis": AttributeInfo("int")}
+_SHAPE = {"shape": AttributeInfo("ints")}
+_CACHE_LOAD = AttributeInfo("str", "", ("", "ca", "cg", "cs", "cv"))
+_CACHE_STORE = AttributeInfo("str", "", ("", "wb", "cg", "cs", "wt"))
+_EVICTION = AttributeInfo("str", "", ("", "evict_normal", "evict_first", "evict_last"))
+_ORDER = {
+    "semantics": AttributeInfo("str", "acq_rel", ("relaxed", "acquire", "release", "acq_rel")),
+    "scope": AttributeInfo("str", "gpu", ("cta", "gpu", "sys")),
+}
+_RMW = AttributeInfo("str", REQUIRED, ("add", "max", "min", "and", "or", "xor", "exchange"))
+_PRECISION = AttributeInfo("str", "ieee", ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
+_HINTS = {name: AttributeInfo("ints", ()) for name in ("divisibility", "contiguity", "constancy")}
+PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _nullary(opcode: str, summary: str, infer: Rule, **row: Any) -> OpInfo:
+    return OpInfo(opcode, summary, (0, 0), infer, **row)
+
+
+def _unary(opcode: str, kind: str, summary: str) -> OpInfo:
+    return OpInfo(opcode, summary, (1, 1), same(kind), _meaning(opcode))
+
+
+def _binary(opcode: str, kind: str, summary: str, **row: Any) -> OpInfo:
+    return OpInfo(opcode, summary, (2, 2), same(kind), _meaning(opcode), **row)
+
+
+def _extremum(opcode: str) -> OpInfo:
+    summary = "of two NaN-free numbers; with one NaN: the other operand, or NaN if propagate_nan"
+    return _binary(opcode, "ordered", summary, commutative=True, attributes={"propagate_nan": _BOOL_FALSE})
+
+
+def _meaning(opcode: str) -> Callable[..., Any]:
+    return getattr(semantics, opcode if hasattr(semantics, opcode) else f"{opcode}_")
+
+
+def _shape(opcode: str, summary: str, **row: Any) -> OpInfo:
+    row.setdefault("operands", (1, 1))
+    return OpInfo(opcode, summary, infer=getattr(inference, opcode), evaluate=_meaning(opcode), **row)
+
+
+# fmt: off
+_SECTIONS: dict[str, tuple[OpInfo, ...]] = {
+    "constants and indices": (
+        _nullary("constant", "a block of `shape` full of one number", inference.constant, evaluate=semantics.constant,
+                 attributes={"value": AttributeInfo("number"), "dtype": AttributeInfo("dtype"),
+                             "shape": AttributeInfo("ints", ())}),
+        _nullary("arange", "the i32 numbers start, start + 1, …, end - 1", inference.arange, evaluate=semantics.arange,
+                 attributes={"start": AttributeInfo("int"), "end": AttributeInfo("int")}),
+        # The grid has three axes; x (0) varies fastest in the linear order of instances.
+        _nullary("program_id", "index of this program instance along a grid axis", inference.grid_index,
+                 attributes=_AXIS),
+        _nullary("num_programs", "extent of the grid along an axis", inference.grid_index, attributes=_AXIS),
+    ),
+    "arithmetic": (
+        _binary("add", "number", "x + y", commutative=True),
+        _binary("subtract", "number", "x - y"),
+        _binary("multiply", "number", "x * y", commutative=True),
+        _binary("divide", "number", "x / y; integers: truncated toward zero"),
+        _binary("remainder", "number", "x - y * truncate(x / y), with the sign of x (C's % and fmod)"),
+        _extremum("minimum"),
+        _extremum("maximum"),
+        _binary("power", "float", "x to the power y"),
+        _binary("multiply_high", "integer", "the upper half of the product in twice the width", commutative=True),
+        OpInfo("fma", "x * y + z, rounded once", (3, 3), same("float"), semantics.fma),
+        _unary("negate", "number", "-x; floats: the sign flipped"),
+        _unary("absolute", "number", "x without its sign; the least integer stays"),
+    ),
+    "bits": (
+        _binary("and", "bits", "bitwise and", commutative=True),
+        _binary("or", "bits", "bitwise or", commutative=True),
+        _binary("xor", "bits", "bitwise exclusive or", commutative=True),
+        _unary("not", "bits", "bitwise complement; i1: logical not"),
+        _binary("shift_left", "integer", "x << y"),
+        _binary("shift_right", "integer", "x >> y; signed: the sign is repeated"),
+    ),
+    "math": (
+        _unary("exp", "float", "e to the power x"),
+        _unary("exp2", "float", "2 to the power x"),
+        _unary("log", "float", "natural logarithm"),
+        _unary("log2", "float", "logarithm to base 2"),
+        _unary("sin", "float", "sine of x radians"),
+        _unary("cos", "float", "cosine of x radians"),
+        _unary("tanh", "float", "hyperbolic tangent"),
+        _unary("erf", "float", "error function"),
+        _unary("sqrt", "float", "square root"),
+        _unary("rsqrt", "float", "1 / square root"),
+        _unary("floor", "float", "greatest whole number not above x"),
+        _unary("ceil", "float", "least whole number not below x"),
+        _unary("round", "float", "nearest whole number, halves to even"),
+        _unary("truncate", "float", "nearest whole number toward zero"),
+    ),
+    "choice and conversion": (
+        # Floats compare ordered: with a NaN all are false, except ne. Pointers compare by address.
+        OpInfo("compare", "i1: x predicate y", (2, 2), inference.compare, semantics.compare,
+               attributes={"predicate": AttributeInfo("str", REQUIRED, PREDICATES)}),
+        OpInfo("select", "x where the condition holds, y elsewhere", (3, 3), inference.select, semantics.select),
+        # To i1: x != 0. To an integer: truncated. To fp8: overflow saturates to the greatest finite number.
+        OpInfo("cast", "the number as another element type", (1, 1), inference.cast, semantics.cast,
+               attributes={"dtype": AttributeInfo("dtype"), "rounding": AttributeInfo("str", "rtne", ("rtne", "rtz"))}),
+        OpInfo("bitcast", "the same bits as another element type; pointers and 64-bit integers too", (1, 1),
+               inference.bitcast, semantics.bitcast, attributes={"element": AttributeInfo("element")}),
+        OpInfo("offset", "pointer moved by a number of elements", (2, 2), inference.offset),
+    ),
+    "shape": (
+        _shape("splat", "a scalar in every element of a block", attributes=_SHAPE),
+        _shape("expand_dims", "a new axis of extent 1 at `axis`", attributes=_AXIS),
+        _shape("broadcast", "axes of extent 1 repeated to `shape`; the rank stays", attributes=_SHAPE),
+        _shape("reshape", "the same elements in row-major order as another shape", attributes=_SHAPE),
+        _shape("permute", "result axis i is operand axis order[i]", attributes={"order": AttributeInfo("ints")}),
+        _shape("join", "two blocks stacked on a new last axis of extent 2", operands=(2, 2)),
+        _shape("split", "the two halves of a last axis of extent 2"),
+        _shape("cat", "blocks one after the other along `axis`", operands=(2, None), attributes=_AXIS),
+        _shape("gather", "source[…, index, …] along `axis`; indices are in range", operands=(2, 2), attributes=_AXIS),
+    ),
+    "memory": (
+        # Masked-off lanes touch no memory: a load gives `other` there, or zero without one.
+        OpInfo("load", "load(pointer[, mask[, other]])", (1, 3), inference.load, effects=READ,
+               attributes={"cache": _CACHE_LOAD, "eviction": _EVICTION, "volatile": _BOOL_FALSE}),
+        # With several lanes of one address, one of the values is stored.
+        OpInfo("store", "store(pointer, value[, mask])", (2, 3), inference.store, effects=WRITE,
+               attributes={"cache": _CACHE_STORE, "eviction": _EVICTION}),
+        # Each lane on its own, in no stated order; the result is the value before, zero in masked-off lanes.
+        OpInfo("atomic_rmw", "atomic_rmw(pointer, value[, mask]): kind applied to memory", (2, 3),
+               inference.atomic_rmw, effects=ATOMIC, attributes={"kind": _RMW, **_ORDER}),
+        OpInfo("atomic_cas", "atomic_cas(pointer, expected, value): value stored where memory is bitwise expected",
+               (3, 3), inference.atomic_cas, effects=ATOMIC, attributes=_ORDER),
+    ),
+    "contraction, reduction": (
+        # a [M,K], b [K,N], accumulator [M,N], or all three with one leading batch axis. Products and sums are
+        # at least as precise as f32 (integers: exact, wrapped); input_precision permits rounding f32 inputs.
+        OpInfo("dot", "dot(a, b, accumulator) = a @ b + accumulator", (3, 3), inference.dot, semantics.dot,
+               attributes={"input_precision": _PRECISION}),
+        # The region takes the left group's scalars, then the right group's, and yields the combination.
+        # It must be associative; reduce may combine in any order, so commutative too.
+        OpInfo("reduce", "combine all elements along `axis`, which disappears", (1, None), inference.reduce,
+               attributes=_AXIS, regions=1),
+        OpInfo("scan", "inclusive prefix combination along `axis` (from its end if reverse)", (1, None),
+               inference.scan, attributes={**_AXIS, "reverse": _BOOL_FALSE}, regions=1),
+    ),
+    "control flow": (
+        # The index runs lower, lower + step, … below upper; step is positive. Results: last carried values.
+        OpInfo("for", "for(lower, upper, step, initial…) {(index, carried…) … yield carried…}", (3, None),
+               inference.for_loop, regions=1,
+               attributes={"num_stages": AttributeInfo("int", 0), "unroll": AttributeInfo("int", 0)}),
+        OpInfo("while", "while(initial…) {before: … condition(c, values…)} {(values…) … yield next…}", (0, None),
+               inference.while_loop, regions=2),
+        OpInfo("if", "if(condition) {… yield values…} {… yield values…}", (1, 1), inference.if_branch, regions=2),
+        OpInfo("yield", "ends a region with its values", (0, None), inference.no_result, terminator=True),
+        OpInfo("condition", "ends a while's before region: continue?, values", (1, None), inference.condition,
+               terminator=True),
+        OpInfo("return", "ends a kernel", (0, 0), inference.no_result, terminator=True),
+    ),
+    "facts and effects": (
+        OpInfo("assume", "the condition holds in every element; the compiler may rely on it", (1, 1),
+               inference.predicate, effects=FACT),
+        OpInfo("assert", "stop with a message unless the condition holds in every element", (1, 1),
+               inference.predicate, effects=OBSERVE, attributes={"message": AttributeInfo("str", "")}),
+        OpInfo("print", "print the operands", (0, None), inference.no_result, effects=OBSERVE,
+               attributes={"prefix": AttributeInfo("str", "")}),
+        OpInfo("barrier", "memory accesses before are done before those after", (0, 0), inference.no_result,
+               effects=OBSERVE),
+        # One number for each axis (one for a scalar), or () when nothing is said. Blocks along an axis:
+        # `contiguity` runs of consecutive numbers, whose first is divisible by `divisibility` (pointers: in
+        # elements' bytes); `constancy` runs of equal numbers.
+        OpInfo("hint", "the operand, with a promise about its values", (1, 1), inference.hint, semantics.hint,
+               attributes=_HINTS),
+    ),
+}
+# fmt: on
+
+OPS: dict[str, OpInfo] = {
+    info.opcode: OpInfo(**{**vars(info), "section": section}) for section, rows in _SECTIONS.items() for info in rows
+}
+
+
+def info_of(opcode: str) -> OpInfo:
+    """The row of an opcode; raises `InvalidIRError` for an unknown one."""
+    require(opcode in OPS, f"unknown opcode '{opcode}'")
+    return OPS[opcode]
+
+
+def effects_of(operation: Operation) -> frozenset[Effect]:
+    """Effects of an operation with everything in its regions; a volatile load counts as a write too."""
+    effects = OPS[operation.opcode].effects
+    if operation.attributes.get("volatile"):
+        effects = ATOMIC
+    for region in operation.regions:
+        for inner in region.operations:
+            effects = effects | effects_of(inner)
+    return effects
+
+
+def is_pure(operation: Operation) -> bool:
+    """True when only the results matter, so that it may be removed, repeated, merged or moved."""
+    return not effects_of(operation) and not OPS[operation.opcode].terminator
+
+
+def complete_attributes(opcode: str, given: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    """`given` with defaults filled in, in the table's order, and a constant's number brought to its type.
+
+    Names with a dot (``cpu.packed``) belong to one target's passes and are kept as they are.
+    Raises `InvalidIRError` for unknown, missing or ill-typed attributes.
+    """
+    info = info_of(opcode)
+    complete: dict[str, Attribute] = {}
+    for name, row in info.attributes.items():
+        value = given.get(name, row.default)
+        require(value is not REQUIRED, f"attribute '{name}' is missing")
+        if row.kind == "ints" and isinstance(value, list):
+            value = tuple(value)
+        require(_CHECKS[row.kind](value), f"attribute '{name}' = {value!r} is not of kind '{row.kind}'")
+        require(not row.choices or value in row.choices, f"attribute '{name}' = {value!r} is not in {row.choices}")
+        complete[name] = value
+    for name, value in given.items():
+        require(name in info.attributes or "." in name, f"unknown attribute '{name}'")
+        complete.setdefault(name, value)
+    if opcode == "constant":
+        complete["value"] = constant_value(complete["value"], complete["dtype"])
+    return complete
+
+
+def constant_value(value: Any, dtype: Any) -> bool | int | float:
+    """A Python number as the value that `dtype` can hold: floats are rounded, integers must fit."""
+    if dtype.is_float:
+        return semantics.round_float(float(value), dtype)
+    if dtype.is_bool:
+        require(value in (0, 1), f"{value!r} is not a truth value")
+        return bool(value)
+    whole = not isinstance(value, float) or (math.isfinite(value) and value.is_integer())
+    require(whole, f"{value!r} is not a whole number")
+    low = -(2 ** (dtype.bits - 1)) if dtype.is_signed else 0
+    require(low <= value < low + 2**dtype.bits, f"{value} does not fit {dtype}")
+    return int(value)
+
+
+def infer_types(
+    opcode: str, operands: Sequence[TensorType], attributes: Mapping[str, Attribute], regions: Sequence[Region]
+) -> list[TensorType]:
+    """Result types by the table; raises `InvalidIRError` when the operation is not well formed."""
+    info = info_of(opcode)
+    least, greatest = info.operands
+    count = len(operands)
+    if count < least or (greatest is not None and count > greatest):
+        expected = str(least) if least == greatest else f"{least} to {greatest if greatest is not None else 'any'}"
+        raise InvalidIRError(f"takes {expected} operands, not {count}")
+    require(len(regions) == info.regions, f"has {info.regions} regions, not {len(regions)}")
+    return info.infer(operands, attributes, regions)
+
+
+def attribute_key(value: Attribute) -> Any:
+    """A hashable key equal for identical attributes only (1, 1.0 and True differ, NaN equals itself)."""
+    if isinstance(value, tuple):
+        return tuple(attribute_key(part) for part in value)
+    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
