@@ -1,9 +1,9 @@
 """One typed settings object, read from `TILEWRIGHT_*` environment variables, with scoped overrides.
 
-    from tilewright.settings import settings
-    settings.threads                     # TILEWRIGHT_THREADS
-    with settings.scope(verify=True):    # for this block only
-        ...
+from tilewright.settings import settings
+settings.threads                     # TILEWRIGHT_THREADS
+with settings.scope(verify=True):    # for this block only
+    ...
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Settings:
     interpret: bool = False  # run kernels in the NumPy interpreter
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
+    parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
     log: str = "warning"  # logging level of the "tilewright" logger
 
     @classmethod

@@ -1,0 +1,178 @@
+"""The runtime's linker, its providers of threads, and launches: with kernels written as LLVM text."""
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from tilewright.runtime import parallel
+from tilewright.runtime.glue import glue_text
+from tilewright.runtime.launch import launch
+from tilewright.runtime.library import host_machine, load_objects, system_address
+from tilewright.runtime.memory import ALIGNMENT, BufferPool
+from tilewright.settings import settings
+
+# Adds 1 to x[i] for every instance i, through its scratch memory.
+ADD_ONE = """
+define void @add_one(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) {
+entry:
+  %x = load ptr, ptr %arguments
+  br label %loop
+loop:
+  %i = phi i64 [ %begin, %entry ], [ %next, %loop ]
+  %p = getelementptr i64, ptr %x, i64 %i
+  %old = load i64, ptr %p
+  store volatile i64 %old, ptr %scratch
+  %same = load volatile i64, ptr %scratch
+  %new = add i64 %same, 1
+  store i64 %new, ptr %p
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %out
+out:
+  ret void
+}
+"""
+EXPONENTIAL = """
+declare float @expf(float)
+define void @exponential(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) {
+  %x = load ptr, ptr %arguments
+  %value = load float, ptr %x
+  %result = call float @expf(float %value)
+  store float %result, ptr %x
+  ret void
+}
+"""
+
+
+def compile_text(text: str) -> bytes:
+    return host_machine().emit_object(llvm.parse_assembly(text))
+
+
+@pytest.fixture(scope="module")
+def add_one():
+    library = load_objects([compile_text(ADD_ONE)], ["add_one"])
+    yield library.address("add_one")
+
+
+def providers() -> list[str]:
+    found = []
+    for name in ("openmp", "libdispatch", "threads", "none"):
+        try:
+            parallel._find_provider(name)
+        except ValueError:
+            continue
+        found.append(name)
+    return found
+
+
+def test_objects_link_to_each_other_and_to_libm():
+    caller = """
+    declare void @exponential(ptr, ptr, i64, i64)
+    define void @caller(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) {
+      call void @exponential(ptr %arguments, ptr %scratch, i64 %begin, i64 %end)
+      ret void
+    }"""
+    library = load_objects([compile_text(caller), compile_text(EXPONENTIAL)], ["caller"])
+    x = np.ones(1, np.float32)
+    launch(library.address("caller"), struct.pack("<q", x.ctypes.data), (1, 1, 1))
+    np.testing.assert_allclose(x, np.exp(1), rtol=1e-6)
+
+
+def test_a_missing_symbol_is_named(capfd):
+    image = compile_text("declare void @nowhere()\ndefine void @f() {\n call void @nowhere()\n ret void\n}")
+    with pytest.raises(RuntimeError):
+        load_objects([image], ["f"])
+    assert "nowhere" in capfd.readouterr().err
+    assert system_address("nowhere") is None
+    assert system_address("expf")
+
+
+def test_a_damaged_object_is_refused():
+    with pytest.raises(RuntimeError):
+        load_objects([compile_text(ADD_ONE)[:100]], ["add_one"])
+
+
+@pytest.mark.parametrize("name", providers())
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_instance_runs_once(add_one, name, threads):
+    with settings.scope(parallel=name):
+        for total in (1, 2, 7, 1000):
+            x = np.arange(total)
+            launch(add_one, struct.pack("<q", x.ctypes.data), (total, 1, 1), scratch_bytes=8, threads=threads)
+            np.testing.assert_array_equal(x, np.arange(total) + 1)
+        assert parallel.provider().name == name
+
+
+def test_an_empty_grid_does_nothing(add_one):
+    launch(add_one, struct.pack("<q", 0), (4, 0, 1))
+
+
+@pytest.mark.parametrize("name", providers())
+def test_launches_from_several_threads_do_not_meet(add_one, name):
+    def work(x: np.ndarray) -> None:
+        for _ in range(200):
+            launch(add_one, struct.pack("<q", x.ctypes.data), (x.size, 1, 1), scratch_bytes=64, threads=2)
+
+    arrays = [np.zeros(50 + index, np.int64) for index in range(4)]
+    with settings.scope(parallel=name):
+        threads = [threading.Thread(target=work, args=(x,)) for x in arrays]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+    for x in arrays:
+        np.testing.assert_array_equal(x, 200)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_can_launch(add_one):
+    x = np.zeros(1000, np.int64)
+    slots = struct.pack("<q", x.ctypes.data)
+    launch(add_one, slots, (1000, 1, 1), 8, threads=2)
+    child = os.fork()
+    if child == 0:
+        launch(add_one, slots, (1000, 1, 1), 8, threads=2)
+        os._exit(0 if (x == 2).all() and parallel.provider().name == "threads" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_unknown_provider_is_an_error():
+    with settings.scope(parallel="carrier pigeon"), pytest.raises(ValueError, match="carrier pigeon"):
+        parallel.provider()
+
+
+@pytest.mark.parametrize("triple", ["x86_64-pc-windows-msvc", "aarch64-apple-darwin", "arm64-apple-darwin", "riscv64"])
+def test_the_glue_is_valid_for_other_machines(triple):
+    for can_yield in (False, True):
+        llvm.parse_assembly(glue_text(triple, can_yield)).verify()
+
+
+def test_buffers_are_aligned_and_reused():
+    pool = BufferPool(keep=1)
+    with pool.borrow(100) as first:
+        assert first.address % ALIGNMENT == 0
+        with pool.borrow(100) as second:
+            assert second.address != first.address
+    with pool.borrow(80) as again:
+        assert again in (first, second)
+    with pool.borrow(200) as larger:
+        assert larger.capacity == 200
+
+
+def test_the_runtime_does_not_import_the_compiler():
+    code = (
+        "import sys, tilewright.runtime.launch\n"
+        "bad = [name for name in sys.modules if name.startswith('tilewright.') and name.split('.')[1]\n"
+        "       not in ('runtime', 'settings', 'errors', 'dtypes', 'symbolic')]\n"
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

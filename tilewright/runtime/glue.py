@@ -1,0 +1,329 @@
+"""The runtime's own native functions, as LLVM text: how the instances of a grid are shared by workers.
+
+A **team** is the memory through which the workers of one run meet: one thread (the first to enter) runs
+the body, which is a whole plan or one launch, and publishes jobs; every other thread that enters takes
+parts of the current job until the body has ended.  Nobody ever waits for a thread to arrive: a provider
+that delivers fewer threads, or delivers them late or one after another, only makes the run slower.
+
+    word   0   remaining: instances of the job that nobody has taken; a part is taken by compare-and-swap
+    word  16   done: instances that are finished
+    word  32   entered: threads that came in; the first runs the body, the others get their number
+    word  48   closed: 1 when the body has ended
+    words 64…  function, arguments, total, workers, scratch, scratch stride, body, context
+
+The job is read only after a part of it was taken, and it can't change before that part is done, so a
+thread that slept through several jobs does no harm.  Parts shrink as the job empties (guided
+self-scheduling, Polychronopoulos and Kuck 1987).  Counters lie 128 bytes apart: no false sharing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
+
+TEAM_BYTES = 768
+_WORDS = {
+    "remaining": 0, "done": 16, "entered": 32, "closed": 48, "function": 64, "arguments": 65, "total": 66,
+    "workers": 67, "scratch": 68, "stride": 69, "body": 70, "context": 71,
+}  # fmt: skip
+
+# Spins before a waiting thread offers its CPU to others, and between two such offers.
+_PATIENCE = 2048
+_YIELD_EVERY = 64
+# Spins for which a thread of our own team stays awake after a run, waiting for the next.
+_LINGER = 4096
+
+_TEXT = """
+{declare_yield}
+{declare_pause}
+
+define internal void @wait(i64 %spins) nounwind {{
+  {pause}
+  %patient = icmp ult i64 %spins, {patience}
+  br i1 %patient, label %out, label %impatient
+impatient:
+  %phase = and i64 %spins, {yield_mask}
+  %now = icmp eq i64 %phase, 0
+  br i1 %now, label %give, label %out
+give:
+  {give}
+  br label %out
+out:
+  ret void
+}}
+
+; Takes a part of the current job and runs it; false when nothing is left to take.
+define internal i1 @take(ptr %team, i64 %index) nounwind {{
+entry:
+  {remaining_p}
+  {workers_p}
+  br label %try
+try:
+  %remaining = load atomic i64, ptr %remaining.p acquire, align 8
+  %none = icmp eq i64 %remaining, 0
+  br i1 %none, label %empty, label %size
+empty:
+  ret i1 false
+size:
+  %workers = load atomic i64, ptr %workers.p monotonic, align 8
+  %twice = shl i64 %workers, 1
+  %share = udiv i64 %remaining, %twice
+  %small = icmp eq i64 %share, 0
+  %count = select i1 %small, i64 1, i64 %share
+  %rest = sub i64 %remaining, %count
+  %swap = cmpxchg ptr %remaining.p, i64 %remaining, i64 %rest acq_rel monotonic, align 8
+  %taken = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %taken, label %run, label %try
+run:
+  {function_l}
+  {arguments_l}
+  {total_l}
+  {scratch_l}
+  {stride_l}
+  %place = mul i64 %stride, %index
+  %mine = getelementptr i8, ptr %scratch, i64 %place
+  %begin = sub i64 %total, %remaining
+  %end = add i64 %begin, %count
+  call void %function(ptr %arguments, ptr %mine, i64 %begin, i64 %end)
+  {done_p}
+  %before = atomicrmw add ptr %done.p, i64 %count acq_rel, align 8
+  ret i1 true
+}}
+
+; Runs `total` instances of `function` on all workers of the team; returns when all are finished.
+define void @parallel_for(ptr %team, ptr %function, ptr %arguments, i64 %total) nounwind {{
+entry:
+  %any = icmp sgt i64 %total, 0
+  br i1 %any, label %ask, label %out
+ask:
+  {workers_l}
+  %alone = icmp eq i64 %workers, 1
+  %one = icmp eq i64 %total, 1
+  %inline = or i1 %alone, %one
+  br i1 %inline, label %here, label %publish
+here:
+  {scratch_l}
+  call void %function(ptr %arguments, ptr %scratch, i64 0, i64 %total)
+  ret void
+publish:
+  {function_s}
+  {arguments_s}
+  {total_s}
+  {done_p}
+  store atomic i64 0, ptr %done.p monotonic, align 8
+  {remaining_p}
+  store atomic i64 %total, ptr %remaining.p release, align 8
+  br label %work
+work:
+  %more = call i1 @take(ptr %team, i64 0)
+  br i1 %more, label %work, label %check
+check:
+  %spins = phi i64 [ 0, %work ], [ %next, %idle ]
+  %done = load atomic i64, ptr %done.p acquire, align 8
+  %complete = icmp eq i64 %done, %total
+  br i1 %complete, label %out, label %idle
+idle:
+  call void @wait(i64 %spins)
+  %next = add i64 %spins, 1
+  br label %check
+out:
+  ret void
+}}
+
+; A worker: takes parts of jobs until the body has ended and `linger` more spins have passed.
+define internal void @serve(ptr %team, i64 %index, i64 %linger) nounwind {{
+entry:
+  {closed_p}
+  br label %loop
+loop:
+  %spins = phi i64 [ 0, %entry ], [ %next, %loop.end ]
+  %after = phi i64 [ 0, %entry ], [ %after.next, %loop.end ]
+  %worked = call i1 @take(ptr %team, i64 %index)
+  br i1 %worked, label %loop.end, label %look
+look:
+  %closed = load atomic i64, ptr %closed.p acquire, align 8
+  %open = icmp eq i64 %closed, 0
+  %more = add i64 %after, 1
+  %waited = select i1 %open, i64 0, i64 %more
+  %leave = icmp ugt i64 %waited, %linger
+  br i1 %leave, label %out, label %idle
+idle:
+  call void @wait(i64 %spins)
+  %one.more = add i64 %spins, 1
+  br label %loop.end
+loop.end:
+  %next = phi i64 [ 0, %loop ], [ %one.more, %idle ]
+  %after.next = phi i64 [ 0, %loop ], [ %waited, %idle ]
+  br label %loop
+out:
+  ret void
+}}
+
+define internal void @lead(ptr %team) nounwind {{
+  {body_l}
+  {context_l}
+  call void %body(ptr %team, ptr %context)
+  {closed_p}
+  store atomic i64 1, ptr %closed.p release, align 8
+  ret void
+}}
+
+; What every thread of an OpenMP region, and every iteration of dispatch_apply, runs.
+define void @region(ptr %team) nounwind {{
+  {entered_p}
+  %index = atomicrmw add ptr %entered.p, i64 1 acq_rel, align 8
+  %first = icmp eq i64 %index, 0
+  br i1 %first, label %leader, label %worker
+leader:
+  call void @lead(ptr %team)
+  ret void
+worker:
+  call void @serve(ptr %team, i64 %index, i64 0)
+  ret void
+}}
+
+define void @region_indexed(ptr %team, i64 %iteration) nounwind {{
+  call void @region(ptr %team)
+  ret void
+}}
+
+define internal void @prepare(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+  {body_s}
+  {context_s}
+  {scratch_s}
+  {stride_s}
+  {workers_s}
+  ret void
+}}
+
+define internal void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+  call void @llvm.memset.p0.i64(ptr %team, i8 0, i64 {team_bytes}, i1 false)
+  call void @prepare(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+  ret void
+}}
+
+define void @start_inline(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+  %team = alloca [{team_bytes} x i8], align 128
+  call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 1)
+  call void %body(ptr %team, ptr %context)
+  ret void
+}}
+
+define void @start_openmp(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+  %team = alloca [{team_bytes} x i8], align 128
+  call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+  %count = trunc i64 %workers to i32
+  call void %provider(ptr @region, ptr %team, i32 %count, i32 0)
+  ret void
+}}
+
+define void @start_dispatch(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+  %team = alloca [{team_bytes} x i8], align 128
+  call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+  call void %provider(i64 %workers, ptr null, ptr %team, ptr @region_indexed)
+  ret void
+}}
+
+; Our own threads: the team outlives its runs, so a thread may still linger in it from the run before.
+define void @start_team(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+  call void @prepare(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+  {closed_p}
+  store atomic i64 0, ptr %closed.p release, align 8
+  call void @lead(ptr %team)
+  ret void
+}}
+
+define void @join_team(ptr %team, i64 %index) nounwind {{
+  call void @serve(ptr %team, i64 %index, i64 {linger})
+  ret void
+}}
+
+; The body of a single launch; `context` holds function, arguments, total.
+define void @launch_body(ptr %team, ptr %context) nounwind {{
+  %function = load ptr, ptr %context, align 8
+  %arguments.p = getelementptr i64, ptr %context, i64 1
+  %arguments = load ptr, ptr %arguments.p, align 8
+  %total.p = getelementptr i64, ptr %context, i64 2
+  %total = load i64, ptr %total.p, align 8
+  call void @parallel_for(ptr %team, ptr %function, ptr %arguments, i64 %total)
+  ret void
+}}
+
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
+
+_EXPORTS = (
+    "parallel_for", "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "launch_body",
+)  # fmt: skip
+_PAUSES = {
+    "x86": ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"),
+    "aarch64": ("call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)"),
+}
+_START = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+)
+_JOIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+
+
+@dataclass(frozen=True)
+class Glue:
+    """The compiled functions; ctypes releases the GIL while one runs."""
+
+    library: NativeLibrary
+    parallel_for: int
+    launch_body: int
+    start_inline: ctypes._FuncPointer
+    start_openmp: ctypes._FuncPointer
+    start_dispatch: ctypes._FuncPointer
+    start_team: ctypes._FuncPointer
+    join_team: ctypes._FuncPointer
+
+
+def glue_text(triple: str, can_yield: bool) -> str:
+    """The LLVM text of all functions for a machine; `can_yield` says that @tilewright_yield exists."""
+    architecture = triple.split("-")[0]
+    family = "x86" if architecture in ("x86_64", "i386", "i686", "amd64") else architecture.replace("arm64", "aarch64")
+    pause, declare_pause = _PAUSES.get(family, ("", ""))
+    pieces = {}
+    for name, word in _WORDS.items():
+        kind = "ptr" if name in ("function", "arguments", "scratch", "body", "context") else "i64"
+        address = f"%{name}.p = getelementptr i64, ptr %team, i64 {word}"
+        pieces[f"{name}_p"] = address
+        pieces[f"{name}_l"] = f"{address}\n  %{name} = load atomic {kind}, ptr %{name}.p monotonic, align 8"
+        pieces[f"{name}_s"] = f"{address}\n  store atomic {kind} %{name}, ptr %{name}.p monotonic, align 8"
+    return _TEXT.format(
+        pause=pause,
+        declare_pause=declare_pause,
+        give="call void @tilewright_yield()" if can_yield else "",
+        declare_yield="declare void @tilewright_yield()" if can_yield else "",
+        patience=_PATIENCE,
+        yield_mask=_YIELD_EVERY - 1,
+        linger=_LINGER,
+        team_bytes=TEAM_BYTES,
+        **pieces,
+    )
+
+
+@functools.cache
+def glue() -> Glue:
+    """The functions, compiled once a process (a few milliseconds)."""
+    machine = host_machine()
+    yield_address = system_address("sched_yield") or system_address("SwitchToThread")
+    module = llvm.parse_assembly(glue_text(machine.triple, yield_address is not None))
+    module.triple = machine.triple
+    module.verify()
+    imports = {"tilewright_yield": yield_address} if yield_address else {}
+    library = load_objects([machine.emit_object(module)], _EXPORTS, imports)
+    start = {name: _START(library.address(name)) for name in _EXPORTS if name.startswith("start_")}
+    return Glue(
+        library=library,
+        parallel_for=library.address("parallel_for"),
+        launch_body=library.address("launch_body"),
+        join_team=_JOIN(library.address("join_team")),
+        **start,
+    )

@@ -1,0 +1,119 @@
+"""Machine code into this process: object files are linked with LLVM's JIT linker, nothing is compiled.
+
+library = load_objects([image], ["my_kernel"])
+launch(library.address("my_kernel"), …)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+
+# What compiled code may call: memory intrinsics, scalar math, and the conversions that LLVM turns into
+# calls where the CPU has no instruction for them.  A name that this system lacks is left out: linking
+# then fails with its name, and only for the objects that need it.
+_MATH = (
+    "acos asin atan atan2 cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs floor fma fmax fmin fmod ldexp log "
+    "log10 log1p log2 nearbyint pow rint round roundeven sin sinh sqrt tan tanh tgamma trunc"
+).split()
+_OTHER = (
+    "memcpy memmove memset bcmp memcmp bzero sincos sincosf __extendhfsf2 __truncsfhf2 __truncdfhf2 __truncsfbf2 "
+    "__truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 __multi3 __powisf2 __powidf2"
+).split()
+_LIBRARIES = {
+    "linux": ("libm.so.6", "libc.so.6", "libgcc_s.so.1"),
+    "darwin": ("libSystem.B.dylib",),
+    "win32": ("ucrtbase", "vcruntime140", "kernel32"),
+}
+
+_lock = threading.Lock()
+_numbers = itertools.count()
+
+
+class NativeLibrary:
+    """Linked machine code. Its addresses are valid for as long as this object lives."""
+
+    def __init__(self, tracker: Any, symbols: Sequence[str]) -> None:
+        self._tracker = tracker
+        self._addresses: dict[str, int] = {symbol: tracker[symbol] for symbol in symbols}
+
+    def address(self, symbol: str) -> int:
+        """The address of an exported symbol; raises `KeyError` for one that was not asked for."""
+        return self._addresses[symbol]
+
+
+def load_objects(
+    images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None
+) -> NativeLibrary:
+    """Link object files into one library and find the addresses of `symbols`.
+
+    The objects may refer to each other, to the C library's memory and math functions, and to `imports`
+    (name to address).  Raises `RuntimeError` when an object is malformed or a symbol is missing; LLVM writes
+    the name of a missing one to the standard error.
+    """
+    builder = llvm.JITLibraryBuilder()
+    for image in images:
+        builder.add_object_img(image)
+    for name, address in {**_system_symbols(), **(imports or {})}.items():
+        builder.import_symbol(name, address)
+    for symbol in symbols:
+        builder.export_symbol(symbol)
+    with _lock:
+        tracker = builder.link(_linker(), f"tilewright.{next(_numbers)}")
+    return NativeLibrary(tracker, symbols)
+
+
+def system_address(name: str) -> int | None:
+    """The address of a function of the C library or of anything else in the process, or None."""
+    for library in _system_libraries():
+        try:
+            return ctypes.cast(library[name], ctypes.c_void_p).value
+        except AttributeError:
+            continue
+    return None
+
+
+@functools.cache
+def host_machine() -> llvm.TargetMachine:
+    """The target machine of this process, for linking and for the runtime's own few functions."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return _create_machine()
+
+
+def _create_machine() -> llvm.TargetMachine:
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
+    )
+
+
+@functools.cache
+def _linker() -> Any:
+    host_machine()  # initialises LLVM's target
+    # JITLink places the sections of one object side by side, which keeps relative relocations in range;
+    # its COFF support is younger than the older linker's.  The linker takes its machine over: a fresh one.
+    return llvm.create_lljit_compiler(_create_machine(), use_jit_link=sys.platform != "win32")
+
+
+@functools.cache
+def _system_libraries() -> tuple[ctypes.CDLL, ...]:
+    found = []
+    for name in (None, *_LIBRARIES.get(sys.platform, ())):
+        try:
+            found.append(ctypes.CDLL(name))
+        except (OSError, TypeError):  # TypeError: Windows has no handle of the whole process
+            continue
+    return tuple(found)
+
+
+@functools.cache
+def _system_symbols() -> dict[str, int]:
+    names = [*_MATH, *(f"{name}f" for name in _MATH), *_OTHER]
+    return {name: address for name in names if (address := system_address(name)) is not None}

@@ -1,0 +1,64 @@
+"""Memory that calls borrow and give back: arenas of plans and scratch of workers.
+
+Fresh memory from the system costs a page fault for every page at its first use, more than many kernels
+take; so buffers are kept, and each call in flight has its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+ALIGNMENT = 128  # two cache lines: adjacent lines are fetched together
+
+
+class AlignedBuffer:
+    """Memory at an address that is a multiple of `ALIGNMENT`."""
+
+    __slots__ = ("address", "capacity", "_owner")
+
+    def __init__(self, capacity: int, zero: bool = False) -> None:
+        self._owner = (np.zeros if zero else np.empty)(capacity + ALIGNMENT, np.uint8)
+        start = self._owner.ctypes.data
+        self.address = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        self.capacity = capacity
+
+
+class BufferPool:
+    """Buffers that wait for their next use. Keeps at most `keep` of them.
+
+    Safe for several threads and across fork(): a deque's ends need no lock.
+    """
+
+    def __init__(self, keep: int = 8) -> None:
+        self._keep = keep
+        self._idle: deque[AlignedBuffer] = deque()
+
+    @contextmanager
+    def borrow(self, capacity: int) -> Iterator[AlignedBuffer]:
+        """A buffer of at least `capacity` bytes for the length of a `with` block; contents undefined."""
+        buffer = self.take(capacity)
+        try:
+            yield buffer
+        finally:
+            self.give(buffer)
+
+    def take(self, capacity: int) -> AlignedBuffer:
+        """The idle buffer that was used last, if it is large enough; else a new one in its place."""
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            return AlignedBuffer(capacity)
+        # A smaller one is dropped: a pool settles at the largest size that its calls need.
+        return buffer if buffer.capacity >= capacity else AlignedBuffer(capacity)
+
+    def give(self, buffer: AlignedBuffer) -> None:
+        """Return a buffer that `take` gave."""
+        if len(self._idle) < self._keep:
+            self._idle.append(buffer)
+
+
+scratch_pool = BufferPool()

@@ -1,0 +1,246 @@
+"""Who provides the threads of a launch or a plan: an OpenMP runtime, libdispatch, or threads of our own.
+
+    run_parallel(body, context, scratch_bytes, workers)
+
+`body` is a native function ``void body(ptr team, ptr context)``; it gives work to the team by calling
+`parallel_for` (see `runtime.glue`).  Every provider only has to bring threads into the team; none can
+deadlock a run, because the run never waits for a thread that has not come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+from tilewright.runtime.glue import TEAM_BYTES, glue
+from tilewright.runtime.memory import AlignedBuffer, scratch_pool
+from tilewright.settings import settings
+
+_log = logging.getLogger("tilewright")
+
+
+class Provider(Protocol):
+    """Brings threads together for one run."""
+
+    name: str  # for `doctor` and the profile
+    detail: str  # the library's path or similar
+
+    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+        """Run `body` with up to `workers` threads; returns when it has ended."""
+        ...
+
+
+class InlineProvider:
+    """No threads: the caller does everything."""
+
+    name = "none"
+    detail = "the calling thread"
+
+    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+        glue().start_inline(None, body, context, scratch, stride, 1)
+
+
+class OpenMPProvider:
+    """GNU's OpenMP entry point, which LLVM's and Intel's runtimes offer too. Its threads spin for a
+    while after a region, so that the next one starts within microseconds, and other libraries of the
+    process share them."""
+
+    name = "openmp"
+
+    def __init__(self, library: ctypes.CDLL, detail: str) -> None:
+        address = ctypes.cast(library["GOMP_parallel"], ctypes.c_void_p).value
+        assert address is not None
+        self._library, self._entry, self.detail = library, address, detail
+
+    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+        glue().start_openmp(self._entry, body, context, scratch, stride, workers)
+
+
+class DispatchProvider:
+    """macOS: ``dispatch_apply_f`` on the automatic queue."""
+
+    name = "libdispatch"
+    detail = "libSystem"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        address = ctypes.cast(library["dispatch_apply_f"], ctypes.c_void_p).value
+        assert address is not None
+        self._library, self._entry = library, address
+
+    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+        glue().start_dispatch(self._entry, body, context, scratch, stride, workers)
+
+
+class ThreadProvider:
+    """Threads created by Python that run the native worker loop. A caller that finds all teams busy
+    gets a new one, up to a limit, and works alone beyond it."""
+
+    name = "threads"
+    detail = "Python threads in a native loop"
+    _MOST_TEAMS = 8
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Team] = []
+        self._count = 0
+
+    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+        with self._lock:
+            team = self._idle.pop() if self._idle else None
+            if team is None and self._count < self._MOST_TEAMS:
+                self._count += 1
+                team = _Team()
+        if team is None:
+            glue().start_inline(None, body, context, scratch, stride, 1)
+            return
+        try:
+            team.start(body, context, scratch, stride, workers)
+        finally:
+            with self._lock:
+                self._idle.append(team)
+
+
+class _Team:
+    """A native team and its threads; one run at a time."""
+
+    def __init__(self) -> None:
+        self._memory = AlignedBuffer(TEAM_BYTES, zero=True)
+        self._bells: list[threading.Semaphore] = []
+
+    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+        while len(self._bells) < workers - 1:
+            self._hire()
+        for bell in self._bells[: workers - 1]:
+            bell.release()
+        glue().start_team(self._memory.address, body, context, scratch, stride, workers)
+
+    def _hire(self) -> None:
+        bell = threading.Semaphore(0)
+        index = len(self._bells) + 1
+        arguments = (self._memory, bell, index)
+        threading.Thread(target=_work, args=arguments, name=f"tilewright-{index}", daemon=True).start()
+        self._bells.append(bell)
+
+
+def _work(memory: AlignedBuffer, bell: threading.Semaphore, index: int) -> None:
+    join = glue().join_team
+    while True:
+        bell.acquire()
+        while bell.acquire(blocking=False):  # rung for runs that we served while lingering
+            pass
+        join(memory.address, index)
+
+
+_provider: Provider | None = None
+_provider_lock = threading.Lock()
+_forked = False
+
+
+def provider() -> Provider:
+    """The provider that `settings.parallel` asks for, found once; raises `ValueError` when it is absent."""
+    global _provider
+    wanted = settings.parallel
+    current = _provider
+    if current is None or wanted not in ("auto", current.name):
+        with _provider_lock:
+            _provider = current = _find_provider(wanted)
+            _log.debug("parallel provider: %s (%s)", current.name, current.detail)
+    return current
+
+
+def run_parallel(body: int, context: int, scratch_bytes: int, workers: int) -> None:
+    """Run a native body with up to `workers` threads, each with its own scratch memory."""
+    stride = (scratch_bytes + 127) // 128 * 128
+    with scratch_pool.borrow(stride * workers) as scratch:
+        chosen = provider() if workers > 1 else _inline
+        chosen.start(body, context, scratch.address, stride, workers)
+
+
+_inline = InlineProvider()
+
+
+def _find_provider(wanted: str) -> Provider:
+    for make in (_find_openmp, _find_dispatch, _make_threads):
+        if wanted in ("auto", make.__name__.rsplit("_", 1)[1].replace("dispatch", "libdispatch")):
+            found = make()
+            if found is not None:
+                return found
+    if wanted == "none":
+        return _inline
+    raise ValueError(
+        f"TILEWRIGHT_PARALLEL={wanted}: not on this machine; use auto, openmp, libdispatch, threads or none"
+    )
+
+
+def _make_threads() -> Provider:
+    return ThreadProvider()
+
+
+def _find_openmp() -> Provider | None:
+    if _forked:  # an OpenMP runtime's threads don't survive fork(), and it would wait for them
+        return None
+    for path in _openmp_in_process():
+        provider = _open(path)
+        if provider is not None:
+            return provider
+    # LLVM's and Intel's runtimes refuse to be loaded twice, so a second copy could break a library that
+    # is imported later; GNU's may be loaded at any time.
+    return _open("libgomp.so.1") if sys.platform != "darwin" else None
+
+
+def _open(path: str) -> Provider | None:
+    try:
+        return OpenMPProvider(ctypes.CDLL(path), path)
+    except (OSError, AttributeError):
+        return None
+
+
+def _find_dispatch() -> Provider | None:
+    if sys.platform != "darwin":
+        return None
+    try:
+        return DispatchProvider(ctypes.CDLL(None))
+    except (OSError, AttributeError):
+        return None
+
+
+def _openmp_in_process() -> list[str]:
+    names = ("libgomp", "libiomp5", "libomp")
+    return [path for path in _loaded_libraries() if os.path.basename(path).startswith(names)]
+
+
+def _loaded_libraries() -> Iterator[str]:
+    """Paths of the shared libraries in this process, where the system tells."""
+    if os.name != "posix":
+        return
+    process = ctypes.CDLL(None)
+    if hasattr(process, "_dyld_image_count"):  # macOS
+        process._dyld_get_image_name.restype = ctypes.c_char_p
+        for number in range(process._dyld_image_count()):
+            yield os.fsdecode(process._dyld_get_image_name(number) or b"")
+    elif hasattr(process, "dl_iterate_phdr"):  # Linux and the BSDs
+        found: list[str] = []
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        def visit(info: int, size: int, data: int) -> int:
+            # struct dl_phdr_info: the address, then the name
+            name = ctypes.cast(info, ctypes.POINTER(ctypes.c_char_p))[1]
+            found.append(os.fsdecode(name or b""))
+            return 0
+
+        process.dl_iterate_phdr(visit, None)
+        yield from found
+
+
+def _after_fork() -> None:
+    global _provider, _provider_lock, _forked
+    _provider, _provider_lock, _forked = None, threading.Lock(), True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
