@@ -34,6 +34,10 @@ class ShapeError(TilewrightError):
     """Shapes that do not fit together, or an input outside an engine's range."""
 
 
+class InputError(TilewrightError):
+    """An engine was called with an input it cannot take: a wrong name, element type, device or kind."""
+
+
 class EngineError(TilewrightError):
     """An engine file does not load; the message says exactly why."""
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from tilewright.symbolic import Size, Symbol
+from tilewright.symbolic import Size, Symbol, floor_divide, lift, simplify
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output: name, dtype name and shape. `mutates` names the input an output aliases."""
+    """An input or output: name, dtype name and shape.
+
+    `mutates` names the input whose memory an output is; an input that the run updates in place names itself.
+    """
 
     name: str
     dtype: str
@@ -77,3 +80,16 @@ class Plan:
     steps: list[Step]
     arena_bytes: Size
     scratch_bytes: int  # of one worker: the largest of all binaries
+    nanoseconds: Size = 0  # rough estimate of a whole run on one core; 0 when unknown
+
+
+# One core, roughly: what decides whether work is worth sharing, never what is reported as speed.
+_BYTES_PER_NANOSECOND = 8
+_OPERATIONS_PER_NANOSECOND = 32
+
+
+def estimate_nanoseconds(bytes_moved: Size, operations: Size) -> Size:
+    """A rough time on one core for so many bytes moved and arithmetic operations."""
+    return simplify(
+        lift(floor_divide(bytes_moved, _BYTES_PER_NANOSECOND)) + floor_divide(operations, _OPERATIONS_PER_NANOSECOND)
+    )
