@@ -243,7 +243,8 @@ class LLVMBuilder:
         note = ""
         if weights:
             listed = ", ".join(f"i32 {weight}" for weight in weights)
-            note = f", !prof {self.module.metadata(f'!{{!"branch_weights", {listed}}}')}"
+            node = '!{!"branch_weights", ' + listed + "}"
+            note = f", !prof {self.module.metadata(node)}"
         self._terminate(f"br i1 {condition.text}, label %{then.label}, label %{otherwise.label}{note}")
 
     def switch(self, value: LLVMValue, default: Block, cases: Sequence[tuple[int, Block]]) -> None:
@@ -481,7 +482,7 @@ class LLVMBuilder:
         return_type: str | None = None,
         overloads: Sequence[str] | None = None,
     ) -> LLVMValue:
-        """``llvm.<name>`` overloaded on `overloads`, returning `return_type`; both default to the first argument's type."""
+        """``llvm.<name>`` overloaded on `overloads`, returning `return_type` (default: the first argument's type)."""
         result = return_type or arguments[0].type
         mangled = "".join(
             "." + suffix(type_text) for type_text in (overloads if overloads is not None else [arguments[0].type])
