@@ -22,6 +22,10 @@ class LaunchError(TilewrightError):
     """A kernel was called with arguments it cannot take."""
 
 
+class ExecutionError(TilewrightError):
+    """A kernel did what it must not while it was interpreted: access out of bounds, failed assertion, …"""
+
+
 class UnsupportedOperationError(TilewrightError):
     """A model uses operations that no importer rule knows; lists all of them."""
 

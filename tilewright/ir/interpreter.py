@@ -1,0 +1,283 @@
+"""Runs Tile IR on NumPy arrays: with `ir.ops`, the definition of what a kernel means.
+
+    run(function, [x, y, out, 1000], grid=(4,))
+
+Program instances run one after the other, x fastest.  Blocks are arrays of the element type's NumPy dtype,
+pointers int64 addresses (`ir.memory`).  An access outside its buffer, a failed `assert` or `assume`, or a step
+that is not positive stops the run with an `ExecutionError` that names operation, source line and instance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import ExecutionError, InvalidIRError, LaunchError
+from tilewright.ir import semantics
+from tilewright.ir.core import Function, Operation, Parameter, Region, Value
+from tilewright.ir.memory import Memory, Pointer
+from tilewright.ir.ops import OPS, constant_value
+from tilewright.ir.types import PointerType, TensorType
+
+Array = np.ndarray
+
+
+def run(function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,)) -> None:
+    """Run all instances of a kernel over `grid` (up to three extents).
+
+    `arguments` fit the parameters in order: for pointers, arrays (any strides; the pointer is to the first
+    element, the span of the array may be reached), `Pointer(array, element offset)` or None; for the rest, numbers.
+    Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
+    """
+    extents = (*grid, 1, 1, 1)[:3]
+    memory = Memory()
+    parameters = zip(function.region.arguments, function.parameters, arguments, strict=False)
+    if len(arguments) != len(function.parameters):
+        raise LaunchError(f"{function.name} takes {len(function.parameters)} arguments, not {len(arguments)}")
+    initial = {value: _argument(value.type, facts, given, memory) for value, facts, given in parameters}
+    for z, y, x in itertools.product(*(range(extent) for extent in reversed(extents))):
+        _Instance(memory, (x, y, z), extents, dict(initial)).region(function.region)
+
+
+def evaluate(operation: Operation, operands: Sequence[Array]) -> list[Array]:
+    """The results of an operation that has a NumPy meaning in the op table, from its operands' values."""
+    info = OPS[operation.opcode]
+    assert info.evaluate is not None
+    attributes = {name: operation.attributes[name] for name in info.attributes}
+    results = info.evaluate(*operands, **attributes)
+    return list(results) if isinstance(results, tuple) else [np.asarray(results)]
+
+
+def _argument(type_: TensorType, facts: Parameter, given: Any, memory: Memory) -> Array:
+    if isinstance(type_.element, PointerType):
+        return np.asarray(_address(type_.element, facts, given, memory), np.int64)
+    try:
+        value = constant_value(given.item() if isinstance(given, np.generic) else given, type_.dtype)
+    except (InvalidIRError, TypeError, ValueError) as error:
+        raise LaunchError(f"argument {facts.name}: expected a number of type {type_}: {error}") from None
+    if type_.dtype.is_integer and int(value) % facts.divisibility:
+        raise LaunchError(f"argument {facts.name} = {value} is not divisible by {facts.divisibility} as promised")
+    return semantics.constant(value=value, dtype=type_.dtype, shape=())
+
+
+def _address(element: PointerType, facts: Parameter, given: Any, memory: Memory) -> int:
+    pointer = Pointer(given) if isinstance(given, np.ndarray) else given
+    if pointer is None:
+        return 0
+    if not isinstance(pointer, Pointer):
+        raise LaunchError(f"argument {facts.name}: expected an array for {element}, got {type(given).__name__}")
+    array, offset = pointer.array, pointer.offset
+    if array.dtype.itemsize != element.element.itemsize:
+        raise LaunchError(f"argument {facts.name}: an array of {array.dtype} cannot be seen as {element}")
+    if (array.ctypes.data + offset * array.dtype.itemsize) % facts.divisibility:
+        raise LaunchError(f"argument {facts.name}: its address is not divisible by {facts.divisibility} as promised")
+    return memory.add(array, facts.name, offset)
+
+
+class _Instance:
+    """One program instance: its place in the grid and the values computed so far."""
+
+    def __init__(
+        self, memory: Memory, index: tuple[int, ...], extents: tuple[int, ...], values: dict[Value, Array]
+    ) -> None:
+        self.memory, self.index, self.extents, self.values = memory, index, extents, values
+
+    def region(self, region: Region, arguments: Sequence[Array] = ()) -> list[Array]:
+        """Run a region; the operands of its terminator."""
+        self.values.update(zip(region.arguments, arguments, strict=False))
+        for operation in region.operations[:-1]:
+            self.operation(operation)
+        return [self.values[value] for value in region.terminator.operands]
+
+    def operation(self, operation: Operation) -> None:
+        operands = [self.values[value] for value in operation.operands]
+        handler = _HANDLERS.get(operation.opcode)
+        try:
+            results = handler(self, operation, operands) if handler else evaluate(operation, operands)
+        except (ExecutionError, IndexError) as error:
+            if isinstance(error, ExecutionError) and "program instance" in str(error):
+                raise
+            place = operation.location or "<unknown location>"
+            raise ExecutionError(f"{place}: {operation.opcode} in program instance {self.index}: {error}") from None
+        self.values.update(zip(operation.results, results, strict=True))
+
+    # Grid and memory
+
+    def program_id(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        return [np.asarray(self.index[_axis(operation)], np.int32)]
+
+    def num_programs(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        return [np.asarray(self.extents[_axis(operation)], np.int32)]
+
+    def offset(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        pointer, count = operands
+        return [np.asarray(pointer + count.astype(np.int64) * _pointee(operation).itemsize)]
+
+    def load(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        pointer, *rest = operands
+        dtype = _pointee(operation)
+        if not rest:
+            return [self.memory.read(pointer, dtype)]
+        mask = rest[0]
+        result = np.array(rest[1]) if len(rest) > 1 else np.zeros(pointer.shape, dtype.numpy)
+        result[mask] = self.memory.read(pointer[mask], dtype)
+        return [result]
+
+    def store(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        pointer, value, *rest = operands
+        mask = rest[0] if rest else np.ones(pointer.shape, np.bool_)
+        self.memory.write(pointer[mask], value[mask], _pointee(operation))
+        return []
+
+    def atomic_rmw(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        pointer, value, *rest = operands
+        mask = rest[0] if rest else np.ones(pointer.shape, np.bool_)
+        combine = _ATOMIC[str(operation.attributes["kind"])]
+        return [self.one_by_one(operation, pointer, mask, lambda old, lane: combine(old, value[lane]))]
+
+    def atomic_cas(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        pointer, expected, value = operands
+
+        def exchange(old: Array, lane: tuple[int, ...]) -> Array:
+            return value[lane] if old.tobytes() == expected[lane].tobytes() else old
+
+        return [self.one_by_one(operation, pointer, np.ones(pointer.shape, np.bool_), exchange)]
+
+    def one_by_one(
+        self, operation: Operation, pointer: Array, mask: Array, update: Callable[[Array, tuple[int, ...]], Array]
+    ) -> Array:
+        """Replace memory lane after lane; the old values."""
+        dtype = _pointee(operation)
+        result = np.zeros(pointer.shape, dtype.numpy)
+        for lane in np.ndindex(pointer.shape):
+            if mask[lane]:
+                address = np.asarray(pointer[lane])
+                old = self.memory.read(address, dtype)
+                result[lane] = old
+                self.memory.write(address, np.asarray(update(old, lane)), dtype)
+        return result
+
+    # Reduction
+
+    def reduce(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        """Neighbours are combined until one is left, so that an associative function is enough."""
+        (region,), axis = operation.regions, _axis(operation)
+        blocks = [np.moveaxis(block, axis, 0) for block in operands]
+        while blocks[0].shape[0] > 1:
+            paired = blocks[0].shape[0] // 2 * 2
+            left, right = ([block[start:paired:2] for block in blocks] for start in (0, 1))
+            rest = [block[paired:] for block in blocks]
+            combined = self.combine(region, left, right)
+            blocks = [np.concatenate(parts) for parts in zip(combined, rest, strict=True)]
+        return [np.asarray(block[0]) for block in blocks]
+
+    def scan(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        """After the step of distance d every element holds the combination of the 2 d that end in it."""
+        (region,), axis = operation.regions, _axis(operation)
+        direction = slice(None, None, -1 if operation.attributes["reverse"] else 1)
+        blocks = [np.moveaxis(block, axis, 0)[direction] for block in operands]
+        distance = 1
+        while distance < blocks[0].shape[0]:
+            left = [block[:-distance] for block in blocks]
+            combined = self.combine(region, left, [block[distance:] for block in blocks])
+            blocks = [np.concatenate([block[:distance], new]) for block, new in zip(blocks, combined, strict=True)]
+            distance *= 2
+        return [np.moveaxis(block[direction], 0, axis) for block in blocks]
+
+    def combine(self, region: Region, left: list[Array], right: list[Array]) -> list[Array]:
+        """A combine region on blocks: as one, for its operations are elementwise; with control flow, one by one."""
+        if not any(operation.regions for operation in region.operations):
+            results = self.region(region, [*left, *right])
+            return [np.broadcast_to(result, left[0].shape) for result in results]
+        outputs = [np.empty(block.shape, block.dtype) for block in left]
+        for lane in np.ndindex(left[0].shape):
+            scalars = [np.asarray(block[lane]) for block in (*left, *right)]
+            for output, result in zip(outputs, self.region(region, scalars), strict=True):
+                output[lane] = result
+        return outputs
+
+    # Control flow
+
+    def for_loop(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        lower, upper, step = (int(bound) for bound in operands[:3])
+        carried = operands[3:]
+        if step <= 0:
+            raise ExecutionError(f"the step {step} is not positive")
+        for index in range(lower, upper, step):
+            carried = self.region(operation.regions[0], [np.asarray(index, operands[0].dtype), *carried])
+        return carried
+
+    def while_loop(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        before, after = operation.regions
+        proceed, *values = self.region(before, operands)
+        while proceed:
+            proceed, *values = self.region(before, self.region(after, values))
+        return values
+
+    def if_branch(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        return self.region(operation.regions[0 if operands[0] else 1])
+
+    # Facts and effects
+
+    def assume(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        if not np.all(operands[0]):
+            raise ExecutionError("the assumption does not hold")
+        return []
+
+    def check(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        if not np.all(operands[0]):
+            raise ExecutionError(f"assertion failed: {operation.attributes['message']}")
+        return []
+
+    def print(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        print(self.index, operation.attributes["prefix"], *operands)
+        return []
+
+    def barrier(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        return []
+
+
+def _axis(operation: Operation) -> int:
+    axis = operation.attributes["axis"]
+    assert isinstance(axis, int)
+    return axis
+
+
+def _pointee(operation: Operation) -> DType:
+    element = operation.operands[0].type.element
+    assert isinstance(element, PointerType)
+    return element.element
+
+
+_ATOMIC: dict[str, Callable[[Array, Array], Array]] = {
+    "add": lambda old, value: semantics.add(old, np.asarray(value)),
+    "max": lambda old, value: semantics.maximum(old, np.asarray(value), propagate_nan=False),
+    "min": lambda old, value: semantics.minimum(old, np.asarray(value), propagate_nan=False),
+    "and": lambda old, value: old & value,
+    "or": lambda old, value: old | value,
+    "xor": lambda old, value: old ^ value,
+    "exchange": lambda old, value: value,
+}
+
+_HANDLERS: dict[str, Callable[[_Instance, Operation, list[Array]], list[Array]]] = {
+    "program_id": _Instance.program_id,
+    "num_programs": _Instance.num_programs,
+    "offset": _Instance.offset,
+    "load": _Instance.load,
+    "store": _Instance.store,
+    "atomic_rmw": _Instance.atomic_rmw,
+    "atomic_cas": _Instance.atomic_cas,
+    "reduce": _Instance.reduce,
+    "scan": _Instance.scan,
+    "for": _Instance.for_loop,
+    "while": _Instance.while_loop,
+    "if": _Instance.if_branch,
+    "assume": _Instance.assume,
+    "assert": _Instance.check,
+    "print": _Instance.print,
+    "barrier": _Instance.barrier,
+}

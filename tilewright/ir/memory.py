@@ -1,0 +1,131 @@
+"""Memory of the interpreter: NumPy arrays at virtual addresses, every access checked.
+
+A pointer is an int64: the number of its buffer in the high bits, the byte offset from the buffer's start
+(biased, so that it may be negative on the way) in the low ones.  Pointers thus survive arithmetic and casts
+to integers, and an access is known to be inside its own buffer or not.  Real addresses, which a kernel may
+load from memory, are found by searching the buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import ExecutionError
+
+_OFFSET_BITS = 44
+_BIAS = 1 << (_OFFSET_BITS - 1)
+_FIRST = 1 << 15  # buffers begin at 2**59: above every address of a real machine
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A pointer argument: the element `offset` of the memory that `array` spans."""
+
+    array: np.ndarray
+    offset: int = 0
+
+
+@dataclass
+class _Buffer:
+    name: str
+    bytes: np.ndarray  # uint8, one dimension
+    views: dict[np.dtype, np.ndarray] = field(default_factory=dict)
+
+    def view(self, dtype: np.dtype) -> np.ndarray:
+        if dtype not in self.views:
+            whole = self.bytes.size // dtype.itemsize * dtype.itemsize
+            self.views[dtype] = self.bytes[:whole].view(dtype)
+        return self.views[dtype]
+
+
+class Memory:
+    """The buffers that one launch may reach."""
+
+    def __init__(self) -> None:
+        self.buffers: list[_Buffer] = []
+
+    def add(self, array: np.ndarray, name: str, offset: int = 0) -> int:
+        """The address of element `offset` of the first element of `array`, whose whole span becomes reachable."""
+        flat, first = _span(array)
+        self.buffers.append(_Buffer(name, flat))
+        number = _FIRST + len(self.buffers) - 1
+        return (number << _OFFSET_BITS) + _BIAS + first + offset * array.dtype.itemsize
+
+    def read(self, addresses: np.ndarray, dtype: DType) -> np.ndarray:
+        """The elements at `addresses` (any shape); raises `ExecutionError` when one is not inside a buffer."""
+        stored = np.dtype(np.uint8) if dtype.is_bool else dtype.numpy
+        result = np.empty(addresses.shape, stored)
+        for buffer, offsets, lanes in self._resolve(addresses, dtype):
+            result[lanes] = buffer.view(stored)[offsets // stored.itemsize]
+        return result != 0 if dtype.is_bool else result
+
+    def write(self, addresses: np.ndarray, values: np.ndarray, dtype: DType) -> None:
+        """Store `values` (of the addresses' shape); of several at one address the last remains."""
+        stored = np.dtype(np.uint8) if dtype.is_bool else dtype.numpy
+        values = np.asarray(values).astype(stored, copy=False)
+        for buffer, offsets, lanes in self._resolve(addresses, dtype):
+            if not buffer.bytes.flags.writeable:
+                raise ExecutionError(f"store to {buffer.name}, which is a read-only array")
+            buffer.view(stored)[offsets // stored.itemsize] = values[lanes]
+
+    def _resolve(self, addresses: np.ndarray, dtype: DType) -> list[tuple[_Buffer, np.ndarray, np.ndarray]]:
+        """For each buffer that is met: the byte offsets, checked, and which lanes they belong to."""
+        addresses = self._virtual(addresses)
+        numbers = addresses >> _OFFSET_BITS
+        offsets = (addresses & ((1 << _OFFSET_BITS) - 1)) - _BIAS
+        parts = []
+        for number in np.unique(numbers):
+            lanes = numbers == number
+            buffer = self.buffers[int(number) - _FIRST]
+            chosen = offsets[lanes]
+            _check(buffer, chosen, dtype)
+            parts.append((buffer, chosen, lanes))
+        return parts
+
+    def _virtual(self, addresses: np.ndarray) -> np.ndarray:
+        known = (addresses >> _OFFSET_BITS >= _FIRST) & (addresses >> _OFFSET_BITS < _FIRST + len(self.buffers))
+        if np.all(known):
+            return addresses
+        result = addresses.copy()
+        for lane in zip(*np.nonzero(~known), strict=True) if addresses.ndim else [()]:
+            result[lane] = self._from_real(int(addresses[lane]))
+        return result
+
+    def _from_real(self, address: int) -> int:
+        for index, buffer in enumerate(self.buffers):
+            offset = address - buffer.bytes.ctypes.data
+            if 0 <= offset < buffer.bytes.size:
+                return ((_FIRST + index) << _OFFSET_BITS) + _BIAS + offset
+        what = "a null pointer" if address == 0 else f"address {address:#x}"
+        raise ExecutionError(f"access through {what}, which is in no argument of the kernel")
+
+
+def _span(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """The bytes from the lowest to the highest element of an array, and where its first element is."""
+    low = array
+    for axis, stride in enumerate(array.strides):
+        if stride < 0:
+            low = np.flip(low, axis)
+    if not array.size:
+        return np.zeros(0, np.uint8), 0
+    size = array.dtype.itemsize + sum((n - 1) * stride for n, stride in zip(low.shape, low.strides, strict=True))
+    count = size // array.dtype.itemsize
+    flat = np.lib.stride_tricks.as_strided(low, (count,), (array.dtype.itemsize,), writeable=array.flags.writeable)
+    return flat.view(np.uint8), array.ctypes.data - low.ctypes.data
+
+
+def _check(buffer: _Buffer, offsets: np.ndarray, dtype: DType) -> None:
+    size = dtype.itemsize
+    outside = (offsets < 0) | (offsets > buffer.bytes.size - size)
+    if np.any(outside):
+        element = int(offsets[outside].flat[0]) // size
+        count = buffer.bytes.size // size
+        raise ExecutionError(
+            f"access out of bounds: element {element} of {buffer.name}, which has {count} elements of {dtype}"
+            f" ({int(outside.sum())} of {offsets.size} lanes are outside)"
+        )
+    if np.any(offsets % size):
+        raise ExecutionError(f"access to {buffer.name} that is not aligned to its element type {dtype}")
