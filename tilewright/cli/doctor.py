@@ -74,14 +74,14 @@ def check_cpu() -> None:
 
 def report() -> dict[str, Any]:
     """Everything `doctor` prints, as data."""
-    from tilewright import runtime
+    from tilewright.runtime import parallel
 
     return {
         "tilewright": importlib.metadata.version("tilewright"),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "threads": settings.threads,
-        "threading": runtime.parallel.provider_name(),
+        "threading": parallel.provider_name(),
         "cache": str(settings.cache_directory),
         "targets": targets(),
         "packages": packages(),

@@ -61,12 +61,18 @@ def gather_inputs(specs: list[TensorSpec], files: list[str], sizes: dict[str, in
         if not separator or name not in names:
             raise typer.BadParameter(f"{text!r}: expected NAME=FILE.npy with NAME one of {', '.join(names)}")
         given[name] = np.load(Path(path), allow_pickle=False)
-    generator = np.random.default_rng(seed)
     for spec in specs:
-        for size, dimension in zip(spec.shape, given[spec.name].shape if spec.name in given else (), strict=False):
-            if not isinstance(size, int) and len(free_symbols(size)) == 1:
-                (symbol,) = free_symbols(size)
-                if str(size) == symbol.name:
-                    sizes[symbol.name] = dimension
-    return {spec.name: given.get(spec.name, None) if spec.name in given else random_input(spec, sizes, generator)
-            for spec in specs}  # fmt: skip
+        if spec.name in given:
+            _bind_sizes(spec, given[spec.name], sizes)
+    generator = np.random.default_rng(seed)
+    return {
+        spec.name: given[spec.name] if spec.name in given else random_input(spec, sizes, generator) for spec in specs
+    }
+
+
+def _bind_sizes(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
+    """Take the sizes that a given array fixes, so that random inputs fit it."""
+    for size, extent in zip(spec.shape, array.shape, strict=False):
+        names = {symbol.name for symbol in free_symbols(size)}
+        if names == {str(size)}:
+            sizes[str(size)] = extent
