@@ -1,0 +1,171 @@
+"""Groups in the making: which node belongs to which group, and whether two groups may become one.
+
+Groups run one after the other, each as a whole.  So a merge is legal only when no path leads out of
+the merged group and back in; `Drafts.may_merge` checks that on the graph of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import kind_of
+
+
+@dataclass(eq=False)
+class Draft:
+    """A group in the making. `nodes` are positions in the graph; `copies` positions of nodes that
+    other groups have (or may have) as well and that this one computes again for itself."""
+
+    kind: str
+    nodes: set[int]
+    anchor: int | None = None
+    copies: set[int] = field(default_factory=set)
+
+    @property
+    def first(self) -> int:
+        return min(self.nodes)
+
+    @property
+    def last(self) -> int:
+        return max(self.nodes)
+
+
+class Drafts:
+    """All groups in the making of one graph; every node starts as a group of its own."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes = graph.nodes
+        self.position = {output: index for index, node in enumerate(graph.nodes) for output in node.outputs}
+        self.readers: dict[Value, list[int]] = {}
+        for index, node in enumerate(graph.nodes):
+            for item in node.inputs:
+                if item is not None:
+                    self.readers.setdefault(item, []).append(index)
+        self.results = set(graph.results())
+        self.owner: list[Draft] = [self._single(index, node) for index, node in enumerate(graph.nodes)]
+
+    @staticmethod
+    def _single(index: int, node: Node) -> Draft:
+        # A broadcast is an elementwise op that reads its input at fewer coordinates.
+        kind = "elementwise" if node.op == "broadcast_to" else kind_of(node.op)
+        return Draft(kind, {index}, None if kind == "elementwise" else index)
+
+    def all(self) -> Iterator[Draft]:
+        """Every group once, in the order of its first node."""
+        seen: set[int] = set()
+        for draft in self.owner:
+            if id(draft) not in seen:
+                seen.add(id(draft))
+                yield draft
+
+    def producer(self, value: Value | None) -> int | None:
+        """The position of the node that computes a value."""
+        return None if value is None else self.position.get(value)
+
+    def members(self, draft: Draft) -> list[int]:
+        """Own nodes and copies, in graph order."""
+        return sorted(draft.nodes | draft.copies)
+
+    def inputs(self, draft: Draft) -> list[Value]:
+        """What the group reads and does not compute, in order of first use."""
+        members = draft.nodes | draft.copies
+        found: dict[Value, None] = {}
+        for index in sorted(members):
+            for item in self.nodes[index].inputs:
+                if item is not None and self.position.get(item) not in members:
+                    found[item] = None
+        return list(found)
+
+    def outputs(self, draft: Draft) -> list[Value]:
+        """What the group computes and nodes outside read, or the graph returns."""
+        found = []
+        for index in sorted(draft.nodes):
+            for output in self.nodes[index].outputs:
+                outside = any(reader not in draft.nodes for reader in self.readers.get(output, ()))
+                if outside or output in self.results:
+                    found.append(output)
+        return found
+
+    def live(self) -> dict[Draft, list[Value]]:
+        """The groups that must run, with what each has to store.
+
+        A group whose nodes are all repeated inside the groups that read them need not run.
+        """
+        waiting = [self.owner[self.position[value]] for value in self.results if value in self.position]
+        read: set[Value] = set(self.results)
+        found: set[Draft] = set()
+        while waiting:
+            draft = waiting.pop()
+            if draft in found:
+                continue
+            found.add(draft)
+            for value in self.inputs(draft):
+                read.add(value)
+                index = self.position.get(value)
+                if index is not None:
+                    waiting.append(self.owner[index])
+        stored: dict[Draft, list[Value]] = {}
+        for draft in self.all():
+            if draft in found:
+                computed = [output for index in sorted(draft.nodes) for output in self.nodes[index].outputs]
+                stored[draft] = [output for output in computed if output in read]
+        return stored
+
+    def depends(self, draft: Draft, on: Draft) -> bool:
+        """Whether `draft` needs, directly or not, something that `on` computes."""
+        seen: set[int] = set()
+        waiting = [draft]
+        while waiting:
+            current = waiting.pop()
+            for value in self.inputs(current):
+                index = self.position.get(value)
+                if index is None:
+                    continue
+                source = self.owner[index]
+                if source is on:
+                    return True
+                if id(source) not in seen and source.last > on.first:
+                    seen.add(id(source))
+                    waiting.append(source)
+        return False
+
+    def may_merge(self, earlier: Draft, later: Draft) -> bool:
+        """Whether both can run as one: nothing that `later` reads from a third group needs `earlier`,
+        and the other way round."""
+        return not self.depends_through_others(later, earlier) and not self.depends_through_others(earlier, later)
+
+    def depends_through_others(self, draft: Draft, on: Draft) -> bool:
+        """Whether `draft` needs `on` by way of a third group."""
+        sources = {self.owner[i] for i in map(self.producer, self.inputs(draft)) if i is not None}
+        return any(source is not on and source is not draft and self.depends(source, on) for source in sources)
+
+    def merge(self, into: Draft, other: Draft) -> None:
+        """Make `other` part of `into`."""
+        into.nodes |= other.nodes
+        into.copies = (into.copies | other.copies) - into.nodes
+        for index in other.nodes:
+            self.owner[index] = into
+
+    def snapshot(self, draft: Draft) -> tuple[set[int], set[int]]:
+        """What `restore` needs to undo merges into a group."""
+        return set(draft.nodes), set(draft.copies)
+
+    def restore(self, draft: Draft, saved: tuple[set[int], set[int]]) -> None:
+        """Undo merges of single elementwise nodes into a group."""
+        for index in draft.nodes - saved[0]:
+            self.owner[index] = self._single(index, self.nodes[index])
+        draft.nodes, draft.copies = saved
+
+    def readers_of(self, draft: Draft) -> Iterable[int]:
+        """Nodes outside that read what the group computes, in graph order."""
+        found = {
+            reader
+            for index in draft.nodes
+            for output in self.nodes[index].outputs
+            for reader in self.readers.get(output, ())
+            if reader not in draft.nodes
+        }
+        return sorted(found)

@@ -1,0 +1,154 @@
+"""Static memory planning with symbolic sizes.
+
+Every tensor between two steps gets one place in an arena for the steps in which it is alive.  The
+plan must be right for every value of the symbols, so offsets are symbolic as well:
+
+    size          live      family        place
+    1536*b*s      0..1      b*s           0
+    512*b*s       1..2      b*s           1536*b*s
+    1024*b*s      2..3      b*s           0
+    256           1..3      (none)        2048*b*s
+
+Tensors whose size is a multiple of the same product of symbols form a family: inside it offsets are
+integer multiples of that product, packed like plain integers (each at the lowest gap where it fits,
+largest tensors first), which is exact for all values at once.  Other tensors share slots: a slot is
+as large as the maximum of its tenants, which never live at the same time.  Families and slots lie
+one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.symbolic import (
+    Monomial,
+    Size,
+    evaluate,
+    lift,
+    lower_bound,
+    maximum,
+    round_up,
+    simplify,
+    upper_bound,
+)
+
+ALIGNMENT = 64
+_LEAST_FACTOR = 1024  # rounding a smaller factor up to the alignment would waste more than 6 percent
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A tensor of `bytes` that is alive from step `first` to step `last`, both included."""
+
+    name: str
+    bytes: Size
+    first: int
+    last: int
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether both are alive at some step."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where each interval lies: byte offsets by name, all multiples of 64, and the arena's size."""
+
+    offsets: Mapping[str, Size]
+    total: Size
+    intervals: tuple[Interval, ...] = field(default=(), repr=False)
+
+    def least_bytes(self, symbols: Mapping[str, int]) -> int:
+        """No plan can use less: the most bytes that are alive at one step, for given symbol values."""
+        sizes = [(item, -(-evaluate(item.bytes, symbols) // ALIGNMENT) * ALIGNMENT) for item in self.intervals]
+        steps = {item.first for item in self.intervals}
+        return max((sum(n for item, n in sizes if item.first <= step <= item.last) for step in steps), default=0)
+
+    def report(self, symbols: Mapping[str, int]) -> str:
+        """One line that compares the arena with the lower bound."""
+        used, least = evaluate(self.total, symbols), self.least_bytes(symbols)
+        sizes = ", ".join(f"{name}={value}" for name, value in symbols.items())
+        share = f"{100 * used / least:.0f} %" if least else "nothing"
+        return f"arena {used} bytes for {sizes or 'fixed sizes'}: {share} of the lower bound {least}"
+
+
+def plan_memory(intervals: Sequence[Interval]) -> MemoryPlan:
+    """A place for every interval; two that are alive together never overlap, for all symbol values."""
+    families: dict[Monomial, list[tuple[Interval, int]]] = {}
+    others: list[Interval] = []
+    for item in intervals:
+        found = _family(item.bytes)
+        if found is None:
+            others.append(item)
+        else:
+            families.setdefault(found[0], []).append((item, found[1]))
+    offsets: dict[str, Size] = {}
+    base: Size = 0
+    for monomial, members in families.items():
+        places, extent = _pack(members)
+        unit = lift(1) if monomial == () else lift(0) + _product(monomial)
+        for name, place in places.items():
+            offsets[name] = simplify(lift(base) + lift(unit) * place)
+        base = simplify(lift(base) + lift(unit) * extent)
+    for tenants, size in _slots(others):
+        for item in tenants:
+            offsets[item.name] = base
+        base = simplify(lift(base) + size)
+    return MemoryPlan(offsets, base, tuple(intervals))
+
+
+def _product(monomial: Monomial) -> Size:
+    from tilewright.symbolic import Expression
+
+    return Expression(((monomial, 1),))
+
+
+def _family(size: Size) -> tuple[Monomial, int] | None:
+    """The product of symbols that a size is a multiple of, and the aligned factor."""
+    terms = lift(size).terms
+    if not terms:
+        return (), 0
+    if len(terms) != 1:
+        return None
+    monomial, factor = terms[0]
+    if monomial != () and (factor < _LEAST_FACTOR and factor % ALIGNMENT):
+        return None
+    if lower_bound(_product(monomial)) < 0:
+        return None
+    return monomial, -(-factor // ALIGNMENT) * ALIGNMENT
+
+
+def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
+    """Offsets for integer sizes: largest first, each at the lowest gap between its live neighbours."""
+    placed: list[tuple[Interval, int, int]] = []
+    for item, size in sorted(members, key=lambda member: (-member[1], member[0].first)):
+        busy = sorted((start, end) for other, start, end in placed if item.overlaps(other))
+        start = 0
+        for low, high in busy:
+            if start + size <= low:
+                break
+            start = max(start, high)
+        placed.append((item, start, start + size))
+    return {item.name: start for item, start, _ in placed}, max((end for _, _, end in placed), default=0)
+
+
+def _slots(intervals: list[Interval]) -> list[tuple[list[Interval], Size]]:
+    """Groups of intervals that are never alive together, with a size that covers each of them."""
+    slots: list[tuple[list[Interval], Size]] = []
+    for item in sorted(intervals, key=lambda item: (-upper_bound(item.bytes), item.first)):
+        size = round_up(item.bytes, ALIGNMENT)
+        for position, (tenants, extent) in enumerate(slots):
+            if not any(item.overlaps(other) for other in tenants):
+                slots[position] = ([*tenants, item], _cover(extent, size))
+                break
+        else:
+            slots.append(([item], size))
+    return slots
+
+
+def _cover(left: Size, right: Size) -> Size:
+    """A size that is never below either; one of the two when it dominates."""
+    if lower_bound(simplify(lift(left) - right)) >= 0:
+        return left
+    return right if lower_bound(simplify(lift(right) - left)) >= 0 else maximum(left, right)

@@ -1,0 +1,190 @@
+"""The machinery of graph passes: one forward walk that offers every node to a table of rules.
+
+A rule is a function `rule(node, rewriter) -> Value | None`.  It looks at the node and, through the
+rewriter, at the producers of its inputs (already rewritten), may append new nodes with
+`rewriter.op(...)`, and returns the value that takes the place of the node's output; None means "not
+mine".  Nodes that nobody reads any more are dropped.  `apply_rules` walks until nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from tilewright.dtypes import DType, from_numpy
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import infer_types, normalize
+
+Rule = Callable[[Node, "Rewriter"], Union[Value, None]]
+Rules = Mapping[str, Sequence[Rule]]  # by op name
+
+_MOST_SWEEPS = 64
+_LARGEST_UNIFORM = 1 << 16  # constants above this many elements are not searched for a common value
+
+
+class Rewriter:
+    """A new graph being made from an old one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.old = graph
+        self.changed = False
+        self.nodes: list[Node] = []
+        self.constants: dict[Value, np.ndarray] = dict(graph.constants)
+        self._map: dict[Value, Value] = {}
+        self._producers: dict[Value, Node] = {}
+        self._names = {value.name for value in [*graph.inputs, *graph.constants]}
+        self._names.update(output.name for node in graph.nodes for output in node.outputs)
+        self._uses: dict[Value, int] = _count_uses(graph)
+        self._numbers: dict[tuple[DType, str], Value] = {}
+        self._uniform: dict[Value, float | None] = {}
+        self._source = ""
+        self._fresh: set[Value] = set()
+
+    # What rules look at
+
+    def producer(self, value: Value | None, *ops: str) -> Node | None:
+        """The node that computes a value, if there is one and it is one of `ops` (any, without)."""
+        node = self._producers.get(value) if value is not None else None
+        return node if node is not None and (not ops or node.op in ops) else None
+
+    def constant(self, value: Value | None) -> np.ndarray | None:
+        """The data of a constant."""
+        return None if value is None else self.constants.get(value)
+
+    def uniform(self, value: Value | None) -> float | None:
+        """The number that every element of a constant (or `full`) equals, as a Python float."""
+        if value is None:
+            return None
+        if value not in self._uniform:
+            self._uniform[value] = self._find_uniform(value)
+        return self._uniform[value]
+
+    def uses(self, value: Value) -> int:
+        """How often the old graph reads a value (results count); 0 for values made in this walk."""
+        return self._uses.get(value, 0)
+
+    # What rules make
+
+    def op(self, op: str, inputs: Sequence[Value | None], **attributes: Any) -> Value:
+        """Append a node with inferred types; its source is that of the node being rewritten."""
+        values = list(inputs)
+        attributes = normalize(op, values, attributes)
+        outputs = [Value(self.unique(op), dtype, shape) for dtype, shape in infer_types(op, values, attributes)]
+        self._append(Node(op, values, outputs, attributes, self._source))
+        self._fresh.update(outputs)
+        return outputs[0]
+
+    def new_constant(self, data: np.ndarray, name: str) -> Value:
+        """A new constant."""
+        value = Value(self.unique(name), from_numpy(data.dtype), data.shape)
+        self.constants[value] = data
+        return value
+
+    def number(self, number: float, dtype: DType) -> Value:
+        """A scalar constant; equal ones made in this walk are shared."""
+        key = (dtype, repr(number))
+        if key not in self._numbers:
+            self._numbers[key] = self.new_constant(np.array(number, dtype.numpy), f"c_{number:.6g}")
+        return self._numbers[key]
+
+    def unique(self, name: str) -> str:
+        """`name`, with a number appended when it is taken."""
+        candidate, count = name, 0
+        while candidate in self._names:
+            count += 1
+            candidate = f"{name}_{count}"
+        self._names.add(candidate)
+        return candidate
+
+    # The walk
+
+    def run(self, rules: Rules) -> Graph:
+        """Walk once; the same graph object when no rule fired."""
+        for node in self.old.nodes:
+            inputs = [None if item is None else self._map.get(item, item) for item in node.inputs]
+            if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+                node = Node(node.op, inputs, node.outputs, node.attributes, node.source)
+            if not self._rewrite(node, rules.get(node.op, ())):
+                self._append(node)
+        return self.finish() if self.changed else self.old
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Readers of `old` read `new` from here on."""
+        self._map[old] = new
+        self.changed = True
+
+    def finish(self) -> Graph:
+        """The new graph without dead nodes and constants."""
+        old = self.old
+        outputs = [self._map.get(value, value) for value in old.outputs]
+        mutations = {target: self._map.get(value, value) for target, value in old.mutations.items()}
+        result = Graph(old.name, dict(old.symbols), list(old.inputs), outputs, list(old.output_names), self.nodes)
+        result.mutations = mutations
+        result.constants = self.constants
+        return drop_dead(result)
+
+    def _rewrite(self, node: Node, rules: Sequence[Rule]) -> bool:
+        self._source = node.source
+        for rule in rules:
+            self._fresh.clear()
+            result = rule(node, self)
+            if result is not None and result is not node.output:
+                if result in self._fresh:  # the new value takes the place and the name of the old one
+                    result.name = node.output.name
+                self.replace(node.output, result)
+                return True
+        return False
+
+    def _append(self, node: Node) -> None:
+        self.nodes.append(node)
+        for output in node.outputs:
+            self._producers[output] = node
+
+    def _find_uniform(self, value: Value) -> float | None:
+        data = self.constants.get(value)
+        if data is not None:
+            if not 0 < data.size <= _LARGEST_UNIFORM:
+                return None
+            first = data.reshape(-1)[0]
+            return float(first) if data.size == 1 or bool(np.all(data == first)) else None
+        node = self.producer(value, "full")
+        return float(node.attributes["value"]) if node is not None else None
+
+
+def apply_rules(graph: Graph, rules: Rules) -> Graph:
+    """Walk with a table of rules until nothing changes; raises `RuntimeError` if that never happens."""
+    for _ in range(_MOST_SWEEPS):
+        result = Rewriter(graph).run(rules)
+        if result is graph:
+            return graph
+        graph = result
+    raise RuntimeError(f"graph {graph.name}: rules keep firing after {_MOST_SWEEPS} walks: {sorted(rules)}")
+
+
+def drop_dead(graph: Graph) -> Graph:
+    """The graph without nodes and constants that no result needs; the same object when all are needed."""
+    needed = set(graph.results())
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(output in needed for output in node.outputs):
+            kept.append(node)
+            needed.update(item for item in node.inputs if item is not None)
+    constants = {value: data for value, data in graph.constants.items() if value in needed}
+    if len(kept) == len(graph.nodes) and len(constants) == len(graph.constants):
+        return graph
+    result = Graph(graph.name, graph.symbols, graph.inputs, graph.outputs, graph.output_names, kept[::-1])
+    result.mutations, result.constants = graph.mutations, constants
+    return result
+
+
+def _count_uses(graph: Graph) -> dict[Value, int]:
+    uses: dict[Value, int] = {}
+    for node in graph.nodes:
+        for item in node.inputs:
+            if item is not None:
+                uses[item] = uses.get(item, 0) + 1
+    for value in graph.results():
+        uses[value] = uses.get(value, 0) + 1
+    return uses

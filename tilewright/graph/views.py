@@ -1,0 +1,91 @@
+"""Strided views: what a chain of reshapes, permutes and slices of a dense tensor is in memory.
+
+    x [batch, sequence, 1152] dense
+    slice 384..768   offset 384, strides (1152*sequence, 1152, 1)
+    reshape          [batch, sequence, 12, 32], strides (1152*sequence, 1152, 32, 1)
+    permute 0 2 1 3  [batch, 12, sequence, 32], strides (1152*sequence, 32, 1152, 1)
+
+Offsets and strides count elements and may be symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.graph.core import Node
+from tilewright.graph.inference import Shape, slice_extent
+from tilewright.symbolic import Size, lift, modulo, product, simplify
+
+
+@dataclass(frozen=True)
+class View:
+    """Element (i, j, …) lies at `offset + i * strides[0] + j * strides[1] + …`."""
+
+    shape: Shape
+    strides: tuple[Size, ...]
+    offset: Size = 0
+
+
+def dense_view(shape: Shape) -> View:
+    """A whole row-major tensor."""
+    return View(shape, tuple(product(shape[axis + 1 :]) for axis in range(len(shape))))
+
+
+def follow(view: View, node: Node) -> View | None:
+    """The view after one reshape, permute or slice; None when it needs a copy or is another op."""
+    if node.op == "permute":
+        order = node.attributes["order"]
+        return View(tuple(view.shape[axis] for axis in order), tuple(view.strides[axis] for axis in order), view.offset)
+    if node.op == "slice":
+        return _slice(view, node)
+    if node.op == "reshape":
+        strides = _reshaped_strides(view, node.output.shape)
+        return None if strides is None else View(node.output.shape, strides, view.offset)
+    return None
+
+
+def follow_all(view: View | None, nodes: Sequence[Node]) -> View | None:
+    """The view after several nodes in order."""
+    for node in nodes:
+        view = None if view is None else follow(view, node)
+    return view
+
+
+def _slice(view: View, node: Node) -> View:
+    axis, start, step = (node.attributes[key] for key in ("axis", "start", "step"))
+    extent = slice_extent(start, node.attributes["stop"], step)
+    shape = (*view.shape[:axis], extent, *view.shape[axis + 1 :])
+    strides = list(view.strides)
+    offset = simplify(lift(view.offset) + lift(strides[axis]) * start)
+    strides[axis] = simplify(lift(strides[axis]) * step)
+    return View(shape, tuple(strides), offset)
+
+
+def _reshaped_strides(view: View, shape: Shape) -> tuple[Size, ...] | None:
+    """Strides that show the same elements under another shape, where that is possible.
+
+    Both shapes are cut into the smallest runs of dimensions with equal products; a run of old
+    dimensions must be one evenly spaced line, which the new dimensions of the run divide anew.
+    """
+    old = [(extent, stride) for extent, stride in zip(view.shape, view.strides, strict=True) if extent != 1]
+    new = [extent for extent in shape if extent != 1]
+    strides: list[Size] = []
+    while old and new:
+        line, cut = [old.pop(0)], [new.pop(0)]
+        while (have := product([extent for extent, _ in line])) != (want := product(cut)):
+            if modulo(have, want) == 0 and new:
+                cut.append(new.pop(0))
+            elif modulo(want, have) == 0 and old:
+                line.append(old.pop(0))
+            else:
+                return None
+        for (_, stride), (extent, inner) in zip(line, line[1:], strict=False):
+            if stride != simplify(lift(inner) * extent):
+                return None
+        step = line[-1][1]
+        strides += [simplify(lift(product(cut[position + 1 :])) * step) for position in range(len(cut))]
+    if old or new:
+        return None
+    found = iter(strides)
+    return tuple(0 if extent == 1 else next(found) for extent in shape)
