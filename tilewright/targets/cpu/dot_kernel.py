@@ -1,0 +1,189 @@
+"""The innermost loop of the CPU matrix product: one register tile, for a run of the depth.
+
+    tile[i, j] = (tile[i, j] or 0) + sum over k < depth of left[i, k] * right[k, j]
+
+`rows` x `vectors` accumulators stay in registers.  For each k the kernel loads `vectors` vectors of
+the right operand and broadcasts one element of each left row; a multiply-add per accumulator follows.
+With few accumulators the depth is split over several independent sets of them, because one set alone
+would wait for the latency of its own additions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module, vector_type
+
+_CHAINS = 8  # accumulators that keep two multiply-add units busy at a latency of four cycles
+_UNROLL = 2  # steps of the depth in one turn of the loop; more gave nothing and compiles slower
+_SIZES = {"float": 4, "double": 8, "i32": 4}
+
+
+@dataclass(frozen=True)
+class MicroKernel:
+    """One register tile. Strides are in elements; None is a run-time stride (an argument)."""
+
+    element: str  # LLVM type of the left operand and the accumulators: float, double, i32
+    right: str  # LLVM type of the right operand in memory, widened to `element` on the way
+    rows: int
+    vectors: int
+    lanes: int
+    left_row_stride: int | None
+    left_depth_stride: int
+    tile_stride: int
+    signed: bool = True  # of an integer right operand
+
+    @property
+    def name(self) -> str:
+        row_stride = "x" if self.left_row_stride is None else self.left_row_stride
+        tile = f"{self.rows}x{self.vectors * self.lanes}"
+        right = self.right if self.signed else f"u{self.right}"
+        return f"tile.{self.element}.{right}.{tile}.{row_stride}.{self.left_depth_stride}.{self.tile_stride}"
+
+    @property
+    def chains(self) -> int:
+        """Independent sets of accumulators along the depth."""
+        return min(4, max(1, _CHAINS // (self.rows * self.vectors)))
+
+    @property
+    def unroll(self) -> int:
+        return max(_UNROLL, self.chains)
+
+    @property
+    def itemsize(self) -> int:
+        return _SIZES[self.element]
+
+
+def emit_micro_kernel(module: Module, target: CPUTarget, kernel: MicroKernel) -> None:
+    """Add the kernel's function, called `kernel.name`, to the module.
+
+    `void (ptr left, i64 left_row_stride, ptr right, i64 right_stride, ptr tile, i64 depth, i1 accumulate)`;
+    `right_stride` leads from one k to the next.
+    """
+    parameters = [
+        ("ptr", "left", "noalias readonly"),
+        ("i64", "left_row_stride", ""),
+        ("ptr", "right", "noalias readonly"),
+        ("i64", "right_stride", ""),
+        ("ptr", "tile", "noalias"),
+        ("i64", "depth", ""),
+        ("i1", "accumulate", ""),
+    ]
+    attributes = f"noinline {function_attributes(target)}"
+    builder = LLVMBuilder(module, kernel.name, "void", parameters, linkage="internal", attributes=attributes)
+    _Emitter(builder, kernel).emit()
+    builder.finish()
+
+
+def widen(builder: LLVMBuilder, value: LLVMValue, element: str, signed: bool = True) -> LLVMValue:
+    """A scalar or vector in the wider type that products are computed in."""
+    if value.element == element:
+        return value
+    operator = "fpext" if value.is_float else "sext" if signed else "zext"
+    return builder.cast(operator, value, vector_type(element, value.lanes))
+
+
+class _Emitter:
+    """Writes one micro-kernel."""
+
+    def __init__(self, builder: LLVMBuilder, kernel: MicroKernel) -> None:
+        self.builder = builder
+        self.kernel = kernel
+        self.vector = vector_type(kernel.element, kernel.lanes)
+        left, left_stride, self.right, self.right_stride, self.tile, self.depth, self.accumulate = builder.arguments
+        known = kernel.left_row_stride
+        stride = left_stride if known is None else builder.integer(known)
+        self.rows = [builder.gep(left, builder.multiply(stride, row), kernel.element) for row in range(kernel.rows)]
+
+    def emit(self) -> None:
+        builder, kernel = self.builder, self.kernel
+        self._prefetch_tile()
+        count, unroll = kernel.rows * kernel.vectors, kernel.unroll
+        zeros = [builder.zero(self.vector)] * (count * kernel.chains)
+        body_end = builder.emit(f"and i64 {self.depth.text}, {-unroll}", "i64")
+        metadata = self._no_unroll()
+        with builder.loop(builder.integer(0), body_end, unroll, zeros, hint="deep", metadata=metadata) as loop:
+            values = list(loop.values)
+            for step in range(unroll):
+                chain = step % kernel.chains
+                part = slice(chain * count, (chain + 1) * count)
+                values[part] = self._step(builder.add(loop.index, step), values[part])
+            loop.next(values)
+        sums = self._add_chains(loop.results, count)
+        with builder.loop(body_end, self.depth, 1, sums, hint="rest", metadata=metadata) as rest:
+            rest.next(self._step(rest.index, list(rest.values)))
+        self._store(rest.results)
+
+    def _step(self, k: LLVMValue, sums: list[LLVMValue]) -> list[LLVMValue]:
+        """One k: the accumulators plus left[:, k] times right[k, :]."""
+        builder, kernel = self.builder, self.kernel
+        base = builder.gep(self.right, builder.multiply(k, self.right_stride), kernel.right)
+        vectors = []
+        for number in range(kernel.vectors):
+            address = builder.gep(base, number * kernel.lanes, kernel.right)
+            loaded = builder.load(vector_type(kernel.right, kernel.lanes), address, align=1)
+            vectors.append(widen(builder, loaded, kernel.element, kernel.signed))
+        depth = builder.multiply(k, kernel.left_depth_stride)
+        results = []
+        for row in range(kernel.rows):
+            place = builder.gep(self.rows[row], depth, kernel.element)
+            broadcast = builder.splat(builder.load(kernel.element, place, align=kernel.itemsize), kernel.lanes)
+            for number, vector in enumerate(vectors):
+                results.append(self._multiply_add(broadcast, vector, sums[row * kernel.vectors + number]))
+        return results
+
+    def _multiply_add(self, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
+        if left.is_float:
+            return self.builder.intrinsic("fma", [left, right, total])
+        return self.builder.add(total, self.builder.multiply(left, right))
+
+    def _add(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        return self.builder.binary("fadd" if left.is_float else "add", left, right)
+
+    def _add_chains(self, values: list[LLVMValue], count: int) -> list[LLVMValue]:
+        """The sets of accumulators added up pairwise."""
+        sets = [values[start : start + count] for start in range(0, len(values), count)]
+        while len(sets) > 1:
+            pairs = [
+                [self._add(a, b) for a, b in zip(sets[i], sets[i + 1], strict=True)] for i in range(0, len(sets) - 1, 2)
+            ]
+            sets = pairs + (sets[-1:] if len(sets) % 2 else [])
+        return sets[0]
+
+    def _store(self, sums: list[LLVMValue]) -> None:
+        """Write the tile, added to what is there if asked."""
+        builder, kernel = self.builder, self.kernel
+        places = [
+            builder.gep(self.tile, row * kernel.tile_stride + number * kernel.lanes, kernel.element)
+            for row in range(kernel.rows)
+            for number in range(kernel.vectors)
+        ]
+        add, plain, after = builder.new_block("add"), builder.new_block("plain"), builder.new_block("stored")
+        builder.branch_if(self.accumulate, add, plain)
+        builder.start(add)
+        for place, value in zip(places, sums, strict=True):
+            old = builder.load(self.vector, place, align=kernel.itemsize)
+            builder.store(self._add(old, value), place, align=kernel.itemsize)
+        builder.branch(after)
+        builder.start(plain)
+        for place, value in zip(places, sums, strict=True):
+            builder.store(value, place, align=kernel.itemsize)
+        builder.branch(after)
+        builder.start(after)
+
+    def _prefetch_tile(self) -> None:
+        kernel = self.kernel
+        line = 64 // kernel.itemsize
+        for row in range(kernel.rows):
+            for column in range(0, kernel.vectors * kernel.lanes, line):
+                self._prefetch(self.builder.gep(self.tile, row * kernel.tile_stride + column, kernel.element))
+
+    def _prefetch(self, address: LLVMValue) -> None:
+        arguments = [address, *(self.builder.integer(number, "i32") for number in (0, 3, 1))]
+        self.builder.call("llvm.prefetch.p0", "void", arguments)
+
+    def _no_unroll(self) -> str:
+        unroll = self.builder.module.metadata('!{!"llvm.loop.unroll.disable"}')
+        return self.builder.module.distinct_metadata(f"!{{{{self}}, {unroll}}}")
