@@ -1,0 +1,18 @@
+"""Engines: the file format, loading and running (`engine`), and building (`builder`, which imports the compiler)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.engine.engine import Engine
+
+__all__ = ["Engine"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from tilewright.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

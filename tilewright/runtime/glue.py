@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -131,6 +132,18 @@ idle:
   call void @wait(i64 %spins)
   %next = add i64 %spins, 1
   br label %check
+out:
+  ret void
+}}
+
+; The same on the calling thread alone, for grids too small to share.
+define void @run_here(ptr %team, ptr %function, ptr %arguments, i64 %total) nounwind {{
+  %any = icmp sgt i64 %total, 0
+  br i1 %any, label %run, label %out
+run:
+  {scratch_l}
+  call void %function(ptr %arguments, ptr %scratch, i64 0, i64 %total)
+  br label %out
 out:
   ret void
 }}
@@ -255,10 +268,28 @@ define void @launch_body(ptr %team, ptr %context) nounwind {{
 }}
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+{clock}
 """
 
+# The time in nanoseconds; POSIX's 64-bit `struct timespec` is two words.
+_CLOCK = """
+declare i32 @clock_gettime(i32, ptr)
+define i64 @tilewright_clock() nounwind {{
+  %now = alloca [2 x i64], align 8
+  %status = call i32 @clock_gettime(i32 {clock_id}, ptr %now)
+  %seconds = load i64, ptr %now, align 8
+  %rest.p = getelementptr i64, ptr %now, i64 1
+  %rest = load i64, ptr %rest.p, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %time = add i64 %scaled, %rest
+  ret i64 %time
+}}
+"""
+_NO_CLOCK = "define i64 @tilewright_clock() nounwind {\n  ret i64 0\n}"
+
 _EXPORTS = (
-    "parallel_for", "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "launch_body",
+    "parallel_for", "run_here", "tilewright_clock", "launch_body",
+    "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team",
 )  # fmt: skip
 _PAUSES = {
     "x86": ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"),
@@ -275,7 +306,8 @@ class Glue:
     """The compiled functions; ctypes releases the GIL while one runs."""
 
     library: NativeLibrary
-    parallel_for: int
+    imports: dict[str, int]  # what a plan's native function calls
+    has_clock: bool
     launch_body: int
     start_inline: ctypes._FuncPointer
     start_openmp: ctypes._FuncPointer
@@ -284,8 +316,12 @@ class Glue:
     join_team: ctypes._FuncPointer
 
 
-def glue_text(triple: str, can_yield: bool) -> str:
-    """The LLVM text of all functions for a machine; `can_yield` says that @tilewright_yield exists."""
+def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
+    """The LLVM text of all functions for a machine.
+
+    `can_yield` says that @tilewright_yield exists; `clock_id` is the system's number of the monotonic
+    clock, None where there is no ``clock_gettime``: the time is always 0 then.
+    """
     architecture = triple.split("-")[0]
     family = "x86" if architecture in ("x86_64", "i386", "i686", "amd64") else architecture.replace("arm64", "aarch64")
     pause, declare_pause = _PAUSES.get(family, ("", ""))
@@ -301,6 +337,7 @@ def glue_text(triple: str, can_yield: bool) -> str:
         declare_pause=declare_pause,
         give="call void @tilewright_yield()" if can_yield else "",
         declare_yield="declare void @tilewright_yield()" if can_yield else "",
+        clock=_NO_CLOCK if clock_id is None else _CLOCK.format(clock_id=clock_id),
         patience=_PATIENCE,
         yield_mask=_YIELD_EVERY - 1,
         linger=_LINGER,
@@ -313,16 +350,20 @@ def glue_text(triple: str, can_yield: bool) -> str:
 def glue() -> Glue:
     """The functions, compiled once a process (a few milliseconds)."""
     machine = host_machine()
-    yield_address = system_address("sched_yield") or system_address("SwitchToThread")
-    module = llvm.parse_assembly(glue_text(machine.triple, yield_address is not None))
+    found = {"tilewright_yield": system_address("sched_yield") or system_address("SwitchToThread")}
+    found["clock_gettime"] = system_address("clock_gettime")
+    clock_id = getattr(time, "CLOCK_MONOTONIC", None) if found["clock_gettime"] else None
+    text = glue_text(machine.triple, found["tilewright_yield"] is not None, clock_id)
+    module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
     module.triple = machine.triple
     module.verify()
-    imports = {"tilewright_yield": yield_address} if yield_address else {}
+    imports = {name: address for name, address in found.items() if address is not None}
     library = load_objects([machine.emit_object(module)], _EXPORTS, imports)
     start = {name: _START(library.address(name)) for name in _EXPORTS if name.startswith("start_")}
     return Glue(
         library=library,
-        parallel_for=library.address("parallel_for"),
+        imports={name: library.address(name) for name in ("parallel_for", "run_here", "tilewright_clock")},
+        has_clock=clock_id is not None,
         launch_body=library.address("launch_body"),
         join_team=_JOIN(library.address("join_team")),
         **start,

@@ -153,6 +153,11 @@ def provider() -> Provider:
     return current
 
 
+def provider_name() -> str:
+    """The provider in use and where it comes from, for people."""
+    return f"{provider().name} ({provider().detail})"
+
+
 def run_parallel(body: int, context: int, scratch_bytes: int, workers: int) -> None:
     """Run a native body with up to `workers` threads, each with its own scratch memory."""
     stride = (scratch_bytes + 127) // 128 * 128

@@ -93,3 +93,29 @@ def estimate_nanoseconds(bytes_moved: Size, operations: Size) -> Size:
     return simplify(
         lift(floor_divide(bytes_moved, _BYTES_PER_NANOSECOND)) + floor_divide(operations, _OPERATIONS_PER_NANOSECOND)
     )
+
+
+@dataclass(frozen=True)
+class ContextLayout:
+    """Where a plan's native function finds what changes from call to call: an array of 8-byte words."""
+
+    words: dict[tuple[str, str], int]
+    size: int
+
+    arena = 0
+    weights = 1
+    profile = 2  # where to store the time at the start and after every step, or null
+
+    @classmethod
+    def of(cls, plan: Plan) -> ContextLayout:
+        """The base addresses, then symbols, inputs and outputs in the plan's order."""
+        words = {("arena", ""): cls.arena, ("weight", ""): cls.weights}
+        entries = [("symbol", name) for name in plan.symbols]
+        entries += [("input", spec.name) for spec in plan.inputs]
+        entries += [("output", spec.name) for spec in plan.outputs]
+        words.update({entry: number for number, entry in enumerate(entries, cls.profile + 1)})
+        return cls(words, cls.profile + 1 + len(entries))
+
+    def word(self, kind: str, name: str) -> int:
+        """The number of the word that holds a symbol's value or the address of something."""
+        return self.words[kind, name]

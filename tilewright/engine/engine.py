@@ -1,0 +1,250 @@
+"""An engine: a plan, its machine code and its weights, ready to run. Loading one imports no compiler."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.engine.file import Package, read_package, read_source, write_package
+from tilewright.engine.plan_json import plan_from_json
+from tilewright.errors import EngineDamagedError, EngineError, EngineTargetError, InputError
+from tilewright.host import host_cpu, missing_features
+from tilewright.runtime.glue import glue
+from tilewright.runtime.library import load_objects
+from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.session import Session, profile_buffer
+from tilewright.symbolic import evaluate
+
+if TYPE_CHECKING:
+    from tilewright.graph.core import Graph
+
+Progress = Callable[[str, str, float], None]
+
+
+class Engine:
+    """A compiled model.
+
+        engine = Engine.load("model.engine")
+        outputs = engine.run({"input_ids": ids, "attention_mask": mask})   # by name
+        hidden = engine(ids, mask)                                          # in order
+
+    Safe to call from several threads at once: every call has memory of its own.
+    """
+
+    def __init__(self, package: Package, origin: str = "the engine") -> None:
+        """Link the package's machine code; raises `EngineTargetError` and `EngineDamagedError`."""
+        self._package = package
+        self._origin = origin
+        try:
+            self._program = _choose_program(package.manifest, origin)
+            self._session = self._link()
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise EngineDamagedError(
+                f"{origin} is damaged: the manifest is malformed ({type(error).__name__}: {error}). Build it again."
+            ) from error
+
+    def _link(self) -> Session:
+        program, package = self._program, self._package
+        plan = plan_from_json(program["plan"], with_steps=False)
+        symbol = program["symbol"]
+        if symbol != plan_symbol(program["plan"], package.weights.offsets):
+            raise ValueError("the machine code belongs to another plan")
+        images = [package.objects[name] for name in program["objects"]]
+        try:
+            library = load_objects(images, [symbol], glue().imports)
+        except RuntimeError as error:
+            raise ValueError(f"the machine code does not link: {error}") from error
+        return Session(plan, library, symbol, package.weights.address)
+
+    @classmethod
+    def load(cls, path: str | Path, rebuild: bool = False, progress: Progress | None = None) -> Engine:
+        """Load an engine file: mapped, verified, linked.
+
+        Raises `EngineDamagedError`, `EngineVersionError` or `EngineTargetError` with the reason.  With
+        `rebuild`, an engine that does not load is built again, for this machine, from the graph inside
+        it (this imports the compiler); save the result to keep it.
+        """
+        path = Path(path)
+        try:
+            return cls(read_package(path), f"the engine {path}")
+        except EngineError as error:
+            if not rebuild:
+                raise
+            graph, weights = read_source(path)  # raises EngineDamagedError when these are damaged too
+            from tilewright.engine.rebuild import rebuild_engine
+
+            return rebuild_engine(graph, weights, error, progress)
+
+    def save(self, path: str | Path) -> None:
+        """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
+        write_package(self._package, Path(path))
+
+    # -- What it takes and gives ----------------------------------------------------------------
+
+    @property
+    def inputs(self) -> list[TensorSpec]:
+        """Names, dtypes and (symbolic) shapes of the inputs, in order."""
+        return self._session.plan.inputs
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """Names, dtypes and (symbolic) shapes of the outputs, in order."""
+        return self._session.plan.outputs
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """Run on inputs given by name; returns outputs by name.
+
+        Inputs are NumPy arrays, PyTorch CPU tensors, or anything with DLPack; outputs are of the kind of
+        the first input.  `out` gives memory for outputs; `threads` overrides `settings.threads`.
+        Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed.
+        """
+        return self._session.run(inputs, out, threads)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run on inputs in order or by name; returns the only output, or all of them as a tuple."""
+        names = [spec.name for spec in self.inputs]
+        if len(arguments) > len(names):
+            raise InputError(f"{len(arguments)} inputs given, the engine takes {len(names)}: {', '.join(names)}")
+        inputs = dict(zip(names, arguments, strict=False))
+        for name in named:
+            if name in inputs:
+                raise InputError(f"input {name!r} is given twice")
+        outputs = tuple(self.run({**inputs, **named}).values())
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    # -- What is inside -------------------------------------------------------------------------
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The whole plan, with its steps and the evidence for each choice."""
+        try:
+            return plan_from_json(self._program["plan"])
+        except ValueError as error:
+            raise EngineDamagedError(f"{self._origin} is damaged: {error}. Build it again.") from error
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self._package.manifest.get("name", ""))
+
+    @property
+    def source(self) -> str:
+        """The file or module that the engine was built from."""
+        return str(self._package.manifest.get("source", ""))
+
+    @property
+    def producer(self) -> str:
+        """The versions that wrote the engine."""
+        return str(self._package.manifest.get("producer", ""))
+
+    @property
+    def target(self) -> str:
+        """What the machine code is for."""
+        return str(self._program["target"]["name"])
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The CPU features that the machine code needs (LLVM's names)."""
+        return tuple(self._program["target"]["features"])
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the compiler had to tell: fallbacks, choices, warnings."""
+        return tuple(self._package.manifest.get("remarks", ()))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(entry.bytes for entry in self._package.weights.entries.values())
+
+    def kernel_name(self, key: str) -> str:
+        """The readable name of a binary in the plan."""
+        return str(self._program["kernels"].get(key, {}).get("name", key))
+
+    def source_graph(self) -> Graph:
+        """The optimised graph that the engine was built from, with its constants (imports the compiler)."""
+        from tilewright.engine.graph_json import graph_from_json
+
+        return graph_from_json(json.loads(self._package.graph), self._package.weights)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        """Median milliseconds of every step: dictionaries with name, kernel, milliseconds, bytes and flops.
+
+        Raises `RuntimeError` where native code can't read a clock.
+        """
+        times: list[list[int]] = []
+        for _ in range(runs + 1):  # the first warms up
+            buffer = profile_buffer(len(self.plan.steps))
+            self._session.run(inputs, None, threads, buffer)
+            times.append([end - begin for begin, end in zip(buffer, buffer[1:], strict=False)])
+        sizes = self._session.symbols(inputs)
+        rows = []
+        for number, step in enumerate(self.plan.steps):
+            taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
+            rows.append(
+                {
+                    "name": step.name,
+                    "kernel": self.kernel_name(taken.kernel),
+                    "milliseconds": sorted(run[number] for run in times[1:])[runs // 2] / 1e6,
+                    "bytes": evaluate(step.bytes, sizes),
+                    "flops": evaluate(step.flops, sizes),
+                }
+            )
+        return rows
+
+
+def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:
+    """The native name of a plan, made of everything that its machine code was generated from: code and data
+    that do not belong together don't link."""
+    text = json.dumps([plan, weights], sort_keys=True, separators=(",", ":"))
+    return f"tilewright_plan_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _choose_program(manifest: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """The first program of the engine that this machine can run; raises `EngineTargetError` with every reason."""
+    reasons = []
+    programs: Sequence[Mapping[str, Any]] = manifest["programs"]
+    for program in programs:
+        reason = _misfit(program["target"])
+        if reason is None:
+            return program
+        reasons.append(reason)
+    raise EngineTargetError(
+        f"{origin} does not run on this machine: {'; '.join(reasons) or 'it holds no program'}. "
+        "Load it with rebuild=True, or build it again on this machine."
+    )
+
+
+def _misfit(target: Mapping[str, Any]) -> str | None:
+    """Why this machine cannot run a program for `target`; None when it can."""
+    if target["name"] != "cpu":
+        return f"it was built for {target['name']}, and this runtime knows cpu"
+    here, there = host_cpu().triple, target["triple"]
+    if _platform(here) != _platform(there):
+        return f"it was built for {there}, this machine is {here}"
+    missing = missing_features(tuple(target["features"]))
+    if missing:
+        return f"it uses CPU features that this CPU ({host_cpu().name}) lacks: {', '.join(missing)}"
+    return None
+
+
+def _platform(triple: str) -> tuple[str, str]:
+    """Architecture and object format, as far as they decide whether machine code can be linked and run."""
+    architecture, *rest = triple.lower().split("-")
+    architecture = {"arm64": "aarch64", "amd64": "x86_64"}.get(architecture, architecture)
+    system = "-".join(rest)
+    for part, name in (("darwin", "darwin"), ("macos", "darwin"), ("windows", "windows")):
+        if part in system:
+            return architecture, name
+    return architecture, "elf"
+
+
+def load(path: str | Path, rebuild: bool = False) -> Engine:
+    """`Engine.load`: read an engine file; see there."""
+    return Engine.load(path, rebuild)

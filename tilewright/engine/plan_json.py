@@ -1,0 +1,142 @@
+"""Plans as JSON, for the engine's manifest. Reading checks everything; nothing of the compiler is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright import dtypes
+from tilewright.runtime.plan import Argument, BufferReference, Choice, Plan, Step, TensorSpec
+from tilewright.symbolic import Symbol, from_json, to_json
+
+_BUFFER_KINDS = ("input", "output", "arena", "weight")
+_LARGEST_SIZE = 2**62
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON values; `plan_from_json` is the inverse."""
+    return {
+        "symbols": [[symbol.name, symbol.low, symbol.high] for symbol in plan.symbols.values()],
+        "inputs": [_spec_to_json(spec) for spec in plan.inputs],
+        "outputs": [_spec_to_json(spec) for spec in plan.outputs],
+        "arena_bytes": to_json(plan.arena_bytes),
+        "scratch_bytes": plan.scratch_bytes,
+        "nanoseconds": to_json(plan.nanoseconds),
+        "steps": [_step_to_json(step) for step in plan.steps],
+    }
+
+
+def plan_from_json(data: Any, with_steps: bool = True) -> Plan:
+    """The plan that `plan_to_json` wrote; raises `ValueError` on anything malformed.
+
+    Running needs no steps, they are in the native code: `with_steps=False` leaves them out.
+    """
+    try:
+        symbols = {name: _symbol(name, low, high) for name, low, high in data["symbols"]}
+        return Plan(
+            symbols=symbols,
+            inputs=[_spec_from_json(spec, symbols) for spec in data["inputs"]],
+            outputs=[_spec_from_json(spec, symbols) for spec in data["outputs"]],
+            steps=[_step_from_json(step, symbols) for step in data["steps"]] if with_steps else [],
+            arena_bytes=from_json(data["arena_bytes"], symbols),
+            scratch_bytes=_natural(data["scratch_bytes"]),
+            nanoseconds=from_json(data["nanoseconds"], symbols),
+        )
+    except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the plan is malformed: {type(error).__name__} {error}") from error
+
+
+def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:
+    data = {"name": spec.name, "dtype": spec.dtype, "shape": [to_json(size) for size in spec.shape]}
+    return data if spec.mutates is None else {**data, "mutates": spec.mutates}
+
+
+def _spec_from_json(data: Any, symbols: dict[str, Symbol]) -> TensorSpec:
+    dtype = _text(data["dtype"])
+    if dtype not in dtypes.BY_NAME:
+        raise ValueError(f"unknown element type {dtype!r}")
+    shape = tuple(from_json(size, symbols) for size in data["shape"])
+    mutates = data.get("mutates")
+    return TensorSpec(_text(data["name"]), dtype, shape, None if mutates is None else _text(mutates))
+
+
+def _step_to_json(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "operations": list(step.operations),
+        "bytes": to_json(step.bytes),
+        "flops": to_json(step.flops),
+        "choices": [_choice_to_json(choice) for choice in step.choices],
+        "evidence": step.evidence,
+    }
+
+
+def _step_from_json(data: Any, symbols: dict[str, Symbol]) -> Step:
+    evidence = data["evidence"]
+    if not isinstance(evidence, dict):
+        raise ValueError("a step's evidence is no object")
+    return Step(
+        _text(data["name"]),
+        tuple(_choice_from_json(choice, symbols) for choice in data["choices"]),
+        tuple(map(_text, data["operations"])),
+        from_json(data["bytes"], symbols),
+        from_json(data["flops"], symbols),
+        evidence,
+    )
+
+
+def _choice_to_json(choice: Choice) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "kernel": choice.kernel,
+        "grid": [to_json(extent) for extent in choice.grid],
+        "arguments": [_argument_to_json(argument) for argument in choice.arguments],
+    }
+    if choice.at_most is not None:
+        data |= {"size": to_json(choice.size), "at_most": choice.at_most}
+    return data
+
+
+def _choice_from_json(data: Any, symbols: dict[str, Symbol]) -> Choice:
+    x, y, z = (from_json(extent, symbols) for extent in data["grid"])
+    arguments = tuple(_argument_from_json(argument, symbols) for argument in data["arguments"])
+    if "at_most" not in data:
+        return Choice(_text(data["kernel"]), arguments, (x, y, z))
+    size, at_most = from_json(data["size"], symbols), _natural(data["at_most"])
+    return Choice(_text(data["kernel"]), arguments, (x, y, z), size, at_most)
+
+
+def _argument_to_json(argument: Argument) -> dict[str, Any]:
+    value = argument.value
+    if isinstance(value, BufferReference):
+        return {"type": argument.type, value.kind: value.name, "offset": to_json(value.offset)}
+    if isinstance(value, float):
+        return {"type": argument.type, "number": value if abs(value) < float("inf") else str(value)}
+    return {"type": argument.type, "value": to_json(value)}
+
+
+def _argument_from_json(data: Any, symbols: dict[str, Symbol]) -> Argument:
+    type_text = _text(data["type"])
+    if "number" in data:
+        return Argument(type_text, float(data["number"]))
+    if "value" in data:
+        return Argument(type_text, from_json(data["value"], symbols))
+    (kind,) = [key for key in data if key in _BUFFER_KINDS]
+    return Argument(type_text, BufferReference(kind, _text(data[kind]), from_json(data["offset"], symbols)))
+
+
+def _symbol(name: Any, low: Any, high: Any) -> Symbol:
+    symbol = Symbol(_text(name), _natural(low), _natural(high))
+    if symbol.low > symbol.high:
+        raise ValueError(f"the range of {symbol} is empty")
+    return symbol
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {value!r}")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_SIZE:
+        raise ValueError(f"expected a whole number from 0 to 2**62, found {value!r}")
+    return value

@@ -1,0 +1,145 @@
+"""Weights as a safetensors file whose tensors start at multiples of 64 bytes, in memory or mapped.
+
+    file = length of the header (8, little endian) · header (JSON, padded with spaces) · tensors
+
+The format allows no holes, so the gaps that alignment leaves are tensors of their own, named
+``.padding.N``; any safetensors reader opens the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+
+ALIGNMENT = 64
+_PADDING = ".padding."
+_HEADER_LIMIT = 100 << 20
+
+_NAMES = {
+    "int1": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "float8e5": "F8_E5M2", "float8e4nv": "F8_E4M3", "float16": "F16", "bfloat16": "BF16",
+    "float32": "F32", "float64": "F64",
+}  # fmt: skip
+_DTYPES = {name: dtypes.BY_NAME[ours] for ours, name in _NAMES.items()}
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """A tensor in the file: dtype, shape, and its bytes counted from the first tensor."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+class Weights:
+    """A whole weights file: `data` is all of it, `entries` its tensors, `start` where they begin."""
+
+    def __init__(self, data: np.ndarray, entries: Mapping[str, WeightEntry], start: int) -> None:
+        self.data = data
+        self.entries = dict(entries)
+        self.start = start
+
+    @classmethod
+    def pack(cls, arrays: Mapping[str, np.ndarray]) -> Weights:
+        """Lay out arrays in their order and copy them into one file image."""
+        entries, header = _layout(arrays)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        start = 8 + len(text)
+        end = max((entry.offset + entry.bytes for entry in entries.values()), default=0)
+        data = _aligned(start + end)
+        data[:start] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+        for name, array in arrays.items():
+            entry = entries[name]
+            begin = start + entry.offset
+            place = data[begin : begin + entry.bytes].view(entry.dtype.numpy).reshape(entry.shape)
+            np.copyto(place, array)
+        return cls(data, entries, start)
+
+    @classmethod
+    def parse(cls, data: np.ndarray) -> Weights:
+        """Read a file image (bytes as uint8) without copying; raises `ValueError` when it is malformed."""
+        try:
+            length = int.from_bytes(data[:8].tobytes(), "little")
+            if not 0 < length <= min(_HEADER_LIMIT, data.size - 8):
+                raise ValueError(f"header of {length} bytes in a file of {data.size}")
+            header = json.loads(data[8 : 8 + length].tobytes())
+            start = 8 + length
+            entries = {
+                name: _entry(name, entry, data.size - start)
+                for name, entry in header.items()
+                if name != "__metadata__" and not name.startswith(_PADDING)
+            }
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__} {error}") from error
+        return cls(data, entries, start)
+
+    @property
+    def address(self) -> int:
+        """Where the first tensor is in memory."""
+        return self.data.ctypes.data + self.start
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Each tensor's offset from `address`."""
+        return {name: entry.offset for name, entry in self.entries.items()}
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor, without copying."""
+        entry = self.entries[name]
+        begin = self.start + entry.offset
+        return self.data[begin : begin + entry.bytes].view(entry.dtype.numpy).reshape(entry.shape)
+
+
+def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, WeightEntry], dict[str, Any]]:
+    entries: dict[str, WeightEntry] = {}
+    header: dict[str, Any] = {}
+    position = 0
+    for name, array in arrays.items():
+        if name.startswith(_PADDING) or name == "__metadata__":
+            raise ValueError(f"a weight cannot be named {name!r}")
+        gap = -position % ALIGNMENT
+        if gap:
+            header[f"{_PADDING}{position}"] = {
+                "dtype": "U8",
+                "shape": [gap],
+                "data_offsets": [position, position + gap],
+            }
+            position += gap
+        dtype = dtypes.from_numpy(array.dtype)
+        entries[name] = WeightEntry(dtype, array.shape, position, array.nbytes)
+        end = position + array.nbytes
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(array.shape), "data_offsets": [position, end]}
+        position = end
+    return entries, header
+
+
+def _entry(name: str, data: Any, limit: int) -> WeightEntry:
+    dtype, shape = _DTYPES[data["dtype"]], tuple(data["shape"])
+    begin, end = data["data_offsets"]
+    numbers = (*shape, begin, end)
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
+        raise ValueError(f"tensor {name!r} has sizes that are no whole numbers")
+    count = 1
+    for extent in shape:
+        count *= extent
+    if not (begin <= end <= limit) or end - begin != count * dtype.itemsize or begin % dtype.itemsize:
+        raise ValueError(f"tensor {name!r} does not fit: {dtype.name} {list(shape)} at {begin}..{end} of {limit} bytes")
+    return WeightEntry(dtype, shape, begin, end - begin)
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Zeroed bytes that start at a multiple of `ALIGNMENT`."""
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    return memory[first : first + size]
