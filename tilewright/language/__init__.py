@@ -1,0 +1,137 @@
+"""What a kernel author sees as `tl`.
+
+    import tilewright
+    import tilewright.language as tl
+
+    @tilewright.jit
+    def add(x, y, out, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        tl.store(out + offsets, tl.load(x + offsets, mask) + tl.load(y + offsets, mask), mask)
+"""
+
+from builtins import tuple
+
+from tilewright.language import core, math, standard
+from tilewright.language.core import (
+    PropagateNan,
+    add,
+    arange,
+    associative_scan,
+    assume,
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xchg,
+    atomic_xor,
+    broadcast,
+    broadcast_to,
+    cast,
+    cat,
+    clamp,
+    condition,
+    debug_barrier,
+    device_assert,
+    device_print,
+    div_rn,
+    dot,
+    expand_dims,
+    expect_zero,
+    fdiv,
+    flip,
+    full,
+    gather,
+    item,
+    join,
+    load,
+    max_constancy,
+    max_contiguous,
+    maximum,
+    minimum,
+    mul,
+    multiple_of,
+    num_programs,
+    permute,
+    program_id,
+    range,
+    ravel,
+    reduce,
+    reshape,
+    split,
+    squeeze,
+    static_assert,
+    static_print,
+    static_range,
+    store,
+    sub,
+    to_tensor,
+    trans,
+    unsqueeze,
+    view,
+    where,
+)
+from tilewright.language.function import const, constexpr_function
+from tilewright.language.math import (
+    abs,
+    ceil,
+    cos,
+    erf,
+    exp,
+    exp2,
+    floor,
+    fma,
+    log,
+    log2,
+    rsqrt,
+    sin,
+    sqrt,
+    sqrt_rn,
+    tanh,
+    umulhi,
+)
+from tilewright.language.standard import (
+    argmax,
+    argmin,
+    cdiv,
+    cumprod,
+    cumsum,
+    interleave,
+    max,
+    min,
+    reduce_or,
+    sigmoid,
+    softmax,
+    sum,
+    swizzle2d,
+    xor_sum,
+    zeros,
+    zeros_like,
+)
+from tilewright.language.tensor import tensor
+from tilewright.language.types import (
+    bfloat16,
+    block_type,
+    constexpr,
+    dtype,
+    float8e4nv,
+    float8e5,
+    float16,
+    float32,
+    float64,
+    int1,
+    int8,
+    int16,
+    int32,
+    int64,
+    pointer_type,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+    void,
+)
+
+__all__ = [name for name in dir() if not name.startswith("_")]

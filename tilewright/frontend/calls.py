@@ -1,0 +1,151 @@
+"""Calls: functions of the language are inlined, builtins emit operations, compile-time functions run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from enum import EnumMeta
+from functools import lru_cache
+from typing import Any
+
+from tilewright.frontend.builtins import PYTHON_BUILTINS, PythonBuiltin, constant_of
+from tilewright.frontend.expressions import BoundMethod, Expressions
+from tilewright.language import core
+from tilewright.language.context import LanguageError
+from tilewright.language.core import BUILTIN
+from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.semantic import hint
+from tilewright.language.tensor import tensor, type_text
+from tilewright.language.types import block_type, constexpr, dtype, pointer_type, unwrap
+
+
+@lru_cache(maxsize=512)
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _check_arguments(function: Any, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Raise a readable error when a call does not fit a function's signature."""
+    try:
+        _signature(function).bind(*arguments, **keywords)
+    except TypeError as error:
+        names = ", ".join(entry for entry in _signature(function).parameters if entry != "self")
+        raise LanguageError(f"{name}: {error}", f"its parameters are: {names}") from None
+
+
+class Calls(Expressions):
+    """Evaluates call nodes."""
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        function = self.evaluate(node.func)
+        arguments = self._spread(node.args)
+        keywords: dict[str, Any] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self.error(keyword.value, "**keywords are not part of the tile language", "name every argument")
+            keywords[keyword.arg] = self.evaluate(keyword.value)
+        self.mark(node)
+        return self.call(node, function, arguments, keywords)
+
+    def call(self, node: ast.AST, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Call any kind of function that kernels may call."""
+        if isinstance(function, BoundMethod):
+            return self.call(node, function.function, [function.instance, *arguments], keywords)
+        if isinstance(function, SourceFunction):
+            return self.session.inline(function, arguments, keywords, self.location(node))
+        if isinstance(function, PythonBuiltin):
+            return self._call_python_builtin(function, arguments, keywords)
+        if getattr(function, BUILTIN, False):
+            return self._call_builtin(function, arguments, keywords)
+        if isinstance(function, ConstexprFunction):
+            return self._call_constexpr(function, arguments, keywords)
+        return self._call_other(function, arguments, keywords)
+
+    def _call_builtin(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        name = f"tl.{getattr(function, '__name__', 'function')}"
+        _check_arguments(function, name, arguments, keywords)
+        if function in (core.device_assert, core.expect_zero) and not self.session.debug:
+            return arguments[0] if function is core.expect_zero else None
+        return unwrap(function(*arguments, **keywords))
+
+    def _call_python_builtin(self, function: PythonBuiltin, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        if function is PYTHON_BUILTINS["getattr"]:
+            return self._get_attribute(arguments)
+        if function is PYTHON_BUILTINS["hasattr"]:
+            return self._has_attribute(arguments)
+        _check_arguments(function.function, f"{function.__name__}()", arguments, keywords)
+        try:
+            return function.function(*arguments, **keywords)
+        except (TypeError, ValueError) as error:
+            raise LanguageError(f"{function.__name__}(): {error}") from None
+
+    def _get_attribute(self, arguments: list[Any]) -> Any:
+        if len(arguments) not in (2, 3) or not isinstance(arguments[1], str):
+            raise LanguageError("getattr() takes a value, a constant name and maybe a default")
+        if len(arguments) == 3 and not self._has_attribute(arguments[:2]):
+            return arguments[2]
+        return self.attribute(arguments[0], arguments[1])
+
+    def _has_attribute(self, arguments: list[Any]) -> bool:
+        if len(arguments) != 2 or not isinstance(arguments[1], str):
+            raise LanguageError("hasattr() takes a value and a constant name")
+        try:
+            self.attribute(arguments[0], arguments[1])
+        except LanguageError:
+            return False
+        return True
+
+    @staticmethod
+    def _call_constexpr(function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        name = getattr(function, "__name__", "function")
+        what = f"every argument of the compile-time function '{name}'"
+        constants = [_constants(value, what) for value in arguments]
+        named = {key: _constants(value, what) for key, value in keywords.items()}
+        try:
+            return unwrap(function(*constants, **named))
+        except LanguageError:
+            raise
+        except Exception as error:
+            raise LanguageError(f"the compile-time function '{name}' failed: {type(error).__name__}: {error}") from error
+
+    def _call_other(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """dtypes as casts, types of the language, methods of compile-time values, NamedTuples, `math`."""
+        if isinstance(function, dtype):
+            _check_arguments(core.cast, str(function), [*arguments, function], keywords)
+            return core.cast(*arguments, function, **keywords)
+        if function is constexpr:
+            return constant_of(arguments[0], "constexpr()")
+        if function in (pointer_type, block_type) or isinstance(function, EnumMeta):
+            return function(*arguments, **keywords)
+        if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
+            _check_arguments(function, function.__name__, arguments, keywords)
+            return function(*arguments, **keywords)
+        if function is tuple:
+            return tuple(arguments[0]) if arguments else ()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, (dtype, block_type, str, tuple)) or owner is math:
+            return self._call_constexpr(function, arguments, keywords)
+        if callable(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise LanguageError(
+                f"'{name}' is a plain Python function, which kernels cannot call",
+                "decorate it with @tilewright.jit, or with @tilewright.constexpr_function to run it at compile time",
+            )
+        raise LanguageError(f"{type_text(function)} cannot be called")
+
+    def assert_at_run_time(self, condition: Any, message: Any) -> None:
+        """``assert``: checked now when the condition is known, else at run time in debug builds."""
+        known = self.known(condition)
+        if known is not None:
+            core.static_assert(known[0], message)
+        elif self.session.debug:
+            hint.device_assert(condition, message)
+
+
+def _constants(value: Any, what: str) -> Any:
+    if isinstance(value, (tuple, list)):
+        entries = [_constants(entry, what) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
+    return constant_of(value, what) if isinstance(value, tensor) else value

@@ -1,0 +1,354 @@
+"""Expressions: syntax node -> compile-time value or tensor."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tilewright.frontend.builtins import constant_of
+from tilewright.frontend.scope import FunctionState, is_compile_time
+from tilewright.frontend.values import check_same, put_together, take_apart
+from tilewright.ir.core import Region
+from tilewright.language.context import LanguageError
+from tilewright.language.core import BUILTIN
+from tilewright.language.semantic import arithmetic
+from tilewright.language.semantic.convert import is_literal, to_tensor
+from tilewright.language.standard import METHODS
+from tilewright.language.tensor import tensor, type_text
+from tilewright.language.types import block_type, dtype, unwrap
+
+_BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any], Callable[[Any, Any], tensor]]] = {
+    ast.Add: ("+", operator.add, arithmetic.add),
+    ast.Sub: ("-", operator.sub, arithmetic.subtract),
+    ast.Mult: ("*", operator.mul, arithmetic.multiply),
+    ast.Div: ("/", operator.truediv, arithmetic.true_divide),
+    ast.FloorDiv: ("//", operator.floordiv, arithmetic.floor_divide),
+    ast.Mod: ("%", operator.mod, arithmetic.remainder),
+    ast.BitAnd: ("&", operator.and_, lambda x, y: arithmetic.bitwise("and", x, y)),
+    ast.BitOr: ("|", operator.or_, lambda x, y: arithmetic.bitwise("or", x, y)),
+    ast.BitXor: ("^", operator.xor, lambda x, y: arithmetic.bitwise("xor", x, y)),
+    ast.LShift: ("<<", operator.lshift, lambda x, y: arithmetic.shift("shift_left", x, y)),
+    ast.RShift: (">>", operator.rshift, lambda x, y: arithmetic.shift("shift_right", x, y)),
+}
+_COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Eq: ("eq", operator.eq),
+    ast.NotEq: ("ne", operator.ne),
+    ast.Lt: ("lt", operator.lt),
+    ast.LtE: ("le", operator.le),
+    ast.Gt: ("gt", operator.gt),
+    ast.GtE: ("ge", operator.ge),
+}
+_REJECTED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Lambda: ("lambda", "write a @tilewright.jit function"),
+    ast.Dict: ("a dict", "use a tuple or separate parameters"),
+    ast.Set: ("a set", "use a tuple"),
+    ast.DictComp: ("a dict comprehension", "use a tuple"),
+    ast.SetComp: ("a set comprehension", "use a tuple"),
+    ast.GeneratorExp: ("a generator", "use a list comprehension over a tuple"),
+    ast.Await: ("await", "kernels are not asynchronous"),
+    ast.Yield: ("yield", "store results through a pointer"),
+    ast.YieldFrom: ("yield from", "store results through a pointer"),
+}
+
+
+class BoundMethod:
+    """A function of the language with its first argument: ``x.sum``."""
+
+    def __init__(self, function: Any, instance: Any) -> None:
+        self.function = function
+        self.instance = instance
+
+
+class Expressions(FunctionState):
+    """Evaluates expression nodes."""
+
+    def evaluate(self, node: ast.expr) -> Any:
+        """The value of an expression; errors in it point at it."""
+        method = getattr(self, f"visit_{type(node).__name__}", None)
+        if method is None:
+            what, advice = _REJECTED.get(type(node), (f"'{type(node).__name__}'", ""))
+            raise self.error(node, f"{what} is not part of the tile language", advice)
+        return self.guarded(node, method, node)
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, (bytes, complex)):
+            raise LanguageError(f"a {type(node.value).__name__} constant is not part of the tile language")
+        return node.value
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self.lookup(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        value = self.evaluate(node.value)
+        self.bind(node.target.id, value)
+        return value
+
+    def visit_Tuple(self, node: ast.Tuple | ast.List) -> tuple[Any, ...]:
+        return tuple(self._spread(node.elts))
+
+    visit_List = visit_Tuple
+
+    def _spread(self, nodes: list[ast.expr]) -> list[Any]:
+        values: list[Any] = []
+        for entry in nodes:
+            if isinstance(entry, ast.Starred):
+                spread = self.evaluate(entry.value)
+                if not isinstance(spread, (tuple, list)):
+                    raise self.error(entry, f"only a tuple can be unpacked with *, got {type_text(spread)}")
+                values.extend(spread)
+            else:
+                values.append(self.evaluate(entry))
+        return values
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        return self.binary(node, node.op, left, right)
+
+    def binary(self, node: ast.AST, kind: ast.operator, left: Any, right: Any) -> Any:
+        """Apply a binary operator: Python's on compile-time values, the language's on tensors."""
+        run_time = isinstance(left, tensor) or isinstance(right, tensor)
+        if isinstance(kind, ast.Pow) and not run_time:
+            return left**right
+        if type(kind) not in _BINARY:
+            name = {ast.Pow: "'**' on tensors", ast.MatMult: "'@'"}.get(type(kind), "this operator")
+            advice = {ast.Pow: "use tl.math.pow, or multiply", ast.MatMult: "use tl.dot"}.get(type(kind), "")
+            raise LanguageError(f"{name} is not part of the tile language", advice)
+        symbol, on_constants, on_tensors = _BINARY[type(kind)]
+        if run_time:
+            self.mark(node)
+            return on_tensors(left, right)
+        try:
+            return on_constants(left, right)
+        except TypeError:
+            raise LanguageError(f"'{symbol}' is not defined for {type_text(left)} and {type_text(right)}") from None
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = self.evaluate(node.operand)
+        if not isinstance(value, tensor):
+            return {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert, ast.Not: operator.not_}[
+                type(node.op)
+            ](value)
+        self.mark(node)
+        if isinstance(node.op, ast.Not):
+            return not value.constant if value.constant is not None else arithmetic.logical_not(value)
+        if isinstance(node.op, ast.UAdd):
+            return value
+        return arithmetic.negate(value) if isinstance(node.op, ast.USub) else arithmetic.invert(value)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        """``and`` / ``or``: short-circuit on compile-time values, elementwise on int1 tensors."""
+        conjunction = isinstance(node.op, ast.And)
+        result: Any = self.evaluate(node.values[0])
+        for entry in node.values[1:]:
+            known = self.known(result)
+            if known is not None:
+                if bool(known[0]) != conjunction:
+                    return result
+                result = self.evaluate(entry)
+                continue
+            other = self.evaluate(entry)
+            self.mark(node)
+            result = self._logical(conjunction, result, other)
+        return result
+
+    @staticmethod
+    def _logical(conjunction: bool, left: Any, right: Any) -> Any:
+        if not isinstance(right, tensor) and not isinstance(right, bool):
+            right = bool(right)
+        return arithmetic.logical("and" if conjunction else "or", left, right)
+
+    @staticmethod
+    def known(value: Any) -> tuple[Any] | None:
+        """The compile-time value in a one-tuple, or None for a run-time value."""
+        if isinstance(value, tensor):
+            return None if value.constant is None else (value.constant,)
+        return (value,)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        left = self.evaluate(node.left)
+        result: Any = None
+        for kind, entry in zip(node.ops, node.comparators, strict=True):
+            right = self.evaluate(entry)
+            self.mark(node)
+            step = self._compare(kind, left, right)
+            if result is None:
+                result = step
+            elif isinstance(result, tensor) or isinstance(step, tensor):
+                result = arithmetic.logical("and", result, step)
+            else:
+                result = result and step
+            left = right
+        return result
+
+    def _compare(self, kind: ast.cmpop, left: Any, right: Any) -> Any:
+        if isinstance(kind, (ast.Is, ast.IsNot)):
+            same = left is right or (is_literal(left) and is_literal(right) and left == right)
+            return same if isinstance(kind, ast.Is) else not same
+        run_time = isinstance(left, tensor) or isinstance(right, tensor)
+        if isinstance(kind, (ast.In, ast.NotIn)):
+            if run_time:
+                raise LanguageError("'in' is for compile-time values", "compare with == and reduce")
+            return (left in right) == isinstance(kind, ast.In)
+        name, on_constants = _COMPARE[type(kind)]
+        if not run_time:
+            return on_constants(left, right)
+        for value in (left, right):
+            if not isinstance(value, tensor) and not is_literal(value):
+                pointer = value is None and name in ("eq", "ne")
+                if not pointer or not (left if value is right else right).is_pointer:
+                    return {"eq": False, "ne": True}[name] if name in ("eq", "ne") else self._not_comparable(value)
+        return arithmetic.compare(name, left, right)
+
+    @staticmethod
+    def _not_comparable(value: Any) -> Any:
+        raise LanguageError(f"a tensor cannot be compared with {type_text(value)}")
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        condition = self.evaluate(node.test)
+        known = self.known(condition)
+        if known is not None:
+            return self.evaluate(node.body if known[0] else node.orelse)
+        condition = self.branch_condition(node.test, condition)
+        regions, values = [], []
+        for branch in (node.body, node.orelse):
+            region = Region()
+            with self.session.builder.at(region):
+                values.append(self.evaluate(branch))
+            regions.append(region)
+        self.mark(node)
+        return self.merge_branches(condition, regions, [{"": value} for value in values])[""]
+
+    def branch_condition(self, node: ast.expr, condition: Any) -> tensor:
+        """A run-time condition as an int1 scalar."""
+        if not isinstance(condition, tensor) or condition.shape:
+            raise self.error(
+                node,
+                f"a condition must be a scalar, got {type_text(condition)}",
+                "reduce the block first (tl.sum, tl.max, tl.reduce_or), or choose elementwise with tl.where",
+            )
+        if condition.is_pointer or not condition.number.is_bool:
+            self.mark(node)
+            condition = arithmetic.logical_not(arithmetic.logical_not(condition))
+        return condition
+
+    def merge_branches(self, condition: tensor, regions: list[Region], values: list[dict[str, Any]]) -> dict[str, Any]:
+        """Close two traced regions with yields of the same names, and build the `if`; gives the merged values."""
+        builder = self.session.builder
+        here = builder.location
+        shapes: dict[str, Any] = {}
+        for name in values[0]:
+            check_same(name or "value", values[0][name], values[1][name], "differs between the two branches")
+        for region, bound in zip(regions, values, strict=True):
+            with builder.at(region):
+                handles = []
+                for name, value in bound.items():
+                    shapes[name], leaves = take_apart(value)
+                    handles.extend(leaf.handle for leaf in leaves)
+                builder.create("yield", handles)
+        builder.location = here
+        results = iter(builder.create("if", [condition.handle], None, regions).results)
+        return {name: put_together(shape, results) for name, shape in shapes.items()}
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        return self.attribute(self.evaluate(node.value), node.attr)
+
+    def attribute(self, value: Any, name: str) -> Any:
+        """``value.name`` for the kinds of values that have attributes in the language."""
+        if isinstance(value, tensor):
+            return self._tensor_attribute(value, name)
+        if is_literal(value):
+            return value if name == "value" else self._tensor_attribute(value, name)
+        if name == "value" and (value is None or isinstance(value, (str, dtype, tuple))):
+            return value
+        if isinstance(value, ModuleType):
+            if not hasattr(value, name):
+                raise LanguageError(f"module '{value.__name__}' has no '{name}'", _nearest(name, dir(value)))
+            return self._admit(f"{value.__name__}.{name}", getattr(value, name))
+        if isinstance(value, (dtype, block_type, tuple, list, str, type)) or is_compile_time(value):
+            if name.startswith("__") or not hasattr(value, name):
+                raise LanguageError(f"{type_text(value)} has no attribute '{name}'", _nearest(name, dir(value)))
+            return getattr(value, name)
+        raise LanguageError(f"{type_text(value)} has no attributes in a kernel")
+
+    def _tensor_attribute(self, value: Any, name: str) -> Any:
+        """Properties and methods of tensors; numbers (an argument equal to 1, say) answer them too."""
+        if name in METHODS:
+            return BoundMethod(METHODS[name], value if isinstance(value, tensor) else to_tensor(value))
+        member = getattr(tensor, name, None) if not name.startswith("_") else None
+        if member is None:
+            raise LanguageError(f"a tensor has no attribute '{name}'", _nearest(name, [*dir(tensor), *METHODS]))
+        if getattr(member, BUILTIN, False):
+            return BoundMethod(member, value)
+        instance = value if isinstance(value, tensor) else to_tensor(value)
+        return unwrap(getattr(instance, name))
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        value = self.evaluate(node.value)
+        if isinstance(value, tensor):
+            index = self._index(node.slice)
+            self.mark(node)
+            return value[index]  # type: ignore[index]
+        index = self._index(node.slice)
+        if isinstance(index, slice):
+            index = slice(*(None if part is None else constant_of(part, "a slice") for part in (
+                index.start, index.stop, index.step)))  # fmt: skip
+        else:
+            index = constant_of(index, "an index")
+        if not isinstance(value, (tuple, list, str)):
+            raise LanguageError(f"{type_text(value)} cannot be indexed")
+        try:
+            return value[index]
+        except (IndexError, TypeError) as error:
+            raise LanguageError(f"{error} (a tuple of {len(value)} indexed with {index!r})") from None
+
+    def _index(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Slice):
+            parts = [None if part is None else self.evaluate(part) for part in (node.lower, node.upper, node.step)]
+            return slice(*parts)
+        if isinstance(node, ast.Tuple):
+            return tuple(self._index(entry) for entry in node.elts)
+        return self.evaluate(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> str:
+        return "".join(self.visit_FormattedValue(part) if isinstance(part, ast.FormattedValue) else part.value
+                       for part in node.values)  # type: ignore[attr-defined]  # fmt: skip
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> str:
+        value = self.evaluate(node.value)
+        if isinstance(value, tensor):
+            raise LanguageError("an f-string holds compile-time values only", "use tl.device_print for run-time values")
+        text = {114: repr, 115: str, 97: ascii}.get(node.conversion, lambda entry: entry)(value)
+        specification = self.evaluate(node.format_spec) if node.format_spec is not None else ""
+        return format(text, specification)
+
+    def visit_ListComp(self, node: ast.ListComp) -> tuple[Any, ...]:
+        if len(node.generators) != 1:
+            raise LanguageError("a comprehension has one `for` here", "nest functions, or write a loop")
+        (generator,) = node.generators
+        items = self.static_items(generator.iter, self.evaluate(generator.iter))
+        saved = dict(self.names)
+        results = []
+        for item in items:
+            self.assign(generator.target, item, keep=True)
+            if all(constant_of(self.evaluate(test), "the filter of a comprehension") for test in generator.ifs):
+                results.append(self.evaluate(node.elt))
+        self.names = saved
+        return tuple(results)
+
+    # Provided by the other parts of the tracer.
+
+    def static_items(self, node: ast.expr, value: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, value: Any, keep: bool = False) -> None:
+        raise NotImplementedError
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, [entry for entry in names if not entry.startswith("_")], 1)
+    return f"did you mean '{close[0]}'?" if close else ""

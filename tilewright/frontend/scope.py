@@ -1,0 +1,117 @@
+"""The state of one function being traced: names, place in the source, and the trace it writes to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tilewright.dtypes import DType
+from tilewright.errors import CompilationError, InvalidIRError
+from tilewright.frontend.builtins import PYTHON_BUILTINS
+from tilewright.frontend.diagnostics import located_error
+from tilewright.frontend.session import TraceSession
+from tilewright.ir.core import Location
+from tilewright.language.context import LanguageError
+from tilewright.language.core import BUILTIN
+from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.types import block_type, constexpr, dtype, unwrap
+
+MISSING = object()
+
+
+class FunctionState:
+    """Names bound in a function, with errors that point at the syntax node being traced."""
+
+    def __init__(
+        self, session: TraceSession, function: SourceFunction, bindings: dict[str, Any], caller: Location | None
+    ) -> None:
+        self.session = session
+        self.function = function
+        self.definition = function.definition
+        self.caller = caller
+        self.names: dict[str, Any] = dict(bindings)
+        self.constants: set[str] = set()  # names declared ``x: tl.constexpr`` in the body
+        self.unbound: dict[str, str] = {}  # why a name that is assigned somewhere has no value here
+        self.loop: ast.stmt | None = None  # the outermost loop around the statement being traced
+        self.depth = 0  # of nested run-time regions
+
+    # Places and errors
+
+    def location(self, node: ast.AST) -> Location:
+        line = getattr(node, "lineno", self.function.first_line)
+        column = getattr(node, "col_offset", 0) + self.function.indentation
+        return Location(self.function.file, line, column, self.function.name, self.caller)
+
+    def mark(self, node: ast.AST) -> None:
+        """Operations emitted from here on come from `node`."""
+        self.session.builder.location = self.location(node)
+
+    def error(self, node: ast.AST, message: str, advice: str = "") -> CompilationError:
+        return located_error(message, self.location(node), node, advice)
+
+    def guarded(self, node: ast.AST, action: Callable[..., Any], *arguments: Any) -> Any:
+        """Run `action`; whatever goes wrong in it is a `CompilationError` at `node`."""
+        try:
+            return action(*arguments)
+        except CompilationError:
+            raise
+        except LanguageError as error:
+            raise self.error(node, error.message, error.advice) from None
+        except InvalidIRError as error:
+            raise self.error(node, str(error)) from error
+        except RecursionError:
+            raise self.error(node, "functions call each other too deeply", "recursion must end on a constexpr") from None
+        except Exception as error:  # a malformed kernel must never show a traceback of ours
+            raise self.error(node, f"{type(error).__name__}: {error}") from error
+
+    # Names
+
+    def lookup(self, node: ast.Name) -> Any:
+        """The value of a name: local, then captured from outside, then a Python builtin."""
+        name = node.id
+        value = self.names.get(name, MISSING)
+        if value is not MISSING:
+            return value
+        if name in self.unbound:
+            raise LanguageError(f"'{name}' may have no value here: {self.unbound[name]}", "assign it on every path")
+        value = self.function.captured(name, default=MISSING)
+        if value is not MISSING:
+            return self._admit(name, value)
+        if name in PYTHON_BUILTINS:
+            return PYTHON_BUILTINS[name]
+        raise LanguageError(f"the name '{name}' is not defined")
+
+    def _admit(self, name: str, value: Any) -> Any:
+        """A captured value, if kernels may read it."""
+        if isinstance(value, (constexpr, DType)):
+            return unwrap(value)
+        if is_compile_time(value):
+            return value
+        if isinstance(value, FunctionType) or callable(value):
+            return value  # refused, with better advice, when it is called
+        raise LanguageError(
+            f"the kernel reads '{name}' from outside, a value of type {type(value).__name__}",
+            "kernels may capture numbers, strings, dtypes, constexpr values, tuples of these, modules and functions "
+            "of the language; pass anything else as an argument",
+        )
+
+    def bind(self, name: str, value: Any) -> None:
+        self.names[name] = value
+        self.unbound.pop(name, None)
+
+    def unbind(self, name: str, reason: str) -> None:
+        self.names.pop(name, None)
+        self.unbound[name] = reason
+
+
+def is_compile_time(value: Any) -> bool:
+    """Whether a value is one that kernels may hold at compile time."""
+    if value is None or isinstance(value, (bool, int, float, str, dtype, block_type, ModuleType, type)):
+        return True
+    if isinstance(value, (SourceFunction, ConstexprFunction)) or getattr(value, BUILTIN, False):
+        return True
+    if isinstance(value, (tuple, list)):
+        return all(is_compile_time(unwrap(entry)) for entry in value)
+    return isinstance(value, (constexpr, DType)) or hasattr(type(value), "__members__")

@@ -1,0 +1,56 @@
+"""One trace: the builder, the remarks, and the way from a function of the language into its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.ir.builder import Builder
+from tilewright.ir.core import Location
+from tilewright.language.context import LanguageError
+from tilewright.language.function import SourceFunction
+from tilewright.targets.base import Remark
+
+MAXIMUM_DEPTH = 60
+
+
+class TraceSession:
+    """What all functions of one trace share; the language's `Tracer`."""
+
+    def __init__(self, builder: Builder, debug: bool = False) -> None:
+        self.builder = builder
+        self.debug = debug
+        self.remarks: dict[tuple[str, str, int], Remark] = {}
+        self.depth = 0
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Inline a function of the language; its caller is the operation being emitted."""
+        if not isinstance(function, SourceFunction):
+            raise LanguageError(f"a function of the tile language is needed here, got {function!r}")
+        return self.inline(function, arguments, keywords, self.builder.location)
+
+    def inline(
+        self, function: SourceFunction, arguments: Sequence[Any], keywords: Mapping[str, Any], caller: Location | None
+    ) -> Any:
+        """Trace a function's body at this point, its parameters bound to the arguments."""
+        from tilewright.frontend.tracer import FunctionTracer, bind_call
+
+        if self.depth >= MAXIMUM_DEPTH:
+            raise LanguageError(
+                f"'{function.name}' is nested more than {MAXIMUM_DEPTH} calls deep", "recursion must end on a constexpr"
+            )
+        bindings = bind_call(function, arguments, keywords)
+        saved = self.builder.location
+        self.depth += 1
+        try:
+            return FunctionTracer(self, function, bindings, caller).run()
+        finally:
+            self.depth -= 1
+            self.builder.location = saved
+
+    def remark(self, severity: str, message: str) -> None:
+        """Note something about the line being traced, once a line."""
+        location = self.builder.location
+        file, line = (location.file, location.line) if location else ("", 0)
+        self.remarks.setdefault((message, file, line), Remark(severity, message, file, line))
+

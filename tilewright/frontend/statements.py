@@ -1,0 +1,226 @@
+"""Statements without loops: assignment, branches, return, assert."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.frontend.analysis import assigned_names, reads_of, returns_inside
+from tilewright.frontend.calls import Calls
+from tilewright.frontend.values import check_same, identical, take_apart
+from tilewright.ir.core import Region
+from tilewright.language.context import LanguageError
+from tilewright.language.semantic.convert import is_literal, to_tensor
+from tilewright.language.tensor import tensor, type_text
+
+_REJECTED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Break: ("break", "put the condition into the loop: `while running & ...`"),
+    ast.Continue: ("continue", "put the rest of the loop body into an if"),
+    ast.Try: ("try", "kernels have no exceptions; use tl.device_assert"),
+    ast.Raise: ("raise", "kernels have no exceptions; use tl.static_assert or tl.device_assert"),
+    ast.FunctionDef: ("a nested function", "define it outside the kernel and decorate it with @tilewright.jit"),
+    ast.AsyncFunctionDef: ("a nested function", "define it outside the kernel"),
+    ast.ClassDef: ("a class", "define it outside the kernel"),
+    ast.With: ("with", ""),
+    ast.Global: ("global", "kernels only read names from outside"),
+    ast.Nonlocal: ("nonlocal", "kernels only read names from outside"),
+    ast.Import: ("import", "import outside the kernel"),
+    ast.ImportFrom: ("import", "import outside the kernel"),
+    ast.Delete: ("del", ""),
+    ast.Match: ("match", "use if and elif"),
+}
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The statements ended in a return of this value."""
+
+    value: Any
+
+
+class Statements(Calls):
+    """Runs statement nodes."""
+
+    def execute(self, statements: list[ast.stmt]) -> Returned | None:
+        """Trace statements in order; None when they fall off their end."""
+        for position, statement in enumerate(statements):
+            self.mark(statement)
+            if isinstance(statement, ast.If):
+                outcome, finished = self.guarded(statement, self._branch, statement, statements[position + 1 :])
+                if finished:
+                    return outcome
+                continue
+            if isinstance(statement, ast.Return):
+                return self.guarded(statement, self._return, statement)
+            self.guarded(statement, self._simple, statement)
+        return None
+
+    def _simple(self, statement: ast.stmt) -> None:
+        method = getattr(self, f"run_{type(statement).__name__}", None)
+        if method is None:
+            what, advice = _REJECTED.get(type(statement), (type(statement).__name__, ""))
+            raise self.error(statement, f"'{what}' is not part of the tile language", advice)
+        method(statement)
+
+    def run_Pass(self, statement: ast.Pass) -> None:
+        return None
+
+    def run_Expr(self, statement: ast.Expr) -> None:
+        self.evaluate(statement.value)
+
+    def run_Assert(self, statement: ast.Assert) -> None:
+        condition = self.evaluate(statement.test)
+        message = self.evaluate(statement.msg) if statement.msg is not None else ast.unparse(statement.test)
+        self.mark(statement)
+        self.assert_at_run_time(condition, message)
+
+    def _return(self, statement: ast.Return) -> Returned:
+        if self.loop is not None:
+            raise LanguageError("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+        return Returned(None if statement.value is None else self.evaluate(statement.value))
+
+    # Assignment
+
+    def run_Assign(self, statement: ast.Assign) -> None:
+        if len(statement.targets) != 1:
+            raise LanguageError("one assignment has one target here", "write one assignment a line")
+        self.assign(statement.targets[0], self.evaluate(statement.value))
+
+    def run_AnnAssign(self, statement: ast.AnnAssign) -> None:
+        if not isinstance(statement.target, ast.Name):
+            raise LanguageError("only a name can be annotated")
+        if statement.value is None:
+            return
+        value = self.evaluate(statement.value)
+        if "constexpr" not in ast.unparse(statement.annotation):
+            self.assign(statement.target, value)
+            return
+        known = self.known(value)
+        if known is None:
+            raise LanguageError(
+                f"'{statement.target.id}' is declared constexpr, but its value is known at run time only",
+                "drop the annotation",
+            )
+        self.bind(statement.target.id, known[0])
+        self.constants.add(statement.target.id)
+
+    def run_AugAssign(self, statement: ast.AugAssign) -> None:
+        if not isinstance(statement.target, ast.Name):
+            raise LanguageError("items and attributes cannot be assigned", "kernel values do not change in place")
+        name = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
+        left, right = self.evaluate(name), self.evaluate(statement.value)
+        self.mark(statement)
+        self.assign(statement.target, self.binary(statement, statement.op, left, right))
+
+    def assign(self, target: ast.expr, value: Any, keep: bool = False) -> None:
+        """Bind a target; numbers become scalars (unless `keep`), as any variable may change at run time."""
+        if isinstance(target, ast.Name):
+            if target.id in self.constants:
+                raise self.error(target, f"'{target.id}' is constexpr and cannot be assigned again", "use another name")
+            self.bind(target.id, value if keep else self._variable(value))
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target, value, keep)
+        elif isinstance(target, (ast.Subscript, ast.Attribute)):
+            raise self.error(
+                target, "items and attributes cannot be assigned", "build a new block with tl.where, or store to memory"
+            )
+        else:
+            raise self.error(target, "a starred target is not part of the tile language")
+
+    def _variable(self, value: Any) -> Any:
+        if is_literal(value):
+            return to_tensor(value)
+        if isinstance(value, (tuple, list)):
+            entries = [self._variable(entry) for entry in value]
+            return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
+        return value
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Any, keep: bool) -> None:
+        if not isinstance(value, (tuple, list)):
+            raise self.error(target, f"only a tuple can be unpacked, got {type_text(value)}")
+        if len(value) != len(target.elts):
+            raise self.error(target, f"{len(value)} values for {len(target.elts)} names")
+        for entry, part in zip(target.elts, value, strict=True):
+            self.assign(entry, part, keep)
+
+    # Branches
+
+    def _branch(self, statement: ast.If, rest: list[ast.stmt]) -> tuple[Returned | None, bool]:
+        """Trace an if. The flag is True when `rest` was traced too, because a branch returns."""
+        condition = self.evaluate(statement.test)
+        known = self.known(condition)
+        if known is not None:
+            if known[0] is not None and not isinstance(known[0], (bool, int, float)):
+                raise self.error(statement.test, f"a compile-time condition must be a bool, int or None, got {known[0]!r}")
+            taken = statement.body if known[0] else statement.orelse
+            outcome = self.execute(taken)
+            return outcome, outcome is not None
+        condition = self.branch_condition(statement.test, condition)
+        if returns_inside([*statement.body, *statement.orelse]):
+            return self._returning_branch(statement, condition, rest), True
+        self._merging_branch(statement, condition)
+        return None, False
+
+    def _trace_branch(self, statements: list[ast.stmt]) -> tuple[Region, dict[str, Any], dict[str, str], Returned | None]:
+        """A branch traced into its own region from the present names; gives the names it ends with."""
+        saved = dict(self.names), dict(self.unbound)
+        region = Region()
+        self.depth += 1
+        with self.session.builder.at(region):
+            outcome = self.execute(statements)
+        self.depth -= 1
+        ended = self.names, self.unbound
+        self.names, self.unbound = saved
+        return region, ended[0], ended[1], outcome
+
+    def _merging_branch(self, statement: ast.If, condition: tensor) -> None:
+        location = self.location(statement)
+        then, then_names, then_unbound, _ = self._trace_branch(statement.body)
+        other, other_names, other_unbound, _ = self._trace_branch(statement.orelse)
+        merged: list[str] = []
+        for name in assigned_names([*statement.body, *statement.orelse]):
+            if name not in then_names or name not in other_names:
+                missing = "else" if name in then_names else "if"
+                self.unbind(
+                    name,
+                    then_unbound.get(name) or other_unbound.get(name)
+                    if name not in then_names and name not in other_names
+                    else f"the '{missing}' branch at line {statement.lineno} does not assign it",
+                )  # type: ignore[arg-type]
+            elif identical(then_names[name], other_names[name]):
+                self.bind(name, then_names[name])
+            elif not self.needed_after(name, statement):
+                self.unbind(name, f"the branches at line {statement.lineno} give it different values")
+            else:
+                merged.append(name)
+        self.session.builder.location = location
+        values = [{name: names[name] for name in merged} for names in (then_names, other_names)]
+        for name, value in self.merge_branches(condition, [then, other], values).items():
+            self.bind(name, value)
+
+    def needed_after(self, name: str, statement: ast.stmt) -> bool:
+        """Whether a name may be read after a statement, in this pass or the next of a loop around it."""
+        if self.loop is not None and self.loop is not statement:
+            first = (self.loop.lineno, self.loop.col_offset)
+            if reads_of(self.definition).last_read.get(name, (0, 0)) >= first:
+                return True
+        return reads_of(self.definition).after(name, statement)
+
+    def _returning_branch(self, statement: ast.If, condition: tensor, rest: list[ast.stmt]) -> Returned:
+        """``if c: return x`` followed by more: the rest runs in the branches that do not return."""
+        if self.loop is not None:
+            raise LanguageError("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+        location = self.location(statement)
+        traced = [self._trace_branch([*body, *rest]) for body in (statement.body, statement.orelse)]
+        values = [outcome.value if outcome is not None else None for _, _, _, outcome in traced]
+        if (values[0] is None) != (values[1] is None):
+            raise LanguageError("some paths return a value and others do not", "return a value on every path")
+        if identical(values[0], values[1]) and not take_apart(values[0])[1]:
+            named: list[dict[str, Any]] = [{}, {}]
+        else:
+            check_same("the returned value", values[0], values[1], "differs between two returns")
+            named = [{"returned value": value} for value in values]
+        self.session.builder.location = location
+        merged = self.merge_branches(condition, [entry[0] for entry in traced], named)
+        return Returned(merged.get("returned value", values[0]))

@@ -1,0 +1,138 @@
+"""From a function's source to Tile IR: the tracer put together from its parts, and the entry `trace_kernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import CompilationError
+from tilewright.frontend.loops import Loops
+from tilewright.frontend.session import TraceSession
+from tilewright.ir.builder import Builder
+from tilewright.ir.core import Function, Location, Parameter, Region, Value
+from tilewright.ir.types import TensorType
+from tilewright.language.context import LanguageError, activate
+from tilewright.language.function import ParameterInfo, SourceFunction
+from tilewright.language.tensor import tensor, type_text
+from tilewright.language.types import unwrap
+from tilewright.targets.base import Remark
+
+
+class FunctionTracer(Loops):
+    """One function being traced."""
+
+    def run(self) -> Any:
+        """Trace the whole body; gives the returned value."""
+        outcome = self.execute(self.definition.body)
+        return None if outcome is None else outcome.value
+
+
+def bind_call(function: SourceFunction, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all parameters for a call; raises `LanguageError` as Python would a `TypeError`."""
+    bound: dict[str, Any] = {}
+    rest, left = list(arguments), dict(keywords)
+    for parameter in function.parameters:
+        if parameter.kind == "variadic":
+            bound[parameter.name], rest = tuple(rest), []
+        elif parameter.kind == "plain" and rest:
+            if parameter.name in left:
+                raise _call_error(function, f"got two values for '{parameter.name}'")
+            bound[parameter.name] = rest.pop(0)
+        elif parameter.name in left:
+            bound[parameter.name] = left.pop(parameter.name)
+        elif parameter.has_default:
+            bound[parameter.name] = unwrap(parameter.default)
+        else:
+            raise _call_error(function, f"no value for '{parameter.name}'")
+        if parameter.constexpr:
+            bound[parameter.name] = _as_constant(function, parameter, bound[parameter.name])
+    if rest:
+        raise _call_error(function, f"{len(arguments)} positional arguments are too many")
+    if left:
+        raise _call_error(function, f"no parameter is named {', '.join(map(repr, left))}")
+    return bound
+
+
+def _as_constant(function: SourceFunction, parameter: ParameterInfo, value: Any) -> Any:
+    if isinstance(value, tensor):
+        if value.constant is None:
+            raise _call_error(function, f"'{parameter.name}' is a constexpr parameter, got {type_text(value)}")
+        return value.constant
+    return unwrap(value)
+
+
+def _call_error(function: SourceFunction, message: str) -> LanguageError:
+    names = ", ".join(function.argument_names)
+    return LanguageError(f"call of '{function.name}': {message}", f"its parameters are: {names}")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced kernel and what the front end has to say about it."""
+
+    function: Function
+    remarks: tuple[Remark, ...]
+
+
+def trace_kernel(
+    kernel: SourceFunction,
+    types: Mapping[str, TensorType | tuple[TensorType, ...]],
+    constants: Mapping[str, Any],
+    parameters: Mapping[str, Parameter] | None = None,
+    debug: bool = False,
+) -> Trace:
+    """Tile IR of a kernel for parameter types and compile-time constants.
+
+    Every parameter is in `types` or in `constants` (or has a default).  A variadic parameter's types
+    are a tuple; its entries become parameters ``name_0``, ``name_1``, ….  Raises `CompilationError`.
+    """
+    known = parameters or {}
+    region = Region()
+    described: list[Parameter] = []
+
+    def add(name: str, kind: TensorType) -> tensor:
+        value = Value(kind, name)
+        region.arguments.append(value)
+        described.append(known.get(name, Parameter(name)))
+        return tensor(value)
+
+    bindings: dict[str, Any] = {}
+    for parameter in kernel.parameters:
+        name = parameter.name
+        if name in types:
+            kind = types[name]
+            if isinstance(kind, TensorType):
+                bindings[name] = add(name, kind)
+            else:
+                bindings[name] = tuple(add(f"{name}_{number}", entry) for number, entry in enumerate(kind))
+        elif name in constants:
+            bindings[name] = unwrap(constants[name])
+        elif parameter.has_default:
+            bindings[name] = unwrap(parameter.default)
+        elif parameter.kind == "variadic":
+            bindings[name] = ()
+        else:
+            raise CompilationError(f"kernel '{kernel.name}': no type and no constant for parameter '{name}'")
+    unknown = (set(types) | set(constants)) - set(kernel.argument_names)
+    if unknown:
+        raise CompilationError(
+            f"kernel '{kernel.name}' has no parameter named {', '.join(map(repr, sorted(unknown)))}\n"
+            f"  help: its parameters are: {', '.join(kernel.argument_names)}"
+        )
+    return _trace(kernel, Function(kernel.name, region, described), bindings, debug)
+
+
+def _trace(kernel: SourceFunction, function: Function, bindings: dict[str, Any], debug: bool) -> Trace:
+    builder = Builder(function)
+    session = TraceSession(builder, debug)
+    with activate(session):
+        tracer = FunctionTracer(session, kernel, bindings, None)
+        value = tracer.run()
+        if value is not None:
+            raise tracer.error(
+                kernel.definition, "a kernel returns nothing", "store results through a pointer argument with tl.store"
+            )
+        builder.location = Location(kernel.file, kernel.definition.end_lineno or kernel.first_line, 0, kernel.name)
+        builder.create("return")
+    return Trace(function, tuple(session.remarks.values()))

@@ -1,0 +1,538 @@
+"""The documented names of the tile language: signatures and what they promise.
+
+Each function checks nothing itself: it hands over to `semantic`, which emits Tile IR.  Names and
+meaning follow Triton's, so that its kernels compile unchanged.  A function marked *method* below
+(decorated with `member`) is also a method: ``tl.sum(x, 0)`` is ``x.sum(0)``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction, shape as shapes
+from tilewright.language.tensor import tensor
+from tilewright.language.types import constexpr, dtype, unwrap
+
+F = TypeVar("F", bound=Callable[..., Any])
+BUILTIN = "__tilewright_builtin__"
+
+
+def builtin(function: F) -> F:
+    """Mark a function that the front end may call while it traces a kernel."""
+    setattr(function, BUILTIN, True)
+    return function
+
+
+def member(function: F) -> F:
+    """A `builtin` that is also a method of `tensor`."""
+    setattr(tensor, function.__name__, function)
+    return builtin(function)
+
+
+class PropagateNan(enum.Enum):
+    """What minimum, maximum and clamp do with NaN: NONE gives the other operand, ALL gives NaN."""
+
+    NONE = 0
+    ALL = 0xFFFF
+
+
+# Program instances -------------------------------------------------------------------------------
+
+
+@builtin
+def program_id(axis: int) -> tensor:
+    """The index of this program instance along a grid axis (0, 1 or 2): an int32 scalar."""
+    return hint.grid_value("program_id", axis)
+
+
+@builtin
+def num_programs(axis: int) -> tensor:
+    """The extent of the grid along an axis (0, 1 or 2): an int32 scalar."""
+    return hint.grid_value("num_programs", axis)
+
+
+# Creation ----------------------------------------------------------------------------------------
+
+
+@builtin
+def arange(start: int, end: int) -> tensor:
+    """The int32 numbers start, …, end - 1; both bounds are compile-time constants."""
+    return shapes.arange(start, end)
+
+
+@builtin
+def full(shape: Sequence[int], value: Any, dtype: dtype) -> tensor:
+    """A block (a scalar for shape ``()``) filled with a number or a scalar tensor."""
+    element = unwrap(dtype)
+    if not hasattr(element, "_number"):
+        raise convert.LanguageError(f"full needs a dtype such as tl.float32, got {element!r}")
+    return convert.full(shapes.static_shape(shape), value, element._number)
+
+
+@builtin
+def to_tensor(x: Any) -> tensor:
+    """A number as a scalar tensor, typed on its own; tensors as they are."""
+    return convert.to_tensor(x)
+
+
+@member
+def cast(input: Any, dtype: dtype, fp_downcast_rounding: str | None = None, bitcast: bool = False) -> tensor:
+    """Convert to a dtype. *method*, also as ``x.to(dtype)``.
+
+    Float to int truncates; anything to int1 is ``!= 0``; a narrowed float rounds to nearest even, or
+    toward zero with ``fp_downcast_rounding="rtz"``; `bitcast` keeps the bits and needs equal widths.
+    """
+    return convert.convert(input, dtype, fp_downcast_rounding, bool(unwrap(bitcast)))
+
+
+# Arithmetic --------------------------------------------------------------------------------------
+
+
+@builtin
+def add(x: Any, y: Any, sanitize_overflow: bool = True) -> tensor:
+    """``x + y``; a pointer moves by elements."""
+    return arithmetic.add(x, y)
+
+
+@builtin
+def sub(x: Any, y: Any, sanitize_overflow: bool = True) -> tensor:
+    """``x - y``."""
+    return arithmetic.subtract(x, y)
+
+
+@builtin
+def mul(x: Any, y: Any, sanitize_overflow: bool = True) -> tensor:
+    """``x * y``."""
+    return arithmetic.multiply(x, y)
+
+
+@builtin
+def fdiv(x: Any, y: Any, ieee_rounding: bool = False, approx: bool = False) -> tensor:
+    """Float division in the common dtype; both flags only permit less exact results, which we do not use."""
+    return arithmetic.divide_floats(x, y, "fdiv")
+
+
+@builtin
+def div_rn(x: Any, y: Any) -> tensor:
+    """Float division, rounded to nearest."""
+    return arithmetic.divide_floats(x, y, "div_rn")
+
+
+@builtin
+def minimum(x: Any, y: Any, propagate_nan: PropagateNan = PropagateNan.NONE) -> tensor:
+    """The smaller of two values, elementwise."""
+    return arithmetic.extremum("minimum", x, y, propagate_nan)
+
+
+@builtin
+def maximum(x: Any, y: Any, propagate_nan: PropagateNan = PropagateNan.NONE) -> tensor:
+    """The larger of two values, elementwise."""
+    return arithmetic.extremum("maximum", x, y, propagate_nan)
+
+
+@builtin
+def clamp(x: Any, min: Any, max: Any, propagate_nan: PropagateNan = PropagateNan.NONE) -> tensor:
+    """``x`` limited to ``[min, max]``."""
+    return arithmetic.clamp(x, min, max, propagate_nan)
+
+
+@builtin
+def where(condition: Any, x: Any, y: Any) -> tensor:
+    """``x`` where the condition holds, ``y`` elsewhere; both are always evaluated. All three broadcast."""
+    return arithmetic.where(condition, x, y)
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+@builtin
+def load(
+    pointer: tensor,
+    mask: Any = None,
+    other: Any = None,
+    boundary_check: Any = (),
+    padding_option: str = "",
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+    volatile: bool = False,
+) -> tensor:
+    """The elements that a pointer, or a block of pointers, points to.
+
+    Where `mask` is false no access happens and the result is `other`, or zero without it.
+    `cache_modifier` (".ca", ".cg", ".cs", ".cv") and `eviction_policy` are hints.
+    """
+    if unwrap(boundary_check) or unwrap(padding_option):
+        raise convert.LanguageError("boundary_check is for block pointers", "use mask= with a block of pointers")
+    return memory.load(pointer, mask, other, cache_modifier, eviction_policy, volatile)
+
+
+@builtin
+def store(
+    pointer: tensor,
+    value: Any,
+    mask: Any = None,
+    boundary_check: Any = (),
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+) -> None:
+    """Write a value, cast to the pointer's element type and broadcast to its shape, where `mask` holds."""
+    if unwrap(boundary_check):
+        raise convert.LanguageError("boundary_check is for block pointers", "use mask= with a block of pointers")
+    memory.store(pointer, value, mask, cache_modifier, eviction_policy)
+
+
+@builtin
+def atomic_add(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Add to memory as one step in each lane; gives the old values."""
+    return memory.atomic_update("add", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_max(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Raise memory to at least `val`; gives the old values."""
+    return memory.atomic_update("max", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_min(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Lower memory to at most `val`; gives the old values."""
+    return memory.atomic_update("min", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_and(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Bitwise and into memory; gives the old values."""
+    return memory.atomic_update("and", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_or(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Bitwise or into memory; gives the old values."""
+    return memory.atomic_update("or", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_xor(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Bitwise exclusive or into memory; gives the old values."""
+    return memory.atomic_update("xor", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_xchg(
+    pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None
+) -> tensor:
+    """Replace memory; gives the old values."""
+    return memory.atomic_update("exchange", pointer, val, mask, sem, scope)
+
+
+@builtin
+def atomic_cas(pointer: tensor, cmp: Any, val: Any, sem: str | None = None, scope: str | None = None) -> tensor:
+    """Store `val` where memory equals `cmp`; gives the old values."""
+    return memory.atomic_cas(pointer, cmp, val, sem, scope)
+
+
+# Shape -------------------------------------------------------------------------------------------
+
+
+@member
+def expand_dims(input: Any, axis: int | Sequence[int]) -> tensor:
+    """Insert axes of extent 1. *method*"""
+    return shapes.expand_dims(convert.to_tensor(input), axis)
+
+
+@builtin
+def broadcast(input: Any, other: Any) -> tuple[tensor, tensor]:
+    """Both values stretched to their common shape."""
+    first, second = convert.broadcast(convert.to_tensor(input), convert.to_tensor(other))
+    return first, second
+
+
+@member
+def broadcast_to(input: Any, *shape: Any) -> tensor:
+    """Stretch axes of extent 1 to `shape`. *method*"""
+    value, extents = convert.to_tensor(input), shapes.shape_arguments(shape)
+    convert.check_shape(extents)
+    if value.shape and value.rank != len(extents):
+        raise convert.LanguageError(
+            f"broadcast_to keeps the rank: {list(value.shape)} to {list(extents)}", "insert axes with x[:, None] first"
+        )
+    return convert.broadcast_to(value, extents)
+
+
+@member
+def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
+    """The same elements, in row-major order, in another shape; one extent may be -1. *method*"""
+    return shapes.reshape(convert.to_tensor(input), shapes.shape_arguments(shape))
+
+
+@member
+def view(input: Any, *shape: Any) -> tensor:
+    """The old name of `reshape`. *method*"""
+    return shapes.reshape(convert.to_tensor(input), shapes.shape_arguments(shape))
+
+
+@member
+def ravel(x: Any, can_reorder: bool = False) -> tensor:
+    """All elements as one axis. *method*"""
+    value = convert.to_tensor(x)
+    return shapes.reshape(value, (value.numel,))
+
+
+@member
+def trans(input: tensor, *dims: Any) -> tensor:
+    """Permute the axes; without `dims` the last two are swapped. *method*, also as ``x.T``"""
+    return shapes.transpose(input, shapes.shape_arguments(dims) if dims else ())
+
+
+@member
+def permute(input: tensor, *dims: Any) -> tensor:
+    """Permute the axes: axis i of the result is axis ``dims[i]`` of the input. *method*"""
+    return shapes.permute(input, shapes.shape_arguments(dims))
+
+
+@builtin
+def join(a: Any, b: Any) -> tensor:
+    """Stack two values on a new last axis of extent 2."""
+    return shapes.join(a, b)
+
+
+@member
+def split(a: tensor) -> tuple[tensor, tensor]:
+    """The inverse of `join`: the two halves of a last axis of extent 2. *method*"""
+    return shapes.split(a)
+
+
+@builtin
+def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:
+    """One block after the other along `dim`; the order is always kept."""
+    return shapes.cat(input, other, dim)
+
+
+@member
+def gather(src: tensor, index: tensor, axis: int) -> tensor:
+    """Elements of a block picked by a block of indices along an axis. *method*"""
+    return shapes.gather(src, index, axis)
+
+
+@member
+def flip(x: tensor, dim: int = -1) -> tensor:
+    """The elements of an axis in reverse order. *method*"""
+    return shapes.flip(x, dim)
+
+
+@member
+def squeeze(x: tensor, dim: int) -> tensor:
+    """Drop an axis of extent 1. *method*"""
+    return shapes.squeeze(x, dim)
+
+
+@member
+def unsqueeze(x: tensor, dim: int) -> tensor:
+    """Insert an axis of extent 1. *method*"""
+    return shapes.expand_dims(x, dim)
+
+
+@member
+def item(x: tensor) -> tensor:
+    """The only element of a block, as a scalar. *method*"""
+    return shapes.item(x)
+
+
+# Products, reductions, scans ---------------------------------------------------------------------
+
+
+@builtin
+def dot(
+    input: tensor,
+    other: tensor,
+    acc: tensor | None = None,
+    input_precision: str | None = None,
+    allow_tf32: bool | None = None,
+    max_num_imprecise_acc: int | None = None,
+    out_dtype: dtype | None = None,
+) -> tensor:
+    """The matrix product ``input @ other + acc`` of blocks [M, K] and [K, N], or batches of them.
+
+    Both have one dtype. int8 gives int32; fp32 and bf16 give fp32; fp64 gives fp64; fp16 and fp8 give
+    `out_dtype` (fp32 by default, or the dtype of `acc`).  Any extents are accepted.
+    """
+    return product.dot(input, other, acc, input_precision, allow_tf32, out_dtype)
+
+
+@member
+def reduce(input: Any, axis: int | None, combine_fn: Callable[..., Any], keep_dims: bool = False) -> Any:
+    """Combine the elements along an axis (all, when None) with a function of scalars. *method*
+
+    `input` is a block or a tuple of blocks; `combine_fn` takes the left group's scalars, then the right
+    group's, and returns as many.  It must be associative and commutative: the order is not fixed.
+    """
+    return reduction.reduce(input, axis, combine_fn, keep_dims)
+
+
+@member
+def associative_scan(input: Any, axis: int, combine_fn: Callable[..., Any], reverse: bool = False) -> Any:
+    """Running combination along an axis, each element included; `combine_fn` as for `reduce`. *method*"""
+    return reduction.scan(input, axis, combine_fn, reverse)
+
+
+# Hints, assertions, printing ---------------------------------------------------------------------
+
+
+@builtin
+def multiple_of(input: Any, values: int | Sequence[int]) -> Any:
+    """Promise that the first of each run of elements is divisible by a number (one for each axis)."""
+    return hint.hint(input, "divisibility", values)
+
+
+@builtin
+def max_contiguous(input: Any, values: int | Sequence[int]) -> Any:
+    """Promise that elements come in runs of this many consecutive numbers (one for each axis)."""
+    return hint.hint(input, "contiguity", values)
+
+
+@builtin
+def max_constancy(input: Any, values: int | Sequence[int]) -> Any:
+    """Promise that elements come in runs of this many equal numbers (one for each axis)."""
+    return hint.hint(input, "constancy", values)
+
+
+@builtin
+def assume(cond: Any) -> None:
+    """Promise that a condition holds; the compiler may rely on it."""
+    hint.assume(cond)
+
+
+@builtin
+def expect_zero(x: tensor, mask: Any) -> tensor:
+    """The value itself; promises that it is zero under the mask."""
+    return hint.expect_zero(x, mask)
+
+
+@builtin
+def debug_barrier() -> None:
+    """Memory accesses before it are done before those after it."""
+    hint.barrier()
+
+
+@builtin
+def device_print(prefix: str, *args: Any, hex: bool = False) -> None:
+    """Print values at run time, after a literal ASCII prefix."""
+    hint.device_print(prefix, args)
+
+
+@builtin
+def device_assert(cond: Any, msg: str = "", mask: Any = None) -> None:
+    """Stop with a message when a condition fails at run time. Only with the launch option `debug`."""
+    hint.device_assert(cond, msg, mask)
+
+
+@builtin
+def static_print(*values: Any, sep: str = " ", end: str = "\n", file: Any = None, flush: bool = False) -> None:
+    """Print while the kernel is being compiled."""
+    print(*(unwrap(value) for value in values), sep=sep, end=end, file=file, flush=flush)
+
+
+@builtin
+def static_assert(cond: Any, msg: str = "") -> None:
+    """Fail compilation with a message unless a compile-time condition holds."""
+    condition = unwrap(cond)
+    if isinstance(condition, tensor):
+        if condition.constant is None:
+            raise convert.LanguageError("static_assert needs a compile-time condition", "use tl.device_assert")
+        condition = condition.constant
+    if not condition:
+        raise StaticAssertionError(str(unwrap(msg)))
+
+
+class StaticAssertionError(convert.LanguageError):
+    """A `static_assert` that does not hold."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"static assertion failed{': ' + message if message else ''}")
+
+
+# Loop iterators ----------------------------------------------------------------------------------
+
+
+class range:
+    """A run-time loop: ``for i in tl.range(start, end, step)``. The options are hints."""
+
+    def __init__(
+        self,
+        arg1: Any,
+        arg2: Any = None,
+        step: Any = None,
+        num_stages: int | None = None,
+        loop_unroll_factor: int | None = None,
+        disallow_acc_multi_buffer: bool = False,
+        flatten: bool = False,
+        warp_specialize: bool = False,
+        disable_licm: bool = False,
+    ) -> None:
+        self.start, self.end = (0, arg1) if arg2 is None else (arg1, arg2)
+        self.step = 1 if step is None else step
+        self.num_stages, self.loop_unroll_factor = num_stages, loop_unroll_factor
+        self.flatten, self.warp_specialize = flatten, warp_specialize
+        self.disallow_acc_multi_buffer, self.disable_licm = disallow_acc_multi_buffer, disable_licm
+
+
+class static_range:
+    """A loop unrolled while tracing: bounds are compile-time constants, and so is the index."""
+
+    def __init__(self, arg1: Any, arg2: Any = None, step: Any = None) -> None:
+        start, end = (0, arg1) if arg2 is None else (arg1, arg2)
+        self.start = shapes.static_int(start, "the start of static_range")
+        self.end = shapes.static_int(end, "the end of static_range")
+        self.step = shapes.static_int(1 if step is None else step, "the step of static_range")
+
+
+class condition:
+    """``while tl.condition(cond, disable_licm=True)``: a condition with hints."""
+
+    def __init__(self, arg1: Any, disable_licm: bool = False) -> None:
+        self.condition, self.disable_licm = arg1, disable_licm
+
+
+for _iterator in (range, static_range, condition):
+    setattr(_iterator, BUILTIN, True)
+
+
+# Tensor operators --------------------------------------------------------------------------------
+
+
+def _method(name: str, function: Callable[..., Any]) -> None:
+    setattr(tensor, name, builtin(function))
+
+
+def _binary(name: str, function: Callable[[Any, Any], tensor]) -> None:
+    _method(f"__{name}__", lambda self, other: function(self, other))
+    _method(f"__r{name}__", lambda self, other: function(other, self))
+
+
+_binary("add", arithmetic.add)
+_binary("sub", arithmetic.subtract)
+_binary("mul", arithmetic.multiply)
+_binary("truediv", arithmetic.true_divide)
+_binary("floordiv", arithmetic.floor_divide)
+_binary("mod", arithmetic.remainder)
+for _name in ("and", "or", "xor"):
+    _binary(_name, lambda left, right, _name=_name: arithmetic.bitwise(_name, left, right))  # type: ignore[misc]
+_binary("lshift", lambda left, right: arithmetic.shift("shift_left", left, right))
+_binary("rshift", lambda left, right: arithmetic.shift("shift_right", left, right))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _method(f"__{_name}__", lambda self, other, _name=_name: arithmetic.compare(_name, self, other))
+_method("__neg__", arithmetic.negate)
+_method("__pos__", lambda self: self)
+_method("__invert__", arithmetic.invert)
+_method("__getitem__", shapes.index)
+_method("__abs__", arithmetic.absolute)
+_method("to", cast)
+_method("logical_and", lambda self, other: arithmetic.logical("and", self, other))
+_method("logical_or", lambda self, other: arithmetic.logical("or", self, other))
+_method("__pow__", arithmetic.power)
+tensor.T = property(lambda self: shapes.transpose(self, ()))  # type: ignore[attr-defined]
+
+__all__ = [name for name, value in list(globals().items()) if getattr(value, BUILTIN, False)]
+__all__ += ["PropagateNan", "constexpr", "dtype", "tensor"]

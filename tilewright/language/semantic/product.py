@@ -1,0 +1,97 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.language.context import LanguageError
+from tilewright.language.semantic.convert import cast, constant
+from tilewright.language.semantic.shape import reshape
+from tilewright.language.tensor import emit, tensor, type_text
+from tilewright.language.types import dtype, unwrap, wrap
+
+PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
+_OPERANDS = (dtypes.int8, dtypes.uint8, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64,
+             dtypes.float8e5, dtypes.float8e4nv)  # fmt: skip
+
+
+def _operand(value: Any, name: str) -> tensor:
+    value = unwrap(value)
+    if not isinstance(value, tensor) or value.rank < 2:
+        raise LanguageError(f"dot needs blocks of rank 2 or more, `{name}` is {type_text(value)}")
+    if value.is_pointer or value.number not in _OPERANDS:
+        texts = ", ".join(str(wrap(entry)) for entry in _OPERANDS)
+        raise LanguageError(f"dot does not take {value.dtype} operands", f"cast `{name}` to one of {texts}")
+    return value
+
+
+def _check_shapes(a: tensor, b: tensor) -> tuple[int, ...]:
+    if a.rank != b.rank:
+        raise LanguageError(f"dot needs operands of equal rank, got {a.type} and {b.type}")
+    if a.shape[:-2] != b.shape[:-2]:
+        raise LanguageError(f"batch extents differ: {list(a.shape)} and {list(b.shape)}")
+    if a.shape[-1] != b.shape[-2]:
+        raise LanguageError(
+            f"inner extents differ: {list(a.shape)} times {list(b.shape)}",
+            "the last extent of `a` must equal the last but one of `b`; tl.trans swaps them",
+        )
+    return (*a.shape[:-1], b.shape[-1])
+
+
+def _result_dtype(element: DType, out_dtype: Any, accumulator: tensor | None) -> DType:
+    if element.is_integer:
+        return dtypes.int32
+    if element == dtypes.float64:
+        return element
+    if element in (dtypes.float32, dtypes.bfloat16):
+        natural = dtypes.float32
+    elif accumulator is not None:
+        natural = accumulator.number
+    else:
+        natural = dtypes.float32
+    requested = unwrap(out_dtype)
+    if requested is None:
+        return natural
+    if not isinstance(requested, dtype):
+        raise LanguageError(f"out_dtype must be a dtype, got {requested!r}")
+    allowed = (dtypes.float32, dtypes.float16) if element.bits <= 16 and element != dtypes.bfloat16 else (natural,)
+    if requested.element not in allowed:
+        raise LanguageError(f"dot of {wrap(element)} cannot give {requested}", "cast the fp32 result")
+    assert isinstance(requested.element, DType)
+    return requested.element
+
+
+def dot(a: Any, b: Any, acc: Any, input_precision: Any, allow_tf32: Any, out_dtype: Any) -> tensor:
+    """``a @ b + acc``; rank 2, or batched with any number of leading extents."""
+    a, b, acc = _operand(a, "a"), _operand(b, "b"), unwrap(acc)
+    if a.element != b.element and not (a.number.is_float and b.number.is_float and a.number.bits == b.number.bits == 8):
+        raise LanguageError(f"dot needs operands of one dtype, got {a.dtype} and {b.dtype}", "cast one of them")
+    shape = _check_shapes(a, b)
+    result = _result_dtype(a.number, out_dtype, acc)
+    if acc is None:
+        acc = constant(0, result, shape)
+    elif not isinstance(acc, tensor) or acc.shape != shape:
+        raise LanguageError(f"acc must have shape {list(shape)}, got {type_text(acc)}")
+    elif acc.element != result:
+        raise LanguageError(f"dot of {a.dtype} accumulates in {wrap(result)}, acc is {acc.dtype}", "cast acc first")
+    precision = _precision(input_precision, allow_tf32)
+    if a.number != dtypes.float32:
+        precision = "ieee"  # the choice is about fp32 operands only
+    if len(shape) <= 3:
+        return emit("dot", [a, b, acc], {"input_precision": precision})
+    batch = acc.numel // (shape[-2] * shape[-1])
+    flat = [reshape(value, (batch, *value.shape[-2:])) for value in (a, b, acc)]
+    return reshape(emit("dot", flat, {"input_precision": precision}), shape)
+
+
+def _precision(input_precision: Any, allow_tf32: Any) -> str:
+    precision, legacy = unwrap(input_precision), unwrap(allow_tf32)
+    if precision is None:
+        return "ieee" if legacy is False else "tf32"
+    if legacy is not None:
+        raise LanguageError("dot takes input_precision or allow_tf32, not both")
+    if precision not in PRECISIONS:
+        raise LanguageError(f"input_precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    return precision

@@ -1,0 +1,237 @@
+"""Functions of the language that are written in the language."""
+
+from __future__ import annotations
+
+from tilewright.language import core
+from tilewright.language import math as tl_math
+from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.types import constexpr, float32, int32, uint32
+
+
+
+
+@language_function
+def cdiv(x, div):  # type: ignore[no-untyped-def]
+    """The least integer not below ``x / div``."""
+    return (x + (div - 1)) // div
+
+
+@language_function
+def zeros(shape, dtype):  # type: ignore[no-untyped-def]
+    """A block of zeros."""
+    return core.full(shape, 0, dtype)
+
+
+@language_function
+def zeros_like(input):  # type: ignore[no-untyped-def]
+    """A block of zeros of the shape and dtype of another."""
+    return core.full(input.shape, 0, input.dtype)
+
+
+@language_function
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(-x))"""
+    return (1 / (1 + tl_math.exp(-x))).to(x.dtype)
+
+
+@language_function
+def softmax(x, dim=None, keep_dims=False, ieee_rounding=False):  # type: ignore[no-untyped-def]
+    """exp(x) over its sum along an axis (0 by default), shifted by the maximum."""
+    axis: constexpr = 0 if dim is None else dim
+    shifted = x - max(x, axis, keep_dims=True)
+    numerator = tl_math.exp(shifted)
+    return numerator / sum(numerator, axis, keep_dims=True)
+
+
+@language_function
+def swizzle2d(i, j, size_i, size_j, size_g):  # type: ignore[no-untyped-def]
+    """Renumber row-major tile ids so that groups of `size_g` rows are walked column by column."""
+    linear = i * size_j + j
+    tiles_of_group = size_g * size_j
+    group = linear // tiles_of_group
+    first_row = group * size_g
+    rows = core.minimum(size_i - first_row, size_g)
+    inside = linear % tiles_of_group
+    return first_row + inside % rows, inside // rows
+
+
+@language_function
+def interleave(a, b):  # type: ignore[no-untyped-def]
+    """The elements of two blocks in turn along the last axis."""
+    joined = core.join(a, b)
+    if len(a.shape) == 0:
+        return joined
+    else:
+        return core.reshape(joined, _merged_last(joined.shape))
+
+
+@constexpr_function
+def _merged_last(shape):  # type: ignore[no-untyped-def]
+    return (*shape[:-2], shape[-2] * shape[-1])
+
+
+# Reductions --------------------------------------------------------------------------------------
+
+
+@constexpr_function
+def _sum_dtype(dtype, requested):  # type: ignore[no-untyped-def]
+    """Integers under 32 bits are summed in 32 bits."""
+    if requested is not None:
+        return requested
+    if dtype.is_int() and dtype.primitive_bitwidth < 32:
+        return int32 if dtype.is_int_signed() else uint32
+    return dtype
+
+
+@constexpr_function
+def _extremum_dtype(dtype):  # type: ignore[no-untyped-def]
+    """Values under 32 bits are compared in 32 bits: their maximum is int32 or fp32."""
+    if dtype.primitive_bitwidth >= 32:
+        return dtype
+    return float32 if dtype.is_floating() else int32
+
+
+@language_function
+def _add(a, b):  # type: ignore[no-untyped-def]
+    return a + b
+
+
+@language_function
+def _multiply(a, b):  # type: ignore[no-untyped-def]
+    return a * b
+
+
+@language_function
+def _maximum(a, b):  # type: ignore[no-untyped-def]
+    return core.maximum(a, b)
+
+
+@language_function
+def _minimum(a, b):  # type: ignore[no-untyped-def]
+    return core.minimum(a, b)
+
+
+@language_function
+def _or(a, b):  # type: ignore[no-untyped-def]
+    return a | b
+
+
+@language_function
+def _xor(a, b):  # type: ignore[no-untyped-def]
+    return a ^ b
+
+
+@language_function
+def _argmax_left(value1, index1, value2, index2):  # type: ignore[no-untyped-def]
+    first = (value1 > value2) | ((value1 == value2) & (index1 < index2))
+    return core.where(first, value1, value2), core.where(first, index1, index2)
+
+
+@language_function
+def _argmin_left(value1, index1, value2, index2):  # type: ignore[no-untyped-def]
+    first = (value1 < value2) | ((value1 == value2) & (index1 < index2))
+    return core.where(first, value1, value2), core.where(first, index1, index2)
+
+
+@language_function
+def _argmax_any(value1, index1, value2, index2):  # type: ignore[no-untyped-def]
+    first = value1 > value2
+    return core.where(first, value1, value2), core.where(first, index1, index2)
+
+
+@language_function
+def _argmin_any(value1, index1, value2, index2):  # type: ignore[no-untyped-def]
+    first = value1 < value2
+    return core.where(first, value1, value2), core.where(first, index1, index2)
+
+
+@language_function
+def _with_indices(input, axis, combine, keep_dims):  # type: ignore[no-untyped-def]
+    """Reduce values with their positions along an axis."""
+    core.static_assert(axis is not None, "an axis is needed to return indices")
+    position: constexpr = axis + len(input.shape) if axis < 0 else axis
+    places = core.arange(0, input.shape[position])
+    places = core.reshape(places, _along(input.shape, position))
+    places = core.broadcast_to(places, input.shape)
+    return core.reduce((input, places), axis, combine, keep_dims)
+
+
+@constexpr_function
+def _along(shape, axis):  # type: ignore[no-untyped-def]
+    return tuple(extent if number == axis else 1 for number, extent in enumerate(shape))
+
+
+@language_function
+def sum(input, axis=None, keep_dims=False, dtype: constexpr = None):  # type: ignore[no-untyped-def]
+    """The sum along an axis (of all elements, when None). Integers under 32 bits are summed in 32."""
+    return core.reduce(input.to(_sum_dtype(input.dtype, dtype)), axis, _add, keep_dims)
+
+
+@language_function
+def max(input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False):  # type: ignore[no-untyped-def]
+    """The maximum along an axis; with `return_indices` also where it is (the leftmost of equals)."""
+    if return_indices:
+        if return_indices_tie_break_left:
+            return _with_indices(input, axis, _argmax_left, keep_dims)
+        else:
+            return _with_indices(input, axis, _argmax_any, keep_dims)
+    else:
+        return core.reduce(input.to(_extremum_dtype(input.dtype)), axis, _maximum, keep_dims)
+
+
+@language_function
+def min(input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False):  # type: ignore[no-untyped-def]
+    """The minimum along an axis; with `return_indices` also where it is (the leftmost of equals)."""
+    if return_indices:
+        if return_indices_tie_break_left:
+            return _with_indices(input, axis, _argmin_left, keep_dims)
+        else:
+            return _with_indices(input, axis, _argmin_any, keep_dims)
+    else:
+        return core.reduce(input.to(_extremum_dtype(input.dtype)), axis, _minimum, keep_dims)
+
+
+@language_function
+def argmax(input, axis, tie_break_left=True, keep_dims=False):  # type: ignore[no-untyped-def]
+    """The position of the maximum along an axis, as int32."""
+    _, places = max(input, axis, True, tie_break_left, keep_dims)
+    return places
+
+
+@language_function
+def argmin(input, axis, tie_break_left=True, keep_dims=False):  # type: ignore[no-untyped-def]
+    """The position of the minimum along an axis, as int32."""
+    _, places = min(input, axis, True, tie_break_left, keep_dims)
+    return places
+
+
+@language_function
+def xor_sum(input, axis=None, keep_dims=False):  # type: ignore[no-untyped-def]
+    """The exclusive or of all elements along an axis; integers only."""
+    core.static_assert(input.dtype.is_int(), "xor_sum needs integers")
+    return core.reduce(input, axis, _xor, keep_dims)
+
+
+@language_function
+def reduce_or(input, axis, keep_dims=False):  # type: ignore[no-untyped-def]
+    """The bitwise or of all elements along an axis; integers only."""
+    core.static_assert(input.dtype.is_int(), "reduce_or needs integers")
+    return core.reduce(input, axis, _or, keep_dims)
+
+
+@language_function
+def cumsum(input, axis=0, reverse=False, dtype: constexpr = None):  # type: ignore[no-untyped-def]
+    """Running sums along an axis. Integers under 32 bits are summed in 32."""
+    return core.associative_scan(input.to(_sum_dtype(input.dtype, dtype)), axis, _add, reverse)
+
+
+@language_function
+def cumprod(input, axis=0, reverse=False):  # type: ignore[no-untyped-def]
+    """Running products along an axis."""
+    return core.associative_scan(input.to(_sum_dtype(input.dtype, None)), axis, _multiply, reverse)
+
+
+METHODS = {
+    "sum": sum, "max": max, "min": min, "argmax": argmax, "argmin": argmin, "xor_sum": xor_sum, "reduce_or": reduce_or,
+    "cumsum": cumsum, "cumprod": cumprod, "softmax": softmax, "sigmoid": sigmoid, "cdiv": cdiv,
+}  # fmt: skip

@@ -1,0 +1,323 @@
+"""Types of the language: dtypes, pointers, blocks, and compile-time values.
+
+These are thin faces over `tilewright.dtypes` and `tilewright.ir.types` that answer the questions
+kernels ask (``x.dtype.is_floating()``, ``ptr.dtype.element_ty``, ``x.type.scalar``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Union
+
+from tilewright import dtypes as foundation
+from tilewright.dtypes import DType
+from tilewright.ir.types import PointerType, TensorType
+from tilewright.language.context import LanguageError
+
+_SHORT_NAMES = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8e5": "fp8e5",
+    "float8e4nv": "fp8e4nv",
+}
+_MANTISSA_BITS = {"float8e5": 2, "float8e4nv": 3, "float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
+class dtype:
+    """An element type such as `tl.float32`. There is one instance of each; compare with ``==``."""
+
+    def __init__(self, element: DType | PointerType) -> None:
+        self.element = element
+
+    @property
+    def name(self) -> str:
+        """Short name: ``int32``, ``fp32``, ``bf16``."""
+        assert isinstance(self.element, DType)
+        return _SHORT_NAMES.get(self.element.name, self.element.name)
+
+    @property
+    def primitive_bitwidth(self) -> int:
+        return self.element.bits
+
+    @property
+    def itemsize(self) -> int:
+        return self.element.itemsize
+
+    @property
+    def scalar(self) -> dtype:
+        return self
+
+    @property
+    def fp_mantissa_width(self) -> int:
+        """Explicit mantissa bits of a float type."""
+        return _MANTISSA_BITS[self._number.name]
+
+    @property
+    def _number(self) -> DType:
+        if isinstance(self.element, PointerType):
+            raise LanguageError(f"{self} is a pointer type, a number type is needed here")
+        return self.element
+
+    @property
+    def int_bitwidth(self) -> int:
+        return self.element.bits
+
+    def is_ptr(self) -> bool:
+        return isinstance(self.element, PointerType)
+
+    def is_block(self) -> bool:
+        return False
+
+    def is_void(self) -> bool:
+        return self.element == foundation.void
+
+    def is_floating(self) -> bool:
+        return isinstance(self.element, DType) and self.element.is_float
+
+    def is_standard_floating(self) -> bool:
+        """True for fp16, bf16, fp32, fp64."""
+        return self.is_floating() and self.element.bits >= 16
+
+    def is_int(self) -> bool:
+        """True for signed and unsigned integers and int1."""
+        return isinstance(self.element, DType) and self.element.is_integer
+
+    def is_int_signed(self) -> bool:
+        return isinstance(self.element, DType) and self.element.is_signed
+
+    def is_int_unsigned(self) -> bool:
+        return self.is_int() and not self.is_int_signed()
+
+    def is_bool(self) -> bool:
+        return self.is_int1()
+
+    def is_int1(self) -> bool:
+        return self.element == foundation.int1
+
+    def is_int8(self) -> bool:
+        return self.element == foundation.int8
+
+    def is_int16(self) -> bool:
+        return self.element == foundation.int16
+
+    def is_int32(self) -> bool:
+        return self.element == foundation.int32
+
+    def is_int64(self) -> bool:
+        return self.element == foundation.int64
+
+    def is_uint8(self) -> bool:
+        return self.element == foundation.uint8
+
+    def is_uint16(self) -> bool:
+        return self.element == foundation.uint16
+
+    def is_uint32(self) -> bool:
+        return self.element == foundation.uint32
+
+    def is_uint64(self) -> bool:
+        return self.element == foundation.uint64
+
+    def is_fp8(self) -> bool:
+        return self.is_floating() and self.element.bits == 8
+
+    def is_fp8e5(self) -> bool:
+        return self.element == foundation.float8e5
+
+    def is_fp8e4nv(self) -> bool:
+        return self.element == foundation.float8e4nv
+
+    def is_fp16(self) -> bool:
+        return self.element == foundation.float16
+
+    def is_bf16(self) -> bool:
+        return self.element == foundation.bfloat16
+
+    def is_fp32(self) -> bool:
+        return self.element == foundation.float32
+
+    def is_fp64(self) -> bool:
+        return self.element == foundation.float64
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dtype) and self.element == other.element
+
+    def __hash__(self) -> int:
+        return hash(self.element)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"tl.{self}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (wrap, (self.element,))
+
+
+class pointer_type(dtype):
+    """The type of a pointer to `element_ty`; `const` pointers cannot be stored through."""
+
+    def __init__(self, element_ty: dtype, address_space: int = 1, const: bool = False) -> None:
+        if not isinstance(element_ty, dtype) or element_ty.is_ptr():
+            raise LanguageError(f"pointer_type needs a number type, got {element_ty!r}")
+        super().__init__(PointerType(element_ty._number, const))
+        self.element_ty = element_ty
+        self.address_space = address_space
+        self.const = const
+
+    @property
+    def name(self) -> str:
+        return f"pointer<{'const ' if self.const else ''}{self.element_ty}>"
+
+
+class block_type:
+    """The type of a block: element type and shape."""
+
+    def __init__(self, element_ty: dtype, shape: tuple[int, ...] | list[int]) -> None:
+        self.element_ty = element_ty
+        self.shape = tuple_of_ints(shape)
+
+    @property
+    def scalar(self) -> dtype:
+        return self.element_ty
+
+    @property
+    def name(self) -> str:
+        return str(self)
+
+    @property
+    def numel(self) -> int:
+        return TensorType(self.shape, self.element_ty.element).size
+
+    def is_block(self) -> bool:
+        return True
+
+    def is_ptr(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("is_", "primitive_", "itemsize")):
+            return getattr(self.element_ty, name)
+        raise AttributeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, block_type) and (self.element_ty, self.shape) == (other.element_ty, other.shape)
+
+    def __hash__(self) -> int:
+        return hash((self.element_ty, self.shape))
+
+    def __str__(self) -> str:
+        return f"<{list(self.shape)}, {self.element_ty}>"
+
+    __repr__ = __str__
+
+
+int1, int8, int16, int32, int64 = (dtype(foundation.BY_NAME[f"int{bits}"]) for bits in (1, 8, 16, 32, 64))
+uint8, uint16, uint32, uint64 = (dtype(foundation.BY_NAME[f"uint{bits}"]) for bits in (8, 16, 32, 64))
+float8e5, float8e4nv = dtype(foundation.float8e5), dtype(foundation.float8e4nv)
+float16, bfloat16 = dtype(foundation.float16), dtype(foundation.bfloat16)
+float32, float64 = dtype(foundation.float32), dtype(foundation.float64)
+void = dtype(foundation.void)
+
+ALL_DTYPES = (int1, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
+              float8e5, float8e4nv, float16, bfloat16, float32, float64)  # fmt: skip
+_INSTANCES: dict[DType, dtype] = {entry._number: entry for entry in (*ALL_DTYPES, void)}
+
+# Names accepted in string annotations and signatures: "fp32", "float32", "f32", "i64", "u8".
+NAMES: dict[str, dtype] = {}
+for _entry in ALL_DTYPES:
+    for _name in (_entry.name, _entry._number.name, _entry._number.text):
+        NAMES[_name] = _entry
+NAMES["u1"] = NAMES["bool"] = int1
+
+
+def wrap(element: DType | PointerType) -> dtype:
+    """The language's type of an IR element type."""
+    if isinstance(element, PointerType):
+        return pointer_type(_INSTANCES[element.element], const=element.const)
+    return _INSTANCES[element]
+
+
+def get_int_dtype(bitwidth: int, signed: bool) -> dtype:
+    """The integer dtype of a width and signedness."""
+    return NAMES[f"{'int' if signed else 'uint'}{bitwidth}"] if bitwidth > 1 else int1
+
+
+def tuple_of_ints(shape: Any) -> tuple[int, ...]:
+    """A shape argument as a tuple of plain ints; raises `LanguageError` for anything else."""
+    values = [unwrap(extent) for extent in (shape if isinstance(shape, (tuple, list)) else [shape])]
+    for extent in values:
+        if isinstance(extent, bool) or not isinstance(extent, int):
+            raise LanguageError(
+                f"a shape must be made of compile-time integers, got {extent!r}",
+                "make the size a tl.constexpr parameter of the kernel",
+            )
+    return tuple(values)
+
+
+class constexpr:
+    """A compile-time value: ``x: tl.constexpr`` in a signature, ``N = tl.constexpr(4)`` as a global."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = unwrap(value)
+
+    def __repr__(self) -> str:
+        return f"constexpr[{self.value!r}]"
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __index__(self) -> int:
+        return self.value.__index__()
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.value(*arguments, **keywords)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.value[unwrap(index)]
+
+
+def _add_operators() -> None:
+    """Give `constexpr` the operators of the value that it holds."""
+
+    def binary(name: str, function: Callable[[Any, Any], Any]) -> None:
+        setattr(constexpr, f"__{name}__", lambda self, other: constexpr(function(self.value, unwrap(other))))
+
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor"):
+        function = getattr(operator, name)
+        binary(name.rstrip("_"), function)
+        binary(f"r{name.rstrip('_')}", lambda left, right, function=function: function(right, left))
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        binary(name, getattr(operator, name))
+    for name in ("neg", "pos", "invert", "abs"):
+        function = getattr(operator, name)
+        setattr(constexpr, f"__{name}__", lambda self, function=function: constexpr(function(self.value)))
+
+
+_add_operators()
+
+Number = Union[bool, int, float]
+
+
+def unwrap(value: Any) -> Any:
+    """The Python value of a constexpr; tuples and lists are unwrapped inside; others as they are."""
+    if isinstance(value, constexpr):
+        return value.value
+    if isinstance(value, DType):
+        return wrap(value)
+    if type(value) in (tuple, list):
+        return type(value)(unwrap(entry) for entry in value)
+    return value
