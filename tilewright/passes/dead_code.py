@@ -1,0 +1,168 @@
+"""Removes what nobody needs: operations without uses that do no more than read, and values carried by loops and branches for nothing.
+
+Mark and sweep.  Marking starts from the operations that have an effect and follows operands backwards; for
+loops and branches each carried value is followed on its own, so that a value which only feeds itself around a
+loop is not marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.ops import OPS, Effect, effects_of
+from tilewright.ir.rewrite import Rebuilder
+
+
+def remove_dead_code(function: Function) -> Function:
+    """`function` without dead operations and dead carried values; the same object when there are none."""
+    return _Sweeper(_Marker(function)).run(function)
+
+
+class _Marker:
+    """Finds the live operations and values."""
+
+    def __init__(self, function: Function) -> None:
+        self.values: set[Value] = set()
+        self.operations: set[Operation] = set()
+        self.owners: dict[Value, tuple[Operation, Region, int]] = {}  # region arguments
+        self.parents: dict[Operation, Operation] = {}
+        self.pending: list[Value] = []
+        self.index(function.region, None)
+        for operation in function.region.operations:
+            self.roots(operation)
+        while self.pending:
+            self.follow(self.pending.pop())
+
+    def index(self, region: Region, owner: Operation | None) -> None:
+        for position, value in enumerate(region.arguments):
+            if owner is not None:
+                self.owners[value] = (owner, region, position)
+        for operation in region.operations:
+            if owner is not None:
+                self.parents[operation] = owner
+            for inner in operation.regions:
+                self.index(inner, operation)
+
+    def roots(self, operation: Operation) -> None:
+        for region in operation.regions:
+            for inner in region.operations:
+                self.roots(inner)
+        visible = not operation.regions and effects_of(operation) - {Effect.READ}
+        if visible or operation.opcode == "return":
+            self.keep(operation)
+
+    def keep(self, operation: Operation) -> None:
+        """Mark an operation, everything around it, and the operands that they cannot do without."""
+        if operation in self.operations:
+            return
+        self.operations.add(operation)
+        if operation in self.parents:
+            self.keep(self.parents[operation])
+        if operation.opcode in ("reduce", "scan"):  # all parts of a combination belong together
+            self.need([*operation.operands, *operation.results, *operation.regions[0].terminator.operands])
+        elif operation.opcode == "for":
+            self.need(operation.operands[:3])
+        elif operation.opcode == "while":
+            self.keep(operation.regions[0].terminator)
+            self.need(operation.regions[0].terminator.operands[:1])
+        elif operation.opcode == "if" or not OPS[operation.opcode].terminator:
+            self.need(operation.operands)
+
+    def need(self, values: Sequence[Value]) -> None:
+        fresh = [value for value in values if value not in self.values]
+        self.values.update(fresh)
+        self.pending += fresh
+
+    def follow(self, value: Value) -> None:
+        operation = value.definition
+        if operation is None:
+            if value in self.owners:
+                self.argument(*self.owners[value])
+            return
+        self.keep(operation)
+        position = operation.results.index(value)
+        if operation.opcode == "for":
+            self.carried(operation, position)
+        elif operation.opcode == "while":
+            self.need([operation.regions[0].terminator.operands[1 + position]])
+        elif operation.opcode == "if":
+            self.need([region.terminator.operands[position] for region in operation.regions])
+
+    def argument(self, owner: Operation, region: Region, position: int) -> None:
+        self.keep(owner)
+        if owner.opcode == "for" and position:
+            self.carried(owner, position - 1)
+        elif owner.opcode == "while" and region is owner.regions[0]:
+            self.need([owner.operands[position], owner.regions[1].terminator.operands[position]])
+        elif owner.opcode == "while":
+            self.need([owner.regions[0].terminator.operands[1 + position]])
+
+    def carried(self, loop: Operation, position: int) -> None:
+        (body,) = loop.regions
+        inside, outside = body.arguments[1 + position], loop.results[position]
+        self.need([loop.operands[3 + position], body.terminator.operands[position], inside, outside])
+
+
+class _Sweeper(Rebuilder):
+    """Copies what is marked."""
+
+    def __init__(self, marked: _Marker) -> None:
+        super().__init__()
+        self.marked = marked
+
+    def copy(self, operation: Operation) -> None:
+        if not OPS[operation.opcode].terminator and operation not in self.marked.operations:
+            self.changed = True
+            return
+        super().copy(self.trimmed(operation))
+
+    def trimmed(self, operation: Operation) -> Operation:
+        """The operation without its dead carried values (itself when all are live)."""
+        live = self.marked.values
+        if operation.opcode == "for":
+            kept = [value in live for value in operation.results]
+            return self.drop(operation, [True] * 3 + kept, kept, [[True, *kept]], [kept])
+        if operation.opcode == "if":
+            kept = [value in live for value in operation.results]
+            return self.drop(operation, [True], kept, [[], []], [kept, kept])
+        if operation.opcode == "while":
+            before, after = operation.regions
+            initial = [value in live for value in before.arguments]
+            # A forwarded value is needed by the result or by the second region's argument, one by one.
+            pairs = zip(operation.results, after.arguments, strict=True)
+            forwarded = [result in live or argument in live for result, argument in pairs]
+            return self.drop(operation, initial, forwarded, [initial, forwarded], [[True, *forwarded], initial])
+        return operation
+
+    def drop(
+        self,
+        operation: Operation,
+        operands: list[bool],
+        results: list[bool],
+        arguments: list[list[bool]],
+        yields: list[list[bool]],
+    ) -> Operation:
+        """Without the operands, results, region arguments and yielded values that are marked False."""
+        if all(operands) and all(results):
+            return operation
+        self.changed = True
+        regions = []
+        for region, kept_arguments, kept_yields in zip(operation.regions, arguments, yields, strict=True):
+            end = region.terminator
+            terminator = Operation(end.opcode, _kept(end.operands, kept_yields), [], end.attributes, [], end.location)
+            regions.append(Region(_kept(region.arguments, kept_arguments), [*region.operations[:-1], terminator]))
+        kept = _kept(operation.results, results)
+        return Operation(
+            operation.opcode,
+            _kept(operation.operands, operands),
+            [value.type for value in kept],
+            operation.attributes,
+            regions,
+            operation.location,
+            kept,
+        )
+
+
+def _kept(values: list[Value], keep: list[bool]) -> list[Value]:
+    return [value for value, wanted in zip(values, keep, strict=True) if wanted]

@@ -1,0 +1,50 @@
+"""Moves out of `for` loops what is the same in every iteration.
+
+Only pure operations move: computing them when the loop runs zero times does no harm, because no pure
+operation traps (see the conventions of `ir.ops`).  `while` bodies keep theirs: a condition is run at least once,
+so the gain is small.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.ops import is_pure
+from tilewright.ir.rewrite import Rebuilder, Replacement
+
+
+def hoist_loop_invariants(function: Function) -> Function:
+    """`function` with loop-invariant pure operations before their loops; the same object when there are none."""
+    return _Hoister().run(function)
+
+
+class _Hoister(Rebuilder):
+    def visit(self, operation: Operation) -> Replacement:
+        if operation.opcode == "for":
+            self.hoist(operation.regions[0])
+        return None
+
+    def hoist(self, body: Region) -> None:
+        """Move operations of a body (a copy of ours, inner loops already done) to the current region."""
+        inside = set(body.arguments)
+        staying = []
+        for operation in body.operations:
+            if is_pure(operation) and not _free_values(operation) & inside:
+                self.current.operations.append(operation)
+                self.changed = True
+            else:
+                staying.append(operation)
+                inside.update(operation.results)
+        body.operations = staying
+
+
+def _free_values(operation: Operation) -> set[Value]:
+    """The values that an operation, with its regions, takes from around it."""
+    used: set[Value] = set()
+    own: set[Value] = set()
+    for inner in operation.walk():
+        used.update(inner.operands)
+        if inner is not operation:
+            own.update(inner.results)
+        for region in inner.regions:
+            own.update(region.arguments)
+    return used - own
