@@ -1,0 +1,91 @@
+"""Importers: trained models -> Graph.
+
+    import_model(module, (example,), dynamic_shapes={"x": {0: ("batch", 1, 64)}})     PyTorch
+    import_model("model.pt2")        a saved torch.export program
+    import_model("model.onnx")       ONNX
+    import_model("checkpoint/")      a Hugging Face folder: config.json and safetensors
+
+PyTorch and ONNX are imported only when a model of theirs comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.graph.core import Graph
+
+ACCEPTED = (
+    "a torch.nn.Module, a torch.export.ExportedProgram, a .pt2 file, an ONNX ModelProto, a .onnx file, "
+    "or a checkpoint folder with config.json and safetensors weights"
+)
+
+
+def import_model(
+    model: Any,
+    example_inputs: Any = None,
+    dynamic_shapes: Mapping[str, Any] | Any = None,
+    name: str | None = None,
+) -> Graph:
+    """The graph of a model of any supported kind (see `ACCEPTED`).
+
+    `example_inputs` (PyTorch modules only): a tuple of tensors, a dict by argument name, or one tensor.
+    `dynamic_shapes`: ``{input: {axis: (name, low, high)}}`` (other forms: `importers.shapes`); for
+    PyTorch modules also what `torch.export.export` takes.
+
+    Raises `ImportModelError` (unreadable, unknown kind), `UnsupportedOperationError` (lists every
+    operation without a rule) and `MissingDependencyError` (names the extra to install).
+    """
+    if isinstance(model, Graph):
+        return model
+    if isinstance(model, (str, Path)):
+        return _import_path(Path(model), dynamic_shapes, name)
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
+    if "torch.nn.modules.module.Module" in kinds:
+        return _torch().import_module(model, example_inputs, dynamic_shapes, name)
+    if any(kind.startswith("torch.export.") and kind.endswith("ExportedProgram") for kind in kinds):
+        return _torch().import_program(model, dynamic_shapes, name or "exported")
+    if any(kind.startswith("onnx.") and kind.endswith("ModelProto") for kind in kinds):
+        return _onnx().import_onnx(model, dynamic_shapes, name)
+    raise ImportModelError(f"cannot import an object of type {type(model).__name__}; expected {ACCEPTED}")
+
+
+def _import_path(path: Path, dynamic_shapes: Any, name: str | None) -> Graph:
+    if not path.exists():
+        raise ImportModelError(f"{path}: no such file or folder; expected {ACCEPTED}")
+    if path.is_dir():
+        from tilewright.importers.huggingface import import_checkpoint
+
+        return import_checkpoint(path, dynamic_shapes, name)
+    if path.suffix == ".onnx":
+        return _onnx().import_onnx(path, dynamic_shapes, name)
+    if path.suffix == ".pt2":
+        torch_export = _torch()
+        return torch_export.import_program(torch_export.load_program(str(path)), dynamic_shapes, name or path.stem)
+    raise ImportModelError(f"{path}: unknown kind of model file {path.suffix!r}; expected {ACCEPTED}")
+
+
+def _torch() -> Any:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "importing a PyTorch model needs PyTorch, which is not installed: pip install 'tilewright[torch]'"
+        ) from error
+    from tilewright.importers import torch_export
+
+    return torch_export
+
+
+def _onnx() -> Any:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "importing an ONNX model needs the onnx package, which is not installed: pip install 'tilewright[onnx]'"
+        ) from error
+    from tilewright.importers import onnx as onnx_importer
+
+    return onnx_importer

@@ -1,0 +1,296 @@
+"""Helpers that every importer uses to write graph nodes: casts, scalars, masks, expanded formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from tilewright.dtypes import DType, float32, int1, int64
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Value
+from tilewright.importers.report import Unsupported
+from tilewright.symbolic import Expression, Size, lift, product, simplify
+
+Number = Union[int, float, bool]
+Scalar = Union[Value, Expression, int, float, bool]  # a tensor, a symbolic size or a number
+
+
+class Emitter:
+    """Appends nodes to a graph; `source` (where in the user's model) goes on each of them."""
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.builder = builder
+        self.source = ""
+
+    def op(self, name: str, *inputs: Value | Number | None, **attributes: Any) -> Value:
+        """One node; returns its output."""
+        return self.builder.op(name, inputs, source=self.source, **attributes)
+
+    # Values --------------------------------------------------------------------------------------
+
+    def value(self, scalar: Scalar, dtype: DType) -> Value:
+        """A tensor, size or number as a value of element type `dtype`."""
+        if isinstance(scalar, Value):
+            return self.cast(scalar, dtype)
+        if isinstance(scalar, Expression):
+            return self.cast(self.op("dimension", expression=scalar), dtype)
+        return self.builder.number(scalar, dtype)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """Convert the element type; nothing where it is right already."""
+        return value if value.dtype == dtype else self.op("cast", value, dtype=dtype)
+
+    def full(self, shape: Sequence[Size], number: Scalar, dtype: DType) -> Value:
+        """One number (or size) everywhere."""
+        if isinstance(number, Expression):
+            return self.broadcast(self.value(number, dtype), shape)
+        return self.op("full", shape=tuple(shape), value=number, dtype=dtype)
+
+    def iota(self, length: Size, dtype: DType = int64, start: Number = 0, step: Number = 1) -> Value:
+        """``start + step * [0 .. length)``."""
+        return self.op("iota", shape=(length,), axis=0, dtype=dtype, start=start, step=step)
+
+    # Shape ---------------------------------------------------------------------------------------
+
+    def reshape(self, value: Value, shape: Sequence[Size]) -> Value:
+        """Give another shape (one -1 allowed); nothing where it is right already."""
+        return value if value.shape == tuple(shape) else self.op("reshape", value, shape=tuple(shape))
+
+    def flatten(self, value: Value, start: int, stop: int) -> Value:
+        """Merge dimensions `start` up to `stop` (not included) into one."""
+        shape = value.shape
+        return self.reshape(value, (*shape[:start], product(shape[start:stop]), *shape[stop:]))
+
+    def unsqueeze(self, value: Value, *axes: int) -> Value:
+        """New dimensions of one at `axes` of the result."""
+        rank = value.rank + len(axes)
+        places = {axis % rank for axis in axes}
+        rest = iter(value.shape)
+        return self.reshape(value, [1 if axis in places else next(rest) for axis in range(rank)])
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Drop those of `axes` whose size is one."""
+        places = {axis % max(value.rank, 1) for axis in axes}
+        kept = [size for axis, size in enumerate(value.shape) if axis not in places or size != 1]
+        return self.reshape(value, kept)
+
+    def permute(self, value: Value, order: Sequence[int]) -> Value:
+        """Reorder dimensions; nothing for the identity."""
+        places = [axis % max(value.rank, 1) for axis in order]
+        return value if places == list(range(value.rank)) else self.op("permute", value, order=tuple(places))
+
+    def transpose(self, value: Value, first: int, second: int) -> Value:
+        """Swap two dimensions."""
+        order = list(range(value.rank))
+        order[first], order[second] = order[second], order[first]
+        return self.permute(value, order)
+
+    def broadcast(self, value: Value, shape: Sequence[Size]) -> Value:
+        """Stretch to `shape`; nothing where it is right already."""
+        return value if value.shape == tuple(shape) else self.op("broadcast_to", value, shape=tuple(shape))
+
+    def slice(self, value: Value, axis: int, start: Size, stop: Size, step: int = 1) -> Value:
+        """Part of one dimension; nothing for the whole of it."""
+        if step == 1 and start == 0 and stop == value.shape[axis]:
+            return value
+        return self.op("slice", value, axis=axis, start=start, stop=stop, step=step)
+
+    def select(self, value: Value, axis: int, index: Size) -> Value:
+        """One position of a dimension, which goes away; a negative number counts from the end."""
+        axis %= value.rank
+        if isinstance(index, int) and index < 0:
+            index = simplify(lift(value.shape[axis]) + index)
+        part = self.slice(value, axis, index, simplify(lift(index) + 1))
+        return self.reshape(part, [size for place, size in enumerate(value.shape) if place != axis])
+
+    def flip(self, value: Value, axis: int) -> Value:
+        """Reverse one dimension."""
+        size = value.shape[axis]
+        positions = self.op("iota", shape=(size,), axis=0, dtype=int64, start=0, step=1)
+        last = self.value(simplify(lift(size) - 1), int64)
+        return self.op("gather", value, self.op("subtract", last, positions), axis=axis)
+
+    # Formulas ------------------------------------------------------------------------------------
+
+    def log1p(self, x: Value) -> Value:
+        """log(1 + x), accurate for small x: x log(u) / (u - 1) with u = 1 + x rounded."""
+        u = self.op("add", x, 1.0)
+        exact = self.op("subtract", u, 1.0)
+        unchanged = self.op("equal", exact, 0.0)
+        infinite = self.op("equal", u, math.inf)
+        ratio = self.op("divide", x, self.op("where", unchanged, 1.0, exact))
+        scaled = self.op("multiply", self.op("log", u), ratio)
+        return self.op("where", unchanged, x, self.op("where", infinite, u, scaled))
+
+    def expm1(self, x: Value) -> Value:
+        """exp(x) - 1, accurate for small x: 2 tanh(x/2) / (1 - tanh(x/2)) near zero."""
+        half = self.op("tanh", self.op("multiply", x, 0.5))
+        near = self.op("divide", self.op("multiply", half, 2.0), self.op("subtract", 1.0, half))
+        far = self.op("subtract", self.op("exp", x), 1.0)
+        return self.op("where", self.op("less", self.op("absolute", x), 0.5), near, far)
+
+    def softplus(self, x: Value) -> Value:
+        """log(1 + e^x) = max(x, 0) + log1p(e^-|x|)."""
+        tail = self.op("exp", self.op("negate", self.op("absolute", x)))
+        return self.op("add", self.op("relu", x), self.log1p(tail))
+
+    def logical_xor(self, left: Value, right: Value) -> Value:
+        """Exactly one of two booleans."""
+        return self.op("not_equal", left, right)
+
+    def triangle(self, rows: Size, columns: Size, diagonal: int, upper: bool) -> Value:
+        """Boolean [rows, columns]: true on and above (`upper`) or on and below the diagonal."""
+        row = self.unsqueeze(self.iota(rows), 1)
+        column = self.unsqueeze(self.iota(columns), 0)
+        edge = self.op("add", row, diagonal) if diagonal else row
+        return self.op("greater_equal" if upper else "less_equal", column, edge)
+
+    def keep_triangle(self, x: Value, diagonal: int, upper: bool) -> Value:
+        """x with everything on the other side of a diagonal set to zero."""
+        mask = self.triangle(x.shape[-2], x.shape[-1], diagonal, upper)
+        if x.dtype.is_bool:
+            return self.op("logical_and", x, mask)
+        return self.op("where", mask, x, self.builder.number(0, x.dtype))
+
+    def additive_mask(self, mask: Value, dtype: DType) -> Value:
+        """A boolean mask (true keeps) as zeros and minus infinities; other masks are cast."""
+        if not mask.dtype.is_bool:
+            return self.cast(mask, dtype)
+        zero = self.builder.number(0.0, dtype)
+        return self.op("where", mask, zero, self.builder.number(-math.inf, dtype))
+
+    def attention(
+        self,
+        query: Value,
+        key: Value,
+        value: Value,
+        mask: Value | None,
+        causal: bool,
+        scale: float | None,
+    ) -> Value:
+        """Scaled dot-product attention [..., S, D]; `causal` lets query i see keys up to i (from the front)."""
+        if query.rank != 4:
+            lead = query.shape[:-3] if query.rank > 4 else query.shape[:-2]
+            batch = product(lead)
+            query, key, value = (
+                self.reshape(item, (batch, *((1, *item.shape[-2:]) if item.rank < 4 else item.shape[-3:])))
+                for item in (query, key, value)
+            )
+            if mask is not None and mask.rank > 2:
+                if mask.rank > 4:
+                    raise Unsupported("an attention mask of more than four dimensions", "merge the leading dimensions")
+                mask = self.unsqueeze(mask, 1) if mask.rank == 3 and len(lead) == 1 else mask
+            result = self.attention(query, key, value, mask, causal, scale)
+            return self.reshape(result, (*lead, *result.shape[4 - (query.rank - len(lead)) :]))
+        width = query.shape[-1]
+        if scale is None:
+            if not isinstance(width, int):
+                raise Unsupported("attention over a head width that is not a number", "give `scale` explicitly")
+            scale = 1.0 / math.sqrt(width)
+        rows, keys = query.shape[2], key.shape[2]
+        bias = None if mask is None else self.additive_mask(mask, query.dtype)
+        if causal and rows != keys:
+            front = self.additive_mask(self.triangle(rows, keys, 0, upper=False), query.dtype)
+            bias = front if bias is None else self.op("add", bias, front)
+            causal = False
+        batch = query.shape[0]
+        key, value = (self.broadcast(item, (batch, *item.shape[1:])) for item in (key, value))
+        return self.op("attention", query, key, value, bias, scale=scale, causal=causal)
+
+    def convolution(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value | None,
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Value:
+        """Channels-first convolution of any number of spatial dimensions."""
+        return self.op(
+            "conv",
+            x,
+            weight,
+            bias,
+            strides=tuple(strides),
+            padding=tuple(padding),
+            dilation=tuple(dilation),
+            groups=groups,
+        )
+
+    def matmul(self, left: Value, right: Value) -> Value:
+        """NumPy's matmul: vectors are promoted and the added dimension is dropped again."""
+        first, last = left.rank == 1, right.rank == 1
+        left = self.unsqueeze(left, 0) if first else left
+        right = self.unsqueeze(right, 1) if last else right
+        result = self.op("matmul", left, right)
+        shape = list(result.shape)
+        if last:
+            del shape[-1]
+        if first:
+            del shape[-1 if last else -2]
+        return self.reshape(result, shape)
+
+    def adaptive_average(self, x: Value, sizes: Sequence[Size]) -> Value:
+        """Average pooling to `sizes`, where each divides the input's size (or is one)."""
+        spatial = x.shape[x.rank - len(sizes) :]
+        if all(size == 1 for size in sizes):
+            axes = tuple(range(x.rank - len(sizes), x.rank))
+            return self.op("reduce_mean", x, axes=axes, keepdims=True)
+        kernel = []
+        for extent, size in zip(spatial, sizes, strict=True):
+            if not (isinstance(extent, int) and isinstance(size, int) and extent % size == 0):
+                raise Unsupported(
+                    f"adaptive pooling from {extent} to {size} (windows of unequal size)",
+                    "use an output size that divides the input's",
+                )
+            kernel.append(extent // size)
+        none = ((0, 0),) * len(kernel)
+        return self.op("average_pool", x, kernel=kernel, strides=kernel, padding=none, dilation=(1,) * len(kernel))
+
+    def upsample_nearest(self, x: Value, sizes: Sequence[Size]) -> Value:
+        """Repeat pixels of [N, C, *spatial] by whole factors up to `sizes`."""
+        for axis, size in enumerate(sizes, start=2):
+            extent = x.shape[axis]
+            factor = simplify(lift(size) // extent)
+            if not isinstance(factor, int) or simplify(lift(extent) * factor) != size:
+                raise Unsupported(f"nearest upsampling from {extent} to {size}", "use a whole factor")
+            shape = x.shape
+            stretched = self.broadcast(self.unsqueeze(x, axis + 1), (*shape[: axis + 1], factor, *shape[axis + 1 :]))
+            x = self.reshape(stretched, (*shape[:axis], size, *shape[axis + 1 :]))
+        return x
+
+    def constant(self, array: np.ndarray, name: str = "constant") -> Value:
+        """A constant tensor."""
+        return self.builder.constant(array, name)
+
+    def mean_and_variance(self, x: Value, axes: Sequence[int], correction: float) -> tuple[Value, Value]:
+        """Mean and variance over `axes` (kept as ones); `correction` is subtracted from the count."""
+        axes = tuple(axis % x.rank for axis in axes)
+        mean = self.op("reduce_mean", x, axes=axes, keepdims=True)
+        centred = self.op("subtract", x, mean)
+        squares = self.op("multiply", centred, centred)
+        if correction == 0:
+            return mean, self.op("reduce_mean", squares, axes=axes, keepdims=True)
+        total = self.op("reduce_sum", squares, axes=axes, keepdims=True)
+        count = product([x.shape[axis] for axis in axes])
+        divisor: Scalar
+        if isinstance(count, int):
+            divisor = self.builder.number(max(count - correction, 0.0), x.dtype)
+        else:
+            divisor = self.op("subtract", self.value(count, x.dtype), self.builder.number(correction, x.dtype))
+        return mean, self.op("divide", total, divisor)
+
+
+def as_booleans(emitter: Emitter, value: Value) -> Value:
+    """A tensor as booleans: true where not zero."""
+    return emitter.cast(value, int1)
+
+
+def as_floats(emitter: Emitter, value: Value) -> Value:
+    """Integers and booleans as float32; floats as they are."""
+    return value if value.dtype.is_float else emitter.cast(value, float32)

@@ -1,0 +1,195 @@
+"""Hugging Face checkpoint folders -> Graph: config.json and memory-mapped safetensors, nothing else.
+
+Neither PyTorch nor transformers is needed: the structure of a family is in `families/`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import ImportModelError
+from tilewright.graph.core import Graph
+from tilewright.importers.shapes import Axes, Dimension, parse_dynamic_shapes
+
+_DTYPES: dict[str, DType] = {
+    "BOOL": dtypes.int1,
+    "I8": dtypes.int8,
+    "I16": dtypes.int16,
+    "I32": dtypes.int32,
+    "I64": dtypes.int64,
+    "U8": dtypes.uint8,
+    "U16": dtypes.uint16,
+    "U32": dtypes.uint32,
+    "U64": dtypes.uint64,
+    "F8_E4M3": dtypes.float8e4nv,
+    "F8_E5M2": dtypes.float8e5,
+    "F16": dtypes.float16,
+    "BF16": dtypes.bfloat16,
+    "F32": dtypes.float32,
+    "F64": dtypes.float64,
+}
+_LARGEST_HEADER = 100 << 20
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a safetensors file as a read-only view of the mapped file.
+
+    Layout: 8 bytes little-endian header length, JSON header ``{name: {dtype, shape, data_offsets}}``,
+    then the data.  Raises `ImportModelError` when anything does not fit.
+    """
+    try:
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ImportModelError(f"{path}: cannot be mapped ({error})") from error
+    length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
+    if not 0 < length <= min(_LARGEST_HEADER, len(data) - 8):
+        raise ImportModelError(f"{path}: not a safetensors file, or cut off inside its header; fetch it again")
+    try:
+        header = json.loads(data[8 : 8 + length])
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return {name: _tensor(data, 8 + length, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ImportModelError(f"{path}: damaged safetensors file ({error}); fetch it again") from error
+
+
+def _tensor(data: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray:
+    dtype = _DTYPES[entry["dtype"]].numpy
+    shape = tuple(int(extent) for extent in entry["shape"])
+    first, last = (int(offset) for offset in entry["data_offsets"])
+    count = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    if any(extent < 0 for extent in shape) or first < 0 or last - first != count * dtype.itemsize:
+        raise ValueError(f"offsets {first}..{last} do not hold {shape} of {entry['dtype']}")
+    if start + last > len(data):
+        raise ValueError(f"data ends at byte {len(data)}, a tensor at {start + last}")
+    if (start + first) % dtype.itemsize:  # views must be aligned; writers align, the format does not ask for it
+        return np.frombuffer(data[start + first : start + last], dtype).reshape(shape)
+    return np.frombuffer(data, dtype, count, start + first).reshape(shape)
+
+
+class Checkpoint:
+    """A checkpoint folder: its configuration and its tensors, which a family takes one by one.
+
+    `take` and `finish` keep account of names and shapes; `finish` raises one `ImportModelError` that
+    lists everything missing, misshapen and unexpected.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: dict[str, Any] = self._read_json(folder / "config.json")
+        self.tensors = self._read_weights()
+        self._taken: set[str] = set()
+        self._problems: list[str] = []
+
+    @staticmethod
+    def _read_json(path: Path) -> dict[str, Any]:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ImportModelError(f"{path}: missing; a checkpoint folder needs config.json and weights") from error
+        except (OSError, ValueError) as error:
+            raise ImportModelError(f"{path}: cannot be read as JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise ImportModelError(f"{path}: expected a JSON object")
+        return content
+
+    def _read_weights(self) -> dict[str, np.ndarray]:
+        single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
+        if single.exists():
+            return read_safetensors(single)
+        if not index.exists():
+            hint = "; convert the PyTorch weights to safetensors" if any(self.folder.glob("*.bin")) else ""
+            raise ImportModelError(f"{self.folder}: no model.safetensors and no model.safetensors.index.json{hint}")
+        mapping = self._read_json(index).get("weight_map")
+        if not isinstance(mapping, dict):
+            raise ImportModelError(f"{index}: has no weight_map")
+        tensors: dict[str, np.ndarray] = {}
+        for shard in sorted(set(map(str, mapping.values()))):
+            if Path(shard).name != shard:
+                raise ImportModelError(f"{index}: the shard name {shard!r} leaves the folder")
+            tensors.update(read_safetensors(self.folder / shard))
+        absent = sorted(set(mapping) - set(tensors))
+        if absent:
+            raise ImportModelError(f"{index}: listed tensors that no shard holds: {_listed(absent)}")
+        return tensors
+
+    def setting(self, key: str, kind: type, default: Any = None) -> Any:
+        """One entry of config.json; raises `ImportModelError` when it is missing or of another type."""
+        value = self.config.get(key, default)
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {value!r}, expected {kind.__name__}")
+        return value
+
+    def strip_prefix(self, prefix: str) -> None:
+        """Drop a common prefix of the names (``bert.``), which task models put before their base."""
+        if any(name.startswith(prefix) for name in self.tensors):
+            self.tensors = {name.removeprefix(prefix): data for name, data in self.tensors.items()}
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A tensor of a known shape; what does not fit is noted for `finish` and stands in as zeros."""
+        self._taken.add(name)
+        data = self.tensors.get(name)
+        if data is None:
+            self._problems.append(f"missing: {name} {list(shape)}")
+        elif data.shape != shape:
+            self._problems.append(f"wrong shape: {name} is {list(data.shape)}, the configuration says {list(shape)}")
+        else:
+            return data
+        return np.zeros(shape, np.float32)
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Check the account; names that start with one of `ignored` may be left over."""
+        prefixes = tuple(ignored)
+        rest = [name for name in self.tensors if name not in self._taken and not name.startswith(prefixes)]
+        problems = self._problems + [f"unexpected: {name} {list(self.tensors[name].shape)}" for name in sorted(rest)]
+        if problems:
+            raise ImportModelError(
+                f"{self.folder}: the weights do not fit config.json (model_type {self.config.get('model_type')!r}):\n  "
+                + "\n  ".join(problems)
+                + "\nCheck that config.json and the weights belong together."
+            )
+
+
+def _listed(names: list[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def symbols(dimensions: Mapping[str, Axes], inputs: Iterable[str], axis: int, default: Dimension) -> Dimension | int:
+    """The dimension that a caller gave to one axis of any of the inputs, else the family's default.
+
+    The family's range limits the caller's (positions that have an embedding, for example).
+    """
+    for name in inputs:
+        entry = dimensions.get(name, {}).get(axis)
+        if isinstance(entry, int):
+            return entry
+        if entry is not None:
+            return Dimension(entry.name, max(entry.low, default.low), min(entry.high, default.high))
+    return default
+
+
+def import_checkpoint(folder: Path, dynamic_shapes: Mapping[str, Any] | None = None, name: str | None = None) -> Graph:
+    """Import a checkpoint folder; raises `ImportModelError` for an unknown family or unfitting weights."""
+    from tilewright.importers.families import FAMILIES
+
+    checkpoint = Checkpoint(Path(folder))
+    family = checkpoint.config.get("model_type")
+    if family not in FAMILIES:
+        raise ImportModelError(
+            f"{folder}: model_type {family!r} has no importer yet; known: {', '.join(FAMILIES)}. "
+            "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/importers.md)."
+        )
+    return FAMILIES[family](checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name)

@@ -1,0 +1,103 @@
+"""Dynamic shapes in one neutral form for all importers.
+
+    {"input_ids": {0: ("batch", 1, 64), 1: "sequence"}, "image": {2: 224}}
+
+For each input and axis: ``(name, low, high)``, ``(low, high)``, a name, an int (fixed), or a
+`torch.export.Dim` (anything with `__name__`, `min` and `max`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import ImportModelError
+from tilewright.symbolic import Size
+
+LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A dynamic dimension: its symbol's name and inclusive range."""
+
+    name: str
+    low: int = 1
+    high: int = LARGEST
+
+
+Axes = dict[int, "Dimension | int"]
+
+
+def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None) -> dict[str, Axes]:
+    """The neutral form as `Dimension` (or fixed int) by input name and axis.
+
+    Raises `ImportModelError` for an entry that is none of the accepted forms, and for one name with
+    two different ranges.
+    """
+    result: dict[str, Axes] = {}
+    seen: dict[str, Dimension] = {}
+    for name, axes in (dynamic_shapes or {}).items():
+        if axes is None:
+            continue
+        pairs = axes.items() if isinstance(axes, Mapping) else enumerate(axes)
+        parsed: Axes = {}
+        for axis, entry in pairs:
+            dimension = _parse(entry, f"{name}_{axis}", f"dynamic_shapes[{name!r}][{axis!r}]")
+            if dimension is None:
+                continue
+            if isinstance(dimension, Dimension):
+                dimension = _merge(seen, dimension)
+            parsed[int(axis)] = dimension
+        result[name] = parsed
+    return {name: {axis: _latest(seen, entry) for axis, entry in axes.items()} for name, axes in result.items()}
+
+
+def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
+    if entry is None:
+        return None
+    if isinstance(entry, bool):
+        raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
+    if isinstance(entry, (int, Dimension)):
+        return entry
+    if isinstance(entry, str):
+        return Dimension(entry)
+    if isinstance(entry, Sequence):
+        name, low, high = entry if len(entry) == 3 else (default_name, *entry) if len(entry) == 2 else (None, 0, 0)
+        if isinstance(name, str) and isinstance(low, int) and isinstance(high, int) and 0 <= low <= high:
+            return low if low == high else Dimension(name, low, high)
+    elif hasattr(entry, "min") and hasattr(entry, "max") and hasattr(entry, "__name__"):
+        return Dimension(entry.__name__, max(1, int(entry.min)), min(LARGEST, int(entry.max)))
+    raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
+
+
+def _merge(seen: dict[str, Dimension], dimension: Dimension) -> Dimension:
+    """Join ranges of one name: a bare name takes the range that is given elsewhere."""
+    known = seen.get(dimension.name)
+    if known is None or known == Dimension(dimension.name):
+        seen[dimension.name] = dimension
+    elif dimension not in (known, Dimension(dimension.name)):
+        raise ImportModelError(
+            f"dynamic dimension {dimension.name!r} has two ranges: {known.low}..{known.high} and "
+            f"{dimension.low}..{dimension.high}; use one range, or two names"
+        )
+    return seen[dimension.name]
+
+
+def _latest(seen: Mapping[str, Dimension], entry: Dimension | int) -> Dimension | int:
+    return seen[entry.name] if isinstance(entry, Dimension) else entry
+
+
+def check_names(dynamic_shapes: Mapping[str, Any], inputs: Mapping[str, Sequence[Size]]) -> None:
+    """Raise `ImportModelError` when `dynamic_shapes` names an input or axis that is not there."""
+    for name, axes in dynamic_shapes.items():
+        if name not in inputs:
+            raise ImportModelError(
+                f"dynamic_shapes names an input {name!r} that the model does not have; inputs: {', '.join(inputs)}"
+            )
+        for axis in axes:
+            if not 0 <= axis < len(inputs[name]):
+                raise ImportModelError(
+                    f"dynamic_shapes[{name!r}] names axis {axis}; the input has rank {len(inputs[name])}"
+                )

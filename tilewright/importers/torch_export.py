@@ -1,0 +1,340 @@
+"""PyTorch modules and exported programs -> Graph, through `torch.export` and the core ATen ops."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from tilewright.dtypes import int64
+from tilewright.errors import ImportModelError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.report import Report
+from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
+from tilewright.importers.torch_fx import Walker, dtype_of
+from tilewright.importers.torch_ops import RULES
+from tilewright.importers.torch_symbols import SymbolTable
+
+logger = logging.getLogger("tilewright")
+
+# Composites that the graph has ops for: kept whole instead of being decomposed.
+KEPT = (
+    "scaled_dot_product_attention",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "group_norm",
+    "native_group_norm",
+    "instance_norm",
+    "linear",
+    "matmul",
+    "softmax",
+    "log_softmax",
+    "_softmax",
+    "_log_softmax",
+    "silu",
+    "gelu",
+    "mish",
+    "hardswish",
+    "hardsigmoid",
+    "softplus",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "avg_pool1d",
+    "max_pool1d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "one_hot",
+    "index_copy",
+    "stack",
+    "triu",
+    "tril",
+    "unbind",
+    "roll",
+    "repeat",
+    "addcmul",
+    "addcdiv",
+    "masked_fill",
+    "logsumexp",
+)
+
+
+def decompositions() -> dict[Any, Any]:
+    """PyTorch's table to core ATen without the composites that stay whole."""
+    table = dict(torch.export.default_decompositions().items())
+    for name in KEPT:
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    return table
+
+
+def import_module(
+    module: torch.nn.Module,
+    example_inputs: Any,
+    dynamic_shapes: Any = None,
+    name: str | None = None,
+) -> Graph:
+    """Export a module in inference mode and import it.
+
+    `example_inputs`: a tuple of positional arguments, a mapping of keyword arguments, or one tensor.
+    `dynamic_shapes`: the neutral form of `tilewright.importers.shapes` by input name, or what
+    `torch.export.export` takes.
+    Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
+    """
+    args, kwargs = _arguments(example_inputs)
+    neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
+    with _inference_mode(module), torch.no_grad():
+        try:
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=native, strict=False)
+        except Exception as error:
+            raise ImportModelError(
+                f"PyTorch cannot export {type(module).__name__}: {error}\n"
+                "Make the module exportable (see the PyTorch guide on torch.export), or use "
+                "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
+            ) from error
+    return import_program(program, neutral, name or type(module).__name__)
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if example_inputs is None:
+        raise ImportModelError("a PyTorch module needs example_inputs: a tuple of tensors, or a dict by argument name")
+    if isinstance(example_inputs, Mapping):
+        return (), {key: _tensors(value) for key, value in example_inputs.items()}
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(_tensors(value) for value in example_inputs), {}
+    return (_tensors(example_inputs),), {}
+
+
+def _tensors(value: Any) -> Any:
+    """NumPy arrays among the example inputs as tensors."""
+    return pytree.tree_map(lambda leaf: torch.from_numpy(leaf) if type(leaf).__module__ == "numpy" else leaf, value)
+
+
+@contextmanager
+def _inference_mode(module: torch.nn.Module) -> Iterator[None]:
+    """eval() for the time of the export; reported, and undone afterwards."""
+    training = [child for child in module.modules() if child.training]
+    if training:
+        logger.warning("the module is in training mode: importing it as if .eval() had been called")
+    for child in training:
+        child.training = False
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _both_forms(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> tuple[dict[str, Axes], Any]:
+    """The neutral and PyTorch's form of `dynamic_shapes`, whichever is given."""
+    if not dynamic_shapes:
+        return {}, None
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    leaves, structure = pytree.tree_flatten_with_path(dict(bound))
+    names = ["_".join(_key(key) for key in path) for path, _ in leaves]
+    shapes = {name: tuple(getattr(leaf, "shape", ())) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    if _is_neutral(dynamic_shapes):
+        neutral = parse_dynamic_shapes(dynamic_shapes)
+        check_names(neutral, shapes)
+        dims: dict[str, Any] = {}
+        native = [_native(neutral.get(name, {}), dims) for name in names]
+        return neutral, pytree.tree_unflatten(native, structure)
+    return _named_dims(dynamic_shapes, bound), dynamic_shapes
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _is_neutral(dynamic_shapes: Any) -> bool:
+    """Whether no entry is one of PyTorch's own dimension objects or a nested structure of axes."""
+    if not isinstance(dynamic_shapes, Mapping):
+        return False
+    entries: list[Any] = []
+    for axes in dynamic_shapes.values():
+        if isinstance(axes, Mapping):
+            entries += axes.values()
+        elif isinstance(axes, (tuple, list)):
+            entries += axes
+    return all(entry is None or isinstance(entry, (int, str, tuple, list)) for entry in entries)
+
+
+def _native(axes: Axes, dims: dict[str, Any]) -> dict[int, Any] | None:
+    result: dict[int, Any] = {}
+    for axis, entry in axes.items():
+        if isinstance(entry, Dimension):
+            if entry.name not in dims:
+                dims[entry.name] = torch.export.Dim(entry.name, min=entry.low, max=entry.high)
+            result[axis] = dims[entry.name]
+    return result or None
+
+
+def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes]:
+    """Names and ranges of PyTorch's `Dim` objects by input leaf; hints without a name are left out."""
+    if isinstance(dynamic_shapes, (tuple, list)):
+        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
+
+    def is_axes(entry: Any) -> bool:
+        return isinstance(entry, Mapping) and all(isinstance(key, int) for key in entry)
+
+    result: dict[str, Axes] = {}
+    leaves, _ = pytree.tree_flatten_with_path(dynamic_shapes, is_leaf=is_axes)
+    for path, axes in leaves:
+        if isinstance(axes, Mapping):
+            name = "_".join(_key(key) for key in path)
+            named = {
+                axis: entry for axis, entry in axes.items() if hasattr(entry, "__name__") and hasattr(entry, "min")
+            }
+            result.update(parse_dynamic_shapes({name: named}))
+    return result
+
+
+def load_program(path: str) -> ExportedProgram:
+    """Read a .pt2 file; raises `ImportModelError` when it is missing or damaged."""
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise ImportModelError(
+            f"{path}: not a loadable torch.export file ({error}); save it again with this version"
+        ) from error
+
+
+def import_program(
+    program: ExportedProgram, dynamic_shapes: Mapping[str, Any] | None = None, name: str = "exported"
+) -> Graph:
+    """Import an exported program: the signature gives inputs, constants, outputs and mutations.
+
+    `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic.
+    """
+    with torch.no_grad():
+        program = program.run_decompositions(decompositions())
+    builder = GraphBuilder(name)
+    symbols = SymbolTable(builder, program.range_constraints)
+    report = Report(name)
+    walker = Walker(builder, symbols, report, RULES)
+    importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes))
+    importer.inputs()
+    walker.run(program.graph.nodes)
+    report.check()
+    importer.outputs()
+    return builder.finish()
+
+
+class _ProgramImporter:
+    """The signature of one exported program."""
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        builder: GraphBuilder,
+        symbols: SymbolTable,
+        walker: Walker,
+        dimensions: dict[str, Axes],
+    ) -> None:
+        self.program = program
+        self.builder = builder
+        self.symbols = symbols
+        self.walker = walker
+        self.dimensions = dimensions
+        self.mutated = {
+            spec.target
+            for spec in program.graph_signature.output_specs
+            if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+        }
+        self.input_values: dict[str, Value] = {}  # by placeholder name or buffer name
+
+    def inputs(self) -> None:
+        """Placeholders: user inputs first (they name the symbols), then parameters, buffers, constants."""
+        nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
+        specs = self.program.graph_signature.input_specs
+        for spec in specs:
+            if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
+                node = nodes[spec.arg.name]
+                self._name_symbols(node)
+        for spec in specs:
+            if isinstance(spec.arg, ConstantArgument):
+                continue
+            node = nodes[spec.arg.name]
+            if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
+                self.walker.values[node] = self._input(node, node.name, node.name)
+            elif spec.kind == InputKind.BUFFER and spec.target in self.mutated:
+                self.walker.values[node] = self._input(node, str(spec.target), str(spec.target))
+            elif spec.target is not None and isinstance(spec.arg, TensorArgument):
+                self.walker.values[node] = self.walker.constant(self._data(spec), str(spec.target))
+
+    def _name_symbols(self, node: fx.Node) -> None:
+        axes = self.dimensions.get(node.name, {})
+        for axis, extent in enumerate(node.meta["val"].shape):
+            if isinstance(extent, torch.SymInt):
+                entry = axes.get(axis)
+                dimension = entry if isinstance(entry, Dimension) else None
+                self.symbols.name(extent.node.expr, dimension, f"{node.name}_{axis}")
+
+    def _input(self, node: fx.Node, name: str, key: str) -> Value:
+        fake = node.meta["val"]
+        value = self.builder.input(name, dtype_of(fake.dtype), self.symbols.shape(fake.shape))
+        self.input_values[key] = value
+        return value
+
+    def _data(self, spec: Any) -> torch.Tensor:
+        if spec.kind == InputKind.PARAMETER or (spec.kind == InputKind.BUFFER and spec.persistent):
+            return self.program.state_dict[spec.target]
+        return self.program.constants[spec.target]
+
+    def outputs(self) -> None:
+        """Outputs by name, and mutations of inputs and buffers."""
+        (output,) = [node for node in self.program.graph.nodes if node.op == "output"]
+        results = list(output.args[0])
+        users = []
+        for spec, node in zip(self.program.graph_signature.output_specs, results, strict=True):
+            if spec.kind == OutputKind.USER_OUTPUT:
+                users.append(node)
+            elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+                self.builder.mutate(self.input_values[str(spec.target)], self.walker.values[node])
+        for name, node in zip(output_names(self.program.call_spec.out_spec, len(users)), users, strict=True):
+            if isinstance(node, fx.Node):
+                declare_output(self.builder, self.walker.values[node], name)
+
+
+def declare_output(builder: GraphBuilder, value: Any, name: str) -> None:
+    """A graph output; sizes become int64 scalars, and inputs and constants are copied."""
+    if not isinstance(value, Value):
+        value = Emitter(builder).value(value, int64)
+    graph = builder.graph
+    if value in graph.inputs or value in graph.constants or value in graph.outputs:
+        value = builder.op("copy", [value])
+    builder.output(value, name)
+
+
+def output_names(structure: Any, count: int) -> list[str]:
+    """Names from the keys of the returned structure: ``logits``, ``output`` or ``output_0``."""
+    if structure is None:
+        return [f"output_{index}" for index in range(count)]
+    tree = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    names = []
+    for path, _index in leaves:
+        keys = [_key(key) for key in path]
+        text = "_".join(keys)
+        names.append("output" if not text else f"output_{text}" if text[0].isdigit() else text)
+    return names if len(names) == count else [f"output_{index}" for index in range(count)]

@@ -1,0 +1,251 @@
+"""Walks an FX graph of ATen calls and applies the rule table `torch_ops.RULES` to each.
+
+A rule is a function with the ATen op's own signature after a first `Call` argument: tensors arrive as
+graph values, symbolic ints as sizes, and the rule returns a value, a tuple of values (None for a
+result that cannot be given), or a size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import ShapeError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter, Scalar
+from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Problem, Report, Unsupported
+from tilewright.importers.torch_symbols import SymbolTable
+from tilewright.symbolic import Size
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.bool: dtypes.int1,
+    torch.int8: dtypes.int8,
+    torch.int16: dtypes.int16,
+    torch.int32: dtypes.int32,
+    torch.int64: dtypes.int64,
+    torch.uint8: dtypes.uint8,
+    torch.uint16: dtypes.uint16,
+    torch.uint32: dtypes.uint32,
+    torch.uint64: dtypes.uint64,
+    torch.float8_e5m2: dtypes.float8e5,
+    torch.float8_e4m3fn: dtypes.float8e4nv,
+    torch.float16: dtypes.float16,
+    torch.bfloat16: dtypes.bfloat16,
+    torch.float32: dtypes.float32,
+    torch.float64: dtypes.float64,
+}
+_CARRIERS = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """The element type; raises `Unsupported` for complex, quantized and other types."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"the element type {dtype}", "use a real floating-point or integer type")
+    return DTYPES[dtype]
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's own memory as an array (a copy only where it is not contiguous or not on the CPU)."""
+    tensor = tensor.detach().cpu().contiguous()
+    carrier = _CARRIERS.get(tensor.dtype)
+    if carrier is None:
+        return tensor.numpy()
+    return tensor.view(carrier).numpy().view(dtype_of(tensor.dtype).numpy)
+
+
+class Call(Emitter):
+    """The call that a rule is to express: an `Emitter`, and what PyTorch says of the result."""
+
+    def __init__(self, builder: GraphBuilder, symbols: SymbolTable, node: fx.Node) -> None:
+        super().__init__(builder)
+        self.symbols = symbols
+        self.node = node
+        self.source = source_of(node)
+
+    @property
+    def results(self) -> list[torch.Tensor | None]:
+        """The fake result tensors."""
+        value = self.node.meta.get("val")
+        return list(value) if isinstance(value, (tuple, list)) else [value]
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the first result."""
+        (first, *_) = self.results
+        assert first is not None
+        return dtype_of(first.dtype)
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Shape of the first result."""
+        (first, *_) = self.results
+        assert first is not None
+        return self.symbols.shape(first.shape)
+
+    def promoted(self, *positions: int) -> DType:
+        """PyTorch's common element type of the tensor and number arguments at `positions`."""
+        fakes = [_fake(self.node.args[position]) for position in positions]
+        result = fakes[0]
+        if len(fakes) == 1:
+            return dtype_of(result.dtype)
+        return dtype_of(torch.result_type(fakes[0], fakes[1]))
+
+    def pair(self, left: Scalar, right: Scalar, dtype: DType | None = None) -> tuple[Value, Value]:
+        """Both operands as values of `dtype` (default: the common type of arguments 0 and 1)."""
+        dtype = dtype or self.promoted(0, 1)
+        return self.value(left, dtype), self.value(right, dtype)
+
+
+def _fake(argument: Any) -> Any:
+    if isinstance(argument, fx.Node):
+        argument = argument.meta["val"]
+    if isinstance(argument, torch.SymInt):
+        return 1
+    return 1.0 if isinstance(argument, torch.SymFloat) else argument
+
+
+Rule = Callable[..., Any]
+
+
+class Walker:
+    """Imports the nodes of one FX graph; problems go to the report, their results become unknown."""
+
+    def __init__(self, builder: GraphBuilder, symbols: SymbolTable, report: Report, rules: dict[str, Rule]) -> None:
+        self.builder = builder
+        self.symbols = symbols
+        self.report = report
+        self.rules = rules
+        self.values: dict[fx.Node, Any] = {}  # Value, Size, or a tuple of them; missing: not imported
+        self._constants: dict[Any, Value] = {}
+
+    def constant(self, tensor: torch.Tensor, name: str) -> Value:
+        """A parameter, buffer or constant; tensors that share memory share the value."""
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() == 0 or key not in self._constants:
+            self._constants[key] = self.builder.constant(to_numpy(tensor), name)
+        return self._constants[key]
+
+    def run(self, nodes: Iterable[fx.Node]) -> None:
+        """Import every call; placeholders and attributes must be in `values` already."""
+        for node in nodes:
+            if node.op == "call_function" and node not in self.values:
+                self._call(node)
+
+    def _call(self, node: fx.Node) -> None:
+        known = node.meta.get("val")
+        if isinstance(known, (int, float, bool)):
+            self.values[node] = known
+            return
+        name = target_name(node.target)
+        rule = self.rules.get(name)
+        try:
+            if isinstance(known, torch.SymInt):
+                self.values[node] = self.symbols.size(known)
+            elif isinstance(known, (torch.SymBool, torch.SymFloat)):
+                return  # used by assertions only; a use as a value is reported there
+            elif name == "getitem":
+                self._getitem(node)
+            elif rule is None:
+                raise Unsupported(NO_RULE)
+            elif all(argument in self.values for argument in node.all_input_nodes):
+                self._apply(rule, node)
+            else:
+                self._missing_scalar(node)
+        except Unsupported as problem:
+            self._report(node, name, problem.reason, problem.advice)
+        except ShapeError as error:
+            self._report(node, name, str(error), "this use of the operation is outside what the graph can express")
+        except Exception as error:  # a rule met something unforeseen: name the node instead of crashing
+            reason = f"the import rule failed: {type(error).__name__}: {error}"
+            self._report(node, name, reason, "please report this with the model's code for this operation")
+
+    def _missing_scalar(self, node: fx.Node) -> None:
+        """Report arguments that are symbolic floats or booleans; other missing ones are reported already."""
+        for argument in node.all_input_nodes:
+            if argument not in self.values and isinstance(argument.meta.get("val"), (torch.SymFloat, torch.SymBool)):
+                raise Unsupported(f"the argument {argument.name!r} is computed from sizes as a float or boolean")
+
+    def _getitem(self, node: fx.Node) -> None:
+        source, index = node.args
+        assert isinstance(source, fx.Node)
+        if source not in self.values:
+            return
+        value = self.values[source][index]
+        if value is None:
+            raise Unsupported(f"result {index} of {target_name(source.target)} is not available")
+        self.values[node] = value
+
+    def _apply(self, rule: Rule, node: fx.Node) -> None:
+        call = Call(self.builder, self.symbols, node)
+        args = fx.map_arg(node.args, lambda argument: self.values[argument])
+        kwargs = fx.map_arg(node.kwargs, lambda argument: self.values[argument])
+        result = rule(call, *args, **{key: value for key, value in kwargs.items() if key not in _LAYOUT})
+        expected = call.results
+        if isinstance(result, tuple):
+            self.values[node] = tuple(
+                self._agree(call, value, fake) if value is not None else None
+                for value, fake in zip(result, expected, strict=True)
+            )
+        elif result is not None:
+            self.values[node] = self._agree(call, result, expected[0])
+
+    def _agree(self, call: Call, value: Value, fake: torch.Tensor | None) -> Value:
+        """Check a rule's result against PyTorch's; its symbolic shape replaces an equal one."""
+        if fake is None:
+            return value
+        dtype, shape = dtype_of(fake.dtype), self.symbols.shape(fake.shape)
+        clash = any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(value.shape, shape, strict=False)
+        )
+        if value.dtype != dtype or value.rank != len(shape) or clash:
+            raise AssertionError(f"the rule gives {value!r}, PyTorch {dtype}[{', '.join(map(str, shape))}]")
+        return call.reshape(value, shape)
+
+    def _report(self, node: fx.Node, name: str, reason: str, advice: str = NO_RULE_ADVICE) -> None:
+        inputs = tuple(describe(argument) for argument in node.all_input_nodes)
+        self.report.add(Problem(name, node.name, inputs, source_of(node), reason, advice))
+
+
+_LAYOUT = ("device", "layout", "pin_memory", "memory_format", "non_blocking")  # without meaning for values
+
+
+def target_name(target: Any) -> str:
+    """``aten.add.Tensor``, ``getitem``, or the function's name."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return getattr(target, "__name__", str(target))
+
+
+def describe(node: fx.Node) -> str:
+    """``f32[batch, 8]`` of the tensor that a node computes."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        text = DTYPES[value.dtype].text if value.dtype in DTYPES else str(value.dtype).removeprefix("torch.")
+        return f"{text}[{', '.join(map(str, value.shape))}]"
+    return str(value)
+
+
+def source_of(node: fx.Node) -> str:
+    """Module path, class and source line: ``encoder.0.attention (SelfAttention), bert.py:41``."""
+    parts = []
+    stack = node.meta.get("nn_module_stack")
+    if stack:
+        path, kind = list(stack.values())[-1]
+        kind = kind if isinstance(kind, str) else kind.__name__
+        path = re.sub(r"^L\['self'\]\.?|^L__self___?", "", path)
+        parts.append(f"{path or 'model'} ({kind.rsplit('.', 1)[-1]})")
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    if places:
+        written = [(file, line) for file, line in places if "/torch/" not in file.replace("\\", "/")]
+        file, line = (written or places)[-1]  # the user's own line rather than one of PyTorch's
+        name = file.replace("\\", "/").rsplit("/", 1)[-1]
+        parts.append(f"{name}:{line}")
+    return ", ".join(parts)

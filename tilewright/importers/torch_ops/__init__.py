@@ -1,0 +1,29 @@
+"""The ATen operations that are imported: one rule each, files by section."""
+
+from __future__ import annotations
+
+from tilewright.importers.rules import Rule, RuleTable, merge
+from tilewright.importers.torch_ops import (
+    activation,
+    contraction,
+    creation,
+    elementwise,
+    indexing,
+    normalization,
+    pooling,
+    reduction,
+    shape,
+)
+
+SECTIONS: tuple[RuleTable, ...] = (
+    elementwise.TABLE,
+    activation.TABLE,
+    reduction.TABLE,
+    contraction.TABLE,
+    normalization.TABLE,
+    shape.TABLE,
+    indexing.TABLE,
+    creation.TABLE,
+    pooling.TABLE,
+)
+RULES: dict[str, Rule] = merge(SECTIONS)

@@ -1,0 +1,155 @@
+"""Matrix products, linear layers, convolutions, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Number
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+
+TABLE = RuleTable("Products, convolutions, attention", "aten.")
+rule = TABLE.rule
+
+
+@rule("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+def matmul(call: Call, left: Value, right: Value) -> Value:
+    if left.rank == right.rank == 1:
+        return call.reshape(call.matmul(call.unsqueeze(left, 0), call.unsqueeze(right, 1)), ())
+    return call.matmul(left, right)
+
+
+def _scaled(call: Call, x: Value, factor: Number) -> Value:
+    return x if factor == 1 else call.op("multiply", x, factor)
+
+
+@rule("addmm.default", "baddbmm.default", "addmv.default")
+def add_matmul(call: Call, bias: Value, left: Value, right: Value, beta: Number = 1, alpha: Number = 1) -> Value:
+    product = _scaled(call, call.matmul(left, right), alpha)
+    return product if beta == 0 else call.op("add", product, _scaled(call, bias, beta))
+
+
+@rule("linear.default")
+def linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if x.rank == 1:
+        return call.reshape(linear(call, call.unsqueeze(x, 0), weight, bias), call.shape)
+    product = call.op("matmul", x, call.unsqueeze(weight, 0) if weight.rank == 1 else weight, transpose_b=True)
+    product = call.reshape(product, call.shape)
+    return product if bias is None else call.op("add", product, bias)
+
+
+@rule("convolution.default")
+def convolution(
+    call: Call,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value:
+    count = weight.rank - 2
+    strides, pads, steps, extra = (_each(item, count) for item in (stride, padding, dilation, output_padding))
+    batched = x if x.rank == weight.rank else call.unsqueeze(x, 0)
+    if transposed:
+        result = transposed_convolution(call, batched, weight, bias, strides, pads, steps, extra, groups)
+    else:
+        result = call.convolution(batched, weight, bias, strides, [(pad, pad) for pad in pads], steps, groups)
+    return call.reshape(result, call.shape)
+
+
+def _each(item: Sequence[int], count: int) -> list[int]:
+    return list(item) * count if len(item) == 1 else list(item)
+
+
+def transposed_convolution(
+    call: Any,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+) -> Value:
+    """A convolution of the image with zeros between its pixels and the weight [I, O/groups, *kernel] reversed."""
+    count = weight.rank - 2
+    for axis, step in enumerate(strides, start=2):
+        if step == 1:
+            continue
+        extent = x.shape[axis]
+        spread = call.op("pad", call.unsqueeze(x, axis + 1), pads=_pads(x.rank + 1, axis + 1, (0, step - 1)))
+        merged = call.flatten(spread, axis, axis + 2)
+        x = call.slice(merged, axis, 0, extent * step - (step - 1))
+    for axis in range(2, 2 + count):
+        weight = call.flip(weight, axis)
+    inputs, outputs, *kernel = weight.shape
+    split = call.reshape(weight, (groups, inputs // groups, outputs, *kernel))
+    weight = call.flatten(call.transpose(split, 1, 2), 0, 2)
+    padding = []
+    for size, pad, step, more in zip(kernel, pads, dilation, extra, strict=True):
+        if not isinstance(size, int):
+            raise Unsupported("a transposed convolution whose kernel size is not a number")
+        reach = step * (size - 1) - pad
+        padding.append((reach, reach + more))
+    if any(low < 0 or high < 0 for low, high in padding):
+        raise Unsupported("a transposed convolution that crops more than the kernel covers", "use a smaller padding")
+    return call.convolution(x, weight, bias, [1] * count, padding, dilation, groups)
+
+
+def _pads(rank: int, axis: int, pair: tuple[int, int]) -> list[tuple[int, int]]:
+    return [pair if place == axis else (0, 0) for place in range(rank)]
+
+
+@rule("scaled_dot_product_attention.default")
+def attention(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    if dropout_p:
+        raise Unsupported("attention with dropout", "call model.eval() first")
+    return call.attention(query, key, value, attn_mask, is_causal, scale)
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu.default")
+def flash_attention(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, None]:
+    return attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale), None
+
+
+@rule("_scaled_dot_product_attention_math_for_mps.default", "_scaled_dot_product_attention_math.default")
+def math_attention(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Value | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Value, None]:
+    return attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale), None

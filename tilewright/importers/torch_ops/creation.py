@@ -1,0 +1,80 @@
+"""Tensors made from nothing: ranges, constants, identity matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Number, Scalar
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import Expression
+
+TABLE = RuleTable("Creation", "aten.")
+rule = TABLE.rule
+
+
+@rule("arange.start_step")
+def arange(call: Call, start: Scalar, end: Scalar, step: Number = 1, dtype: Any = None) -> Value:
+    (length,) = call.shape
+    if isinstance(start, Expression):
+        line = call.op("iota", shape=(length,), axis=0, dtype=call.dtype, start=0, step=step)
+        return call.op("add", line, call.value(start, call.dtype))
+    return call.op("iota", shape=(length,), axis=0, dtype=call.dtype, start=start, step=step)
+
+
+@rule("arange.start")
+def arange_between(call: Call, start: Scalar, end: Scalar, dtype: Any = None) -> Value:
+    return arange(call, start, end)
+
+
+@rule("arange.default")
+def arange_to(call: Call, end: Scalar, dtype: Any = None) -> Value:
+    return arange(call, 0, end)
+
+
+@rule("linspace.default")
+def linspace(call: Call, start: Number, end: Number, steps: int, dtype: Any = None) -> Value:
+    step = (end - start) / max(steps - 1, 1)
+    return call.op("iota", shape=(steps,), axis=0, dtype=call.dtype, start=start, step=step)
+
+
+@rule("full.default", "new_full.default", "full_like.default")
+def full(call: Call, first: Any, second: Scalar, third: Scalar | None = None, **_: Any) -> Value:
+    """The number is the last argument; the shape is PyTorch's."""
+    return call.full(call.shape, second if third is None else third, call.dtype)
+
+
+@rule("zeros.default", "zeros_like.default", "new_zeros.default")
+def zeros(call: Call, *_: Any, **__: Any) -> Value:
+    return call.full(call.shape, 0, call.dtype)
+
+
+@rule("ones.default", "ones_like.default", "new_ones.default")
+def ones(call: Call, *_: Any, **__: Any) -> Value:
+    return call.full(call.shape, 1, call.dtype)
+
+
+@rule(
+    "empty.memory_format",
+    "empty_like.default",
+    "new_empty.default",
+    "empty_strided.default",
+    "new_empty_strided.default",
+    "empty_permuted.default",
+)
+def empty(call: Call, *_: Any, **__: Any) -> Value:
+    """Undefined contents: zeros."""
+    return call.full(call.shape, 0, call.dtype)
+
+
+@rule("scalar_tensor.default")
+def scalar_tensor(call: Call, value: Scalar, dtype: Any = None) -> Value:
+    return call.value(value, call.dtype)
+
+
+@rule("eye.default", "eye.m")
+def eye(call: Call, *_: Any, **__: Any) -> Value:
+    rows, columns = call.shape
+    left, right = call.unsqueeze(call.iota(rows), 1), call.unsqueeze(call.iota(columns), 0)
+    return call.cast(call.op("equal", left, right), call.dtype)

@@ -1,0 +1,413 @@
+"""Arithmetic, comparisons, logic, rounding, elementary functions, casts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.dtypes import int1
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Number, Scalar
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+
+TABLE = RuleTable("Elementwise", "aten.")
+rule = TABLE.rule
+
+
+def float_unary(op: str) -> Callable[[Call, Value], Value]:
+    """The rule of a function that gives floats; integers are converted first."""
+    return lambda call, x: call.op(op, call.cast(x, call.dtype))
+
+
+def rounding(op: str) -> Callable[[Call, Value], Value]:
+    """The rule of a rounding function: integers stay as they are."""
+    return lambda call, x: call.op(op, x) if x.dtype.is_float else x
+
+
+def binary(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
+    """The rule of an arithmetic op with PyTorch's type promotion."""
+    return lambda call, left, right: call.op(op, *call.pair(left, right))
+
+
+def logical(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
+    """The rule of a logical op: operands as booleans."""
+    return lambda call, left, right: call.op(op, *call.pair(left, right, int1))
+
+
+for _name in ("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid"):
+    TABLE.add(f"{_name}.default", float_unary(_name))
+for _name, _op in (("floor", "floor"), ("ceil", "ceil"), ("round", "round")):
+    TABLE.add(f"{_name}.default", rounding(_op))
+for _name, _op in (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal")):
+    TABLE.add(f"{_name}.Tensor", binary(_op))
+    TABLE.add(f"{_name}.Scalar", binary(_op))
+for _name, _op in (("gt", "greater"), ("ge", "greater_equal")):
+    TABLE.add(f"{_name}.Tensor", binary(_op))
+    TABLE.add(f"{_name}.Scalar", binary(_op))
+for _name in ("maximum", "minimum"):
+    TABLE.add(f"{_name}.default", binary(_name))
+for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_equal")):
+    TABLE.add(f"logical_{_name}.default", logical(_op))
+
+
+@rule("abs.default")
+def absolute(call: Call, x: Value) -> Value:
+    return call.op("absolute", x)
+
+
+@rule("neg.default")
+def negate(call: Call, x: Value) -> Value:
+    return call.op("negate", x)
+
+
+@rule("sign.default", "sgn.default")
+def sign(call: Call, x: Value) -> Value:
+    return call.op("sign", x)
+
+
+@rule("add.Tensor", "add.Scalar")
+def add(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
+    left, right = call.pair(x, other)
+    if left.dtype.is_bool:
+        return call.op("logical_or", left, right)
+    return call.op("add", left, _times(call, right, alpha))
+
+
+@rule("sub.Tensor", "sub.Scalar")
+def subtract(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
+    left, right = call.pair(x, other)
+    return call.op("subtract", left, _times(call, right, alpha))
+
+
+@rule("rsub.Tensor", "rsub.Scalar")
+def reverse_subtract(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
+    left, right = call.pair(x, other)
+    return call.op("subtract", right, _times(call, left, alpha))
+
+
+def _times(call: Call, x: Value, factor: Number) -> Value:
+    return x if factor == 1 else call.op("multiply", x, factor)
+
+
+@rule("mul.Tensor", "mul.Scalar")
+def multiply(call: Call, x: Scalar, other: Scalar) -> Value:
+    left, right = call.pair(x, other)
+    return call.op("logical_and" if left.dtype.is_bool else "multiply", left, right)
+
+
+@rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def divide(call: Call, x: Scalar, other: Scalar) -> Value:
+    return call.op("divide", *call.pair(x, other, call.dtype))
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode")
+def divide_rounding(call: Call, x: Scalar, other: Scalar, rounding_mode: str | None = None) -> Value:
+    left, right = call.pair(x, other, call.dtype)
+    if rounding_mode == "floor":
+        return call.op("floor_divide", left, right)
+    quotient = call.op("divide", left, right)
+    return quotient if rounding_mode is None else truncate(call, quotient)
+
+
+@rule("floor_divide.default")
+def floor_divide(call: Call, x: Scalar, other: Scalar) -> Value:
+    return call.op("floor_divide", *call.pair(x, other))
+
+
+@rule("remainder.Tensor", "remainder.Scalar")
+def remainder(call: Call, x: Scalar, other: Scalar) -> Value:
+    return call.op("remainder", *call.pair(x, other))
+
+
+@rule("fmod.Tensor", "fmod.Scalar")
+def fmod(call: Call, x: Scalar, other: Scalar) -> Value:
+    left, right = call.pair(x, other)
+    whole = truncate(call, call.op("divide", left, right))
+    return call.op("subtract", left, call.op("multiply", whole, right))
+
+
+@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
+    """Small whole powers and roots become products and roots."""
+    left = call.value(x, call.dtype)
+    if isinstance(exponent, (int, float)):
+        if exponent in (0, 1, 2, 3):
+            return _whole_power(call, left, int(exponent))
+        simple = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}.get(exponent)
+        if simple is not None and left.dtype.is_float:
+            return call.op(simple, left)
+    return call.op("power", left, call.value(exponent, call.dtype))
+
+
+def _whole_power(call: Call, x: Value, exponent: int) -> Value:
+    if exponent == 0:
+        return call.full(x.shape, 1, x.dtype)
+    result = x
+    for _ in range(exponent - 1):
+        result = call.op("multiply", result, x)
+    return result
+
+
+@rule("square.default")
+def square(call: Call, x: Value) -> Value:
+    return call.op("multiply", x, x)
+
+
+@rule("addcmul.default")
+def add_product(call: Call, x: Value, left: Value, right: Value, value: Number = 1) -> Value:
+    left, right = call.cast(left, call.dtype), call.cast(right, call.dtype)
+    return call.op("add", call.cast(x, call.dtype), _times(call, call.op("multiply", left, right), value))
+
+
+@rule("addcdiv.default")
+def add_quotient(call: Call, x: Value, left: Value, right: Value, value: Number = 1) -> Value:
+    left, right = call.cast(left, call.dtype), call.cast(right, call.dtype)
+    return call.op("add", call.cast(x, call.dtype), _times(call, call.op("divide", left, right), value))
+
+
+@rule("lerp.Scalar", "lerp.Tensor")
+def interpolate(call: Call, start: Value, end: Value, weight: Scalar) -> Value:
+    distance = call.op("subtract", end, start)
+    return call.op("add", start, call.op("multiply", distance, call.value(weight, start.dtype)))
+
+
+# Functions made of others ----------------------------------------------------------------------------
+
+
+def _scaled_log(factor: float) -> Callable[[Call, Value], Value]:
+    return lambda call, x: call.op("multiply", call.op("log", call.cast(x, call.dtype)), factor)
+
+
+TABLE.add("log2.default", _scaled_log(1 / math.log(2)))
+TABLE.add("log10.default", _scaled_log(1 / math.log(10)))
+
+
+@rule("exp2.default")
+def exp2(call: Call, x: Value) -> Value:
+    return call.op("exp", call.op("multiply", call.cast(x, call.dtype), math.log(2)))
+
+
+@rule("log1p.default")
+def log1p(call: Call, x: Value) -> Value:
+    return call.log1p(call.cast(x, call.dtype))
+
+
+@rule("expm1.default")
+def expm1(call: Call, x: Value) -> Value:
+    return call.expm1(call.cast(x, call.dtype))
+
+
+@rule("erfc.default")
+def erfc(call: Call, x: Value) -> Value:
+    return call.op("subtract", 1.0, call.op("erf", call.cast(x, call.dtype)))
+
+
+@rule("tan.default")
+def tangent(call: Call, x: Value) -> Value:
+    x = call.cast(x, call.dtype)
+    return call.op("divide", call.op("sin", x), call.op("cos", x))
+
+
+@rule("sinh.default")
+def hyperbolic_sine(call: Call, x: Value) -> Value:
+    grown = call.expm1(call.cast(x, call.dtype))
+    other = call.op("divide", grown, call.op("add", grown, 1.0))
+    return call.op("multiply", call.op("add", grown, other), 0.5)
+
+
+@rule("cosh.default")
+def hyperbolic_cosine(call: Call, x: Value) -> Value:
+    grown = call.op("exp", call.cast(x, call.dtype))
+    return call.op("multiply", call.op("add", grown, call.op("reciprocal", grown)), 0.5)
+
+
+@rule("asinh.default")
+def inverse_hyperbolic_sine(call: Call, x: Value) -> Value:
+    x = call.cast(x, call.dtype)
+    size = call.op("absolute", x)
+    squared = call.op("multiply", x, x)
+    root = call.op("sqrt", call.op("add", squared, 1.0))
+    inner = call.op("add", size, call.op("divide", squared, call.op("add", root, 1.0)))
+    return call.op("multiply", call.op("sign", x), call.log1p(inner))
+
+
+@rule("acosh.default")
+def inverse_hyperbolic_cosine(call: Call, x: Value) -> Value:
+    x = call.cast(x, call.dtype)
+    root = call.op("sqrt", call.op("subtract", call.op("multiply", x, x), 1.0))
+    return call.op("log", call.op("add", x, root))
+
+
+@rule("atanh.default")
+def inverse_hyperbolic_tangent(call: Call, x: Value) -> Value:
+    x = call.cast(x, call.dtype)
+    ratio = call.op("divide", call.op("multiply", x, 2.0), call.op("subtract", 1.0, x))
+    return call.op("multiply", call.log1p(ratio), 0.5)
+
+
+@rule("trunc.default")
+def truncate(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return x
+    return call.op("where", call.op("less", x, 0.0), call.op("ceil", x), call.op("floor", x))
+
+
+@rule("frac.default")
+def fraction(call: Call, x: Value) -> Value:
+    return call.op("subtract", x, truncate(call, x))
+
+
+# Logic -----------------------------------------------------------------------------------------------
+
+
+@rule("logical_not.default")
+def logical_not(call: Call, x: Value) -> Value:
+    return call.op("logical_not", call.cast(x, int1))
+
+
+def _bitwise(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
+    def apply(call: Call, left: Scalar, right: Scalar) -> Value:
+        if not call.promoted(0, 1).is_bool:
+            raise Unsupported("bitwise operations on integers", "use booleans, or arithmetic")
+        return call.op(op, *call.pair(left, right, int1))
+
+    return apply
+
+
+for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_equal")):
+    for _overload in ("Tensor", "Scalar"):
+        TABLE.add(f"bitwise_{_name}.{_overload}", _bitwise(_op))
+        TABLE.add(f"__{_name}__.{_overload}", _bitwise(_op))
+
+
+@rule("bitwise_not.default")
+def bitwise_not(call: Call, x: Value) -> Value:
+    if x.dtype.is_bool:
+        return call.op("logical_not", x)
+    if not x.dtype.is_signed:
+        raise Unsupported("bitwise not of unsigned integers", "use signed integers or booleans")
+    return call.op("subtract", call.op("negate", x), 1)
+
+
+@rule("isnan.default")
+def is_nan(call: Call, x: Value) -> Value:
+    return call.op("isnan", x) if x.dtype.is_float else call.full(x.shape, False, int1)
+
+
+@rule("isinf.default")
+def is_infinite(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.full(x.shape, False, int1)
+    return call.op("equal", call.op("absolute", x), math.inf)
+
+
+@rule("isfinite.default")
+def is_finite(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.full(x.shape, True, int1)
+    return call.op("less", call.op("absolute", x), math.inf)
+
+
+@rule("nan_to_num.default")
+def nan_to_number(
+    call: Call, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    import ml_dtypes
+
+    if not x.dtype.is_float:
+        return x
+    largest = float(ml_dtypes.finfo(x.dtype.numpy).max)
+    high = largest if posinf is None else posinf
+    low = -largest if neginf is None else neginf
+    result = call.op("where", call.op("isnan", x), call.builder.number(nan or 0.0, x.dtype), x)
+    result = call.op("where", call.op("equal", x, math.inf), call.builder.number(high, x.dtype), result)
+    return call.op("where", call.op("equal", x, -math.inf), call.builder.number(low, x.dtype), result)
+
+
+# Selection and clamping ------------------------------------------------------------------------------
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(call: Call, condition: Value, left: Scalar, right: Scalar) -> Value:
+    return call.op("where", call.cast(condition, int1), *call.pair(left, right, call.dtype))
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(call: Call, x: Value, mask: Value, value: Scalar) -> Value:
+    return call.op("where", mask, call.value(value, x.dtype), x)
+
+
+@rule("clamp.default")
+def clamp(call: Call, x: Value, low: Number | None = None, high: Number | None = None) -> Value:
+    return call.op("clip", call.cast(x, call.dtype), low=low, high=high)
+
+
+@rule("hardtanh.default")
+def hard_tanh(call: Call, x: Value, low: Number = -1, high: Number = 1) -> Value:
+    return call.op("clip", x, low=low, high=high)
+
+
+@rule("clamp_min.default")
+def clamp_min(call: Call, x: Value, low: Number) -> Value:
+    return call.op("clip", call.cast(x, call.dtype), low=low)
+
+
+@rule("clamp_max.default")
+def clamp_max(call: Call, x: Value, high: Number) -> Value:
+    return call.op("clip", call.cast(x, call.dtype), high=high)
+
+
+@rule("clamp.Tensor")
+def clamp_tensor(call: Call, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+    x = call.cast(x, call.dtype)
+    if low is not None:
+        x = call.op("maximum", x, call.cast(low, call.dtype))
+    return x if high is None else call.op("minimum", x, call.cast(high, call.dtype))
+
+
+@rule("clamp_min.Tensor")
+def clamp_min_tensor(call: Call, x: Value, low: Value) -> Value:
+    return clamp_tensor(call, x, low)
+
+
+@rule("clamp_max.Tensor")
+def clamp_max_tensor(call: Call, x: Value, high: Value) -> Value:
+    return clamp_tensor(call, x, None, high)
+
+
+# Casts and copies ------------------------------------------------------------------------------------
+
+
+@rule(
+    "_to_copy.default",
+    "to.dtype",
+    "to.dtype_layout",
+    "to.device",
+    "type_as.default",
+    "clone.default",
+    "alias.default",
+    "detach.default",
+    "contiguous.default",
+    "lift_fresh_copy.default",
+    "dropout.default",
+    "alias_copy.default",
+)
+def copy_as(call: Call, x: Value, *rest: Any, **options: Any) -> Value:
+    """The same elements, in the element type that PyTorch gives the result."""
+    return call.cast(x, call.dtype)
+
+
+@rule("native_dropout.default")
+def native_dropout(call: Call, x: Value, probability: float, train: bool | None) -> tuple[Value, None]:
+    if train:
+        raise Unsupported("dropout in training mode", "call model.eval() first")
+    return x, None
+
+
+@rule("copy.default", "fill.Tensor", "fill.Scalar")
+def copy(call: Call, x: Value, source: Scalar, non_blocking: bool = False) -> Value:
+    """`source` in the shape and element type of `x`."""
+    return call.broadcast(call.value(source, x.dtype), x.shape)

@@ -1,0 +1,202 @@
+"""Gathers, embeddings, indexing by tensors and their in-place twins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.dtypes import int64
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Scalar
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_ops.shape import bounds
+from tilewright.symbolic import Expression, Size, lift, product, simplify
+
+TABLE = RuleTable("Indexing", "aten.")
+rule = TABLE.rule
+
+
+@rule("embedding.default")
+def embedding(call: Call, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+    return call.op("gather", weight, indices, axis=0)
+
+
+@rule("index_select.default", "index_select_copy.default")
+def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
+    return call.op("gather", x, index if index.rank else call.unsqueeze(index, 0), axis=dim)
+
+
+@rule("gather.default")
+def gather(call: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    return call.op("gather_elements", x, index, axis=dim) if x.rank else x
+
+
+@rule("take_along_dim.default")
+def take_along(call: Call, x: Value, index: Value, dim: int | None = None) -> Value:
+    if dim is None:
+        return call.op("gather_elements", call.reshape(x, (-1,)), call.reshape(index, (-1,)), axis=0)
+    return call.op("gather_elements", x, index, axis=dim)
+
+
+def _counted_from_front(call: Call, index: Value, extent: Size) -> Value:
+    """Indices with negative ones counted from the end; positions made by iota are never negative."""
+    producers = call.builder.graph.nodes
+    made_by = next((node for node in reversed(producers) if index in node.outputs), None)
+    if made_by is not None and made_by.op == "iota" and made_by.attributes["start"] >= 0:
+        return index
+    data = call.builder.graph.constants.get(index)
+    if data is not None and data.size and int(data.min()) >= 0:
+        return index
+    shifted = call.op("add", index, call.value(extent, index.dtype))
+    return call.op("where", call.op("less", index, 0), shifted, index)
+
+
+class _Selection:
+    """Tensor indices of `x`, some None: which dimensions they name and one flat index for them all."""
+
+    def __init__(self, call: Call, x: Value, indices: Sequence[Value | None]) -> None:
+        self.call = call
+        self.x = x
+        self.axes = [axis for axis, index in enumerate(indices) if index is not None]
+        self.indices = [index for index in indices if index is not None]
+        if any(index.dtype.is_bool for index in self.indices):
+            raise Unsupported(
+                "indexing by a boolean mask (the result's size depends on the data)", "use torch.where on the mask"
+            )
+        self.rest = [axis for axis in range(x.rank) if axis not in self.axes]
+        self.adjacent = self.axes == list(range(self.axes[0], self.axes[-1] + 1))
+
+    @property
+    def single(self) -> bool:
+        return len(self.axes) == 1
+
+    def flat_index(self) -> tuple[Value, tuple[Size, ...]]:
+        """One flat index [n] into the merged dimensions, and the broadcast shape of the indices."""
+        call = self.call
+        total: Value | None = None
+        for axis, index in zip(self.axes, self.indices, strict=True):
+            index = call.cast(_counted_from_front(call, index, self.x.shape[axis]), int64)
+            if total is None:
+                total = index
+            else:
+                scaled = call.op("multiply", total, call.value(self.x.shape[axis], int64))
+                total = call.op("add", scaled, index)
+        assert total is not None
+        return call.reshape(total, (product(total.shape),)), total.shape
+
+    def merged(self) -> Value:
+        """x with the indexed dimensions first and merged into one."""
+        return self.call.flatten(self.call.permute(self.x, self.axes + self.rest), 0, len(self.axes))
+
+    @property
+    def place(self) -> int:
+        """Where the dimensions of the indices appear in the result."""
+        return self.axes[0] if self.adjacent else 0
+
+
+@rule("index.Tensor", "_unsafe_index.Tensor")
+def index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    selection = _Selection(call, x, indices)
+    if selection.single:
+        axis = selection.axes[0]
+        return call.op("gather", x, _counted_from_front(call, selection.indices[0], x.shape[axis]), axis=axis)
+    flat, common = selection.flat_index()
+    found = call.op("gather", selection.merged(), flat, axis=0)
+    rest = [x.shape[axis] for axis in selection.rest]
+    found = call.reshape(found, (*common, *rest))
+    count, place = len(common), selection.place
+    order = [*range(count, count + place), *range(count), *range(count + place, found.rank)]
+    return call.permute(found, order)
+
+
+@rule("index_put.default", "index_put_.default", "_unsafe_index_put.default")
+def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    if accumulate:
+        raise Unsupported("index_put that accumulates", "use a product with a one-hot matrix, or torch.where")
+    first = indices[0]
+    if len(indices) == 1 and first is not None and first.dtype.is_bool:
+        return _masked_put(call, x, first, values)
+    selection = _Selection(call, x, indices)
+    values = call.cast(values, x.dtype)
+    if selection.single and selection.indices[0].rank == 1:
+        axis, position = selection.axes[0], selection.indices[0]
+        position = _counted_from_front(call, position, x.shape[axis])
+        updates = call.broadcast(values, (*x.shape[:axis], position.shape[0], *x.shape[axis + 1 :]))
+        return call.op("scatter_update", x, position, updates, axis=axis)
+    flat, common = selection.flat_index()
+    rest = [x.shape[axis] for axis in selection.rest]
+    place = selection.place
+    updates = call.broadcast(values, (*rest[:place], *common, *rest[place:]))
+    count = len(common)
+    updates = call.permute(updates, [*range(place, place + count), *range(place), *range(place + count, updates.rank)])
+    updates = call.reshape(updates, (flat.shape[0], *rest))
+    merged = call.op("scatter_update", selection.merged(), flat, updates, axis=0)
+    order = selection.axes + selection.rest
+    restored = call.reshape(merged, [x.shape[axis] for axis in order])
+    return call.permute(restored, [order.index(axis) for axis in range(x.rank)])
+
+
+def _masked_put(call: Call, x: Value, mask: Value, values: Value) -> Value:
+    if product(values.shape) != 1:
+        raise Unsupported("assignment of several values through a boolean mask", "use torch.where or masked_fill")
+    mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
+    return call.op("where", mask, call.reshape(call.cast(values, x.dtype), ()), x)
+
+
+@rule("index_copy.default")
+def index_copy(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return call.op("scatter_update", x, call.reshape(index, (-1,)), source, axis=dim)
+
+
+@rule("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(call: Call, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+    axis = dim % x.rank
+    index = call.reshape(index, (-1,))
+    updates = call.broadcast(call.value(value, x.dtype), (*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]))
+    return call.op("scatter_update", x, _counted_from_front(call, index, x.shape[axis]), updates, axis=axis)
+
+
+def _positions(call: Call, start: Size, length: Size, step: int) -> Value:
+    if isinstance(start, Expression):
+        return call.op("add", call.iota(length, step=step), call.value(start, int64))
+    return call.iota(length, start=start, step=step)
+
+
+@rule("slice_scatter.default")
+def slice_scatter(
+    call: Call,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> Value:
+    axis = dim % x.rank
+    first, last = bounds(x, axis, start, end)
+    source = call.cast(source, x.dtype)
+    if (first, last, step) == (0, x.shape[axis], 1):
+        return call.broadcast(source, x.shape)
+    length = simplify((lift(last) - first + (step - 1)) // step)
+    updates = call.broadcast(source, (*x.shape[:axis], length, *x.shape[axis + 1 :]))
+    return call.op("scatter_update", x, _positions(call, first, length, step), updates, axis=axis)
+
+
+@rule("select_scatter.default")
+def select_scatter(call: Call, x: Value, source: Value, dim: int, index: Size) -> Value:
+    axis = dim % x.rank
+    position = simplify(lift(x.shape[axis]) + index) if isinstance(index, int) and index < 0 else index
+    updates = call.broadcast(
+        call.unsqueeze(call.cast(source, x.dtype), axis), (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    )
+    return call.op("scatter_update", x, _positions(call, position, 1, 1), updates, axis=axis)
+
+
+@rule("one_hot.default")
+def one_hot(call: Call, x: Value, classes: int = -1) -> Value:
+    if classes < 0:
+        raise Unsupported("one_hot without a number of classes", "give num_classes")
+    hot = call.op("equal", call.unsqueeze(x, -1), call.iota(classes))
+    return call.cast(hot, int64)

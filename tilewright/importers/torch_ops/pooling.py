@@ -1,0 +1,136 @@
+"""Pools and resampling of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.graph.core import Value
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import Size
+
+TABLE = RuleTable("Pools and resampling", "aten.")
+rule = TABLE.rule
+
+Ints = int | Sequence[int]
+
+
+def _each(item: Ints, count: int) -> tuple[int, ...]:
+    items = [item] if isinstance(item, int) else list(item)
+    return tuple(items * count if len(items) == 1 else items)
+
+
+def _pool(
+    call: Call, op: str, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, **options: Any
+) -> Value:
+    """A pool over the last dimensions; an image without a batch gets one for the op."""
+    count = int(call.node.target.__name__.split("pool")[1][0])  # type: ignore[union-attr]
+    batched = x if x.rank == count + 2 else call.unsqueeze(x, 0)
+    sizes = _each(kernel, count)
+    strides = sizes if stride is None or (not isinstance(stride, int) and not stride) else _each(stride, count)
+    pads = tuple((pad, pad) for pad in _each(padding, count))
+    result = call.op(
+        op, batched, kernel=sizes, strides=strides, padding=pads, dilation=_each(dilation, count), **options
+    )
+    return result if batched is x else call.reshape(result, result.shape[1:])
+
+
+@rule("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
+def max_pool(
+    call: Call,
+    x: Value,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> Value:
+    return _pool(call, "max_pool", x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+
+
+@rule("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", "max_pool1d_with_indices.default")
+def max_pool_with_indices(call: Call, x: Value, *args: Any, **options: Any) -> tuple[Value, None]:
+    return max_pool(call, x, *args, **options), None
+
+
+@rule("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def average_pool(
+    call: Call,
+    x: Value,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    if divisor_override is not None:
+        raise Unsupported("average pooling with divisor_override", "scale the result instead")
+    options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+    return _pool(call, "average_pool", x, kernel, stride, padding, 1, **options)
+
+
+@rule(
+    "adaptive_avg_pool1d.default",
+    "adaptive_avg_pool2d.default",
+    "adaptive_avg_pool3d.default",
+    "_adaptive_avg_pool2d.default",
+    "_adaptive_avg_pool3d.default",
+)
+def adaptive_average_pool(call: Call, x: Value, sizes: Sequence[Size]) -> Value:
+    batched = x if x.rank == len(sizes) + 2 else call.unsqueeze(x, 0)
+    return call.reshape(call.adaptive_average(batched, list(sizes)), call.shape)
+
+
+@rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", "adaptive_max_pool1d.default")
+def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, None]:
+    if any(size != 1 for size in sizes):
+        raise Unsupported(f"adaptive max pooling to {list(sizes)}", "pool to 1, or use max_pool with a fixed kernel")
+    axes = tuple(range(x.rank - len(sizes), x.rank))
+    return call.op("reduce_max", x, axes=axes, keepdims=True), None
+
+
+@rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return call.upsample_nearest(x, call.shape[2:])
+
+
+@rule("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
+def upsample_nearest_to(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return call.upsample_nearest(x, call.shape[2:])
+
+
+@rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
+def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
+    """Linear interpolation as a product with a constant matrix for each spatial dimension."""
+    factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
+    for place, size in enumerate(call.shape[2:]):
+        extent = x.shape[2 + place]
+        if not (isinstance(extent, int) and isinstance(size, int)):
+            raise Unsupported("linear resampling of a dynamic image size", "fix the image size")
+        factor = factors[place] if place < len(factors) else None
+        matrix = interpolation_matrix(extent, size, align_corners, factor).astype(x.dtype.numpy)
+        last = call.transpose(x, 2 + place, x.rank - 1)
+        mixed = call.op("matmul", last, call.constant(matrix, "interpolation"), transpose_b=True)
+        x = call.transpose(mixed, 2 + place, x.rank - 1)
+    return x
+
+
+def interpolation_matrix(extent: int, size: int, align_corners: bool, factor: float | None = None) -> np.ndarray:
+    """Weights [size, extent] of linear interpolation between pixel centres (or corners)."""
+    target = np.arange(size, dtype=np.float64)
+    if align_corners:
+        place = target * ((extent - 1) / max(size - 1, 1))
+    else:
+        place = np.maximum((target + 0.5) * (1 / factor if factor else extent / size) - 0.5, 0.0)
+    low = np.minimum(place.astype(np.int64), extent - 1)
+    high = np.minimum(low + 1, extent - 1)
+    share = place - low
+    matrix = np.zeros((size, extent))
+    matrix[np.arange(size), low] += 1 - share
+    matrix[np.arange(size), high] += share
+    return matrix

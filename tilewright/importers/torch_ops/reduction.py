@@ -1,0 +1,203 @@
+"""Sums, extremes, positions, variances, norms along axes, softmax, cumulative sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.dtypes import int1, int32
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Number
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+
+TABLE = RuleTable("Reductions", "aten.")
+rule = TABLE.rule
+
+Axes = int | Sequence[int] | None
+
+
+def axes_of(x: Value, dim: Axes) -> tuple[int, ...]:
+    """PyTorch's `dim` as non-negative axes; None and [] mean all of them."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(x.rank))
+    dims = [dim] if isinstance(dim, int) else dim
+    return tuple(sorted(axis % max(x.rank, 1) for axis in dims)) if x.rank else ()
+
+
+def reduce(call: Call, op: str, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    """One reduction; a scalar is its own reduction."""
+    axes = axes_of(x, dim)
+    return call.op(op, x, axes=axes, keepdims=keepdim) if axes else x
+
+
+@rule("sum.dim_IntList", "sum.default")
+def sum_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    return reduce(call, "reduce_sum", call.cast(x, call.dtype), dim, keepdim)
+
+
+@rule("mean.dim", "mean.default")
+def mean(call: Call, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    return reduce(call, "reduce_mean", call.cast(x, call.dtype), dim, keepdim)
+
+
+@rule("amax.default", "max.default")
+def amax(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    return reduce(call, "reduce_max", x, dim, keepdim)
+
+
+@rule("amin.default", "min.default")
+def amin(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    return reduce(call, "reduce_min", x, dim, keepdim)
+
+
+@rule("prod.default")
+def product_all(call: Call, x: Value, dtype: Any = None) -> Value:
+    return reduce(call, "reduce_product", call.cast(x, call.dtype))
+
+
+@rule("prod.dim_int")
+def product(call: Call, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
+    return reduce(call, "reduce_product", call.cast(x, call.dtype), dim, keepdim)
+
+
+@rule("max.dim")
+def max_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return reduce(call, "reduce_max", x, dim, keepdim), call.op("argmax", x, axis=dim, keepdims=keepdim)
+
+
+@rule("min.dim")
+def min_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return reduce(call, "reduce_min", x, dim, keepdim), call.op("argmin", x, axis=dim, keepdims=keepdim)
+
+
+def _position(call: Call, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+    if dim is None:
+        flat = call.op(op, call.reshape(x, (-1,)), axis=0, keepdims=False)
+        return call.reshape(flat, (1,) * x.rank) if keepdim else flat
+    return call.op(op, x, axis=dim, keepdims=keepdim)
+
+
+@rule("argmax.default")
+def argmax(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return _position(call, "argmax", x, dim, keepdim)
+
+
+@rule("argmin.default")
+def argmin(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return _position(call, "argmin", x, dim, keepdim)
+
+
+@rule("any.default", "any.dim", "any.dims")
+def any_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    counted = call.cast(call.cast(x, int1), int32)
+    return call.cast(reduce(call, "reduce_max", counted, dim, keepdim), int1)
+
+
+@rule("all.default", "all.dim", "all.dims")
+def all_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+    counted = call.cast(call.cast(x, int1), int32)
+    return call.cast(reduce(call, "reduce_min", counted, dim, keepdim), int1)
+
+
+# Variance and norms ----------------------------------------------------------------------------------
+
+
+def _variance(call: Call, x: Value, dim: Axes, correction: Number | None, keepdim: bool) -> tuple[Value, Value]:
+    axes = axes_of(x, dim)
+    mean, variance = call.mean_and_variance(x, axes, 1.0 if correction is None else float(correction))
+    if keepdim:
+        return variance, mean
+    return _drop(call, variance, axes), _drop(call, mean, axes)
+
+
+def _drop(call: Call, x: Value, axes: Sequence[int]) -> Value:
+    return call.reshape(x, [size for axis, size in enumerate(x.shape) if axis not in axes])
+
+
+@rule("var.correction", "var.dim")
+def variance(
+    call: Call,
+    x: Value,
+    dim: Axes = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    correction: Number | None = None,
+) -> Value:
+    return _variance(call, x, dim, correction if correction is not None else float(unbiased), keepdim)[0]
+
+
+@rule("std.correction", "std.dim")
+def deviation(
+    call: Call,
+    x: Value,
+    dim: Axes = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    correction: Number | None = None,
+) -> Value:
+    return call.op("sqrt", variance(call, x, dim, unbiased, keepdim, correction))
+
+
+@rule("var_mean.correction")
+def variance_and_mean(
+    call: Call, x: Value, dim: Axes = None, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    return _variance(call, x, dim, correction, keepdim)
+
+
+@rule("linalg_vector_norm.default")
+def vector_norm(
+    call: Call, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    x = call.cast(x, call.dtype)
+    if ord == 2:
+        return call.op("sqrt", reduce(call, "reduce_sum", call.op("multiply", x, x), dim, keepdim))
+    size = call.op("absolute", x)
+    if ord == 1:
+        return reduce(call, "reduce_sum", size, dim, keepdim)
+    if ord in (math.inf, -math.inf):
+        return reduce(call, "reduce_max" if ord > 0 else "reduce_min", size, dim, keepdim)
+    raise Unsupported(f"a vector norm of order {ord}", "use order 1, 2 or infinity")
+
+
+@rule("logsumexp.default")
+def logsumexp(call: Call, x: Value, dim: Axes, keepdim: bool = False) -> Value:
+    """max + log(sum(e^(x - max))); an infinite maximum is not subtracted."""
+    axes = axes_of(x, dim)
+    largest = call.op("reduce_max", x, axes=axes, keepdims=True)
+    infinite = call.op("equal", call.op("absolute", largest), math.inf)
+    shift = call.op("where", infinite, call.builder.number(0.0, x.dtype), largest)
+    total = call.op("reduce_sum", call.op("exp", call.op("subtract", x, shift)), axes=axes, keepdims=True)
+    result = call.op("add", call.op("log", total), shift)
+    return result if keepdim else _drop(call, result, axes)
+
+
+@rule("cumsum.default")
+def cumsum(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+    x = call.cast(x, call.dtype)
+    return call.op("cumsum", x, axis=dim) if x.rank else x
+
+
+# Softmax ---------------------------------------------------------------------------------------------
+
+
+@rule("softmax.int", "_softmax.default")
+def softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+    return call.op("softmax", call.cast(x, call.dtype), axis=dim)
+
+
+@rule("log_softmax.int", "_log_softmax.default")
+def log_softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+    return call.op("log_softmax", call.cast(x, call.dtype), axis=dim)
+
+
+@rule("_safe_softmax.default")
+def safe_softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+    """Softmax that gives zeros for rows of minus infinity only."""
+    x = call.cast(x, call.dtype)
+    largest = call.op("reduce_max", x, axes=(dim,), keepdims=True)
+    blind = call.op("equal", largest, -math.inf)
+    return call.op("where", blind, call.builder.number(0.0, x.dtype), call.op("softmax", x, axis=dim))

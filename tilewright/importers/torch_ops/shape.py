@@ -1,0 +1,265 @@
+"""Views, joins, splits, repeats and pads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Number
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import Size, lift, maximum, minimum, simplify
+
+TABLE = RuleTable("Shapes, joins and splits", "aten.")
+rule = TABLE.rule
+
+LAST = 2**63 - 1  # PyTorch's "up to the end"
+
+
+@rule(
+    "view.default",
+    "reshape.default",
+    "_unsafe_view.default",
+    "_reshape_alias.default",
+    "view_copy.default",
+    "_reshape_copy.default",
+    "flatten.using_ints",
+    "unflatten.int",
+    "squeeze.dim",
+    "squeeze.dims",
+    "squeeze.default",
+    "squeeze_copy.dim",
+    "squeeze_copy.dims",
+    "unsqueeze.default",
+    "unsqueeze_copy.default",
+)
+def reshape(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+    """PyTorch has computed the new shape already."""
+    return call.reshape(x, call.shape)
+
+
+@rule("permute.default", "permute_copy.default")
+def permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
+    return call.permute(x, dims)
+
+
+@rule("transpose.int", "transpose_copy.int")
+def transpose(call: Call, x: Value, first: int, second: int) -> Value:
+    return call.transpose(x, first, second) if x.rank else x
+
+
+@rule("t.default", "t_copy.default")
+def transpose_matrix(call: Call, x: Value) -> Value:
+    return call.transpose(x, 0, 1) if x.rank == 2 else x
+
+
+@rule("movedim.int", "movedim.intlist")
+def move_dimensions(call: Call, x: Value, source: int | Sequence[int], target: int | Sequence[int]) -> Value:
+    sources = [axis % x.rank for axis in ([source] if isinstance(source, int) else source)]
+    targets = [axis % x.rank for axis in ([target] if isinstance(target, int) else target)]
+    placed = dict(zip(targets, sources, strict=True))
+    rest = iter([axis for axis in range(x.rank) if axis not in sources])
+    return call.permute(x, [placed[axis] if axis in placed else next(rest) for axis in range(x.rank)])
+
+
+@rule("expand.default", "expand_copy.default", "broadcast_to.default", "expand_as.default")
+def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return call.broadcast(x, call.shape)
+
+
+def bounds(x: Value, axis: int, start: Size | None, stop: Size | None) -> tuple[Size, Size]:
+    """PyTorch's slice bounds from the front and inside the dimension."""
+    extent = x.shape[axis]
+
+    def inside(bound: Size) -> Size:
+        if isinstance(bound, int) and bound < 0:
+            bound = simplify(lift(extent) + bound)
+        return maximum(0, minimum(bound, extent))
+
+    first: Size = 0 if start is None else inside(start)
+    last = extent if stop is None or stop == LAST else inside(stop)
+    return first, maximum(first, last)
+
+
+@rule("slice.Tensor", "slice_copy.Tensor")
+def slice_(
+    call: Call, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> Value:
+    axis = dim % x.rank
+    first, last = bounds(x, axis, start, end)
+    return call.slice(x, axis, first, last, step)
+
+
+@rule("narrow.default")
+def narrow(call: Call, x: Value, dim: int, start: Size, length: Size) -> Value:
+    return call.slice(x, dim % x.rank, start, simplify(lift(start) + length))
+
+
+@rule("select.int", "select_copy.int")
+def select(call: Call, x: Value, dim: int, index: Size) -> Value:
+    return call.select(x, dim, index)
+
+
+@rule("cat.default")
+def concatenate(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """Legacy empty tensors of one dimension are left out, as PyTorch does."""
+    rank = max(value.rank for value in tensors)
+    kept = [call.cast(value, call.dtype) for value in tensors if not (value.shape == (0,) and rank > 1)]
+    return kept[0] if len(kept) == 1 else call.op("concat", *kept, axis=dim % rank)
+
+
+@rule("stack.default")
+def stack(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    axis = dim % (tensors[0].rank + 1)
+    return concatenate(call, [call.unsqueeze(value, axis) for value in tensors], axis)
+
+
+@rule("split_with_sizes.default", "split_with_sizes_copy.default")
+def split_with_sizes(call: Call, x: Value, sizes: Sequence[Size], dim: int = 0) -> tuple[Value, ...]:
+    axis, start = dim % x.rank, lift(0)
+    parts = []
+    for size in sizes:
+        stop = lift(start + size)
+        parts.append(call.slice(x, axis, simplify(start), simplify(stop)))
+        start = stop
+    return tuple(parts)
+
+
+@rule("split.Tensor", "chunk.default", "tensor_split.sections", "split_copy.Tensor")
+def split(call: Call, x: Value, _: Size, dim: int = 0) -> tuple[Value, ...]:
+    axis = dim % x.rank
+    sizes = [call.symbols.shape(fake.shape)[axis] for fake in call.results if fake is not None]
+    return split_with_sizes(call, x, sizes, axis)
+
+
+@rule("unbind.int", "unbind_copy.int")
+def unbind(call: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(call.select(x, dim, index) for index in range(len(call.results)))
+
+
+@rule("repeat.default", "tile.default")
+def repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Value:
+    """Each dimension `repeats` times: a new dimension before it, stretched and merged."""
+    missing = len(repeats) - x.rank
+    x = call.reshape(x, (1,) * missing + x.shape)
+    repeats = [1] * (x.rank - len(repeats)) + list(repeats)
+    for axis, count in enumerate(repeats):
+        if count != 1:
+            shape = x.shape
+            stretched = call.broadcast(call.unsqueeze(x, axis), (*shape[:axis], count, *shape[axis:]))
+            x = call.flatten(stretched, axis, axis + 2)
+    return x
+
+
+@rule("repeat_interleave.self_int")
+def repeat_elements(call: Call, x: Value, repeats: Size, dim: int | None = None, output_size: Any = None) -> Value:
+    if dim is None:
+        x, dim = call.reshape(x, (-1,)), 0
+    axis, shape = dim % x.rank, x.shape
+    stretched = call.broadcast(call.unsqueeze(x, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+    return call.flatten(stretched, axis, axis + 2)
+
+
+@rule("flip.default")
+def flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
+    for dim in dims:
+        x = call.flip(x, dim % x.rank)
+    return x
+
+
+@rule("roll.default")
+def roll(call: Call, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Value:
+    """Each dimension as its last `shift` elements, then the rest."""
+    if not dims:
+        return call.reshape(roll(call, call.reshape(x, (-1,)), shifts, [0]), x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = dim % x.rank
+        extent = x.shape[axis]
+        if not isinstance(shift, int):
+            raise Unsupported("a roll by a dynamic amount", "roll by a fixed number")
+        cut = (extent - shift) % extent if isinstance(extent, int) else _cut(extent, shift)
+        if cut != 0:
+            x = call.op("concat", call.slice(x, axis, cut, extent), call.slice(x, axis, 0, cut), axis=axis)
+    return x
+
+
+def _cut(extent: Size, shift: int) -> Size:
+    return simplify(lift(-shift)) if shift <= 0 else simplify(lift(extent) - shift)
+
+
+@rule("constant_pad_nd.default", "pad.default")
+def constant_pad(
+    call: Call, x: Value, pad: Sequence[Size], mode: str | Number = "constant", value: Number | None = None
+) -> Value:
+    """`pad` goes from the last dimension to the front; negative numbers crop."""
+    if not isinstance(mode, str):
+        value = mode
+    elif mode != "constant":
+        raise Unsupported(f"padding in mode {mode!r}", "use constant padding")
+    pads = [(0, 0)] * x.rank
+    for index in range(len(pad) // 2):
+        axis = x.rank - 1 - index
+        low, high = pad[2 * index], pad[2 * index + 1]
+        if not (isinstance(low, int) and isinstance(high, int)):
+            raise Unsupported("padding by a dynamic amount", "pad by fixed numbers")
+        x = call.slice(x, axis, max(0, -low), simplify(lift(x.shape[axis]) - max(0, -high)))
+        pads[axis] = (max(0, low), max(0, high))
+    return call.op("pad", x, pads=pads, value=value or 0) if any(pair != (0, 0) for pair in pads) else x
+
+
+@rule("tril.default")
+def lower_triangle(call: Call, x: Value, diagonal: int = 0) -> Value:
+    return call.keep_triangle(x, diagonal, upper=False)
+
+
+@rule("triu.default")
+def upper_triangle(call: Call, x: Value, diagonal: int = 0) -> Value:
+    return call.keep_triangle(x, diagonal, upper=True)
+
+
+@rule("diagonal.default", "diagonal_copy.default")
+def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """A strided read of the flattened matrix."""
+    first, second = dim1 % x.rank, dim2 % x.rank
+    rest = [axis for axis in range(x.rank) if axis not in (first, second)]
+    x = call.permute(x, [*rest, first, second])
+    length, width = call.shape[-1], x.shape[-1]
+    flat = call.flatten(x, x.rank - 2, x.rank)
+    start = offset if offset >= 0 else simplify(lift(width) * -offset)
+    if not isinstance(width, int):
+        raise Unsupported("the diagonal of a matrix with a dynamic number of columns", "fix the last dimension")
+    stop = simplify(lift(start) + (lift(length) - 1) * (width + 1) + 1)
+    return call.slice(flat, flat.rank - 1, start, stop, width + 1)
+
+
+@rule("pixel_shuffle.default")
+def pixel_shuffle(call: Call, x: Value, factor: int) -> Value:
+    lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]
+    count = len(lead)
+    x = call.reshape(x, (*lead, channels // (factor * factor), factor, factor, height, width))
+    order = [*range(count), count, count + 3, count + 1, count + 4, count + 2]
+    return call.reshape(call.permute(x, order), call.shape)
+
+
+@rule("pixel_unshuffle.default")
+def pixel_unshuffle(call: Call, x: Value, factor: int) -> Value:
+    lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]
+    count = len(lead)
+    x = call.reshape(x, (*lead, channels, height // factor, factor, width // factor, factor))
+    order = [*range(count), count, count + 2, count + 4, count + 1, count + 3]
+    return call.reshape(call.permute(x, order), call.shape)
+
+
+@rule(
+    "_assert_tensor_metadata.default",
+    "_assert_scalar.default",
+    "_assert_async.msg",
+    "_assert_async.default",
+    "sym_constrain_range.default",
+    "sym_constrain_range_for_size.default",
+)
+def nothing(call: Call, *_: Any, **__: Any) -> None:
+    """Assertions on shapes and types: the engine checks its inputs itself."""
+    return None

@@ -1,0 +1,106 @@
+"""PyTorch's symbolic sizes (SymInt, sympy) as tilewright sizes with the ranges of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from tilewright.graph.build import GraphBuilder
+from tilewright.importers.report import Unsupported
+from tilewright.importers.shapes import LARGEST, Dimension
+from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modulo, simplify
+
+
+class SymbolTable:
+    """The sympy symbols of one program and the graph symbols they became."""
+
+    def __init__(self, builder: GraphBuilder, ranges: Mapping[Any, Any]) -> None:
+        self.builder = builder
+        self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
+        self.sizes: dict[str, Size] = {}
+
+    def name(self, expression: Any, dimension: Dimension | None, default: str) -> None:
+        """Give the symbol that `expression` consists of its name and range; others are left alone."""
+        if not isinstance(expression, sympy.Symbol) or str(expression) in self.sizes:
+            return
+        low, high = self._range(str(expression))
+        name = default
+        if dimension is not None:
+            name = dimension.name
+            low, high = max(low, dimension.low), min(high, dimension.high)
+        self.sizes[str(expression)] = self.builder.symbol(name, low, high)
+
+    def _range(self, name: str) -> tuple[int, int]:
+        """The exported range. PyTorch's default lower bound of 2 stands for "not specialised": 1 is allowed."""
+        bounds = self.ranges.get(name)
+        if bounds is None:
+            return 1, LARGEST
+        low = int(bounds.lower) if bounds.lower.is_finite else 1
+        high = int(bounds.upper) if bounds.upper.is_finite else LARGEST
+        return (1 if low <= 2 else low), min(high, LARGEST)
+
+    def size(self, value: Any) -> Size:
+        """An int, SymInt or sympy expression as a size; raises `Unsupported` for data-dependent ones."""
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, torch.SymInt):
+            return self.size(value.node.expr)
+        return simplify(self._convert(sympy.sympify(value)))
+
+    def shape(self, shape: Sequence[Any]) -> tuple[Size, ...]:
+        """Every entry of a shape."""
+        return tuple(self.size(extent) for extent in shape)
+
+    def _convert(self, expression: Any) -> Size:
+        if isinstance(expression, sympy.Integer):
+            return int(expression)
+        if isinstance(expression, sympy.Symbol):
+            return self._symbol(str(expression))
+        if isinstance(expression, sympy.Add):
+            return sum((lift(self._convert(part)) for part in expression.args), start=lift(0))
+        if isinstance(expression, sympy.Mul):
+            return self._product(expression)
+        if isinstance(expression, sympy.Pow) and isinstance(expression.exp, sympy.Integer) and expression.exp > 0:
+            base, total = self._convert(expression.base), lift(1)
+            for _ in range(int(expression.exp)):
+                total = lift(total * base)
+            return total
+        return self._function(expression)
+
+    def _symbol(self, name: str) -> Size:
+        if name not in self.sizes:
+            raise Unsupported(
+                f"a size ({name}) that depends on the data of a tensor",
+                "compute it from input shapes, or pass it as the shape of an input",
+            )
+        return self.sizes[name]
+
+    def _product(self, expression: Any) -> Size:
+        total, divisor = lift(1), 1
+        for part in expression.args:
+            if isinstance(part, sympy.Rational) and not isinstance(part, sympy.Integer):
+                total, divisor = lift(total * int(part.p)), divisor * int(part.q)
+            else:
+                total = lift(total * self._convert(part))
+        return floor_divide(total, divisor)
+
+    def _function(self, expression: Any) -> Size:
+        kind = type(expression).__name__
+        parts = [self._convert(part) for part in expression.args]
+        if kind in ("FloorDiv", "CleanDiv"):
+            return floor_divide(*parts)
+        if kind in ("Mod", "PythonMod"):
+            return modulo(*parts)
+        if kind == "ModularIndexing":
+            return modulo(floor_divide(parts[0], parts[1]), parts[2])
+        if kind in ("Max", "Min"):
+            total = parts[0]
+            for part in parts[1:]:
+                total = maximum(total, part) if kind == "Max" else minimum(total, part)
+            return total
+        if kind in ("Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt"):
+            return parts[0]
+        raise Unsupported(f"a size computed by {kind}: {expression}", "use whole-number arithmetic on sizes")
