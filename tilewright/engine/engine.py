@@ -171,7 +171,7 @@ class Engine:
         """The optimised graph that the engine was built from, with its constants (imports the compiler)."""
         from tilewright.engine.graph_json import graph_from_json
 
-        return graph_from_json(json.loads(self._package.graph), self._package.weights)
+        return graph_from_json(self._package.graph, self._package.weights)
 
     def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
         """Median milliseconds of every step: dictionaries with name, kernel, milliseconds, bytes and flops.
