@@ -1,4 +1,4 @@
-"""Removes what nobody needs: operations without uses that do no more than read, and values carried by loops and branches for nothing.
+"""Removes what nobody needs: unused operations that at most read, and values carried around for nothing.
 
 Mark and sweep.  Marking starts from the operations that have an effect and follows operands backwards; for
 loops and branches each carried value is followed on its own, so that a value which only feeds itself around a
