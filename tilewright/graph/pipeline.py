@@ -6,9 +6,17 @@ from collections.abc import Callable
 
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.canonicalize import canonicalize
+from tilewright.graph.passes.channels_last import to_channels_last
 from tilewright.graph.passes.common_subexpressions import share_common_subexpressions
 from tilewright.graph.passes.dead_code import eliminate_dead_code
+from tilewright.graph.passes.decompose import decompose
 from tilewright.graph.passes.fold_constants import fold_constants
+from tilewright.graph.passes.fold_scales import fold_scales
+from tilewright.graph.passes.merge_matmuls import merge_matmuls
+from tilewright.graph.passes.recognise_activations import recognise_activations
+from tilewright.graph.passes.recognise_attention import recognise_attention
+from tilewright.graph.passes.recognise_norms import recognise_norms
+from tilewright.graph.passes.separate_outputs import separate_outputs
 from tilewright.graph.verifier import verify
 from tilewright.settings import settings
 
@@ -16,10 +24,24 @@ Pass = Callable[[Graph], Graph]
 
 PASSES: tuple[Pass, ...] = (
     eliminate_dead_code,  # importers may leave unused branches; nobody should look at them
+    decompose,  # batch norm and friends become arithmetic that the next passes know
     canonicalize,  # one way to write each thing, before anything is matched
-    fold_constants,  # shape arithmetic and transposed weights become data
-    share_common_subexpressions,  # masks and position tables are built once for all layers
+    fold_constants,  # shape arithmetic, norm parameters and transposed weights become data
+    share_common_subexpressions,  # patterns compare values by identity: equal ones must be the same
     canonicalize,  # folding and sharing uncover identities
+    recognise_activations,  # softmax first of all: attention is found around it
+    recognise_norms,  # before scales are folded: a norm's scale must stay the norm's
+    recognise_attention,  # the products inside must still be where the model put them
+    canonicalize,  # what the recognisers left around their ops (reshapes, masks)
+    fold_scales,  # batch norm into convolutions, now that it is a constant scale and shift
+    to_channels_last,  # after scales are folded, so that few ops stand between convolutions
+    canonicalize,  # the permutes that channels_last made cancel
+    fold_constants,  # and those of constants are applied
+    share_common_subexpressions,  # masks are built once for all layers
+    merge_matmuls,  # q, k and v as one product; weights are constants in their final form by now
+    canonicalize,  # slices of the merged product meet the slices that models make
+    fold_constants,
+    separate_outputs,  # last: every output is a tensor that some node computes
 )
 
 

@@ -62,7 +62,7 @@ class Rewriter:
         return self._uniform[value]
 
     def uses(self, value: Value) -> int:
-        """How often the old graph reads a value (results count); 0 for values made in this walk."""
+        """How often a value is read (results count), as far as the old graph tells."""
         return self._uses.get(value, 0)
 
     # What rules make
@@ -113,6 +113,7 @@ class Rewriter:
     def replace(self, old: Value, new: Value) -> None:
         """Readers of `old` read `new` from here on."""
         self._map[old] = new
+        self._uses[new] = self._uses.get(new, 0) + self._uses.get(old, 0)
         self.changed = True
 
     def finish(self) -> Graph:

@@ -284,6 +284,22 @@ def _matmul_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [rewriter.op("matmul", [source, right], **node.attributes)], shape=node.output.shape)
 
 
+def _matmul_of_batches(node: Node, rewriter: Rewriter) -> Value | None:
+    """matmul of two reshapes that merge the same leading dimensions: multiply first, merge afterwards."""
+    inner = [rewriter.producer(item, "reshape") for item in node.inputs]
+    if inner[0] is None or inner[1] is None:
+        return None
+    sources = [reshape.inputs[0] for reshape in inner if reshape is not None]
+    for source, item in zip(sources, node.inputs, strict=True):
+        if source is None or item is None or source.rank <= item.rank or source.shape[-2:] != item.shape[-2:]:
+            return None
+    left, right = sources
+    if left is None or right is None or left.shape[:-2] != right.shape[:-2] or node.output.rank < 3:
+        return None
+    product = rewriter.op("matmul", sources, **node.attributes)
+    return rewriter.op("reshape", [product], shape=node.output.shape)
+
+
 def _elementwise_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
     """The same for elementwise ops whose other operands only span the last dimension."""
     sources = [_merged_rows(item, rewriter) for item in node.inputs]
@@ -338,7 +354,7 @@ def _table() -> dict[str, list[Rule]]:
         rules[name] += [_late_broadcast, _elementwise_of_rows]
     for name in [*_BROADCASTING, "attention"]:
         rules[name].append(_implicit_broadcast)
-    rules["matmul"] += [_matmul_transpose, _matmul_of_rows, _implicit_broadcast]
+    rules["matmul"] += [_matmul_transpose, _matmul_of_rows, _matmul_of_batches, _implicit_broadcast]
     for name, extra in MOVEMENT_RULES.items():
         rules[name] += extra
     return {name: found for name, found in rules.items() if found}

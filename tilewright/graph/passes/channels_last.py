@@ -1,0 +1,134 @@
+"""Convolutions and pools in channels-last layout, over whole regions of the graph.
+
+Every conv and pool becomes `permute -> NHWC op -> permute back`.  The permutes back to channels-first
+then sink through elementwise ops, pools, reductions, concats and pads until they meet the next
+`permute` to channels-last and cancel (in `canonicalize`).  What is left are permutes at the region's
+borders.  Kernels prefer this layout: the channels of a pixel are one dense row, so a convolution is a
+sum of matrix products.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import OPS
+from tilewright.graph.rewrite import Rewriter, Rules, apply_rules
+from tilewright.symbolic import Size
+
+_WINDOWED = ("conv", "max_pool", "average_pool")
+
+
+def to_channels_last(graph: Graph) -> Graph:
+    """The graph with NHWC convolutions and pools; the same graph when it has none."""
+    if not any(node.op in _WINDOWED for node in graph.nodes):
+        return graph
+    return apply_rules(graph, _rules())
+
+
+def _last(rank: int) -> tuple[int, ...]:
+    """The order that makes channels-first channels-last: 0 2 3 1."""
+    return (0, *range(2, rank), 1)
+
+
+def _first(rank: int) -> tuple[int, ...]:
+    """The order that makes channels-last channels-first: 0 3 1 2."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _windowed(node: Node, rewriter: Rewriter) -> Value | None:
+    image = node.inputs[0]
+    if node.attributes["layout"] != "NCHW" or image is None:
+        return None
+    inner = rewriter.op("permute", [image], order=_last(image.rank))
+    result = rewriter.op(node.op, [inner, *node.inputs[1:]], **{**node.attributes, "layout": "NHWC"})
+    return rewriter.op("permute", [result], order=_first(image.rank))
+
+
+def _source(value: Value | None, rewriter: Rewriter) -> Value | None:
+    """The channels-last value of which `value` is the channels-first permutation."""
+    node = rewriter.producer(value, "permute")
+    if node is None or value is None or value.rank < 3 or node.attributes["order"] != _first(value.rank):
+        return None
+    return node.inputs[0]
+
+
+def _permute_cancels(node: Node, rewriter: Rewriter) -> Value | None:
+    """Back to channels-last: the value itself."""
+    if node.inputs[0] is None or node.attributes["order"] != _last(node.inputs[0].rank):
+        return None
+    return _source(node.inputs[0], rewriter)
+
+
+def _elementwise(node: Node, rewriter: Rewriter) -> Value | None:
+    """An elementwise op on channels-first permutations, numbers and per-channel constants."""
+    sources = [_source(item, rewriter) for item in node.inputs]
+    if all(source is None for source in sources):
+        return None
+    inputs: list[Value | None] = []
+    for item, source in zip(node.inputs, sources, strict=True):
+        assert item is not None
+        moved = source if source is not None else _moved(item, node.output.rank, rewriter)
+        if moved is None:
+            return None
+        inputs.append(moved)
+    result = rewriter.op(node.op, inputs, **node.attributes)
+    return rewriter.op("permute", [result], order=_first(node.output.rank))
+
+
+def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
+    """A number as it is; other operands that only vary along channels as [C]; constants permuted."""
+    if value.rank == 0:
+        return value
+    if value.rank > rank:
+        return None
+    shape: tuple[Size, ...] = (1,) * (rank - value.rank) + value.shape
+    if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
+        return rewriter.op("reshape", [value], shape=(shape[1],))
+    if rewriter.constant(value) is None:
+        return None
+    full = value if value.rank == rank else rewriter.op("reshape", [value], shape=shape)
+    return rewriter.op("permute", [full], order=_last(rank))
+
+
+def _reduction(node: Node, rewriter: Rewriter) -> Value | None:
+    """A reduction over spatial dimensions (and channels)."""
+    source = _source(node.inputs[0], rewriter)
+    if source is None:
+        return None
+    order = _first(source.rank)
+    axes = tuple(sorted(order[axis] for axis in node.attributes["axes"]))
+    result = rewriter.op(node.op, [source], axes=axes, keepdims=node.attributes["keepdims"])
+    if node.attributes["keepdims"]:
+        return rewriter.op("permute", [result], order=order)
+    left = [axis for axis in order if axis not in axes]
+    ranks = [sorted(left).index(axis) for axis in left]
+    return rewriter.op("permute", [result], order=tuple(ranks))
+
+
+def _concat(node: Node, rewriter: Rewriter) -> Value | None:
+    sources = [_source(item, rewriter) for item in node.inputs]
+    if any(source is None for source in sources):
+        return None
+    order = _first(node.output.rank)
+    result = rewriter.op("concat", sources, axis=order[node.attributes["axis"]])
+    return rewriter.op("permute", [result], order=order)
+
+
+def _pad(node: Node, rewriter: Rewriter) -> Value | None:
+    source = _source(node.inputs[0], rewriter)
+    if source is None:
+        return None
+    order = _first(source.rank)
+    pads = [(0, 0)] * source.rank
+    for axis, pair in enumerate(node.attributes["pads"]):
+        pads[order[axis]] = pair
+    result = rewriter.op("pad", [source], pads=tuple(pads), value=node.attributes["value"])
+    return rewriter.op("permute", [result], order=order)
+
+
+def _rules() -> Rules:
+    rules: dict[str, list] = {name: [_windowed] for name in _WINDOWED}
+    rules.update({name: [_elementwise] for name, row in OPS.items() if row.kind == "elementwise"})
+    for name in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"):
+        rules[name] = [_reduction]
+    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad])
+    return rules

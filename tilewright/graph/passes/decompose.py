@@ -1,0 +1,50 @@
+"""Composite ops in terms of others: batch_norm, group_norm, log_softmax."""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.symbolic import floor_divide, product
+
+
+def decompose(graph: Graph) -> Graph:
+    """The graph without composite ops."""
+    return apply_rules(graph, {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "log_softmax": [_log_softmax]})
+
+
+def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:
+    """[C] as [C, 1, …] so that it broadcasts along dimension 1 of `rank`."""
+    return value if rank == 2 else rewriter.op("reshape", [value], shape=(*value.shape, *[1] * (rank - 2)))
+
+
+def _batch_norm(node: Node, rewriter: Rewriter) -> Value | None:
+    """x * s + (bias - mean * s) with s = scale / sqrt(variance + epsilon); s and the sum are constants."""
+    x, scale, bias, mean, variance = node.inputs
+    assert x is not None and scale is not None and variance is not None
+    epsilon = rewriter.number(node.attributes["epsilon"], variance.dtype)
+    factor = rewriter.op("divide", [scale, rewriter.op("sqrt", [rewriter.op("add", [variance, epsilon])])])
+    shift = rewriter.op("subtract", [bias, rewriter.op("multiply", [mean, factor])])
+    scaled = rewriter.op("multiply", [x, _per_channel(factor, x.rank, rewriter)])
+    return rewriter.op("add", [scaled, _per_channel(shift, x.rank, rewriter)])
+
+
+def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:
+    """Layer norm of each group's elements as one row."""
+    x, scale, bias = (*node.inputs, None, None)[:3]
+    assert x is not None
+    groups = node.attributes["groups"]
+    row = floor_divide(product(x.shape[1:]), groups)
+    rows = rewriter.op("reshape", [x], shape=(x.shape[0], groups, row))
+    result = rewriter.op("layer_norm", [rows], axis=2, epsilon=node.attributes["epsilon"])
+    result = rewriter.op("reshape", [result], shape=x.shape)
+    if scale is not None:
+        result = rewriter.op("multiply", [result, _per_channel(scale, x.rank, rewriter)])
+    return result if bias is None else rewriter.op("add", [result, _per_channel(bias, x.rank, rewriter)])
+
+
+def _log_softmax(node: Node, rewriter: Rewriter) -> Value | None:
+    """x - max - log(sum(exp(x - max)))."""
+    x, axis = node.inputs[0], node.attributes["axis"]
+    shifted = rewriter.op("subtract", [x, rewriter.op("reduce_max", [x], axes=(axis,), keepdims=True)])
+    total = rewriter.op("reduce_sum", [rewriter.op("exp", [shifted])], axes=(axis,), keepdims=True)
+    return rewriter.op("subtract", [shifted, rewriter.op("log", [total])])

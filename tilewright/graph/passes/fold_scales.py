@@ -1,0 +1,95 @@
+"""Scales and shifts by constants after a convolution or matmul go into its weights.
+
+    conv(x, w, b) * s   -> conv(x, w * s, b * s)       s has one entry for each output channel
+    conv(x, w)    + t   -> conv(x, w, t)
+    matmul(x, w)  * s   -> matmul(x, w * s)            s has one entry for each column
+Batch normalisation, decomposed, is the first two.  New weights are computed in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.inference import channel_axis
+from tilewright.graph.rewrite import Rewriter, apply_rules
+
+
+def fold_scales(graph: Graph) -> Graph:
+    """Move constant factors and summands of contractions into their constant operands."""
+    return apply_rules(graph, {"multiply": [_scale_conv, _scale_matmul], "add": [_shift_conv]})
+
+
+def _channels(value: Value | None, conv: Node, rewriter: Rewriter) -> np.ndarray | None:
+    """The constant as [channels] float64, if it varies along the convolution's channels only."""
+    data = rewriter.constant(value)
+    if data is None or data.ndim > conv.output.rank:
+        return None
+    shape = (1,) * (conv.output.rank - data.ndim) + data.shape
+    axis = channel_axis(conv.output.rank, conv.attributes["layout"])
+    if any(extent != 1 for index, extent in enumerate(shape) if index != axis):
+        return None
+    channels = conv.output.shape[axis]
+    return np.broadcast_to(data.astype(np.float64).reshape(-1), (channels,)) if isinstance(channels, int) else None
+
+
+def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None] | None:
+    """(the `op` node that only this node reads, the other operand)."""
+    for index in (0, 1):
+        source = rewriter.producer(node.inputs[index], op)
+        if source is not None and rewriter.uses(source.output) == 1 and source.output.shape == node.output.shape:
+            return source, node.inputs[1 - index]
+    return None
+
+
+def _rounded(data: np.ndarray, like: Value, rewriter: Rewriter, name: str) -> Value:
+    return rewriter.new_constant(data.astype(like.dtype.numpy), name)
+
+
+def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
+    found = _match(node, "conv", rewriter)
+    if found is None:
+        return None
+    conv, factor = found
+    image, weight, bias = (*conv.inputs, None)[:3]
+    scale, data = _channels(factor, conv, rewriter), rewriter.constant(weight)
+    if scale is None or data is None or weight is None or (bias is not None and rewriter.constant(bias) is None):
+        return None
+    scaled = data.astype(np.float64) * scale.reshape(-1, *[1] * (data.ndim - 1))
+    inputs = [image, _rounded(scaled, weight, rewriter, weight.name)]
+    if bias is not None:
+        moved = rewriter.constants[bias].astype(np.float64) * scale
+        inputs.append(_rounded(moved, bias, rewriter, bias.name))
+    return rewriter.op("conv", inputs, **conv.attributes)
+
+
+def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
+    found = _match(node, "conv", rewriter)
+    if found is None:
+        return None
+    conv, summand = found
+    image, weight, bias = (*conv.inputs, None)[:3]
+    shift = _channels(summand, conv, rewriter)
+    if shift is None or summand is None or (bias is not None and rewriter.constant(bias) is None):
+        return None
+    if bias is not None:
+        shift = shift + rewriter.constants[bias].astype(np.float64)
+    return rewriter.op("conv", [image, weight, _rounded(shift, summand, rewriter, "bias")], **conv.attributes)
+
+
+def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
+    """Only for a vector of factors: one number is left to the epilogue or to attention's scale."""
+    found = _match(node, "matmul", rewriter)
+    if found is None:
+        return None
+    product, factor = found
+    weight = product.inputs[1]
+    data, scale = rewriter.constant(weight), rewriter.constant(factor)
+    if data is None or scale is None or weight is None or data.ndim != 2 or scale.size == 1:
+        return None
+    if scale.shape[-1] != product.output.shape[-1] or scale.size != scale.shape[-1]:
+        return None
+    row = scale.astype(np.float64).reshape(-1)
+    scaled = data.astype(np.float64) * (row[:, None] if product.attributes["transpose_b"] else row)
+    inputs = [product.inputs[0], _rounded(scaled, weight, rewriter, weight.name)]
+    return rewriter.op("matmul", inputs, **product.attributes)

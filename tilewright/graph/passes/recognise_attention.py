@@ -1,0 +1,304 @@
+"""Attention from its parts.
+
+    matmul(softmax(scale * matmul(q, k^T) + mask), v)  ->  attention(q, k, v, bias)
+
+Accepted on the way: the scale before or after the product, on q and k separately; any number of
+additive masks; `where(mask, scores, low)` with a low of -1e9 or less; a guard that turns the NaNs of
+rows without a visible key into zeros (attention gives zeros there); keys and values repeated for
+grouped heads; causal masks built from comparisons of positions, which become a flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.errors import ShapeError
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.inference import broadcast_shapes
+from tilewright.graph.passes.causal import is_causal, is_causal_array
+from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.symbolic import Size, lift, simplify
+
+_LOW_ENOUGH = -1e9  # after softmax such a score is zero beside any other
+
+
+def recognise_attention(graph: Graph) -> Graph:
+    """Replace decomposed attention by the `attention` op and simplify the ones that are there."""
+    return apply_rules(graph, {"matmul": [_attention], "attention": [_grouped_heads, _causal_bias, _scaled_operands]})
+
+
+@dataclass
+class _Scores:
+    """What was found between softmax and the product of queries and keys."""
+
+    product: Node
+    scale: float = 1.0
+    biases: list[Value] = field(default_factory=list)  # additive
+    masks: list[Value] = field(default_factory=list)  # boolean, true where a key may be seen
+    fills: list[float] = field(default_factory=list)
+    causal: bool = False
+
+
+def _attention(node: Node, rewriter: Rewriter) -> Value | None:
+    weights, values = node.inputs
+    softmax = _softmax_below_guard(weights, rewriter)
+    if softmax is None or weights is None or values is None or weights.rank not in (3, 4):
+        return None
+    if softmax.attributes["axis"] != weights.rank - 1 or values.rank != weights.rank:
+        return None
+    scores = _scores(softmax.inputs[0], rewriter)
+    if scores is None:
+        return None
+    query, key = scores.product.inputs
+    if query is None or key is None or query.rank != weights.rank or key.rank != weights.rank:
+        return None
+    if not scores.product.attributes["transpose_b"]:
+        key = rewriter.op("permute", [key], order=(*range(key.rank - 2), key.rank - 1, key.rank - 2))
+    if node.attributes["transpose_b"]:
+        values = rewriter.op("permute", [values], order=(*range(values.rank - 2), values.rank - 1, values.rank - 2))
+    bias = _joined_bias(scores, query, rewriter)
+    operands = [query, key, values]
+    if weights.rank == 3:  # one head
+        operands = [rewriter.op("reshape", [x], shape=(x.shape[0], 1, *x.shape[1:])) for x in operands]
+        if bias is not None and bias.rank == 3:
+            bias = rewriter.op("reshape", [bias], shape=(bias.shape[0], 1, *bias.shape[1:]))
+    if not _fit(operands, bias):
+        return None
+    inputs = operands if bias is None else [*operands, bias]
+    result = rewriter.op("attention", inputs, scale=scores.scale, causal=scores.causal)
+    return result if weights.rank == 4 else rewriter.op("reshape", [result], shape=node.output.shape)
+
+
+def _fit(operands: list[Value], bias: Value | None) -> bool:
+    """Batch and heads of all operands are equal (no broadcasting), and the bias fits the scores."""
+    query, key, values = operands
+    if not query.shape[:2] == key.shape[:2] == values.shape[:2] or key.shape[2] != values.shape[2]:
+        return False
+    if bias is None:
+        return True
+    scores = (*query.shape[:3], key.shape[2])
+    try:
+        return bias.rank <= 4 and broadcast_shapes(scores, bias.shape) == scores
+    except ShapeError:
+        return False
+
+
+def _softmax_below_guard(value: Value | None, rewriter: Rewriter) -> Node | None:
+    """The softmax, seen through `where(isnan(p), 0, p)` and `where(no key visible, 0, p)`."""
+    node = rewriter.producer(value, "softmax", "where")
+    if node is None or node.op == "softmax":
+        return node
+    softmax = rewriter.producer(node.inputs[2], "softmax")
+    if softmax is None or rewriter.uniform(node.inputs[1]) != 0:
+        return None
+    test = rewriter.producer(node.inputs[0])
+    if test is not None and test.op == "isnan" and test.inputs[0] is node.inputs[2]:
+        return softmax
+    return softmax if _is_blind(node.inputs[0], softmax.inputs[0], rewriter) else None
+
+
+def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> bool:
+    """Whether a condition says that every score of a row is -inf: not any(s != -inf), in the ways
+    exporters write it (reductions of casts and logical nots)."""
+    node = rewriter.producer(value)
+    seen: list[str] = []
+    while node is not None and node.op in ("logical_not", "reduce_max", "reduce_min", "cast", "reshape"):
+        seen.append(node.op)
+        node = rewriter.producer(node.inputs[0])
+    if node is None or node.op not in ("equal", "not_equal") or not {"reduce_max", "reduce_min"} & set(seen):
+        return False
+    compared = [item for item in node.inputs if rewriter.uniform(item) != -np.inf]
+    return len(compared) == 1 and compared[0] is scores
+
+
+def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
+    """Peel scales and masks off until the product of queries and keys."""
+    found: _Scores | None = None
+    scale = 1.0
+    biases: list[Value] = []
+    masks: list[Value] = []
+    fills: list[float] = []
+    while found is None:
+        node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where")
+        if node is None:
+            return None
+        left, right = node.inputs[0], node.inputs[1]
+        if node.op == "matmul":
+            found = _Scores(node, scale, biases, masks, fills)
+        elif node.op in ("multiply", "divide"):
+            factor = rewriter.uniform(right)
+            value = left
+            if factor is None and node.op == "multiply":
+                factor, value = rewriter.uniform(left), right
+            if not factor or factor < 0:
+                return None
+            scale *= factor if node.op == "multiply" else 1 / factor
+        elif node.op == "add":
+            if scale != 1.0:  # the bias is scaled as well: not worth the trouble
+                return None
+            first = _leads_to_matmul(left, rewriter)
+            value, bias = (left, right) if first else (right, left)
+            assert bias is not None
+            biases.append(bias)
+        else:
+            chosen = _masked(node, rewriter)
+            if chosen is None:
+                return None
+            value, mask, fill = chosen
+            masks.append(mask)
+            fills.append(fill)
+    return found
+
+
+def _leads_to_matmul(value: Value | None, rewriter: Rewriter) -> bool:
+    """Whether a value is a product, perhaps scaled and masked."""
+    node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where")
+    if node is None or node.op == "matmul":
+        return node is not None
+    return any(_leads_to_matmul(item, rewriter) for item in node.inputs)
+
+
+def _masked(node: Node, rewriter: Rewriter) -> tuple[Value, Value, float] | None:
+    """(scores, condition that is true where they count, fill) of a `where`."""
+    condition, left, right = node.inputs
+    assert condition is not None and left is not None and right is not None
+    fill = rewriter.uniform(right)
+    if fill is not None and fill <= _LOW_ENOUGH:
+        return left, condition, fill
+    fill = rewriter.uniform(left)
+    if fill is not None and fill <= _LOW_ENOUGH:
+        return right, rewriter.op("logical_not", [condition]), fill
+    return None
+
+
+def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | None:
+    """All masks as one additive value; causal ones set the flag instead."""
+    rows, keys = scores.product.output.shape[-2:]
+    biases = list(scores.biases)
+    for mask, fill in zip(scores.masks, scores.fills, strict=True):
+        if is_causal(mask, rows, keys, rewriter):
+            scores.causal = True
+            continue
+        zero, low = rewriter.number(0.0, query.dtype), rewriter.number(fill, query.dtype)
+        biases.append(rewriter.op("where", [mask, zero, low]))
+    bias: Value | None = None
+    for item in biases:
+        bias = item if bias is None else rewriter.op("add", [bias, item])
+    return bias
+
+
+# Attention that is already one op --------------------------------------------------------------------
+
+
+def _grouped_heads(node: Node, rewriter: Rewriter) -> Value | None:
+    """Keys and values that are repeated for groups of query heads are read once."""
+    query, key, values, *rest = node.inputs
+    few_keys, few_values = _unrepeated(key, rewriter), _unrepeated(values, rewriter)
+    if few_keys is None or few_values is None or few_keys.shape[1] != few_values.shape[1]:
+        return None
+    return rewriter.op("attention", [query, few_keys, few_values, *rest], **node.attributes)
+
+
+def _unrepeated(value: Value | None, rewriter: Rewriter) -> Value | None:
+    """[B, G, T, D] of its repetition along heads: reshape(broadcast_to(reshape(x))) or gather."""
+    node = rewriter.producer(value, "reshape", "gather")
+    if node is None or value is None or node.inputs[0] is None:
+        return None
+    if node.op == "gather":
+        source, indices = node.inputs[0], rewriter.constant(node.inputs[1])
+        heads: Size = source.shape[1] if source.rank == 4 else 0
+        if node.attributes["axis"] != 1 or indices is None or not isinstance(heads, int) or not heads:
+            return None
+        repeated = np.repeat(np.arange(heads), indices.size // heads)
+        return source if np.array_equal(indices, repeated) else None
+    spread = rewriter.producer(node.inputs[0], "broadcast_to")
+    narrow = spread.inputs[0] if spread is not None else None
+    if spread is None or narrow is None or spread.output.rank != 5 or narrow.rank != 5:
+        return None
+    batch, groups, one, keys, width = narrow.shape
+    repeat = spread.output.shape[2]
+    if one != 1 or spread.output.shape != (batch, groups, repeat, keys, width):
+        return None
+    if value.shape != (batch, simplify(lift(groups) * repeat), keys, width):
+        return None
+    return rewriter.op("reshape", [narrow], shape=(batch, groups, keys, width))
+
+
+def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
+    """A bias of where(mask, 0, -inf) whose mask is causal becomes the flag; of an `and`, one half may."""
+    if len(node.inputs) < 4 or node.inputs[3] is None:
+        return None
+    query, key, values, bias = node.inputs
+    assert query is not None and key is not None and bias is not None
+    rows, keys = query.shape[2], key.shape[2]
+    rest = _without_causal(bias, rows, keys, rewriter)
+    if rest is bias:
+        return None
+    inputs = [query, key, values] if rest is None else [query, key, values, rest]
+    return rewriter.op("attention", inputs, scale=node.attributes["scale"], causal=True)
+
+
+def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter) -> Value | None:
+    """The bias without its causal part; None when nothing is left, `bias` when nothing is causal."""
+    node = rewriter.producer(bias, "where", "add", "reshape", "broadcast_to")
+    data = rewriter.constant(bias)
+    if data is not None:
+        seen = data == 0
+        hidden = data[~seen]
+        if hidden.size and np.all(hidden <= _LOW_ENOUGH) and is_causal_array(seen, rows, keys):
+            return None
+        return bias
+    if node is None:
+        return bias
+    if node.op == "add":
+        for index in (0, 1):
+            part, other = node.inputs[index], node.inputs[1 - index]
+            assert part is not None
+            rest = _without_causal(part, rows, keys, rewriter)
+            if rest is not part:
+                return other if rest is None else rewriter.op("add", [rest, other])
+        return bias
+    if node.op in ("reshape", "broadcast_to"):
+        source = node.inputs[0]
+        matrix = source is not None and source.rank >= 2 and source.shape[-2:] == bias.shape[-2:]
+        rest = _without_causal(source, rows, keys, rewriter) if matrix and source is not None else bias
+        return None if rest is None else bias
+    condition, shown, hidden_value = node.inputs
+    low = rewriter.uniform(hidden_value)
+    if rewriter.uniform(shown) == 0 and low is not None and low <= _LOW_ENOUGH:
+        return _split_condition(node, condition, rows, keys, rewriter)
+    low = rewriter.uniform(shown)
+    if rewriter.uniform(hidden_value) == 0 and low is not None and low <= _LOW_ENOUGH:
+        inverse = rewriter.op("logical_not", [condition])
+        return None if is_causal(inverse, rows, keys, rewriter) else bias
+    return bias
+
+
+def _split_condition(node: Node, condition: Value | None, rows: Size, keys: Size, rewriter: Rewriter) -> Value | None:
+    """where(causal and other, 0, low) keeps where(other, 0, low)."""
+    if is_causal(condition, rows, keys, rewriter):
+        return None
+    both = rewriter.producer(condition, "logical_and")
+    if both is not None:
+        for index in (0, 1):
+            if is_causal(both.inputs[index], rows, keys, rewriter):
+                return rewriter.op("where", [both.inputs[1 - index], node.inputs[1], node.inputs[2]])
+    return node.output
+
+
+def _scaled_operands(node: Node, rewriter: Rewriter) -> Value | None:
+    """q * c and k * c put c into the scale."""
+    for index in (0, 1):
+        scaled = rewriter.producer(node.inputs[index], "multiply", "divide")
+        if scaled is None:
+            continue
+        for side in (1, 0) if scaled.op == "multiply" else (1,):
+            factor, operand = rewriter.uniform(scaled.inputs[side]), scaled.inputs[1 - side]
+            if factor and operand is not None and operand.shape == scaled.output.shape:
+                inputs = list(node.inputs)
+                inputs[index] = operand
+                scale = node.attributes["scale"] * (factor if scaled.op == "multiply" else 1 / factor)
+                return rewriter.op("attention", inputs, scale=scale, causal=node.attributes["causal"])
+    return None

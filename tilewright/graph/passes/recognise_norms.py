@@ -1,0 +1,101 @@
+"""Normalisations from their formulas: layer_norm and rms_norm over the last dimensions.
+
+d = x - mean(x);  d / sqrt(mean(d * d) + epsilon)          -> layer_norm(x)
+x / sqrt(mean(x * x) + epsilon)                            -> rms_norm(x)
+layer_norm(x) * scale + bias                               -> layer_norm(x, scale, bias)
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import Rewriter, apply_rules
+
+
+def recognise_norms(graph: Graph) -> Graph:
+    """Replace the formulas by `layer_norm` and `rms_norm` with their scale and bias."""
+    rules = {"multiply": [_product, _scale], "divide": [_quotient], "add": [_bias]}
+    return apply_rules(graph, rules)
+
+
+def _product(node: Node, rewriter: Rewriter) -> Value | None:
+    """d * rsqrt(…), d * (1 / sqrt(…))."""
+    for index in (0, 1):
+        root = rewriter.producer(node.inputs[index], "rsqrt")
+        if root is not None:
+            found = _norm(node.inputs[1 - index], root.inputs[0], node, rewriter)
+            if found is not None:
+                return found
+    return None
+
+
+def _quotient(node: Node, rewriter: Rewriter) -> Value | None:
+    """d / sqrt(…)."""
+    root = rewriter.producer(node.inputs[1], "sqrt")
+    return _norm(node.inputs[0], root.inputs[0], node, rewriter) if root is not None else None
+
+
+def _norm(row: Value | None, radicand: Value | None, node: Node, rewriter: Rewriter) -> Value | None:
+    """The norm of which `row` is the centred (or plain) input and `radicand` the variance plus epsilon."""
+    total = rewriter.producer(radicand, "add")
+    if total is None or row is None or row.shape != node.output.shape:
+        return None
+    for index in (0, 1):
+        epsilon = rewriter.uniform(total.inputs[index])
+        mean = rewriter.producer(total.inputs[1 - index], "reduce_mean")
+        if epsilon is None or mean is None:
+            continue
+        axis = _trailing_axis(mean)
+        square = rewriter.producer(mean.inputs[0], "multiply")
+        if axis is None or square is None or any(item is not row for item in square.inputs):
+            continue
+        source = _centred(row, mean, rewriter)
+        if source is not None:
+            return rewriter.op("layer_norm", [source], axis=axis, epsilon=epsilon)
+        return rewriter.op("rms_norm", [row], axis=axis, epsilon=epsilon)
+    return None
+
+
+def _trailing_axis(mean: Node) -> int | None:
+    """The first reduced axis, if the last dimensions are reduced and kept as 1s."""
+    axes, source = mean.attributes["axes"], mean.inputs[0]
+    if source is None or not mean.attributes["keepdims"] or axes != tuple(range(axes[0], source.rank)):
+        return None
+    return axes[0]
+
+
+def _centred(row: Value, mean: Node, rewriter: Rewriter) -> Value | None:
+    """x of x - mean(x) over the same axes."""
+    difference = rewriter.producer(row, "subtract")
+    if difference is None:
+        return None
+    centre = rewriter.producer(difference.inputs[1], "reduce_mean")
+    if centre is None or centre.inputs[0] is not difference.inputs[0] or centre.attributes != mean.attributes:
+        return None
+    return difference.inputs[0]
+
+
+def _inner(node: Node, rewriter: Rewriter) -> tuple[Node, Value] | None:
+    """(a norm that only this node reads, the other operand if it covers the normalised dimensions)."""
+    for index in (0, 1):
+        norm = rewriter.producer(node.inputs[index], "layer_norm", "rms_norm")
+        other = node.inputs[1 - index]
+        if norm is None or other is None or rewriter.uses(norm.output) > 1:
+            continue
+        if other.shape == norm.output.shape[norm.attributes["axis"] :]:
+            return norm, other
+    return None
+
+
+def _scale(node: Node, rewriter: Rewriter) -> Value | None:
+    found = _inner(node, rewriter)
+    if found is None or any(item is not None for item in found[0].inputs[1:]):
+        return None
+    return rewriter.op(found[0].op, [found[0].inputs[0], found[1]], **found[0].attributes)
+
+
+def _bias(node: Node, rewriter: Rewriter) -> Value | None:
+    found = _inner(node, rewriter)
+    if found is None or found[0].op != "layer_norm" or len(found[0].inputs) > 2:
+        return None
+    x, scale = (*found[0].inputs, None)[:2]
+    return rewriter.op("layer_norm", [x, scale, found[1]], **found[0].attributes)

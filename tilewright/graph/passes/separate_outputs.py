@@ -1,0 +1,40 @@
+"""Every result is a tensor of its own: not an input, not a constant, not the same as another result.
+
+A run writes its results into memory that its caller owns, so each must be computed by a node.  Where
+that is not so, the result is a copy.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import Rewriter
+
+
+def separate_outputs(graph: Graph) -> Graph:
+    """Append a `copy` for each output that is an input, a constant or an output already."""
+    computed = graph.producers()
+    taken: set[Value] = set()
+    copied: list[int] = []
+    for position, value in enumerate(graph.outputs):
+        if value in taken or _memory(value, computed) not in computed:
+            copied.append(position)
+        taken.add(value)
+    if not copied:
+        return graph
+    rewriter = Rewriter(graph)
+    rewriter.run({})
+    outputs = list(graph.outputs)
+    for position in copied:
+        outputs[position] = rewriter.op("copy", [graph.outputs[position]])
+    result = Graph(graph.name, graph.symbols, graph.inputs, outputs, graph.output_names, rewriter.nodes)
+    result.constants, result.mutations = graph.constants, graph.mutations
+    return result
+
+
+def _memory(value: Value, computed: dict[Value, Node]) -> Value:
+    """The value whose memory this is, seen through reshapes."""
+    while value in computed and computed[value].op == "reshape":
+        source = computed[value].inputs[0]
+        assert source is not None
+        value = source
+    return value

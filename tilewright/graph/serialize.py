@@ -1,0 +1,129 @@
+"""Graphs as JSON data plus named arrays: what an engine embeds to be rebuilt elsewhere.
+
+    data, arrays = to_data(graph)      # data is JSON; arrays maps a constant's name to its data
+    graph = from_data(data, arrays)    # verified: malformed data raises `InvalidIRError`
+
+Attributes are JSON values, except for element types and sizes, which are tagged: ``{"dtype": "f32"}``
+and ``{"size": …}`` (see `symbolic.to_json`); tuples are lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import BY_TEXT, DType
+from tilewright.errors import InvalidIRError, ShapeError
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.verifier import verify
+from tilewright.symbolic import Expression, Size, Symbol, from_json, to_json
+
+FORMAT = 1
+
+
+def to_data(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """JSON-able data and the constants' arrays by value name (the graph's own, not copies)."""
+    data = {
+        "format": FORMAT,
+        "name": graph.name,
+        "symbols": [[symbol.name, symbol.low, symbol.high] for symbol in graph.symbols.values()],
+        "inputs": [_value_data(value) for value in graph.inputs],
+        "constants": [_value_data(value) for value in graph.constants],
+        "nodes": [_node_data(node) for node in graph.nodes],
+        "outputs": [[name, v.name] for name, v in zip(graph.output_names, graph.outputs, strict=True)],
+        "mutations": [[target.name, value.name] for target, value in graph.mutations.items()],
+    }
+    return data, {value.name: array for value, array in graph.constants.items()}
+
+
+def from_data(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
+    """The graph again; raises `InvalidIRError` for data that is malformed or breaks the IR's rules."""
+    try:
+        if data["format"] != FORMAT:
+            raise InvalidIRError(f"graph data has format {data['format']!r}, this version reads {FORMAT}")
+        graph = _graph(data, arrays)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {error}") from error
+    try:
+        verify(graph)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, ShapeError) as error:
+        raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {error}") from error
+    return graph
+
+
+def _value_data(value: Value) -> list[Any]:
+    return [value.name, value.dtype.text, [to_json(extent) for extent in value.shape]]
+
+
+def _node_data(node: Node) -> dict[str, Any]:
+    return {
+        "op": node.op,
+        "inputs": [None if item is None else item.name for item in node.inputs],
+        "outputs": [_value_data(output) for output in node.outputs],
+        "attributes": {key: _attribute_data(item) for key, item in node.attributes.items()},
+        "source": node.source,
+    }
+
+
+def _attribute_data(item: Any) -> Any:
+    if isinstance(item, DType):
+        return {"dtype": item.text}
+    if isinstance(item, Expression):
+        return {"size": to_json(item)}
+    if isinstance(item, tuple):
+        return [_attribute_data(part) for part in item]
+    if isinstance(item, float) and not math.isfinite(item):
+        return {"float": repr(item)}  # JSON has no infinities
+    return item
+
+
+def _attribute(item: Any, symbols: Mapping[str, Symbol]) -> Any:
+    if isinstance(item, list):
+        return tuple(_attribute(part, symbols) for part in item)
+    if isinstance(item, dict):
+        ((kind, content),) = item.items()
+        if kind == "dtype":
+            return BY_TEXT[content]
+        if kind == "float":
+            return float(content)
+        if kind == "size":
+            return from_json(content, symbols)
+        raise ValueError(f"unknown attribute tag {kind!r}")
+    return item
+
+
+def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
+    graph = Graph(_text(data["name"]))
+    graph.symbols = {_text(name): Symbol(name, int(low), int(high)) for name, low, high in data["symbols"]}
+    values: dict[str, Value] = {}
+
+    def define(entry: Any) -> Value:
+        name, dtype, shape = entry
+        extents: tuple[Size, ...] = tuple(from_json(extent, graph.symbols) for extent in shape)
+        if _text(name) in values:
+            raise ValueError(f"%{name} is defined twice")
+        values[name] = Value(name, BY_TEXT[dtype], extents)
+        return values[name]
+
+    graph.inputs = [define(entry) for entry in data["inputs"]]
+    for entry in data["constants"]:
+        value = define(entry)
+        graph.constants[value] = arrays[value.name]
+    for entry in data["nodes"]:
+        inputs = [None if name is None else values[name] for name in entry["inputs"]]
+        attributes = {_text(key): _attribute(item, graph.symbols) for key, item in entry["attributes"].items()}
+        outputs = [define(output) for output in entry["outputs"]]
+        graph.nodes.append(Node(_text(entry["op"]), inputs, outputs, attributes, _text(entry["source"])))
+    graph.outputs = [values[name] for _, name in data["outputs"]]
+    graph.output_names = [_text(name) for name, _ in data["outputs"]]
+    graph.mutations = {values[target]: values[name] for target, name in data["mutations"]}
+    return graph
+
+
+def _text(item: Any) -> str:
+    if not isinstance(item, str):
+        raise TypeError(f"expected text, got {item!r}")
+    return item
