@@ -1,0 +1,349 @@
+"""Transcendental functions as LLVM code: our own float32 polynomials, for scalars and vectors alike.
+
+Each function reduces its argument to a small interval, evaluates a polynomial there and undoes the
+reduction, without branches; infinities, NaN, zeros, denormals and overflow come out as IEEE 754
+says.  The greatest errors, measured over all exponents by `tests/host/test_cpu_math.py`, are within
+2 units in the last place.  Coefficients come from `tools/math_coefficients.py`.
+
+float64 goes through the C library, lane by lane; narrower floats are computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+
+# e^r = 1 + r + r^2 EXP(r) on |r| <= ln(2) / 2
+_EXP = (0.4999999403953552, 0.1666651964187622, 0.041668396443128586, 0.008368796668946743, 0.0013814432313665748)
+# 2^r = 1 + r EXP2(r) on |r| <= 1/2
+_EXP2 = (0.6931471824645996, 0.24022647738456726, 0.055503323674201965, 0.00961843691766262, 0.0013398875016719103,
+         0.00015353361959569156)  # fmt: skip
+# log(1 + f) = f - f^2 / 2 + f^3 LOG(f) on sqrt(1/2) <= 1 + f <= sqrt(2)
+_LOG = (0.3333333134651184, -0.2500081956386566, 0.20001226663589478, -0.16623356938362122, 0.14201758801937103,
+        -0.13160182535648346, 0.12761574983596802, -0.07634492963552475)  # fmt: skip
+# sin r = r + r^3 SIN(r^2) and cos r = 1 - r^2 / 2 + r^4 COS(r^2) on |r| <= pi / 4
+_SIN = (-0.16666655242443085, 0.008332150988280773, -0.00019513521692715585)
+_COS = (0.04166664555668831, -0.0013887331588193774, 2.4434213628410362e-05)
+# tanh x = x + x^3 TANH(x^2) on |x| <= 0.625
+_TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065058797597885, -0.0057170456275343895)
+# erf x = x + x ERF_SMALL(x^2) below 0.92, 1 - exp(-ERF_LARGE(x)) above
+_ERF_SMALL = (0.12837915122509003, -0.37612462043762207, 0.11281467229127884, -0.026753343641757965,
+              0.004973127506673336, -0.0005886816652491689)  # fmt: skip
+_ERF_LARGE = (-0.00017587367619853467, 1.1295207738876343, 0.6333346366882324, 0.10829393565654755,
+              -0.025128616020083427, 0.0041746399365365505, -0.0004352181567810476, 2.116183895850554e-05)  # fmt: skip
+# float64: log2((1 + s) / (1 - s)) = 2 / ln(2) s + s^3 LOG2_RATIO(s^2), 2^r = 1 + r EXP2_DOUBLE(r)
+_LOG2_RATIO = (0.9617966940579502, 0.5770779531214361, 0.41220840983443197, 0.31993442529451677, 0.28254485909964333)
+_EXP2_DOUBLE = (0.6931471805416554, 0.24022651075851745, 0.055504109625751016, 0.009618036911017279,
+                0.0013333430783598348, 0.00015467110302534072, 1.531494776908469e-05)  # fmt: skip
+
+_LN2_HIGH, _LN2_LOW = 0.693147182464599609375, -1.90465429995776804525e-9  # their sum is ln 2; the first is a float32
+_LOG2E_HIGH, _LOG2E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
+# pi / 2 in three parts of 24 bits
+_HALF_PI = (1.57079637050628662109375, -4.371138828673793e-8, -1.7151245100058819e-15)
+_TRIGONOMETRIC_LIMIT = 1e5  # beyond it the three parts are too short; the C library takes over
+_ROUNDER = 1.5 * 2.0**23  # adding it to a small float32 rounds to a whole number, held in the low bits
+_ROUNDER_DOUBLE = 1.5 * 2.0**52
+_LIBRARY = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
+
+
+def emit_math(builder: LLVMBuilder, opcode: str, operand: LLVMValue, *others: LLVMValue) -> LLVMValue:
+    """`opcode` (exp, exp2, log, log2, sin, cos, tanh, erf, sigmoid, or power with two operands) of floats.
+
+    Operands are scalars or vectors of one type.  Raises `KeyError` for an opcode not listed.
+    """
+    operands = (operand, *others)
+    if operand.element == "double":
+        return _by_library(builder, opcode, operands)
+    if operand.element in ("half", "bfloat"):
+        wide = vector_type("float", operand.lanes)
+        result = emit_math(builder, opcode, *(builder.cast("fpext", value, wide) for value in operands))
+        return builder.cast("fptrunc", result, operand.type)
+    functions: dict[str, Callable[..., LLVMValue]] = {
+        "exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh, "erf": _erf, "sigmoid": _sigmoid,
+        "sin": lambda math_, x: _trigonometric(math_, "sin", x),
+        "cos": lambda math_, x: _trigonometric(math_, "cos", x),
+        "power": _power,
+    }  # fmt: skip
+    return functions[opcode](_Emitter(builder, operand.lanes), *operands)
+
+
+def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]) -> LLVMValue:
+    """float64 through the C library, one lane after the other."""
+    if opcode == "sigmoid":
+        one = builder.constant(operands[0].type, 1.0)
+        grown = _by_library(builder, "exp", [builder.negate(operands[0])])
+        return builder.binary("fdiv", one, builder.binary("fadd", one, grown))
+    name = "pow" if opcode == "power" else opcode
+    if name not in _LIBRARY | {"pow"}:
+        raise KeyError(opcode)
+    if not operands[0].is_vector:
+        return builder.call(name, "double", operands)
+    result = builder.poison(operands[0].type)
+    for lane in range(operands[0].lanes):
+        value = builder.call(name, "double", [builder.extract(operand, lane) for operand in operands])
+        result = builder.insert(result, value, lane)
+    return result
+
+
+class _Emitter:
+    """Short names for float32 (or float64) arithmetic on one lane count."""
+
+    def __init__(self, builder: LLVMBuilder, lanes: int, element: str = "float") -> None:
+        self.builder = builder
+        self.lanes = lanes
+        self.type = vector_type(element, lanes)
+        self.integer_type = vector_type("i32" if element == "float" else "i64", lanes)
+
+    def number(self, value: float) -> LLVMValue:
+        return self.builder.constant(self.type, value)
+
+    def integer(self, value: int) -> LLVMValue:
+        return self.builder.constant(self.integer_type, value)
+
+    def add(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        return self.builder.binary("fadd" if left.is_float else "add", left, right)
+
+    def subtract(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        return self.builder.binary("fsub" if left.is_float else "sub", left, right)
+
+    def multiply(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        return self.builder.binary("fmul", left, right)
+
+    def fma(self, left: LLVMValue, right: LLVMValue | float, addend: LLVMValue | float) -> LLVMValue:
+        right = self.number(right) if isinstance(right, float) else right
+        addend = self.number(addend) if isinstance(addend, float) else addend
+        return self.builder.intrinsic("fma", [left, right, addend])
+
+    def polynomial(self, x: LLVMValue, coefficients: Sequence[float]) -> LLVMValue:
+        """Horner's rule; coefficients from the lowest power up."""
+        result = self.number(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            result = self.fma(result, x, coefficient)
+        return result
+
+    def select(self, predicate: str, left: LLVMValue, right: float, then: LLVMValue, otherwise: LLVMValue) -> LLVMValue:
+        """`then` where `left predicate right`; an ordered predicate is false for NaN."""
+        return self.builder.select(self.builder.compare(predicate, left, self.number(right)), then, otherwise)
+
+    def clamp(self, x: LLVMValue, low: float, high: float) -> LLVMValue:
+        """x within [low, high]; NaN stays."""
+        x = self.select("olt", x, low, self.number(low), x)
+        return self.select("ogt", x, high, self.number(high), x)
+
+    def absolute(self, x: LLVMValue) -> LLVMValue:
+        return self.builder.intrinsic("fabs", [x])
+
+    def with_sign_of(self, x: LLVMValue, sign: LLVMValue) -> LLVMValue:
+        return self.builder.intrinsic("copysign", [x, sign])
+
+    def bits(self, x: LLVMValue) -> LLVMValue:
+        return self.builder.cast("bitcast", x, self.integer_type)
+
+    def from_bits(self, x: LLVMValue) -> LLVMValue:
+        return self.builder.cast("bitcast", x, self.type)
+
+    def rounded(self, x: LLVMValue, factor: float) -> tuple[LLVMValue, LLVMValue]:
+        """The whole number nearest to `x * factor` (below 2^22 in size), as a float and as an integer."""
+        double = self.type.endswith("double") or self.type.endswith("double>")
+        rounder = _ROUNDER_DOUBLE if double else _ROUNDER
+        shifted = self.fma(x, factor, rounder)
+        pattern = struct.unpack("<q", struct.pack("<d", rounder))[0] if double else _float_bits(rounder)
+        return self.subtract(shifted, self.number(rounder)), self.subtract(self.bits(shifted), self.integer(pattern))
+
+    def power_of_two(self, exponent: LLVMValue) -> LLVMValue:
+        """2 to an integer in the range of normal numbers."""
+        bias, shift = (127, 23) if self.integer_type.strip("<>").endswith("i32") else (1023, 52)
+        biased = self.add(exponent, self.integer(bias))
+        return self.from_bits(self.builder.binary("shl", biased, self.integer(shift)))
+
+    def scaled(self, x: LLVMValue, exponent: LLVMValue) -> LLVMValue:
+        """x times 2^exponent, rounded once: in two steps, because 2^exponent itself may not be a number."""
+        half = self.builder.binary("ashr", exponent, self.integer(1))
+        once = self.multiply(x, self.power_of_two(half))
+        return self.multiply(once, self.power_of_two(self.subtract(exponent, half)))
+
+
+def _float_bits(value: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def _exp_reduced(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+    """e^x as a number in [0.7, 1.5] and a power of two."""
+    whole, exponent = m.rounded(x, _LOG2E_HIGH)
+    rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -_LN2_HIGH, x))
+    tail = m.fma(m.multiply(rest, rest), m.polynomial(rest, _EXP), rest)
+    return m.add(tail, m.number(1.0)), exponent
+
+
+def _exp(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    """Reduced by multiples of ln 2; beyond the clamp the result is zero or infinite."""
+    return m.scaled(*_exp_reduced(m, m.clamp(x, -104.0, 89.0)))
+
+
+def _exp2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    x = m.clamp(x, -151.0, 129.0)
+    whole, exponent = m.rounded(x, 1.0)
+    rest = m.subtract(x, whole)
+    return m.scaled(m.fma(rest, m.polynomial(rest, _EXP2), 1.0), exponent)
+
+
+def _sigmoid(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    """1 / (1 + e^-x), or for negative x e^x / (1 + e^x), which keeps its digits as it falls to zero."""
+    one = m.number(1.0)
+    shrunk = _exp(m, m.builder.negate(m.absolute(x)))
+    above = m.select("olt", x, 0.0, shrunk, one)
+    return m.builder.binary("fdiv", above, m.add(one, shrunk))
+
+
+def _log_parts(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
+    """For positive x = (1 + f) 2^e with 1 + f around one: f, log(1 + f) - f, and e as a float."""
+    builder = m.builder
+    tiny = builder.compare("olt", x, m.number(2.0**-126))
+    x = builder.select(tiny, m.multiply(x, m.number(2.0**23)), x)
+    bits = m.bits(x)
+    exponent = builder.binary("ashr", m.subtract(bits, m.integer(_float_bits(math.sqrt(0.5)))), m.integer(23))
+    f = m.subtract(m.from_bits(m.subtract(bits, builder.binary("shl", exponent, m.integer(23)))), m.number(1.0))
+    whole = builder.cast("sitofp", exponent, m.type)
+    whole = builder.select(tiny, m.subtract(whole, m.number(23.0)), whole)
+    square = m.multiply(f, f)
+    rest = m.fma(square, -0.5, m.multiply(m.multiply(f, square), m.polynomial(f, _LOG)))
+    return f, rest, whole
+
+
+def _log_special(m: _Emitter, x: LLVMValue, result: LLVMValue) -> LLVMValue:
+    """The logarithm's values at infinity, zero, negative numbers and NaN."""
+    result = m.select("oeq", x, math.inf, x, result)
+    result = m.select("oeq", x, 0.0, m.number(-math.inf), result)
+    return m.select("ult", x, 0.0, m.number(math.nan), result)
+
+
+def _log(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    f, rest, whole = _log_parts(m, x)
+    mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
+    return _log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
+
+
+def _log2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    f, rest, whole = _log_parts(m, x)
+    natural = m.add(f, rest)
+    return _log_special(m, x, m.fma(natural, _LOG2E_HIGH, m.fma(natural, _LOG2E_LOW, whole)))
+
+
+def _tanh(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    """A polynomial near zero; 1 - 2 / (e^2x + 1) elsewhere, one beyond 10."""
+    size = m.absolute(x)
+    square = m.multiply(x, x)
+    small = m.fma(m.multiply(square, m.polynomial(square, _TANH)), x, x)
+    doubled = m.clamp(m.add(size, size), 0.0, 20.0)
+    grown, exponent = _exp_reduced(m, doubled)
+    grown = m.multiply(grown, m.power_of_two(exponent))
+    quotient = m.builder.binary("fdiv", m.number(2.0), m.add(grown, m.number(1.0)))
+    large = m.with_sign_of(m.subtract(m.number(1.0), quotient), x)
+    return m.select("olt", size, 0.625, small, large)
+
+
+def _erf(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    size = m.absolute(x)
+    square = m.multiply(x, x)
+    small = m.fma(m.polynomial(square, _ERF_SMALL), x, x)
+    decay = m.builder.negate(m.polynomial(m.clamp(size, 0.0, 4.0), _ERF_LARGE))
+    shrunk, exponent = _exp_reduced(m, decay)
+    large = m.fma(m.builder.negate(shrunk), m.power_of_two(exponent), 1.0)
+    return m.select("olt", size, 0.92, small, m.with_sign_of(large, x))
+
+
+def _trigonometric(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
+    """Reduced by multiples of pi / 2; a vector that holds a huge argument goes to the C library."""
+    builder = m.builder
+    huge = builder.compare("ogt", m.absolute(x), m.number(_TRIGONOMETRIC_LIMIT))
+    any_huge = huge if m.lanes == 1 else builder.call(f"llvm.vector.reduce.or.v{m.lanes}i1", "i1", [huge])
+    near, far, done = builder.new_block("near"), builder.new_block("far"), builder.new_block("reduced")
+    builder.branch_if(any_huge, far, near, weights=(1, 1000))
+    builder.start(near)
+    quick = _trigonometric_near(m, opcode, x)
+    builder.branch(done)
+    near_end = builder.block
+    builder.start(far)
+    slow = builder.intrinsic(opcode, [x])
+    builder.branch(done)
+    far_end = builder.block
+    builder.start(done)
+    return builder.phi(done, m.type, [(quick, near_end), (slow, far_end)])
+
+
+def _trigonometric_near(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
+    """Sine or cosine up to the limit: quadrant n has sin, cos, -sin, -cos of the rest (cosine: one further)."""
+    builder = m.builder
+    whole, quadrant = m.rounded(x, 2 / math.pi)
+    rest = x
+    for part in _HALF_PI:
+        rest = m.fma(whole, -part, rest)
+    square = m.multiply(rest, rest)
+    sine = m.fma(m.multiply(square, m.polynomial(square, _SIN)), rest, rest)
+    cosine = m.fma(m.multiply(square, square), m.polynomial(square, _COS), m.fma(square, -0.5, 1.0))
+    if opcode == "cos":
+        quadrant = m.add(quadrant, m.integer(1))
+    odd = builder.compare("ne", builder.binary("and", quadrant, m.integer(1)), m.integer(0))
+    sign = builder.binary("shl", builder.binary("and", quadrant, m.integer(2)), m.integer(30))
+    return m.from_bits(builder.binary("xor", m.bits(builder.select(odd, cosine, sine)), sign))
+
+
+def _power(m: _Emitter, x: LLVMValue, y: LLVMValue) -> LLVMValue:
+    """2^(y log2 |x|) in float64, whose spare digits make the float32 result right; then C's special cases."""
+    builder = m.builder
+    size = m.absolute(x)
+    wide = _Emitter(builder, m.lanes, "double")
+    logarithm = _wide_log2(wide, builder.cast("fpext", size, wide.type))
+    for special, value in ((0.0, -math.inf), (math.inf, math.inf)):
+        at = builder.compare("oeq", size, m.number(special))
+        logarithm = builder.select(at, wide.number(value), logarithm)
+    logarithm = builder.select(builder.compare("uno", x, x), wide.number(math.nan), logarithm)
+    exponent = wide.clamp(wide.multiply(builder.cast("fpext", y, wide.type), logarithm), -200.0, 200.0)
+    result = builder.cast("fptrunc", _wide_exp2(wide, exponent), m.type)
+    one = m.number(1.0)
+    result = m.select("oeq", size, 1.0, one, result)
+    result = _power_sign(m, x, y, result)
+    result = m.select("oeq", x, 1.0, one, result)
+    return m.select("oeq", y, 0.0, one, result)
+
+
+def _power_sign(m: _Emitter, x: LLVMValue, y: LLVMValue, result: LLVMValue) -> LLVMValue:
+    """Negative bases: the sign of an odd whole exponent, NaN for a fraction."""
+    builder = m.builder
+    half = m.multiply(y, m.number(0.5))
+    fraction = builder.compare("une", builder.intrinsic("trunc", [y]), y)
+    odd = builder.binary("and", builder.compare("une", builder.intrinsic("trunc", [half]), half), _not(m, fraction))
+    result = builder.select(odd, m.with_sign_of(result, x), result)
+    negative = builder.compare("olt", x, m.number(0.0))
+    finite = builder.compare("one", x, m.number(-math.inf))
+    undefined = builder.binary("and", builder.binary("and", negative, finite), fraction)
+    return builder.select(undefined, m.number(math.nan), result)
+
+
+def _not(m: _Emitter, flag: LLVMValue) -> LLVMValue:
+    return m.builder.binary("xor", flag, m.builder.constant(flag.type, True))
+
+
+def _wide_log2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    """log2 of positive normal float64 values, to about 43 bits."""
+    builder = m.builder
+    bits = m.bits(x)
+    half_bits = struct.unpack("<q", struct.pack("<d", math.sqrt(0.5)))[0]
+    exponent = builder.binary("ashr", m.subtract(bits, m.integer(half_bits)), m.integer(52))
+    mantissa = m.from_bits(m.subtract(bits, builder.binary("shl", exponent, m.integer(52))))
+    one = m.number(1.0)
+    ratio = builder.binary("fdiv", m.subtract(mantissa, one), m.add(mantissa, one))
+    square = m.multiply(ratio, ratio)
+    tail = m.multiply(m.multiply(square, ratio), m.polynomial(square, _LOG2_RATIO))
+    whole = builder.cast("sitofp", exponent, m.type)
+    return m.add(whole, m.fma(ratio, 2 / math.log(2), tail))
+
+
+def _wide_exp2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    """2^x for |x| <= 200 in float64, to about 34 bits."""
+    whole, exponent = m.rounded(x, 1.0)
+    rest = m.subtract(x, whole)
+    return m.multiply(m.fma(rest, m.polynomial(rest, _EXP2_DOUBLE), 1.0), m.power_of_two(exponent))
