@@ -1,0 +1,80 @@
+"""Memory plans: nothing that is alive together overlaps, whatever the symbols are."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.graph.passes.memory import ALIGNMENT, Interval, plan_memory
+from tilewright.symbolic import evaluate, round_up, symbol
+
+BATCH = symbol("batch", 1, 64)
+SEQUENCE = symbol("sequence", 1, 512)
+
+
+def interval_sizes() -> st.SearchStrategy:
+    factor = st.integers(0, 5000)
+    return st.one_of(
+        factor,
+        factor.map(lambda n: n * BATCH),
+        factor.map(lambda n: n * BATCH * SEQUENCE),
+        factor.map(lambda n: n * BATCH * SEQUENCE * SEQUENCE),
+        factor.map(lambda n: (SEQUENCE + n) * BATCH * 4),
+        factor.map(lambda n: round_up(n * SEQUENCE + 3, 64)),
+    )
+
+
+@st.composite
+def interval_lists(draw: st.DrawFn) -> list[Interval]:
+    count = draw(st.integers(1, 12))
+    intervals = []
+    for index in range(count):
+        first = draw(st.integers(0, 8))
+        intervals.append(Interval(f"t{index}", draw(interval_sizes()), first, first + draw(st.integers(0, 4))))
+    return intervals
+
+
+@given(interval_lists(), st.integers(1, 64), st.integers(1, 512))
+def test_live_tensors_never_overlap(intervals, batch, sequence):
+    symbols = {"batch": batch, "sequence": sequence}
+    plan = plan_memory(intervals)
+    total = evaluate(plan.total, symbols)
+    places = {}
+    for item in intervals:
+        start = evaluate(plan.offsets[item.name], symbols)
+        assert start % ALIGNMENT == 0
+        places[item.name] = (start, start + evaluate(item.bytes, symbols))
+        assert 0 <= start and places[item.name][1] <= total
+    for item in intervals:
+        for other in intervals:
+            if item.name < other.name and item.overlaps(other):
+                (a, b), (c, d) = places[item.name], places[other.name]
+                assert b <= c or d <= a or a == b or c == d, (item, other, places)
+    assert plan.least_bytes(symbols) <= total + ALIGNMENT * len(intervals)
+
+
+def test_one_family_is_packed_like_integers():
+    tokens = BATCH * SEQUENCE
+    plan = plan_memory(
+        [
+            Interval("hidden", 1536 * tokens, 0, 5),
+            Interval("projected", 4608 * tokens, 1, 2),
+            Interval("context", 1536 * tokens, 2, 3),
+            Interval("wide", 6144 * tokens, 3, 4),
+            Interval("mask", 4096, 0, 5),
+        ]
+    )
+    symbols = {"batch": 2, "sequence": 128}
+    assert evaluate(plan.total, symbols) == plan.least_bytes(symbols)
+    assert "100 % of the lower bound" in plan.report(symbols)
+
+
+def test_slots_are_shared_by_unlike_sizes():
+    plan = plan_memory(
+        [Interval("a", 4 * BATCH + 4, 0, 1), Interval("b", 4 * SEQUENCE + 8, 2, 3), Interval("c", 4 * BATCH + 4, 4, 5)]
+    )
+    assert plan.offsets["a"] == plan.offsets["b"] == plan.offsets["c"] == 0
+
+
+def test_an_empty_plan_needs_nothing():
+    assert plan_memory([]).total == 0
+    assert np.isscalar(plan_memory([]).least_bytes({}))

@@ -1,0 +1,90 @@
+"""Every pass keeps the meaning of random graphs, and fusion gives a valid partition."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.host.random_graphs import RandomGraph
+from tilewright.graph.core import Graph
+from tilewright.graph.fusion import FusedGraph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import PASSES, optimize
+from tilewright.graph.reference import bind_symbols, run, run_node
+from tilewright.graph.verifier import verify
+
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def assert_same(before: dict, after: dict) -> None:
+    assert before.keys() == after.keys()
+    for name, wanted in before.items():
+        scale = 1 + np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0)
+        # float32 constants that were folded are rounded once: that is the tolerance, not float64's.
+        np.testing.assert_allclose(after[name], wanted, rtol=1e-5, atol=2e-5 * scale, err_msg=name)
+
+
+@SLOW
+@given(st.integers(0, 2**32 - 1), st.integers(1, 25), st.integers(1, 4), st.integers(1, 5))
+def test_optimize_keeps_the_meaning(seed, length, batch, sequence):
+    drawn = RandomGraph(seed, length)
+    inputs = drawn.inputs(batch, sequence)
+    wanted = run(drawn.graph, inputs)
+    graph = drawn.graph
+    for transform in PASSES:
+        graph = transform(graph)
+        verify(graph)
+    assert_same(wanted, run(graph, inputs))
+
+
+@SLOW
+@given(st.integers(0, 2**32 - 1), st.integers(1, 25))
+def test_fusion_is_a_valid_partition(seed, length):
+    drawn = RandomGraph(seed, length)
+    inputs = drawn.inputs(2, 3)
+    fused = fuse(optimize(drawn.graph))
+    assert_valid(fused)
+    assert_same(run(fused.graph, inputs), run_groups(fused, inputs))
+
+
+def assert_valid(fused: FusedGraph) -> None:
+    """Each group reads what is there, and every node is computed by some group."""
+    available = {*fused.graph.inputs, *fused.graph.constants}
+    computed = set()
+    for group in fused.groups:
+        inside = set(group.inputs)
+        assert inside <= available
+        for node in group.nodes:
+            assert all(item is None or item in inside for item in node.inputs), group.name
+            inside.update(node.outputs)
+            computed.add(id(node))
+        assert group.outputs and set(group.outputs) <= inside - set(group.inputs)
+        assert group.anchor is None or group.anchor in group.nodes
+        available |= set(group.outputs)
+    assert set(fused.graph.results()) <= available
+    assert computed == {id(node) for node in fused.graph.nodes}
+    assert len({group.name for group in fused.groups}) == len(fused.groups)
+
+
+def run_groups(fused: FusedGraph, inputs: dict) -> dict:
+    """The outputs, computed group by group and only from what groups store."""
+    from tilewright.dtypes import float64
+
+    graph: Graph = fused.graph
+    symbols = bind_symbols(graph, inputs)
+    stored = {value: np.asarray(inputs[value.name]) for value in graph.inputs}
+    stored |= {v: d.astype(np.float64) if v.dtype.is_float else d for v, d in graph.constants.items()}
+    for group in fused.groups:
+        local = {value: stored[value] for value in group.inputs}
+        for node in group.nodes:
+            arrays = [None if item is None else local[item] for item in node.inputs]
+            local[node.output] = run_node(node, arrays, symbols, float64)
+        stored |= {value: local[value] for value in group.outputs}
+    return {name: stored[value] for name, value in zip(graph.output_names, graph.outputs, strict=True)}
+
+
+@pytest.mark.parametrize("transform", PASSES, ids=lambda transform: transform.__name__)
+def test_a_pass_with_nothing_to_do_returns_the_same_graph(transform):
+    graph = optimize(RandomGraph(3, 12).graph)
+    once = transform(graph)
+    assert transform(once) is once

@@ -1,0 +1,87 @@
+"""Symbolic sizes: arithmetic agrees with integers, bounds hold, JSON round-trips."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright import symbolic
+from tilewright.symbolic import Symbol, evaluate, lower_bound, symbol, upper_bound
+
+SYMBOLS = {"batch": Symbol("batch", 1, 16), "sequence": Symbol("sequence", 1, 64)}
+LEAVES = [symbol(item.name, item.low, item.high) for item in SYMBOLS.values()]
+
+
+def _combine(children: st.SearchStrategy) -> st.SearchStrategy:
+    positive = st.integers(1, 9)
+    return st.one_of(
+        st.tuples(children, children).map(lambda pair: symbolic.simplify(symbolic.lift(pair[0]) + pair[1])),
+        st.tuples(children, children).map(lambda pair: symbolic.simplify(symbolic.lift(pair[0]) - pair[1])),
+        st.tuples(children, st.sampled_from(LEAVES)).map(
+            lambda pair: symbolic.simplify(symbolic.lift(pair[0]) * pair[1])
+        ),
+        st.tuples(children, positive).map(lambda pair: symbolic.floor_divide(*pair)),
+        st.tuples(children, positive).map(lambda pair: symbolic.modulo(*pair)),
+        st.tuples(children, children).map(lambda pair: symbolic.maximum(*pair)),
+        st.tuples(children, children).map(lambda pair: symbolic.minimum(*pair)),
+    )
+
+
+SIZES = st.recursive(st.one_of(st.integers(-20, 20), st.sampled_from(LEAVES)), _combine, max_leaves=8)
+BINDINGS = st.fixed_dictionaries({name: st.integers(item.low, item.high) for name, item in SYMBOLS.items()})
+
+OPERATIONS = {
+    "add": (lambda a, b: symbolic.lift(a) + b, lambda a, b: a + b),
+    "subtract": (lambda a, b: symbolic.lift(a) - b, lambda a, b: a - b),
+    "multiply": (lambda a, b: symbolic.lift(a) * b, lambda a, b: a * b),
+    "maximum": (symbolic.maximum, max),
+    "minimum": (symbolic.minimum, min),
+}
+
+
+@given(SIZES, SIZES, BINDINGS, st.sampled_from(sorted(OPERATIONS)))
+def test_operations_agree_with_integers(left, right, bindings, name):
+    build, compute = OPERATIONS[name]
+    assert evaluate(symbolic.simplify(build(left, right)), bindings) == compute(
+        evaluate(left, bindings), evaluate(right, bindings)
+    )
+
+
+@given(SIZES, st.integers(1, 12), BINDINGS)
+def test_division_agrees_with_integers(value, divisor, bindings):
+    number = evaluate(value, bindings)
+    assert evaluate(symbolic.floor_divide(value, divisor), bindings) == number // divisor
+    assert evaluate(symbolic.modulo(value, divisor), bindings) == number % divisor
+    assert evaluate(symbolic.ceil_divide(value, divisor), bindings) == -(-number // divisor)
+    assert evaluate(symbolic.round_up(value, divisor), bindings) == -(-number // divisor) * divisor
+
+
+@given(SIZES, BINDINGS)
+def test_bounds_hold(value, bindings):
+    assert lower_bound(value) <= evaluate(value, bindings) <= upper_bound(value)
+
+
+@given(SIZES, BINDINGS)
+def test_json_round_trip(value, bindings):
+    again = symbolic.from_json(symbolic.to_json(value), SYMBOLS)
+    assert evaluate(again, bindings) == evaluate(value, bindings)
+
+
+@given(SIZES, BINDINGS, st.integers(1, 16))
+def test_substitution_agrees_with_evaluation(value, bindings, batch):
+    fixed = symbolic.substitute(value, {"batch": batch})
+    assert evaluate(fixed, bindings) == evaluate(value, {**bindings, "batch": batch})
+
+
+def test_polynomials_have_one_form():
+    batch, sequence = LEAVES
+    assert batch * sequence == sequence * batch
+    assert (batch + 1) * (batch - 1) == batch * batch - 1
+    assert symbolic.floor_divide(batch * sequence * 8, sequence * 4) == 2 * batch
+    assert symbolic.modulo(batch * 64, 64) == 0
+    assert symbolic.product([batch, 3, sequence]) == 3 * batch * sequence
+
+
+@pytest.mark.parametrize("data", [None, "x", {"terms": [[1, [["nobody", 1]]]]}, {"terms": [[1, [["batch", 99]]]]}, {}])
+def test_malformed_json_is_refused(data):
+    with pytest.raises(ValueError):
+        symbolic.from_json(data, SYMBOLS)
