@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.engine.engine import Engine as Engine
     from tilewright.engine.engine import load as load
+    from tilewright.frontend.jit import JITFunction as JITFunction
     from tilewright.frontend.jit import jit as jit
+    from tilewright.frontend.sizes import cdiv as cdiv
+    from tilewright.frontend.sizes import next_power_of_2 as next_power_of_2
+    from tilewright.language.function import constexpr_function as constexpr_function
 
 __version__ = "0.1.0"
 
@@ -25,8 +29,14 @@ _EXPORTS = {
     "Engine": "tilewright.engine.engine",
     "load": "tilewright.engine.engine",
     "jit": "tilewright.frontend.jit",
+    "JITFunction": "tilewright.frontend.jit",
+    "constexpr_function": "tilewright.language.function",
+    "cdiv": "tilewright.frontend.sizes",
+    "next_power_of_2": "tilewright.frontend.sizes",
 }
-__all__ = ["Engine", "compile", "jit", "load"]
+__all__ = [
+    "Engine", "JITFunction", "cdiv", "compile", "constexpr_function", "jit", "language", "load", "next_power_of_2",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +44,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_EXPORTS[name]), name)
         globals()[name] = value
         return value
+    if name == "language":  # after `import tilewright` alone; the import binds the name
+        return importlib.import_module("tilewright.language")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

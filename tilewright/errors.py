@@ -5,13 +5,22 @@ All of them derive from `TilewrightError`.  Internal mistakes raise ordinary Pyt
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TilewrightError(Exception):
     """Base of every error tilewright raises on purpose."""
 
 
 class CompilationError(TilewrightError):
-    """A kernel cannot be compiled; the message carries file, line, caret, call chain and advice."""
+    """A kernel cannot be compiled; the message carries file, line, caret, call chain and advice.
+
+    `message` and `advice` are its parts, `location` the place (an `ir.core.Location`), where they are known.
+    """
+
+    message: str = ""
+    advice: str = ""
+    location: Any = None
 
 
 class InvalidIRError(TilewrightError):

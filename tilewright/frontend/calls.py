@@ -108,13 +108,16 @@ class Calls(Expressions):
         except LanguageError:
             raise
         except Exception as error:
-            raise LanguageError(f"the compile-time function '{name}' failed: {type(error).__name__}: {error}") from error
+            raise LanguageError(
+                f"the compile-time function '{name}' failed: {type(error).__name__}: {error}"
+            ) from error
 
     def _call_other(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """dtypes as casts, types of the language, methods of compile-time values, NamedTuples, `math`."""
         if isinstance(function, dtype):
-            _check_arguments(core.cast, str(function), [*arguments, function], keywords)
-            return core.cast(*arguments, function, **keywords)
+            if len(arguments) != 1 or keywords:
+                raise LanguageError(f"{function}() casts one value")
+            return core.cast(arguments[0], function)
         if function is constexpr:
             return constant_of(arguments[0], "constexpr()")
         if function in (pointer_type, block_type) or isinstance(function, EnumMeta):

@@ -28,13 +28,13 @@ def _excerpt(location: Location, width: int) -> list[str]:
 def render(message: str, location: Location, width: int = 1, advice: str = "") -> str:
     """The full text of an error.
 
-        scale.py:7:12: shapes [16] and [32] cannot be broadcast together
-          7 | y = x + w
-            |     ^^^^^
-          in 'scale', called from 'kernel' at scale.py:12
-          12 | scale(x, w)
-             | ^^^^^^^^^^^
-          help: extents must be equal or 1
+    scale.py:7:12: shapes [16] and [32] cannot be broadcast together
+      7 | y = x + w
+        |     ^^^^^
+      in 'scale', called from 'kernel' at scale.py:12
+      12 | scale(x, w)
+         | ^^^^^^^^^^^
+      help: extents must be equal or 1
     """
     lines = [f"{location}: {message}", *_excerpt(location, width)]
     inner, caller = location, location.caller

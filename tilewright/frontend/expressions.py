@@ -11,7 +11,7 @@ from typing import Any
 from tilewright.frontend.builtins import constant_of
 from tilewright.frontend.scope import FunctionState, is_compile_time
 from tilewright.frontend.values import check_same, put_together, take_apart
-from tilewright.ir.core import Region
+from tilewright.ir.core import Region, Value
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.semantic import arithmetic
@@ -32,6 +32,12 @@ _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any], Callable
     ast.BitXor: ("^", operator.xor, lambda x, y: arithmetic.bitwise("xor", x, y)),
     ast.LShift: ("<<", operator.lshift, lambda x, y: arithmetic.shift("shift_left", x, y)),
     ast.RShift: (">>", operator.rshift, lambda x, y: arithmetic.shift("shift_right", x, y)),
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
 }
 _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Eq: ("eq", operator.eq),
@@ -128,9 +134,7 @@ class Expressions(FunctionState):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         value = self.evaluate(node.operand)
         if not isinstance(value, tensor):
-            return {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert, ast.Not: operator.not_}[
-                type(node.op)
-            ](value)
+            return _UNARY[type(node.op)](value)
         self.mark(node)
         if isinstance(node.op, ast.Not):
             return not value.constant if value.constant is not None else arithmetic.logical_not(value)
@@ -243,7 +247,7 @@ class Expressions(FunctionState):
             check_same(name or "value", values[0][name], values[1][name], "differs between the two branches")
         for region, bound in zip(regions, values, strict=True):
             with builder.at(region):
-                handles = []
+                handles: list[Value] = []
                 for name, value in bound.items():
                     shapes[name], leaves = take_apart(value)
                     handles.extend(leaf.handle for leaf in leaves)
@@ -313,16 +317,16 @@ class Expressions(FunctionState):
         return self.evaluate(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> str:
-        return "".join(self.visit_FormattedValue(part) if isinstance(part, ast.FormattedValue) else part.value
-                       for part in node.values)  # type: ignore[attr-defined]  # fmt: skip
+        return "".join(str(self.evaluate(part)) for part in node.values)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> str:
         value = self.evaluate(node.value)
         if isinstance(value, tensor):
             raise LanguageError("an f-string holds compile-time values only", "use tl.device_print for run-time values")
-        text = {114: repr, 115: str, 97: ascii}.get(node.conversion, lambda entry: entry)(value)
-        specification = self.evaluate(node.format_spec) if node.format_spec is not None else ""
-        return format(text, specification)
+        conversions: dict[int, Callable[[Any], Any]] = {114: repr, 115: str, 97: ascii}
+        if node.conversion in conversions:
+            value = conversions[node.conversion](value)
+        return format(value, self.evaluate(node.format_spec) if node.format_spec is not None else "")
 
     def visit_ListComp(self, node: ast.ListComp) -> tuple[Any, ...]:
         if len(node.generators) != 1:

@@ -11,7 +11,7 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.frontend.analysis import assigned_names, exposed_names, loaded_names, returns_inside
-from tilewright.frontend.statements import Statements
+from tilewright.frontend.statements import RETURN_IN_LOOP, Statements
 from tilewright.frontend.values import Shape, check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
 from tilewright.language import core
@@ -77,7 +77,7 @@ class Loops(Statements):
     @staticmethod
     def _check_body(statement: ast.For | ast.While) -> None:
         if returns_inside(statement.body):
-            raise LanguageError("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+            raise LanguageError(*RETURN_IN_LOOP)
 
     # Run-time loops
 
@@ -86,7 +86,9 @@ class Loops(Statements):
         exposed = exposed_names(statement.body)
         if isinstance(statement, ast.While):
             exposed |= loaded_names(statement.test)
-        own_index = statement.target.id if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name) else ""
+        own_index = (
+            statement.target.id if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name) else ""
+        )
         carried = Carried([], [], [], [])
         for name in assigned_names(statement.body):
             if name not in self.names or name == own_index:
@@ -101,7 +103,9 @@ class Loops(Statements):
             carried.before.append(put_together(shape, iter([leaf.handle for leaf in leaves])))
         return carried
 
-    def _trace_body(self, statement: ast.For | ast.While, region: Region, carried: Carried, bound: dict[str, Any]) -> None:
+    def _trace_body(
+        self, statement: ast.For | ast.While, region: Region, carried: Carried, bound: dict[str, Any]
+    ) -> None:
         """The body traced into `region` and ended by the yield of the carried names."""
         saved = dict(self.names), dict(self.unbound), self.loop
         self.loop = self.loop or statement

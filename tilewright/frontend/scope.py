@@ -62,7 +62,9 @@ class FunctionState:
         except InvalidIRError as error:
             raise self.error(node, str(error)) from error
         except RecursionError:
-            raise self.error(node, "functions call each other too deeply", "recursion must end on a constexpr") from None
+            raise self.error(
+                node, "functions call each other too deeply", "recursion must end on a constexpr"
+            ) from None
         except Exception as error:  # a malformed kernel must never show a traceback of ours
             raise self.error(node, f"{type(error).__name__}: {error}") from error
 

@@ -53,4 +53,3 @@ class TraceSession:
         location = self.builder.location
         file, line = (location.file, location.line) if location else ("", 0)
         self.remarks.setdefault((message, file, line), Remark(severity, message, file, line))
-

@@ -31,6 +31,8 @@ _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Match: ("match", "use if and elif"),
 }
 
+RETURN_IN_LOOP = ("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+
 
 @dataclass(frozen=True)
 class Returned:
@@ -77,7 +79,7 @@ class Statements(Calls):
 
     def _return(self, statement: ast.Return) -> Returned:
         if self.loop is not None:
-            raise LanguageError("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+            raise LanguageError(*RETURN_IN_LOOP)
         return Returned(None if statement.value is None else self.evaluate(statement.value))
 
     # Assignment
@@ -152,7 +154,9 @@ class Statements(Calls):
         known = self.known(condition)
         if known is not None:
             if known[0] is not None and not isinstance(known[0], (bool, int, float)):
-                raise self.error(statement.test, f"a compile-time condition must be a bool, int or None, got {known[0]!r}")
+                raise self.error(
+                    statement.test, f"a compile-time condition must be a bool, int or None, got {known[0]!r}"
+                )
             taken = statement.body if known[0] else statement.orelse
             outcome = self.execute(taken)
             return outcome, outcome is not None
@@ -162,7 +166,9 @@ class Statements(Calls):
         self._merging_branch(statement, condition)
         return None, False
 
-    def _trace_branch(self, statements: list[ast.stmt]) -> tuple[Region, dict[str, Any], dict[str, str], Returned | None]:
+    def _trace_branch(
+        self, statements: list[ast.stmt]
+    ) -> tuple[Region, dict[str, Any], dict[str, str], Returned | None]:
         """A branch traced into its own region from the present names; gives the names it ends with."""
         saved = dict(self.names), dict(self.unbound)
         region = Region()
@@ -182,12 +188,10 @@ class Statements(Calls):
         for name in assigned_names([*statement.body, *statement.orelse]):
             if name not in then_names or name not in other_names:
                 missing = "else" if name in then_names else "if"
-                self.unbind(
-                    name,
-                    then_unbound.get(name) or other_unbound.get(name)
-                    if name not in then_names and name not in other_names
-                    else f"the '{missing}' branch at line {statement.lineno} does not assign it",
-                )  # type: ignore[arg-type]
+                reason = f"the '{missing}' branch at line {statement.lineno} does not assign it"
+                if name not in then_names and name not in other_names:
+                    reason = then_unbound.get(name) or other_unbound.get(name) or reason
+                self.unbind(name, reason)
             elif identical(then_names[name], other_names[name]):
                 self.bind(name, then_names[name])
             elif not self.needed_after(name, statement):
@@ -210,7 +214,7 @@ class Statements(Calls):
     def _returning_branch(self, statement: ast.If, condition: tensor, rest: list[ast.stmt]) -> Returned:
         """``if c: return x`` followed by more: the rest runs in the branches that do not return."""
         if self.loop is not None:
-            raise LanguageError("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+            raise LanguageError(*RETURN_IN_LOOP)
         location = self.location(statement)
         traced = [self._trace_branch([*body, *rest]) for body in (statement.body, statement.orelse)]
         values = [outcome.value if outcome is not None else None for _, _, _, outcome in traced]

@@ -1,15 +1,16 @@
 """What a kernel author sees as `tl`.
 
-    import tilewright
-    import tilewright.language as tl
+import tilewright
+import tilewright.language as tl
 
-    @tilewright.jit
-    def add(x, y, out, n, BLOCK: tl.constexpr):
-        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < n
-        tl.store(out + offsets, tl.load(x + offsets, mask) + tl.load(y + offsets, mask), mask)
+@tilewright.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out + offsets, tl.load(x + offsets, mask) + tl.load(y + offsets, mask), mask)
 """
 
+# ruff: noqa: F401
 from builtins import tuple
 
 from tilewright.language import core, math, standard

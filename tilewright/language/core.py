@@ -11,7 +11,8 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction, shape as shapes
+from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction
+from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
 from tilewright.language.types import constexpr, dtype, unwrap
 
@@ -471,8 +472,9 @@ class range:
         warp_specialize: bool = False,
         disable_licm: bool = False,
     ) -> None:
-        self.start, self.end = (0, arg1) if arg2 is None else (arg1, arg2)
-        self.step = 1 if step is None else step
+        self.start: Any = 0 if arg2 is None else arg1
+        self.end: Any = arg1 if arg2 is None else arg2
+        self.step: Any = 1 if step is None else step
         self.num_stages, self.loop_unroll_factor = num_stages, loop_unroll_factor
         self.flatten, self.warp_specialize = flatten, warp_specialize
         self.disallow_acc_multi_buffer, self.disable_licm = disallow_acc_multi_buffer, disable_licm

@@ -103,7 +103,10 @@ class SourceFunction:
         return tuple(parameter.name for parameter in self.parameters)
 
     def _parameter(self, entry: inspect.Parameter) -> ParameterInfo:
-        kinds = {inspect.Parameter.VAR_POSITIONAL: "variadic", inspect.Parameter.KEYWORD_ONLY: "keyword"}
+        kinds: dict[Any, str] = {
+            inspect.Parameter.VAR_POSITIONAL: "variadic",
+            inspect.Parameter.KEYWORD_ONLY: "keyword",
+        }
         if entry.kind is inspect.Parameter.VAR_KEYWORD:
             raise CompilationError(f"kernel '{self.name}' has a **{entry.name} parameter; kernels take no **keywords")
         annotation = self._annotation(entry.annotation)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tilewright.dtypes import DType
 from tilewright.ir.core import Attribute, Region, Value
-from tilewright.ir.types import PointerType, TensorType
+from tilewright.ir.types import PointerType
+from tilewright.language import types
 from tilewright.language.context import LanguageError, create
-from tilewright.language.types import Number, block_type, dtype, wrap
+from tilewright.language.types import Number, block_type, wrap
 
 
 class tensor:
@@ -55,11 +56,11 @@ class tensor:
         return self.handle.type.element
 
     @property
-    def dtype(self) -> dtype:
+    def dtype(self) -> types.dtype:
         return wrap(self.handle.type.element)
 
     @property
-    def type(self) -> Union[dtype, block_type]:
+    def type(self) -> Union[types.dtype, block_type]:
         return block_type(self.dtype, self.shape) if self.shape else self.dtype
 
     @property
@@ -112,7 +113,3 @@ def type_text(value: Any) -> str:
     if isinstance(value, tensor):
         return str(value.type)
     return f"the constant {value!r}" if isinstance(value, (bool, int, float, str)) else repr(value)
-
-
-def type_of(handle: Value) -> TensorType:
-    return handle.type

@@ -293,18 +293,23 @@ class constexpr:
 def _add_operators() -> None:
     """Give `constexpr` the operators of the value that it holds."""
 
-    def binary(name: str, function: Callable[[Any, Any], Any]) -> None:
-        setattr(constexpr, f"__{name}__", lambda self, other: constexpr(function(self.value, unwrap(other))))
+    def binary(name: str, function: Callable[[Any, Any], Any], swapped: bool = False) -> None:
+        def method(self: constexpr, other: Any) -> constexpr:
+            pair = (unwrap(other), self.value) if swapped else (self.value, unwrap(other))
+            return constexpr(function(*pair))
+
+        setattr(constexpr, f"__{name}__", method)
+
+    def unary(name: str, function: Callable[[Any], Any]) -> None:
+        setattr(constexpr, f"__{name}__", lambda self: constexpr(function(self.value)))
 
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor"):
-        function = getattr(operator, name)
-        binary(name.rstrip("_"), function)
-        binary(f"r{name.rstrip('_')}", lambda left, right, function=function: function(right, left))
+        binary(name.rstrip("_"), getattr(operator, name))
+        binary(f"r{name.rstrip('_')}", getattr(operator, name), swapped=True)
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         binary(name, getattr(operator, name))
     for name in ("neg", "pos", "invert", "abs"):
-        function = getattr(operator, name)
-        setattr(constexpr, f"__{name}__", lambda self, function=function: constexpr(function(self.value)))
+        unary(name, getattr(operator, name))
 
 
 _add_operators()

@@ -68,3 +68,7 @@ class Target(Protocol):
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel; results are cached on disk by content."""
         ...
+
+    def load(self, key: str) -> Binary | None:
+        """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
+        ...

@@ -97,7 +97,8 @@ def _shifted_pointer(pointer: tensor, index: Any, symbol: str) -> tensor:
     index = to_tensor(index)
     if index.is_pointer or not index.number.is_integer:
         raise LanguageError(
-            f"a pointer moves by integers only, got {index.type}", "pointer - pointer and pointer + float are not defined"
+            f"a pointer moves by integers only, got {index.type}",
+            "pointer - pointer and pointer + float are not defined",
         )
     if index.number.is_bool:
         index = cast(index, dtypes.int32)

@@ -82,7 +82,14 @@ def cast(value: tensor, element: DType | PointerType, rounding: str = "rtne") ->
         return _cast_pointer(value, element)
     if element.is_bool:
         return emit("compare", [value, constant(0, source, value.shape)], {"predicate": "ne"})
-    if source.is_integer and element.is_float and element.bits == 8 or source.bits == 8 and source.is_float and element.is_integer:
+    if (
+        source.is_integer
+        and element.is_float
+        and element.bits == 8
+        or source.bits == 8
+        and source.is_float
+        and element.is_integer
+    ):
         raise LanguageError(
             f"there is no direct conversion between {wrap(source)} and {wrap(element)}", "convert through fp16 or fp32"
         )
@@ -121,7 +128,8 @@ def bitcast(value: tensor, element: DType | PointerType) -> tensor:
         return value
     if value.element.bits != element.bits:
         raise LanguageError(
-            f"a bitcast needs equal widths: {value.dtype} has {value.element.bits} bits, {wrap(element)} has {element.bits}"
+            f"a bitcast needs equal widths: {value.dtype} has {value.element.bits} bits, "
+            f"{wrap(element)} has {element.bits}"
         )
     return emit("bitcast", [value], {"element": element})
 

@@ -28,7 +28,9 @@ def hint(value: Any, name: str, numbers: Any) -> Any:
     listed = list(numbers) if isinstance(numbers, (tuple, list)) else [numbers]
     counts = tuple(static_int(entry, "every number of a hint") for entry in listed)
     if len(counts) != max(1, value.rank):
-        raise LanguageError(f"a hint on a block of rank {value.rank} needs {max(1, value.rank)} numbers, got {len(counts)}")
+        raise LanguageError(
+            f"a hint on a block of rank {value.rank} needs {max(1, value.rank)} numbers, got {len(counts)}"
+        )
     if any(count < 1 for count in counts):
         raise LanguageError(f"a hint's numbers must be positive, got {list(counts)}")
     if not value.is_pointer and (not value.number.is_integer or value.number.is_bool):

@@ -7,7 +7,7 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.language.context import LanguageError
-from tilewright.language.semantic.convert import cast, constant
+from tilewright.language.semantic.convert import constant
 from tilewright.language.semantic.shape import reshape
 from tilewright.language.tensor import emit, tensor, type_text
 from tilewright.language.types import dtype, unwrap, wrap

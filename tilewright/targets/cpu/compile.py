@@ -51,6 +51,12 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
     return _binary(key, metadata, code.image, target, texts)
 
 
+def load_binary(key: str, target: CPUTarget) -> Binary | None:
+    """The binary of a key from the object cache; None when it is not there."""
+    entry = ObjectCache(settings.cache_directory).get(key)
+    return None if entry is None else _from_entry(key, entry, target)
+
+
 def _metadata(function: Function, lowered: LoweredKernel, seconds: Mapping[str, float]) -> dict[str, Any]:
     return {
         "symbol": lowered.symbol,

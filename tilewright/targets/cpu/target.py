@@ -150,6 +150,12 @@ class CPUTarget:
 
         return compile_function(function, self, options)
 
+    def load(self, key: str) -> Binary | None:
+        """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
+        from tilewright.targets.cpu.compile import load_binary
+
+        return load_binary(key, self)
+
 
 @lru_cache(maxsize=1)
 def _host_target() -> CPUTarget:

@@ -1,0 +1,199 @@
+"""Launch arguments: what each one is (its class for specialization) and the value that the kernel gets.
+
+array, tensor   pointer to its dtype, with whether the address is divisible by 16
+int             i32 if it fits, else i64, else u64, with the largest of 16, 8, 4, 2 that divides it;
+                the value 1 becomes a compile-time constant
+bool            i1          float   f32          None   a compile-time constant
+NumPy scalar    its own dtype
+tuple           each entry by its own rule
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import LaunchError
+from tilewright.ir.types import PointerType, TensorType, scalar
+
+
+@dataclass(frozen=True)
+class ArgumentClass:
+    """What a kernel is specialised on for one argument: its IR type and a divisor, or a constant."""
+
+    type: TensorType | None  # None for a constant
+    divisibility: int = 1
+    constant: Any = None
+
+
+Classified = tuple[ArgumentClass, Any]  # with the address or number that goes into the argument slot
+Handler = Callable[[Any], Classified]
+
+_ONE = ArgumentClass(None, 1, 1)
+_NONE = ArgumentClass(None, 1, None)
+_BOOL = ArgumentClass(scalar(dtypes.int1))
+_FLOAT = ArgumentClass(scalar(dtypes.float32))
+_DIVISORS = (16, 1, 2, 1, 4, 1, 2, 1, 8, 1, 2, 1, 4, 1, 2, 1)  # of a number, by its last four bits
+_INTEGERS: dict[str, tuple[ArgumentClass, ...]] = {
+    name: tuple(ArgumentClass(scalar(dtypes.BY_NAME[name]), divisor) for divisor in _DIVISORS)
+    for name in ("int32", "int64", "uint64")
+}
+_INT32 = _INTEGERS["int32"]
+
+
+def _classify_int(value: int) -> Classified:
+    if value == 1:
+        return _ONE, 1
+    if -(2**31) <= value < 2**31:
+        return _INT32[value & 15], value
+    if -(2**63) <= value < 2**64:
+        return _INTEGERS["int64" if value < 2**63 else "uint64"][value & 15], value
+    raise LaunchError(f"the integer {value} does not fit in 64 bits")
+
+
+@lru_cache(maxsize=256)
+def _pointer_classes(dtype: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
+    """Classes of arrays of a dtype: aligned to 16 bytes, and not."""
+    try:
+        element = dtypes.from_numpy(dtype)
+    except KeyError:
+        raise LaunchError(
+            f"an array of dtype {dtype} cannot be passed to a kernel; "
+            f"convert it to one of {', '.join(entry.name for entry in dtypes.DTYPES)}"
+        ) from None
+    pointer = scalar(PointerType(element))
+    return ArgumentClass(pointer, 16), ArgumentClass(pointer, element.itemsize)
+
+
+def _classify_array(value: np.ndarray) -> Classified:
+    aligned, unaligned = _pointer_classes(value.dtype)
+    address = value.__array_interface__["data"][0]
+    if address & 15 == 0:
+        return aligned, address
+    if address % unaligned.divisibility:
+        raise LaunchError(f"an array of {value.dtype} begins at address {address:#x}, which its dtype does not divide")
+    return unaligned, address
+
+
+_TORCH_CLASSES: dict[Any, tuple[ArgumentClass, ArgumentClass]] = {}
+
+
+def _classify_torch(value: Any) -> Classified:
+    classes = _TORCH_CLASSES.get(value.dtype) or _torch_classes(value.dtype)
+    if not value.is_cpu:
+        raise LaunchError(f"a tensor on {value.device} was passed to a kernel for the CPU; pass tensor.cpu()")
+    address = value.data_ptr()
+    return classes[address & 15 != 0], address
+
+
+def _torch_classes(dtype: Any) -> tuple[ArgumentClass, ArgumentClass]:
+    name = str(dtype).removeprefix("torch.")
+    name = {"bool": "int1", "float8_e5m2": "float8e5", "float8_e4m3fn": "float8e4nv"}.get(name, name)
+    if name not in dtypes.BY_NAME:
+        raise LaunchError(f"a tensor of {dtype} cannot be passed to a kernel; convert it with .to(...)")
+    element = dtypes.BY_NAME[name]
+    pointer = scalar(PointerType(element))
+    _TORCH_CLASSES[dtype] = ArgumentClass(pointer, 16), ArgumentClass(pointer, element.itemsize)
+    return _TORCH_CLASSES[dtype]
+
+
+def _classify_numpy_scalar(value: np.generic) -> Classified:
+    return ArgumentClass(scalar(dtypes.from_numpy(value.dtype))), value.item()
+
+
+def _classify_tuple(value: tuple[Any, ...]) -> Classified:
+    parts = [classify(entry) for entry in value]
+    return tuple(part[0] for part in parts), tuple(part[1] for part in parts)  # type: ignore[return-value]
+
+
+def _classify_dlpack(value: Any) -> Classified:
+    return _classify_array(_from_dlpack(value))
+
+
+def _from_dlpack(value: Any) -> np.ndarray:
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise LaunchError(
+            f"cannot read this {type(value).__name__} through DLPack ({error}); copy it to the CPU, "
+            "or pass a NumPy array"
+        ) from error
+
+
+_HANDLERS: dict[type, Handler] = {
+    int: _classify_int,
+    bool: lambda value: (_BOOL, value),
+    float: lambda value: (_FLOAT, value),
+    type(None): lambda value: (_NONE, 0),
+    np.ndarray: _classify_array,
+    tuple: _classify_tuple,
+}
+
+
+def classify(value: Any) -> Classified:
+    """The class and the slot value of a run-time argument; raises `LaunchError` for what cannot be passed."""
+    handler = _HANDLERS.get(type(value))
+    return handler(value) if handler is not None else _register(value)(value)
+
+
+def _register(value: Any) -> Handler:
+    """Find the handler of a type met for the first time."""
+    torch = sys.modules.get("torch")
+    handler: Handler
+    if torch is not None and isinstance(value, torch.Tensor):
+        handler = _classify_torch
+    elif isinstance(value, np.ndarray):
+        handler = _classify_array
+    elif isinstance(value, np.generic):
+        handler = _classify_numpy_scalar
+    elif isinstance(value, tuple):
+        handler = _classify_tuple
+    elif hasattr(value, "__dlpack__"):
+        handler = _classify_dlpack
+    else:
+        raise LaunchError(
+            f"a {type(value).__name__} cannot be passed at run time; kernels take arrays, numbers, bools, None and "
+            "tuples of these (anything else needs a tl.constexpr parameter)"
+        )
+    _HANDLERS[type(value)] = handler
+    return handler
+
+
+def as_array(value: Any) -> np.ndarray:
+    """The memory of an array argument as NumPy sees it, for the interpreter."""
+    if isinstance(value, np.ndarray):
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _torch_as_array(value, torch)
+    return _from_dlpack(value)
+
+
+def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
+    plain = value.detach()
+    wanted = classify(value)[0].type
+    assert wanted is not None and isinstance(wanted.element, PointerType)
+    element: DType = wanted.element.element
+    try:
+        return plain.numpy()
+    except TypeError:  # bfloat16 and fp8, which NumPy has by extension only
+        carrier = {1: torch.uint8, 2: torch.int16}[element.itemsize]
+        return plain.view(carrier).numpy().view(element.numpy)
+
+
+def is_writable(value: Any) -> bool:
+    """Whether a kernel may store to an array argument."""
+    return not isinstance(value, np.ndarray) or bool(value.flags.writeable)
+
+
+def retyped(kind: ArgumentClass, value: Any, element: DType) -> ArgumentClass:
+    """The class of an argument whose parameter is annotated with a dtype: ints keep their divisibility."""
+    exact = isinstance(value, int) and not isinstance(value, bool) and element.is_integer
+    return ArgumentClass(scalar(element), _DIVISORS[value & 15] if exact else 1)

@@ -1,0 +1,135 @@
+"""From a kernel and a signature to its binary, without tracing it when the disk already knows.
+
+The signature's key covers the source of every function that the kernel reaches, the values that they
+capture, parameter types, constants, options, the target, and the sources of the compiler.  On disk the
+key leads to the binary's own content key and to what a launch must know (`Interface`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tilewright
+from tilewright.errors import InvalidIRError
+from tilewright.frontend.compiled import CompiledKernel, Interface, written_parameters
+from tilewright.frontend.tracer import Trace
+from tilewright.ir.core import Function, Parameter
+from tilewright.ir.verifier import verify
+from tilewright.language.function import SourceFunction, describe
+from tilewright.language.types import unwrap
+from tilewright.settings import settings
+from tilewright.targets.base import Remark, Target
+from tilewright.targets.llvm.cache import ObjectCache, compiler_digest
+
+logger = logging.getLogger("tilewright.jit")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that a compiled kernel depends on, besides the target."""
+
+    kernel: SourceFunction
+    types: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    parameters: Mapping[str, Parameter]
+    options: Mapping[str, Any]
+    debug: bool
+
+    def key(self, target: Target) -> str:
+        """A name for the result, found without tracing."""
+        digest = hashlib.sha256()
+        parts = [
+            tilewright.__version__,
+            language_digest(),
+            compiler_digest(),
+            target.key,
+            self.kernel.fingerprint(),
+            repr(sorted((name, _type_text(kind)) for name, kind in self.types.items())),
+            repr(sorted((name, describe(unwrap(value), set())) for name, value in self.constants.items())),
+            repr(sorted((name, repr(value)) for name, value in self.parameters.items())),
+            repr(sorted(self.options.items(), key=lambda item: item[0])),
+            repr(self.debug),
+        ]
+        for part in parts:
+            digest.update(f"{len(part)}:{part}".encode())
+        return f"signature-{digest.hexdigest()[:40]}"
+
+
+def _type_text(kind: Any) -> str:
+    return f"({', '.join(map(str, kind))})" if isinstance(kind, tuple) else str(kind)
+
+
+def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]) -> CompiledKernel:
+    """The compiled kernel: from the object cache, or traced, verified and compiled."""
+    key = request.key(target)
+    cache = ObjectCache(settings.cache_directory)
+    name = request.kernel.name
+    reusable = not settings.always_compile and settings.dump_directory is None
+    entry = cache.get(key) if reusable else None
+    if entry is not None:
+        binary = target.load(entry.metadata["binary"])
+        if binary is not None:
+            remarks = tuple(Remark(**remark) for remark in entry.metadata["remarks"])
+            interface = Interface(frozenset(entry.metadata["written"]), remarks)
+            return CompiledKernel(name, target, binary, interface, lambda: trace().function)
+    traced = trace()
+    _verify(traced.function)
+    for remark in traced.remarks:
+        level = logging.WARNING if remark.severity == "warning" else logging.INFO
+        logger.log(level, "%s:%d: %s", remark.file, remark.line, remark.message)
+    binary = target.compile(traced.function, request.options)
+    interface = Interface(written_parameters(traced.function), traced.remarks)
+    metadata = {
+        "binary": binary.key,
+        "written": sorted(interface.written),
+        "remarks": [asdict(remark) for remark in interface.remarks],
+    }
+    cache.put(key, metadata, b"")
+    return CompiledKernel(name, target, binary, interface, lambda: traced.function)
+
+
+def _verify(function: Function) -> None:
+    if settings.verify:
+        try:
+            verify(function)
+        except InvalidIRError as error:
+            raise AssertionError(f"the front end traced invalid IR: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def language_digest() -> str:
+    """A hash of the sources that turn kernels into Tile IR."""
+    package = Path(tilewright.__file__).parent
+    digest = hashlib.sha256()
+    for folder in ("language", "frontend"):
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def watched(
+    kernel: SourceFunction, constants: Mapping[str, Any]
+) -> Iterator[tuple[SourceFunction, tuple[str, ...], Any]]:
+    """Captured names of a kernel, and of every function that it reaches, whose values a trace depends on."""
+    pending: list[Any] = [kernel, *constants.values()]
+    seen: set[int] = set()
+    while pending:
+        function = pending.pop()
+        if isinstance(function, (tuple, list)):
+            pending.extend(function)
+        if not isinstance(function, SourceFunction) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        inside = function.__module__.startswith("tilewright.language")
+        for path, value in function.captured_values():
+            if isinstance(value, SourceFunction):
+                pending.append(value)
+            if not inside and len(path) == 1:
+                yield function, path, value

@@ -1,0 +1,181 @@
+"""A kernel compiled for one signature: its code, its texts, and how it is launched."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.dtypes import BY_TEXT
+from tilewright.errors import LaunchError
+from tilewright.frontend.arguments import classify
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.printer import print_function
+from tilewright.runtime.launch import launch
+from tilewright.runtime.library import NativeLibrary, load_objects
+from tilewright.targets.base import Binary, Remark, Target
+
+_FORMATS = {"f32": "f4x", "f64": "d", "f16": "e6x", "i1": "?7x", "u64": "Q"}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a launch must know of a compiled kernel besides its code: names of parameters it stores through."""
+
+    written: frozenset[str]
+    remarks: tuple[Remark, ...]
+
+
+class CompiledKernel:
+    """Machine code of one specialization of a kernel.
+
+    `binary` holds the code, `function` its Tile IR (traced again when the code came from the cache),
+    `remarks` what the compiler reports.  ``compiled[grid](*arguments)`` launches it: run-time arguments
+    only, in the order of `function`'s parameters.
+    """
+
+    def __init__(
+        self, name: str, target: Target, binary: Binary, interface: Interface, trace: Callable[[], Function]
+    ) -> None:
+        self.name = name
+        self.target = target
+        self.binary = binary
+        self.written = interface.written
+        self.remarks = (*interface.remarks, *binary.remarks)
+        self._trace = trace
+
+    @cached_property
+    def function(self) -> Function:
+        """The kernel as Tile IR, before any pass."""
+        return self._trace()
+
+    def dump(self, stage: str = "ir") -> str:
+        """The kernel's text at a stage: ``ir``, ``llvm`` or ``asm``."""
+        if stage == "ir":
+            return print_function(self.function)
+        texts = self.binary.texts
+        if stage not in texts:
+            texts = self.target.compile(self.function, {"keep_texts": True}).texts
+        if stage not in texts:
+            raise ValueError(f"unknown stage {stage!r}: choose ir, {', '.join(sorted(set(texts) - {'ir'}))}")
+        return texts[stage]
+
+    @cached_property
+    def _library(self) -> NativeLibrary:
+        return load_objects([self.binary.image], [self.binary.symbol])
+
+    @cached_property
+    def address(self) -> int:
+        """Where the kernel's code is in this process."""
+        return self._library.address(self.binary.symbol)
+
+    @cached_property
+    def _pack(self) -> Callable[..., bytes]:
+        """Slot values -> the argument array, 8 bytes each."""
+        kinds = self.binary.parameters
+        packer = struct.Struct("<" + "".join(_slot_format(kind) for kind in kinds)).pack
+        narrow = [index for index, kind in enumerate(kinds) if _slot_format(kind) == "H6x"]
+        if not narrow:
+            return packer
+
+        def pack(*values: Any) -> bytes:
+            slots = list(values)
+            for index in narrow:
+                slots[index] = int(np.asarray(slots[index], ml_dtypes.bfloat16).view(np.uint16))
+            return packer(*slots)
+
+        return pack
+
+    def run(self, grid: tuple[int, int, int], slots: Sequence[Any]) -> None:
+        """Launch with slot values (addresses and numbers); returns when every instance is done."""
+        try:
+            packed = self._pack(*slots)
+        except struct.error as error:
+            kinds = ", ".join(self.binary.parameters)
+            raise LaunchError(f"kernel '{self.name}': arguments do not fit its parameters ({kinds}): {error}") from None
+        launch(self.address, packed, grid, self.binary.scratch_bytes)
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        extents = full_grid(grid)
+
+        def call(*arguments: Any) -> None:
+            if len(arguments) != len(self.binary.parameters):
+                count = len(self.binary.parameters)
+                raise LaunchError(f"kernel '{self.name}' takes {count} run-time arguments, got {len(arguments)}")
+            self.run(extents, [classify(argument)[1] for argument in arguments])
+
+        return call
+
+    def __repr__(self) -> str:
+        return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
+
+
+def _slot_format(kind: str) -> str:
+    if kind.startswith("*"):
+        return "Q"
+    if kind in _FORMATS:
+        return _FORMATS[kind]
+    dtype = BY_TEXT[kind]
+    if dtype.is_float:
+        return "H6x"
+    return "q" if dtype.is_signed else "Q"
+
+
+def full_grid(grid: Any) -> tuple[int, int, int]:
+    """A grid of one to three extents as three; raises `LaunchError` for anything else."""
+    extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    if not 1 <= len(extents) <= 3:
+        raise LaunchError(f"a grid has one to three extents, got {grid!r}")
+    numbers = []
+    for extent in extents:
+        if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool) or extent < 0:
+            raise LaunchError(f"a grid's extents are whole numbers of at least 0, got {grid!r}")
+        numbers.append(int(extent))
+    return (*numbers, 1, 1)[:3]  # type: ignore[return-value]
+
+
+def written_parameters(function: Function) -> frozenset[str]:
+    """Names of pointer parameters that a kernel may store through, following pointers through every operation."""
+    sources: dict[Value, set[str]] = {
+        value: {value.name} if value.type.is_pointer else set() for value in function.region.arguments
+    }
+    edges = [edge for operation in function.walk() for edge in _pointer_flow(operation)]
+    changed = True
+    while changed:  # loops carry pointers, so that facts may have to travel round
+        changed = False
+        for source, target in edges:
+            known = sources.setdefault(target, set())
+            missing = sources.get(source, set()) - known
+            known |= missing
+            changed = changed or bool(missing)
+    stores = [entry for entry in function.walk() if entry.opcode in ("store", "atomic_rmw", "atomic_cas")]
+    return frozenset(name for entry in stores for name in sources.get(entry.operands[0], set()))
+
+
+def _pointer_flow(operation: Operation) -> Iterator[tuple[Value, Value]]:
+    """Pairs (from, to) of values between which an operation passes pointers on."""
+    if operation.opcode == "for":
+        (body,) = operation.regions
+        carried = operation.operands[3:]
+        groups = [(carried, body.arguments[1:]), (body.terminator.operands, body.arguments[1:])]
+        groups += [(carried, operation.results), (body.terminator.operands, operation.results)]
+    elif operation.opcode == "while":
+        before, after = operation.regions
+        forwarded = before.terminator.operands[1:]
+        groups = [(operation.operands, before.arguments), (after.terminator.operands, before.arguments)]
+        groups += [(forwarded, after.arguments), (forwarded, operation.results)]
+    elif operation.opcode == "if":
+        groups = [(region.terminator.operands, operation.results) for region in operation.regions]
+    elif operation.opcode == "load":
+        groups = []
+    else:
+        groups = [([operand] * len(operation.results), operation.results) for operand in operation.operands]
+    for sources, targets in groups:
+        for source, target in zip(sources, targets, strict=True):
+            if source.type.is_pointer or target.type.is_pointer:
+                yield source, target
