@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,29 +37,46 @@ class Engine:
     """
 
     def __init__(self, package: Package, origin: str = "the engine") -> None:
-        """Link the package's machine code; raises `EngineTargetError` and `EngineDamagedError`."""
+        """`origin` names the engine in errors. Machine code is linked at the first run, by `load` at once."""
         self._package = package
         self._origin = origin
+        with self._reading():
+            programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
+            self._misfits = [_misfit(program["target"]) for program in programs]
+            fitting = [program for program, reason in zip(programs, self._misfits, strict=True) if reason is None]
+            self._program = (fitting or programs)[0]
+            self._signature = plan_from_json(self._program["plan"], with_steps=False)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What goes wrong while the manifest is read is damage to it."""
         try:
-            self._program = _choose_program(package.manifest, origin)
-            self._session = self._link()
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            yield
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise EngineDamagedError(
-                f"{origin} is damaged: the manifest is malformed ({type(error).__name__}: {error}). Build it again."
+                f"{self._origin} is damaged: the manifest is malformed ({type(error).__name__}: {error}). "
+                "Build it again."
             ) from error
 
-    def _link(self) -> Session:
-        program, package = self._program, self._package
-        plan = plan_from_json(program["plan"], with_steps=False)
-        symbol = program["symbol"]
-        if symbol != plan_symbol(program["plan"], package.weights.offsets):
-            raise ValueError("the machine code belongs to another plan")
-        images = [package.objects[name] for name in program["objects"]]
-        try:
-            library = load_objects(images, [symbol], glue().imports)
-        except RuntimeError as error:
-            raise ValueError(f"the machine code does not link: {error}") from error
-        return Session(plan, library, symbol, package.weights.address)
+    @functools.cached_property
+    def _session(self) -> Session:
+        """The plan's machine code, linked; raises `EngineTargetError` and `EngineDamagedError`."""
+        if None not in self._misfits:
+            raise EngineTargetError(
+                f"{self._origin} does not run on this machine: {'; '.join(filter(None, self._misfits))}. "
+                "Load it with rebuild=True, or build it again on this machine."
+            )
+        with self._reading():
+            program, package = self._program, self._package
+            symbol = program["symbol"]
+            if symbol != plan_symbol(program["plan"], package.weights.offsets):
+                raise ValueError("the machine code belongs to another plan")
+            images = [package.objects[name] for name in program["objects"]]
+            try:
+                library = load_objects(images, [symbol], glue().imports)
+            except RuntimeError as error:
+                raise ValueError(f"the machine code does not link: {error}") from error
+            return Session(self._signature, library, symbol, package.weights.address)
 
     @classmethod
     def load(cls, path: str | Path, rebuild: bool = False, progress: Progress | None = None) -> Engine:
@@ -70,7 +88,9 @@ class Engine:
         """
         path = Path(path)
         try:
-            return cls(read_package(path), f"the engine {path}")
+            engine = cls(read_package(path), f"the engine {path}")
+            engine._session  # noqa: B018 - link now, so that what does not fit is told now
+            return engine
         except EngineError as error:
             if not rebuild:
                 raise
@@ -88,12 +108,12 @@ class Engine:
     @property
     def inputs(self) -> list[TensorSpec]:
         """Names, dtypes and (symbolic) shapes of the inputs, in order."""
-        return self._session.plan.inputs
+        return self._signature.inputs
 
     @property
     def outputs(self) -> list[TensorSpec]:
         """Names, dtypes and (symbolic) shapes of the outputs, in order."""
-        return self._session.plan.outputs
+        return self._signature.outputs
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
@@ -123,10 +143,8 @@ class Engine:
     @functools.cached_property
     def plan(self) -> Plan:
         """The whole plan, with its steps and the evidence for each choice."""
-        try:
+        with self._reading():
             return plan_from_json(self._program["plan"])
-        except ValueError as error:
-            raise EngineDamagedError(f"{self._origin} is damaged: {error}. Build it again.") from error
 
     @property
     def name(self) -> str:
@@ -204,21 +222,6 @@ def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:
     that do not belong together don't link."""
     text = json.dumps([plan, weights], sort_keys=True, separators=(",", ":"))
     return f"tilewright_plan_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
-
-def _choose_program(manifest: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """The first program of the engine that this machine can run; raises `EngineTargetError` with every reason."""
-    reasons = []
-    programs: Sequence[Mapping[str, Any]] = manifest["programs"]
-    for program in programs:
-        reason = _misfit(program["target"])
-        if reason is None:
-            return program
-        reasons.append(reason)
-    raise EngineTargetError(
-        f"{origin} does not run on this machine: {'; '.join(reasons) or 'it holds no program'}. "
-        "Load it with rebuild=True, or build it again on this machine."
-    )
 
 
 def _misfit(target: Mapping[str, Any]) -> str | None:

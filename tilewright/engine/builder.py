@@ -1,0 +1,257 @@
+"""Building an engine: graph -> optimised -> fused -> kernels chosen and compiled -> plan -> engine.
+
+engine = build(import_model("model.onnx"))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import llvmlite
+import numpy as np
+
+from tilewright.engine import plan_codegen
+from tilewright.engine.engine import Engine, plan_symbol
+from tilewright.engine.file import FORMAT, VERSION, Package
+from tilewright.engine.graph_json import Placement, graph_to_json
+from tilewright.engine.kernels import KernelSet
+from tilewright.engine.plan_json import plan_to_json
+from tilewright.engine.storage import Storage, Task, assign_storage
+from tilewright.engine.weights import Weights
+from tilewright.errors import ShapeError
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import FusedGraph, Group
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import optimize
+from tilewright.kernels import packing
+from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
+from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify
+from tilewright.tactics.core import Candidate, Operand, PackedConstant
+from tilewright.tactics.elementwise import copy_candidate
+from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.select import candidates, choose
+from tilewright.targets.base import Target
+from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.registry import get_target
+
+Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
+
+
+def build(graph: Graph, target: str | Target = "auto", progress: Progress | None = None, source: str = "") -> Engine:
+    """Compile a graph into an engine; the graph is not changed.
+
+    `source` is remembered as where the model came from.  Raises `UnsupportedOperationError` and
+    `ShapeError` when a dynamic size is not the size of any input.
+    """
+    return _Builder(graph, get_target(target), progress or (lambda stage, item, seconds: None), source).build()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, target: Target, progress: Progress, source: str) -> None:
+        self.progress = progress
+        self.source = source
+        self.target = target
+        _check_symbols(graph)
+        with self._stage("optimize", graph.name):
+            self.graph = optimize(graph)
+        self.kernels = KernelSet(target, progress)
+        self.weights: dict[str, np.ndarray] = {}
+        self.placements: dict[str, Placement] = {}
+
+    @contextmanager
+    def _stage(self, stage: str, item: str) -> Iterator[None]:
+        self.progress(stage, item, 0.0)
+        started = time.perf_counter()
+        yield
+        self.progress(stage, item, time.perf_counter() - started)
+
+    def build(self) -> Engine:
+        with self._stage("fuse", self.graph.name):
+            fused = fuse(self.graph)
+        scheduled, evidence = self._choose(fused)
+        with self._stage("plan memory", self.graph.name):
+            storage = assign_storage(self.graph, scheduled, self._copy)
+        plan = self._plan(storage, evidence)
+        self._store_remaining_constants()
+        with self._stage("link", self.graph.name):
+            package = self._package(plan, fused)
+            return Engine(package)
+
+    # -- Kernels --------------------------------------------------------------------------------
+
+    def _choose(self, fused: FusedGraph) -> tuple[list[tuple[Group, Candidate | None]], dict[str, dict[str, Any]]]:
+        """A candidate for every group (none for a view), and by group's name the reasons."""
+        scheduled: list[tuple[Group, Candidate | None]] = []
+        evidence: dict[str, dict[str, Any]] = {}
+        for group in fused.groups:
+            if group.kind == "view":
+                scheduled.append((group, None))
+                continue
+            with self._stage("choose kernels", group.name):
+                found = candidates(group, self.graph, self.target)
+                chosen = choose(found)
+            scheduled.append((group, chosen))
+            evidence[group.name] = _evidence(group, found, chosen)
+        return scheduled, evidence
+
+    def _copy(self, source: Value, target: Value) -> Task:
+        """The task that copies one tensor to another."""
+        group = Group("movement", [], [source], [target], None, f"copy-{target.name}")
+        call = elementwise_call([], [Result(source, target)], self.graph.constants)
+        return Task(group, copy_candidate("copy", [call], group, self.target))
+
+    def _plan(self, storage: Storage, evidence: dict[str, dict[str, Any]]) -> Plan:
+        steps: list[Step] = []
+        for number, task in enumerate(storage.tasks):
+            steps += self._steps(number, task, storage, evidence.get(task.group.name, {"group": "copy"}))
+        nanoseconds: Size = 0
+        for step in steps:
+            nanoseconds = simplify(lift(nanoseconds) + estimate_nanoseconds(step.bytes, step.flops))
+        inputs = [
+            TensorSpec(value.name, value.dtype.name, value.shape, value.name if value in self.graph.mutations else None)
+            for value in self.graph.inputs
+        ]
+        scratch = max((entry.binary.scratch_bytes for entry in self.kernels.entries.values()), default=0)
+        return Plan(dict(self.graph.symbols), inputs, storage.outputs, steps, storage.arena_bytes, scratch, nanoseconds)
+
+    def _steps(self, number: int, task: Task, storage: Storage, evidence: dict[str, Any]) -> list[Step]:
+        """A step for each stage of the task's candidate."""
+        stages = task.candidate.stages
+
+        def place(operand: Operand) -> BufferReference:
+            return self._place(number, operand, storage)
+
+        operations = tuple(_description(node.op, node.output.name, node.source) for node in task.group.nodes)
+        return [
+            Step(
+                name=task.group.name if len(stages) == 1 else f"{task.group.name}.{position}",
+                choices=tuple(self.kernels.choice(call, place) for call in stage.calls),
+                operations=operations,
+                bytes=floor_divide(task.candidate.cost.bytes, len(stages)),
+                flops=floor_divide(task.candidate.cost.flops, len(stages)),
+                evidence=evidence,
+            )
+            for position, stage in enumerate(stages)
+        ]
+
+    # -- Constants ------------------------------------------------------------------------------
+
+    def _place(self, task: int, operand: Operand, storage: Storage) -> BufferReference:
+        if isinstance(operand, PackedConstant):
+            return BufferReference("weight", self._weight(operand.value, operand.recipe))
+        assert isinstance(operand, Value)
+        root = storage.roots.get(operand, operand)
+        if root in self.graph.constants:
+            return BufferReference("weight", self._weight(root, None))
+        return storage.place(task, operand)
+
+    def _weight(self, value: Value, recipe: packing.Recipe | None) -> str:
+        """The name of a constant's weight, stored in the order of first use."""
+        name = value.name
+        if recipe is not None:
+            name += "." + ".".join(str(entry) for _, entry in recipe)
+        if name not in self.weights:
+            array = self.graph.constants[value]
+            self.weights[name] = np.ascontiguousarray(array) if recipe is None else packing.apply(recipe, array)
+        if recipe is None or value.name not in self.placements:
+            self.placements[value.name] = (name, recipe)
+        return name
+
+    def _store_remaining_constants(self) -> None:
+        """Constants that kernels have in their code are kept for building the engine again."""
+        for value in self.graph.constants:
+            if value.name not in self.placements:
+                self._weight(value, None)
+
+    # -- The package ----------------------------------------------------------------------------
+
+    def _package(self, plan: Plan, fused: FusedGraph) -> Package:
+        weights = Weights.pack(self.weights)
+        data = plan_to_json(plan)
+        symbol = plan_symbol(data, weights.offsets)
+        entries = self.kernels.entries
+        names = {key: entry.binary.symbol for key, entry in entries.items()}
+        text = plan_codegen.generate(plan, symbol, names, weights.offsets)
+        assert isinstance(self.target, CPUTarget)
+        objects = {f"kernels/{key}.o": entry.binary.image for key, entry in entries.items()}
+        objects["kernels/plan.o"] = assemble(text, self.target).image
+        features = sorted({feature for entry in entries.values() for feature in entry.binary.features})
+        program = {
+            "target": {"name": self.target.name, "triple": self.target.triple, "features": features},
+            "plan": data,
+            "symbol": symbol,
+            "objects": list(objects),
+            "kernels": {
+                key: {"name": entry.name, "constants": entry.constants, "seconds": round(entry.seconds, 4)}
+                for key, entry in entries.items()
+            },
+        }
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "producer": _producer(),
+            "name": self.graph.name,
+            "source": self.source,
+            "remarks": [*self.kernels.remarks],
+            "fusion": list(fused.remarks),
+            "programs": [program],
+        }
+        return Package(manifest, weights, graph_to_json(self.graph, self.placements), objects)
+
+
+def _check_symbols(graph: Graph) -> None:
+    """Every dynamic size must follow from the inputs' shapes."""
+    known = {symbol.name for value in graph.inputs for size in value.shape for symbol in free_symbols(size)}
+    missing = [name for name in graph.symbols if name not in known]
+    if missing:
+        raise ShapeError(
+            f"the dynamic sizes {', '.join(missing)} are in no input's shape, so that a call cannot tell them; "
+            "make them fixed, or add an input that has them"
+        )
+
+
+def _evidence(group: Group, found: list[Candidate], chosen: Candidate) -> dict[str, Any]:
+    """Why a group is computed as it is, as JSON."""
+    middle = {symbol.name: (symbol.low + min(symbol.high, symbol.low + 512)) // 2
+              for size in (*(c.cost.bytes for c in found), *(c.cost.flops for c in found))
+              for symbol in free_symbols(size)}  # fmt: skip
+    return {
+        "group": group.kind,
+        "chosen": chosen.name,
+        "reasons": _jsonable(chosen.reasons),
+        "candidates": [
+            {
+                "name": candidate.name,
+                "seconds": candidate.cost.seconds,
+                "bytes": evaluate(candidate.cost.bytes, middle),
+                "flops": evaluate(candidate.cost.flops, middle),
+            }
+            for candidate in found
+        ],
+        "sizes": middle,
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(entry) for entry in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+
+
+def _description(op: str, output: str, source: str) -> str:
+    return f"{op} %{output}" + (f" ({source})" if source else "")
+
+
+def _producer() -> str:
+    try:
+        ours = version("tilewright")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        ours = "unknown"
+    return f"tilewright {ours}, llvmlite {llvmlite.__version__}"

@@ -1,0 +1,152 @@
+"""Compiling the kernels of a plan: equal calls share one binary, and each becomes a plan's `Choice`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tilewright.dtypes import BY_TEXT
+from tilewright.graph.core import Value
+from tilewright.ir.core import Parameter
+from tilewright.ir.types import PointerType, TensorType, scalar
+from tilewright.runtime.plan import Argument, BufferReference, Choice
+from tilewright.symbolic import Expression
+from tilewright.tactics.core import KernelCall, Operand, PackedConstant
+from tilewright.targets.base import Binary, Target
+
+if TYPE_CHECKING:
+    from tilewright.frontend.compiled import CompiledKernel
+
+Place = Callable[[Operand], BufferReference]
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """A binary of the engine and what people want to know of it."""
+
+    binary: Binary
+    name: str
+    constants: dict[str, Any]
+    seconds: float
+
+
+@dataclass
+class KernelSet:
+    """All binaries of an engine by key, compiled when they are first needed."""
+
+    target: Target
+    progress: Callable[[str, str, float], None]
+    entries: dict[str, KernelEntry] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    _compiled: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def choice(self, call: KernelCall, place: Place) -> Choice:
+        """The launch of `call`, with `place` telling where its tensors lie."""
+        places = {name: place(operand) for name, operand in call.operands.items() if _is_tensor(operand)}
+        key = self._compile(call, places)
+        binary = self.entries[key].binary
+        names = _parameter_order(call)
+        if len(names) != len(binary.parameters):
+            raise AssertionError(f"{call.kernel.__name__}: {names} against {binary.parameters}")
+        arguments = tuple(
+            Argument(text, places[name] if name in places else _number(call.operands[name]))
+            for name, text in zip(names, binary.parameters, strict=True)
+        )
+        if call.condition is None:
+            return Choice(key, arguments, call.grid)
+        return Choice(key, arguments, call.grid, *call.condition)
+
+    def _compile(self, call: KernelCall, places: Mapping[str, BufferReference]) -> str:
+        """The key of the binary that serves a call."""
+        types = _types(call)
+        parameters = _parameters(places)
+        identity = (id(call.kernel), _hashable(types), _hashable(call.constants), _hashable(parameters))
+        if identity not in self._compiled:
+            name = call.kernel.__name__
+            self.progress("compile", name, 0.0)
+            started = time.perf_counter()
+            compiled: CompiledKernel = call.kernel.compile(types, call.constants, parameters, target=self.target)
+            seconds = time.perf_counter() - started
+            binary = compiled.binary
+            constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
+            self.entries.setdefault(binary.key, KernelEntry(binary, name, constants, seconds))
+            self.remarks += [
+                f"{name}: {remark.message} ({remark.file}:{remark.line})"
+                for remark in compiled.remarks
+                if remark.severity == "warning"
+            ]
+            self._compiled[identity] = binary.key
+            self.progress("compile", name, seconds)
+        return self._compiled[identity]
+
+
+def _is_tensor(operand: Operand) -> bool:
+    return isinstance(operand, (Value, PackedConstant))
+
+
+def _number(operand: Operand) -> Any:
+    """A size or a float as a plan's argument."""
+    assert isinstance(operand, (int, float, Expression))
+    return operand
+
+
+def _type(name: str, call: KernelCall) -> TensorType:
+    operand = call.operands[name]
+    if isinstance(operand, PackedConstant):
+        return scalar(PointerType(operand.value.dtype))
+    if isinstance(operand, Value):
+        return scalar(PointerType(operand.dtype))
+    return scalar(BY_TEXT[call.types[name]])
+
+
+def _types(call: KernelCall) -> dict[str, TensorType | tuple[TensorType, ...]]:
+    """Types by parameter name; a variadic parameter's operands ``extra_0`` … make a tuple."""
+    types: dict[str, TensorType | tuple[TensorType, ...]] = {}
+    for parameter in call.kernel.parameters:
+        if parameter.kind == "variadic":
+            types[parameter.name] = tuple(_type(name, call) for name in _variadic(parameter.name, call))
+        elif parameter.name in call.operands:
+            types[parameter.name] = _type(parameter.name, call)
+    return types
+
+
+def _parameter_order(call: KernelCall) -> list[str]:
+    """The operands' names in the order of the binary's parameters."""
+    names: list[str] = []
+    for parameter in call.kernel.parameters:
+        if parameter.kind == "variadic":
+            names += _variadic(parameter.name, call)
+        elif parameter.name in call.operands:
+            names.append(parameter.name)
+    if len(names) != len(call.operands):
+        raise AssertionError(f"{call.kernel.__name__} has no parameters for {set(call.operands) - set(names)}")
+    return names
+
+
+def _variadic(name: str, call: KernelCall) -> list[str]:
+    count = 0
+    while f"{name}_{count}" in call.operands:
+        count += 1
+    return [f"{name}_{number}" for number in range(count)]
+
+
+def _parameters(places: Mapping[str, BufferReference]) -> dict[str, Parameter]:
+    """A pointer is free of aliases when no other parameter points into the same tensor.
+
+    The memory plan keeps tensors that are alive at the same time apart, and the session checks the
+    caller's buffers.
+    """
+    tensors = [_tensor(place) for place in places.values()]
+    return {
+        name: Parameter(name, alias_free=True) for name, place in places.items() if tensors.count(_tensor(place)) == 1
+    }
+
+
+def _tensor(place: BufferReference) -> tuple[Any, ...]:
+    return (place.kind, place.name, place.offset if place.kind == "arena" else 0)
+
+
+def _hashable(entries: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted(entries.items(), key=lambda entry: entry[0]))

@@ -1,0 +1,182 @@
+"""Where every tensor of a plan lies: the caller's buffers, the weights, or a place in the arena.
+
+Views share the memory of what they show (their *root*).  The group that computes a graph output or the
+new value of a mutated input writes it to its final place, where that is possible; else a copy is added
+at the end.  All other tensors get a place in the arena for the steps in which they are alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.passes.memory import Interval, plan_memory
+from tilewright.runtime.plan import BufferReference, TensorSpec
+from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.tactics.core import Candidate
+from tilewright.tactics.movement import updates_in_place
+
+
+@dataclass(frozen=True)
+class Task:
+    """A group with the candidate that computes it."""
+
+    group: Group
+    candidate: Candidate
+
+
+# Makes the task that copies a tensor's elements to another tensor of the same shape.
+Copier = Callable[[Value, Value], Task]
+
+
+@dataclass
+class Storage:
+    """The result: tasks in order (copies included), and the place of every value."""
+
+    tasks: list[Task]
+    places: dict[Value, BufferReference]
+    outputs: list[TensorSpec]
+    arena_bytes: Size
+    roots: dict[Value, Value]
+    redirected: dict[tuple[int, Value], Value] = field(default_factory=dict)  # (task, root) -> its saved copy
+
+    def place(self, task: int, value: Value) -> BufferReference:
+        """Where `value` lies for a task; raises `KeyError` for constants."""
+        root = self.roots.get(value, value)
+        return self.places[self.redirected.get((task, root), root)]
+
+
+def assign_storage(graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier) -> Storage:
+    """Places for all values of a graph whose groups run in this order; views have no candidate."""
+    return _Planner(graph, scheduled, copier).plan()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier) -> None:
+        self.graph = graph
+        self.copier = copier
+        self.roots = _roots(scheduled)
+        self.tasks = [Task(group, candidate) for group, candidate in scheduled if candidate is not None]
+        self.places: dict[Value, BufferReference] = {
+            value: BufferReference("input", value.name) for value in graph.inputs
+        }
+        self.late: list[Task] = []  # copies at the end
+        self.saved: list[tuple[Value, Value, Task]] = []  # (input, its saved old value, the task that overwrites it)
+
+    def plan(self) -> Storage:
+        for target, value in self.graph.mutations.items():
+            self._place_mutation(target, value)
+        outputs = self._place_outputs()
+        redirected = self._insert_copies()
+        arena_bytes = self._place_in_arena(redirected)
+        return Storage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected)
+
+    def root(self, value: Value) -> Value:
+        return self.roots.get(value, value)
+
+    def _reads(self, task: Task, root: Value) -> bool:
+        return any(self.root(value) is root for value in task.group.inputs)
+
+    def _writer(self, root: Value) -> int | None:
+        for number, task in enumerate(self.tasks):
+            if root in task.group.outputs:
+                return number
+        return None
+
+    # -- Mutated inputs and outputs -------------------------------------------------------------
+
+    def _place_mutation(self, target: Value, value: Value) -> None:
+        root = self.root(value)
+        if root is target:
+            return
+        writer = self._writer(root)
+        if writer is None or root in self.places:  # another input, a constant, or written to another input
+            self._copy_at_end(value, self.places[target], target)
+            return
+        task = self.tasks[writer]
+        later = [other for other in self.tasks[writer + 1 :] if self._reads(other, target)]
+        returned = any(self.root(output) is target for output in self.graph.outputs)
+        if _updates_in_place(task, self.graph):
+            if later or returned:
+                saved = Value(f"{target.name}.before", target.dtype, target.shape)
+                self.saved.append((target, saved, task))
+        elif later or returned or self._reads(task, target):
+            self._copy_at_end(value, self.places[target], target)
+            return
+        self.places[root] = self.places[target]
+
+    def _place_outputs(self) -> list[TensorSpec]:
+        specs = []
+        mutated = {value: target.name for target, value in self.graph.mutations.items()}
+        for name, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
+            place = BufferReference("output", name)
+            specs.append(TensorSpec(name, value.dtype.name, value.shape, mutated.get(value)))
+            root = self.root(value)
+            if value in mutated:
+                continue
+            if root in self.places or self._writer(root) is None:
+                self._copy_at_end(value, place, value)
+            else:
+                self.places[root] = place
+        return specs
+
+    def _copy_at_end(self, source: Value, place: BufferReference, like: Value) -> None:
+        target = Value(f"{source.name}.to.{place.name}", like.dtype, source.shape)
+        self.places[target] = place
+        self.late.append(self.copier(source, target))
+
+    def _insert_copies(self) -> dict[tuple[int, Value], Value]:
+        """Put the copies in their places; says which tasks read a saved old value instead of an input."""
+        for target, saved, task in self.saved:
+            self.tasks.insert(self.tasks.index(task), self.copier(target, saved))
+        self.tasks += self.late
+        redirected: dict[tuple[int, Value], Value] = {}
+        for target, saved, task in self.saved:
+            for number in range(self.tasks.index(task) + 1, len(self.tasks)):
+                redirected[number, target] = saved
+        return redirected
+
+    # -- The arena ------------------------------------------------------------------------------
+
+    def _place_in_arena(self, redirected: dict[tuple[int, Value], Value]) -> Size:
+        first: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+
+        def use(value: Value, number: int) -> None:
+            root = self.root(value)
+            root = redirected.get((number, root), root)
+            if root not in self.places and root not in self.graph.constants:
+                first.setdefault(root, number)
+                last[root] = number
+
+        for number, task in enumerate(self.tasks):
+            for value in (*task.group.outputs, *task.candidate.temporaries, *task.group.inputs):
+                use(value, number)
+        names = {value: f"{number}" for number, value in enumerate(first)}
+        intervals = [Interval(names[value], _bytes(value), begin, last[value]) for value, begin in first.items()]
+        memory = plan_memory(intervals)
+        for value, name in names.items():
+            self.places[value] = BufferReference("arena", value.name, memory.offsets[name])
+        return memory.total
+
+
+def _roots(scheduled: Sequence[tuple[Group, Candidate | None]]) -> dict[Value, Value]:
+    """For each view the value whose memory it shows."""
+    roots: dict[Value, Value] = {}
+    for group, candidate in scheduled:
+        if candidate is None:
+            (source,) = group.inputs
+            for output in group.outputs:
+                roots[output] = roots.get(source, source)
+    return roots
+
+
+def _updates_in_place(task: Task, graph: Graph) -> bool:
+    anchor = task.group.anchor
+    return anchor is not None and anchor.op == "scatter_update" and updates_in_place(anchor, graph)
+
+
+def _bytes(value: Value) -> Size:
+    return simplify(lift(product(value.shape)) * value.dtype.itemsize)
