@@ -1,0 +1,131 @@
+"""Scaled dot-product attention in the tile language, without the [queries, keys] matrix in memory.
+
+out[s, d] = sum_t softmax_t(scale * q[s] . k[t] + bias[s, t]) v[t, d]
+
+The softmax is taken online over blocks of keys (Milakov and Gimelshein, "Online normalizer
+calculation for softmax", 2018; Dao et al., "FlashAttention", 2022).  Both kernels take every stride,
+so heads never need a permuted copy, and `group` query heads may share one key/value head.
+
+`BIAS` says what is added to the scores: 0 nothing, 1 one number for each key (a padding mask),
+2 a number for each query and key.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+
+
+@tilewright.jit
+def attention(q, k, v, bias, out, queries, keys, group, scale,
+              q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+              out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
+              HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+              CAUSAL: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """Blocks of queries against all keys.  Grid: (query blocks, query heads, batch).
+
+    Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
+    are the left operands of `dot`, read in place; the queries lie along the vector dimension, so that
+    maxima and sums over keys are plain vector operations; and only Q and O are ever transposed, once.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    shared_head = head // group
+    first_query = tl.program_id(0) * BLOCK_S
+    query = first_query + tl.arange(0, BLOCK_S)
+    dim = tl.arange(0, HEAD)
+    value_dim = tl.arange(0, VALUE_HEAD)
+    q = q + (q_offset + batch * q_batch + head * q_head)
+    k = k + (k_offset + batch * k_batch + shared_head * k_head)
+    v = v + (v_offset + batch * v_batch + shared_head * v_head)
+    out = out + (batch * out_batch + head * out_head)
+    bias = bias + (batch * bias_batch + head * bias_head)
+
+    q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query[:, None] < queries)
+    q_transposed = tl.trans((q_block * scale).to(k.dtype.element_ty))
+    maximum = tl.full((BLOCK_S,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_S,), tl.float32)
+    acc = tl.zeros((VALUE_HEAD, BLOCK_S), tl.float32)
+    limit = keys
+    if CAUSAL:
+        limit = tl.minimum(keys, first_query + BLOCK_S + keys - queries)
+    for first_key in range(0, limit, BLOCK_T):
+        key = first_key + tl.arange(0, BLOCK_T)
+        key_exists = key < keys
+        key_row = key.to(tl.int64)
+        k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists[:, None])
+        scores = tl.dot(k_block, q_transposed, input_precision="ieee")
+        if BIAS == 1:
+            scores += tl.load(bias + key_row * bias_key, mask=key_exists)[:, None]
+        elif BIAS == 2:
+            scores += tl.load(bias + query.to(tl.int64)[None, :] * bias_row + key_row[:, None] * bias_key,
+                              mask=key_exists[:, None] & (query[None, :] < queries))  # fmt: skip
+        seen = key_exists[:, None]
+        if CAUSAL:
+            seen = seen & (key[:, None] <= query[None, :] + (keys - queries))
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        correction = tl.exp(maximum - reference)
+        weights = tl.exp(scores - reference[None, :])
+        total = total * correction + tl.sum(weights, 0)
+        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists[:, None])
+        acc = tl.dot(
+            tl.trans(v_block), weights.to(v.dtype.element_ty), acc * correction[None, :], input_precision="ieee"
+        )
+        maximum = new_maximum
+
+    # A query that sees no key has the total 0 and gives zeros.
+    result = tl.trans(acc / tl.where(total == 0.0, 1.0, total)[None, :])
+    tl.store(out + query.to(tl.int64)[:, None] * out_row + value_dim[None, :], result, mask=query[:, None] < queries)
+
+
+@tilewright.jit
+def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
+                     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+                     out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key,
+                     q_offset, k_offset, v_offset, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_T: tl.constexpr,
+                     CAUSAL: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """One query against all keys: streams K and V once.  Grid: (queries, query heads, batch)."""
+    query = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    shared_head = head // group
+    dim = tl.arange(0, HEAD)
+    value_dim = tl.arange(0, VALUE_HEAD)
+    query_row = query.to(tl.int64)
+    k = k + (k_offset + batch * k_batch + shared_head * k_head)
+    v = v + (v_offset + batch * v_batch + shared_head * v_head)
+    bias = bias + (batch * bias_batch + head * bias_head + query_row * bias_row)
+
+    q_vector = tl.load(q + (q_offset + batch * q_batch + head * q_head + query_row * q_row) + dim) * scale
+    maximum = float("-inf")
+    total = 0.0
+    acc = tl.zeros((VALUE_HEAD,), tl.float32)
+    limit = keys
+    if CAUSAL:
+        limit = tl.minimum(keys, query + 1 + keys - queries)
+    for first_key in range(0, limit, BLOCK_T):
+        key = first_key + tl.arange(0, BLOCK_T)
+        seen = key < limit
+        key_row = key.to(tl.int64)
+        k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=seen[:, None])
+        scores = tl.sum(k_block * q_vector[None, :], 1)
+        if BIAS > 0:
+            scores += tl.load(bias + key_row * bias_key, mask=seen)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        # With no visible key so far the maximum is -inf; subtracting it from itself would give NaN.
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        correction = tl.exp(maximum - reference)
+        weights = tl.exp(scores - reference)
+        total = total * correction + tl.sum(weights, 0)
+        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=seen[:, None])
+        acc = acc * correction + tl.sum(weights[:, None] * v_block, 0)
+        maximum = new_maximum
+    tl.store(out + (batch * out_batch + head * out_head + query_row * out_row) + value_dim,
+             acc / tl.where(total == 0.0, 1.0, total))  # fmt: skip

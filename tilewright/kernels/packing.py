@@ -1,0 +1,113 @@
+"""Constants stored in the order in which a kernel reads them: recipes as data, and how to undo them.
+
+A recipe is a tuple of (key, value) pairs; `kind` says which:
+
+    panels   ("width", W), ("transposed", bool)
+             a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
+             columns are cut into panels of W, the last one filled with zeros
+    taps     ("width", W), ("groups", G)
+             convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
+             of the G groups: the depth runs over kernel positions first, then input channels
+    order    ("axes", (…))
+             dimensions permuted, dense
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Recipe = tuple[tuple[str, Any], ...]
+
+
+def panels_recipe(width: int, transposed: bool) -> Recipe:
+    """The recipe of a matrix in column panels."""
+    return (("kind", "panels"), ("width", width), ("transposed", transposed))
+
+
+def taps_recipe(width: int, groups: int = 1) -> Recipe:
+    """The recipe of convolution weights in column panels."""
+    return (("kind", "taps"), ("width", width), ("groups", groups))
+
+
+def order_recipe(axes: Sequence[int]) -> Recipe:
+    """The recipe of permuted dimensions."""
+    return (("kind", "order"), ("axes", tuple(axes)))
+
+
+def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the packed array."""
+    fields = dict(recipe)
+    if fields["kind"] == "panels":
+        columns, depth = (shape[0], shape[1]) if fields["transposed"] else (shape[1], shape[0])
+        return (-(-columns // fields["width"]), depth, fields["width"])
+    if fields["kind"] == "taps":
+        groups = fields["groups"]
+        columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
+        return (groups, -(-columns // fields["width"]), depth, fields["width"])
+    if fields["kind"] == "order":
+        return tuple(shape[axis] for axis in fields["axes"])
+    raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
+    """The packed form of a constant, C-contiguous."""
+    fields = dict(recipe)
+    if fields["kind"] == "panels":
+        return _to_panels(array.T if fields["transposed"] else array, fields["width"])
+    if fields["kind"] == "taps":
+        groups = fields["groups"]
+        matrices = _tap_matrices(array, groups)
+        return np.stack([_to_panels(matrix, fields["width"]) for matrix in matrices])
+    if fields["kind"] == "order":
+        return np.ascontiguousarray(array.transpose(fields["axes"]))
+    raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The constant of `shape` whose packed form is `array`, C-contiguous.
+
+    Raises `ValueError` when `array` does not have the packed shape.
+    """
+    fields = dict(recipe)
+    shape = tuple(shape)
+    if array.shape != packed_shape(recipe, shape):
+        raise ValueError(f"packed array has shape {array.shape}, expected {packed_shape(recipe, shape)}")
+    if fields["kind"] == "panels":
+        columns = shape[0] if fields["transposed"] else shape[1]
+        matrix = _from_panels(array, columns)
+        return np.ascontiguousarray(matrix.T if fields["transposed"] else matrix)
+    if fields["kind"] == "taps":
+        groups, kernel = fields["groups"], shape[2:]
+        matrices = np.stack([_from_panels(part, shape[0] // groups) for part in array])
+        taps = matrices.reshape(groups, *kernel, shape[1], shape[0] // groups)
+        rank = len(kernel)
+        ordered = taps.transpose(0, rank + 2, rank + 1, *range(1, rank + 1))
+        return np.ascontiguousarray(ordered.reshape(shape))
+    return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
+
+
+def _tap_matrices(weights: np.ndarray, groups: int) -> np.ndarray:
+    """[O, I, *kernel] as [groups, kernel * I, O / groups]."""
+    rank = weights.ndim - 2
+    parts = weights.reshape(groups, weights.shape[0] // groups, *weights.shape[1:])
+    ordered = parts.transpose(0, *range(3, rank + 3), 2, 1)
+    return ordered.reshape(groups, -1, parts.shape[1])
+
+
+def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:
+    depth, columns = matrix.shape
+    count = -(-columns // width)
+    panels = np.zeros((count, depth, width), matrix.dtype)
+    full = columns // width
+    panels[:full] = matrix[:, : full * width].reshape(depth, full, width).transpose(1, 0, 2)
+    if full < count:
+        panels[full, :, : columns - full * width] = matrix[:, full * width :]
+    return panels
+
+
+def _from_panels(panels: np.ndarray, columns: int) -> np.ndarray:
+    count, depth, width = panels.shape
+    return panels.transpose(1, 0, 2).reshape(depth, count * width)[:, :columns]

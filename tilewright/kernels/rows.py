@@ -1,0 +1,118 @@
+"""Row operations: softmax, layer and RMS normalisation over the last dimension of [rows, columns].
+
+Two slots join them to their neighbours in a graph.  `PROLOGUE(row, columns, mask, extra)` gives the
+input block, `EPILOGUE(value, row, columns, mask, extra)` turns the result into what is stored; `extra`
+are the pointers and sizes that the two functions read.  A program does `ROWS` rows.
+
+Each operation has two forms: a whole row as one block of `COLUMNS` elements, and chunks of `BLOCK`
+columns for rows whose length is known only at run time.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.kernels.reduce import maximum_of
+
+
+@tilewright.jit
+def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG: tl.constexpr,
+            PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row, :] = EPILOGUE(softmax(PROLOGUE(row))); its logarithm when `LOG`."""
+    first = tl.program_id(0) * ROWS
+    column = tl.arange(0, COLUMNS)
+    for index in range(first, tl.minimum(first + ROWS, rows)):
+        row = index.to(tl.int64)
+        x = PROLOGUE(row, column, None, extra).to(tl.float32)
+        shifted = x - tl.reduce(x, 0, maximum_of)
+        weights = tl.exp(shifted)
+        total = tl.sum(weights, 0)
+        if LOG:
+            result = shifted - tl.log(total)
+        else:
+            result = weights * (1.0 / total)
+        tl.store(out + row * COLUMNS + column, EPILOGUE(result, row, column, None, extra))
+
+
+@tilewright.jit
+def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
+                    PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """`softmax` for rows of any run-time length."""
+    first = tl.program_id(0) * ROWS
+    for index in range(first, tl.minimum(first + ROWS, rows)):
+        row = index.to(tl.int64)
+        largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < columns
+            x = PROLOGUE(row, column, mask, extra).to(tl.float32)
+            largest = tl.maximum(largest, tl.where(mask, x, float("-inf")), propagate_nan=tl.PropagateNan.ALL)
+        maximum = tl.reduce(largest, 0, maximum_of)
+        totals = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < columns
+            x = PROLOGUE(row, column, mask, extra).to(tl.float32)
+            totals += tl.where(mask, tl.exp(x - maximum), 0.0)
+        total = tl.sum(totals, 0)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < columns
+            shifted = PROLOGUE(row, column, mask, extra).to(tl.float32) - maximum
+            if LOG:
+                result = shifted - tl.log(total)
+            else:
+                result = tl.exp(shifted) * (1.0 / total)
+            tl.store(out + row * columns + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
+def normalize(out, rows, epsilon, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CENTER: tl.constexpr,
+              PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """Layer normalisation (`CENTER`) or RMS normalisation of each row.
+
+    out[row, :] = EPILOGUE((x - mean) / sqrt(variance + epsilon)); the mean is taken as 0 without
+    `CENTER`.  Scale and bias belong to the epilogue.
+    """
+    first = tl.program_id(0) * ROWS
+    column = tl.arange(0, COLUMNS)
+    for index in range(first, tl.minimum(first + ROWS, rows)):
+        row = index.to(tl.int64)
+        x = PROLOGUE(row, column, None, extra).to(tl.float32)
+        if CENTER:
+            x = x - tl.sum(x, 0) * (1.0 / COLUMNS)
+        variance = tl.sum(x * x, 0) * (1.0 / COLUMNS)
+        result = x * (1.0 / tl.sqrt(variance + epsilon))
+        tl.store(out + row * COLUMNS + column, EPILOGUE(result, row, column, None, extra))
+
+
+@tilewright.jit
+def normalize_chunked(out, rows, columns, epsilon, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                      CENTER: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """`normalize` for rows of any run-time length."""
+    first = tl.program_id(0) * ROWS
+    for index in range(first, tl.minimum(first + ROWS, rows)):
+        row = index.to(tl.int64)
+        mean = tl.zeros((), tl.float32)
+        if CENTER:
+            totals = tl.zeros((BLOCK,), tl.float32)
+            for start in range(0, columns, BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                mask = column < columns
+                totals += tl.where(mask, PROLOGUE(row, column, mask, extra).to(tl.float32), 0.0)
+            mean = tl.sum(totals, 0) / columns
+        squares = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < columns
+            x = PROLOGUE(row, column, mask, extra).to(tl.float32) - mean
+            squares += tl.where(mask, x * x, 0.0)
+        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / columns + epsilon)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < columns
+            x = PROLOGUE(row, column, mask, extra).to(tl.float32) - mean
+            tl.store(out + row * columns + column, EPILOGUE(x * factor, row, column, mask, extra), mask=mask)

@@ -1,0 +1,139 @@
+"""Attention groups: the blocked kernel for many queries, the streaming kernel for few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.views import View, dense_view, follow_all
+from tilewright.kernels.attention import attention, attention_decode
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
+from tilewright.tactics.contraction import bind_sizes
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
+from tilewright.tactics.elementwise import total_bytes
+from tilewright.targets.base import Target
+from tilewright.tune.cost import estimate, machine_of
+
+FEW_QUERIES = 4  # up to this many, each query streams the keys by itself
+QUERY_BLOCK = 64
+KEY_BLOCK = 128
+VECTOR = 16
+
+
+def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of an attention group; views around the anchor become strides.
+
+    Raises `NotImplementedError` when an operand is not a strided view of a tensor in memory.
+    """
+    anchor = group.anchor
+    assert anchor is not None
+    q, k, v = anchor.inputs[:3]
+    assert q is not None and k is not None and v is not None
+    bias = anchor.inputs[3] if len(anchor.inputs) > 3 else None
+    out = _output_strides(group)
+    operands: dict[str, Operand] = {"out": group.outputs[0]}
+    sizes: dict[str, Size] = {
+        "queries": q.shape[2], "keys": k.shape[2], "group": simplify(lift(q.shape[1]) // k.shape[1]),
+        "out_batch": out[0], "out_head": out[1], "out_row": out[2],
+    }  # fmt: skip
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        source, view = _source_view(value, group)
+        operands[name] = source
+        sizes |= {f"{name}_offset": view.offset, f"{name}_batch": view.strides[0], f"{name}_head": view.strides[1],
+                  f"{name}_row": view.strides[2]}  # fmt: skip
+    operands["bias"], bias_form = (q, 0) if bias is None else (bias, _bias_form(bias))
+    names = ("bias_batch", "bias_head", "bias_row", "bias_key")
+    sizes |= dict(zip(names, (0, 0, 0, 0) if bias is None else _bias_strides(bias), strict=True))
+    constants: dict[str, Any] = {
+        "HEAD": q.shape[3], "VALUE_HEAD": v.shape[3], "CAUSAL": bool(anchor.attributes["causal"]), "BIAS": bias_form,
+        "scale": float(anchor.attributes["scale"]),
+    }  # fmt: skip
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    calls = _calls(q, operands, types, constants, k.shape[2])
+    flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
+    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid),
+                    q.dtype, 0.6)  # fmt: skip
+    reasons = {"kernels": [call.kernel.__name__ for call in calls], "bias": ("none", "keys", "full")[bias_form]}
+    return [Candidate("online softmax", (Stage(tuple(calls)),), cost, (), reasons)]
+
+
+def _calls(
+    q: Value, operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any], keys: Size
+) -> list[KernelCall]:
+    """The streaming kernel where queries can be few, the blocked one where they can be many."""
+    batch, heads, queries, _ = q.shape
+    key_block = min(KEY_BLOCK, keys) if isinstance(keys, int) else KEY_BLOCK
+    calls: list[KernelCall] = []
+    if lower_bound(queries) <= FEW_QUERIES:
+        condition = (queries, FEW_QUERIES) if upper_bound(queries) > FEW_QUERIES else None
+        calls.append(_call(attention_decode, operands, types, {**constants, "BLOCK_T": key_block},
+                           (queries, heads, batch), condition))  # fmt: skip
+    if upper_bound(queries) > FEW_QUERIES:
+        block = _query_block(queries)
+        calls.append(_call(attention, operands, types, {**constants, "BLOCK_T": key_block, "BLOCK_S": block},
+                           (ceil_divide(queries, block), heads, batch), None))  # fmt: skip
+    return calls
+
+
+def _query_block(queries: Size) -> int:
+    """Equal blocks of queries, in whole vectors."""
+    if not isinstance(queries, int):
+        return QUERY_BLOCK
+    blocks = ceil(queries / QUERY_BLOCK)
+    return ceil(ceil(queries / blocks) / VECTOR) * VECTOR
+
+
+def _call(
+    kernel: JITFunction, operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any],
+    grid: tuple[Size, Size, Size], condition: tuple[Size, int] | None,
+) -> KernelCall:  # fmt: skip
+    return KernelCall(kernel, dict(operands), dict(types), constants, grid, condition)
+
+
+def _source_view(value: Value, group: Group) -> tuple[Value, View]:
+    """The tensor in memory that a value of the group is a strided view of."""
+    producers = {output: node for node in group.prologue for output in node.outputs}
+    chain: list[Node] = []
+    source = value
+    while source in producers:
+        chain.insert(0, producers[source])
+        following = chain[0].inputs[0]
+        assert following is not None
+        source = following
+    view = follow_all(dense_view(source.shape), chain)
+    if view is None or view.strides[-1] != 1:
+        raise NotImplementedError(f"{value!r} is not a strided view of {source!r}")
+    return source, view
+
+
+def _output_strides(group: Group) -> Sequence[Size]:
+    """Strides of [batch, head, query] in the stored output, through the permute and reshape after the anchor."""
+    anchor = group.anchor
+    assert anchor is not None
+    batch, heads, queries, width = anchor.output.shape
+    permutes = [node for node in group.epilogue if node.op == "permute"]
+    if any(node.op not in ("permute", "reshape") for node in group.epilogue):
+        raise NotImplementedError(f"{group.name}: attention has no epilogue of arithmetic")
+    if not permutes:
+        return dense_view(anchor.output.shape).strides
+    if len(permutes) > 1 or permutes[0].attributes["order"] != (0, 2, 1, 3):
+        raise NotImplementedError(f"{group.name}: the output's order has no strides")
+    row = simplify(lift(heads) * width)
+    return (simplify(lift(row) * queries), width, row, 1)
+
+
+def _bias_strides(bias: Value) -> tuple[Size, ...]:
+    """Strides of the bias over [batch, head, query, key]; 0 where it is broadcast."""
+    strides = dense_view(bias.shape).strides
+    found = [0 if extent == 1 else stride for extent, stride in zip(bias.shape, strides, strict=True)]
+    return (*([0] * (4 - bias.rank)), *found)
+
+
+def _bias_form(bias: Value) -> int:
+    """1: one number for each key; 2: for each query and key."""
+    return 1 if bias.rank < 2 or bias.shape[-2] == 1 else 2

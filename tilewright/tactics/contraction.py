@@ -1,0 +1,194 @@
+"""Matrix products: which form of B, which blocks, which run-time variants.
+
+    constant B        packed in panels of the register tile's width; all leading dimensions of A are rows
+    other B           read as it lies; leading dimensions become batches (at most two after merging)
+
+For run-time numbers of rows there is one kernel for each range of rows (`ROW_STEPS`): few rows stream
+the weights once through all threads, many rows are blocked for the caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import UnsupportedOperationError
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.kernels.matmul import identity, matmul
+from tilewright.kernels.packing import panels_recipe
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.blocks import Blocks, choose_blocks, row_ranges
+from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
+from tilewright.tactics.elementwise import chain_operations, tensor_bytes
+from tilewright.tactics.generate import epilogue_function
+from tilewright.tactics.index import flatten
+from tilewright.tactics.source import ExtraReferences, merge_axes
+from tilewright.tactics.trace import align, axes_of
+from tilewright.targets.base import Target
+from tilewright.tune.cost import estimate, machine_of
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The epilogue of a contraction: a function, its operands, and the value that the kernel stores."""
+
+    function: JITFunction
+    extra: ExtraReferences
+    stored: Value
+
+
+def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots:
+    """The epilogue of a group's anchor. The last output is what the kernel stores."""
+    assert group.anchor is not None
+    extra = extra if extra is not None else ExtraReferences()
+    stored = group.outputs[-1]
+    nodes = group.epilogue
+    if not nodes and len(group.outputs) == 1:
+        return Slots(identity, extra, stored)
+    function = epilogue_function(
+        [*group.prologue, *nodes], group.anchor.output, stored, graph.constants, extra, group.outputs[:-1]
+    )
+    return Slots(function, extra, stored)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One matrix product: sizes, where A and B lie, and how batches are walked."""
+
+    rows: Size
+    columns: Size
+    depth: Size
+    a: Value
+    b: Operand
+    a_row: Size
+    a_depth: Size
+    b_depth: Size
+    b_column: Size
+    width: int  # of B's panels; 0 when B is strided
+    batches: Size = 1
+    inner_batches: Size = 1
+    a_batch: tuple[Size, Size] = (0, 0)  # strides of the outer and the inner batch dimension
+    b_batch: tuple[Size, Size] = (0, 0)
+
+
+def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a matmul."""
+    assert group.anchor is not None
+    problem = describe(group.anchor, graph, target)
+    slots = epilogue_slots(group, graph)
+    return [gemm_candidate(problem, slots, group, target)]
+
+
+def describe(node: Node, graph: Graph, target: Target) -> Problem:
+    """The problem that a matmul node poses."""
+    a, b = node.inputs
+    assert a is not None and b is not None
+    transposed = node.attributes["transpose_b"]
+    depth = a.shape[-1]
+    columns = b.shape[-2] if transposed else b.shape[-1]
+    b_depth, b_column = (1, depth) if transposed else (columns, 1)
+    if all(extent == 1 for extent in b.shape[:-2]):
+        rows = product(a.shape[:-1])
+        width = target.microtile(a.dtype)[1]
+        if b in graph.constants and b.rank == 2:
+            packed = PackedConstant(b, panels_recipe(width, transposed))
+            return Problem(rows, columns, depth, a, packed, depth, 1, 0, 0, width)
+        return Problem(rows, columns, depth, a, b, depth, 1, b_depth, b_column, 0)
+    batch = node.output.shape[:-2]
+    coordinates = axes_of(batch)
+    indices = [flatten(align(coordinates, x.shape[:-2]), x.shape[:-2]) for x in (a, b)]
+    indices.append(flatten(coordinates, batch))
+    variables = merge_axes(batch, indices)
+    if len(variables) > 2:
+        raise UnsupportedOperationError(
+            f"matmul of {a!r} and {b!r}: batch dimensions are broadcast in an alternating pattern; "
+            "expand one operand (torch.Tensor.expand(...).contiguous()) before the product"
+        )
+    steps = {0: product(a.shape[-2:]), 1: product(b.shape[-2:])}
+    strides = [
+        tuple(simplify(lift(index.coefficient(v.axes[-1])) * steps[which]) for v in variables)
+        for which, index in enumerate(indices[:2])
+    ]
+    a_batch, b_batch = ((*([0] * (2 - len(item))), *item) for item in strides)
+    inner = variables[-1].extent if variables else 1
+    return Problem(
+        a.shape[-2], columns, depth, a, b, depth, 1, b_depth, b_column, 0, product(batch), inner,
+        (a_batch[0], a_batch[1]), (b_batch[0], b_batch[1]),
+    )  # fmt: skip
+
+
+def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target) -> Candidate:
+    """The tiled kernel, with a variant for each range of rows that can occur."""
+    machine = machine_of(target)
+    calls: list[KernelCall] = []
+    reasons: dict[str, Any] = {"B": "panels" if problem.width else "strided", "epilogue": slots.function.__name__}
+    for at_most, expected_rows in row_ranges(problem.rows):
+        blocks = choose_blocks(
+            expected_rows, problem.columns, problem.depth, problem.batches, target, machine, problem.width
+        )
+        condition = None if at_most is None else (problem.rows, at_most)
+        calls.append(gemm_call(problem, slots, blocks, condition))
+        reasons["rows" if at_most is None else f"rows <= {at_most}"] = str(blocks)
+    elements = simplify(lift(product([problem.batches, problem.rows])) * problem.columns)
+    flops = simplify(lift(elements) * problem.depth * 2 + chain_operations(group.epilogue))
+    moved: Size = 0
+    for value in (*group.inputs, *group.outputs):
+        moved = simplify(lift(moved) + tensor_bytes(value))
+    cost = estimate(machine, moved, flops, product(calls[-1].grid), problem.a.dtype, 0.85)
+    return Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons)
+
+
+def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[Size, int] | None) -> KernelCall:
+    """One launch of `kernels.matmul`."""
+    block_m, block_n, block_k = blocks.rows, blocks.columns, blocks.depth
+    batched = problem.batches != 1
+    sizes: dict[str, Size] = {
+        "rows": problem.rows, "columns": problem.columns, "depth": problem.depth, "a_row": problem.a_row,
+        "a_depth": problem.a_depth, "b_depth": problem.b_depth, "b_column": problem.b_column,
+        "c_row": problem.columns,
+    }  # fmt: skip
+    if batched:
+        sizes |= {
+            "a_outer": problem.a_batch[0], "a_batch": problem.a_batch[1], "b_outer": problem.b_batch[0],
+            "b_batch": problem.b_batch[1], "inner_batches": problem.inner_batches,
+        }  # fmt: skip
+    panels = ceil_divide(problem.columns, problem.width) if problem.width else 0
+    constants: dict[str, Any] = {
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDTH": problem.width, "BATCHED": batched,
+        "WHOLE_K": problem.depth == block_k, "MASK_M": not divides(block_m, problem.rows),
+        "MASK_N": not divides(block_n, problem.columns), "MASK_K": not divides(block_k, problem.depth),
+        "MASK_PANEL": bool(problem.width) and not divides(block_n // problem.width, panels),
+        "EPILOGUE": slots.function,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"a": problem.a, "b": problem.b, "c": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    grid = (ceil_divide(problem.rows, block_m), ceil_divide(problem.columns, block_n), problem.batches)
+    return KernelCall(matmul, operands, types, constants, grid, condition)
+
+
+def divides(block: int, size: Size) -> bool:
+    """Whether blocks cover a size exactly, whatever its value."""
+    return simplify(lift(size) % block) == 0
+
+
+def bind_sizes(
+    sizes: dict[str, Size], operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any]
+) -> None:
+    """Known sizes become compile-time constants, the others run-time scalars."""
+    for name, size in sizes.items():
+        size = simplify(size)
+        if isinstance(size, int):
+            constants[name] = size
+        else:
+            operands[name] = size
+            types[name] = "i64"
+
+
+def bind_extra(extra: ExtraReferences, operands: dict[str, Operand], types: dict[str, str]) -> None:
+    """The operands of a kernel's slots, named `extra_0`, `extra_1`, …"""
+    operands.update(extra.operands)
+    types.update(extra.types)

@@ -1,0 +1,378 @@
+"""Generated kernels: elementwise chains and data movement, and the slots of library kernels.
+
+The result is ordinary tile-language source (`JITFunction.from_source`): read it with
+`tilewright inspect`.  Three loop forms, by what the accesses look like once axes are merged:
+
+    flat      one loop variable: every tensor is walked in the same order
+    rows      outer variables x a contiguous last one (broadcasts, gathers, slices, …)
+    tiles     two variables as a two-dimensional block, where some tensor is read across its order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tilewright.language as tl
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Node, Value
+from tilewright.kernels import functions
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.tactics.core import KernelCall
+from tilewright.tactics.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
+from tilewright.tactics.source import (
+    ExtraReferences,
+    LoopVariable,
+    NamedReferences,
+    Writer,
+    expression_indices,
+    merge_axes,
+)
+from tilewright.tactics.trace import Coordinates, Expression, Tracer, axes_of
+
+FLAT_BLOCK = 8192  # elements of one program of a flat kernel
+ROW_ELEMENTS = 16384  # elements of one program of a row kernel
+COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
+TILE = 32
+
+_SOURCES: dict[str, JITFunction] = {}
+
+
+def function_from_source(name: str, source: str) -> JITFunction:
+    """The compiled-once function of a source text; equal texts give the same object."""
+    if source not in _SOURCES:
+        namespace: dict[str, Any] = {"tl": tl}
+        for helper in ("both", "maximum", "minimum", "sign", "sigmoid", "silu", "gelu", "gelu_tanh",
+                       "floor_remainder", "floor_divide_integers", "floor_divide_floats"):  # fmt: skip
+            if f"{helper}(" in source:
+                namespace[helper] = getattr(functions, helper)
+        _SOURCES[source] = JITFunction.from_source(source, name, namespace)
+    return _SOURCES[source]
+
+
+def chain_name(nodes: Sequence[Node], fallback: str) -> str:
+    """A readable function name from the ops of a chain."""
+    ops = [node.op for node in nodes if node.op != "reshape"]
+    if not ops:
+        return fallback
+    shown = ops if len(ops) <= 6 else [*ops[:5], f"and_{len(ops) - 5}_more"]
+    return "_".join(shown)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tensor that a kernel writes: `value`'s elements go to `target` at their own position, moved
+    by `offset` elements along `strides` (by default `target` is `value`, dense)."""
+
+    value: Value
+    target: Value
+    strides: tuple[Size, ...] | None = None
+    offset: Size = 0
+
+    def index(self, coordinates: Coordinates) -> Index:
+        """Where the element at `coordinates` is stored."""
+        strides = self.strides if self.strides is not None else dense_strides(self.value.shape)
+        total = Index((), self.offset)
+        for index, stride in zip(coordinates, strides, strict=True):
+            total = total.plus(index.times(stride))
+        return total
+
+
+@dataclass
+class _Traced:
+    """Stores of one loop space: (target, where, what)."""
+
+    extents: tuple[Size, ...]
+    tracer: Tracer
+    stores: list[tuple[Value, Index, Expression]]
+
+    def indices(self) -> list[Index]:
+        found = expression_indices([expression for _, _, expression in self.stores], self.tracer)
+        return [index for _, index, _ in self.stores] + found
+
+
+def elementwise_call(
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray]
+) -> KernelCall:
+    """One kernel that computes `results`, all of one shape (up to reshapes), from `nodes`.
+
+    Raises `NotImplementedError` when an op has no elementwise form.
+    """
+    traced = _trace_results(nodes, results, constants)
+    variables = merge_axes(traced.extents, traced.indices())
+    name = chain_name(nodes, "copy")
+    across = _read_across(traced, variables)
+    if across is not None:
+        return _tile_kernel(name, traced, variables, across)
+    if len(variables) <= 1:
+        return _flat_kernel(name, traced, variables)
+    return _row_kernel(name, traced, variables)
+
+
+def _trace_results(nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray]) -> _Traced:
+    """Trace over the first result's dimensions, split where an index needs quotients of one of them."""
+    shape = results[0].value.shape
+    extents = shape
+    for _ in range(8):
+        coordinates = unflatten(flatten(axes_of(extents), extents), shape)
+        tracer = Tracer(nodes, constants)
+        stores = []
+        for result in results:
+            own = coordinates
+            if result.value.shape != shape:
+                own = unflatten(flatten(coordinates, shape), result.value.shape)
+            stores.append((result.target, result.index(own), tracer.trace(result.value, own)))
+        traced = _Traced(extents, tracer, stores)
+        split = _wanted_split(traced)
+        if split is None:
+            return traced
+        axis, divisor = split
+        outer = simplify(lift(extents[axis]) // divisor)
+        extents = (*extents[:axis], outer, divisor, *extents[axis + 1 :])
+    return traced
+
+
+def _wanted_split(traced: _Traced) -> tuple[int, Size] | None:
+    """An axis and a size that divides it, whose quotient and remainder are used as indices."""
+    for index in traced.indices():
+        for nested in index.nested():
+            for atom, _ in nested.terms:
+                if not isinstance(atom, Division) or len(atom.index.terms) != 1 or atom.index.constant != 0:
+                    continue
+                ((inner, step),) = atom.index.terms
+                if isinstance(inner, Coordinate) and step == 1:
+                    if simplify(lift(inner.extent) % atom.divisor) == 0:
+                        return inner.axis, atom.divisor
+    return None
+
+
+def _read_across(traced: _Traced, variables: Sequence[LoopVariable]) -> int | None:
+    """The position of a variable along which some tensor is contiguous while it is strided along the last."""
+    if len(variables) < 2:
+        return None
+    last = variables[-1].axes[-1]
+    if isinstance(variables[-1].extent, int) and variables[-1].extent < 4:
+        return None
+    for index in expression_indices([expression for _, _, expression in traced.stores], traced.tracer):
+        if index.coefficient(last) in (0, 1):
+            continue
+        for position, variable in enumerate(variables[:-1]):
+            if index.coefficient(variable.axes[-1]) == 1:
+                return position
+    return None
+
+
+def _decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: str, writer: Writer) -> list[str]:
+    """Lines that split a flattened counter into loop variables (the last one fastest)."""
+    lines: list[str] = []
+    if len(variables) <= 1:
+        return lines
+    rest = whole
+    for position in reversed(range(len(variables))):
+        extent = writer.size(variables[position].extent)
+        if position == 0:
+            lines.append(f"{names[0]} = {rest}")
+        else:
+            lines.append(f"{names[position]} = {rest} % {extent}")
+            lines.append(f"rest_{position} = {rest} // {extent}")
+            rest = f"rest_{position}"
+    return lines
+
+
+def _names(count: int, single: str) -> list[str]:
+    return [single] if count == 1 else [f"d{position}" for position in range(count)]
+
+
+def _source(name: str, parameters: Sequence[str], constants: Sequence[str], body: Sequence[str]) -> str:
+    arguments = [*parameters, *(f"{constant}: tl.constexpr" for constant in constants)]
+    return "\n".join([f"def {name}({', '.join(arguments)}):", *(f"    {line}" for line in body), ""])
+
+
+def _finish(
+    name: str, writer: Writer, references: NamedReferences, constants: dict[str, Any], body: list[str],
+    grid: tuple[Size, Size, Size],
+) -> KernelCall:  # fmt: skip
+    source = _source(name, list(references.operands), list(constants), body)
+    kernel = function_from_source(name, source)
+    return KernelCall(kernel, dict(references.operands), dict(references.types), constants, grid)
+
+
+def _store_all(traced: _Traced, writer: Writer) -> list[str]:
+    """All stores of a kernel as lines; every value is computed before the first store."""
+    for _, _, expression in traced.stores:
+        writer.write(expression)
+    for target, index, expression in traced.stores:
+        writer.store(target, index, expression)
+    return writer.lines
+
+
+def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
+    references = NamedReferences()
+    for target, _, _ in traced.stores:
+        references.result(target)
+    total: Size = variables[0].extent if variables else 1
+    block = FLAT_BLOCK
+    if isinstance(total, int):
+        programs = 1 if total <= 2048 else 2 * -(-total // (2 * FLAT_BLOCK))
+        block = -(-total // programs)
+    masked = not isinstance(total, int) or total % block != 0
+    writer = Writer(traced.tracer, references, variables, ["column"][: len(variables)], "mask" if masked else "")
+    head = ["column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"]
+    if masked:
+        head.append(f"mask = column < {writer.size(total)}")
+    if not variables:
+        head = []
+    body = head + _store_all(traced, writer)
+    constants = {"BLOCK": block} if variables else {}
+    return _finish(name, writer, references, constants, body, (ceil_divide(total, block), 1, 1))
+
+
+def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
+    references = NamedReferences()
+    for target, _, _ in traced.stores:
+        references.result(target)
+    outer, inner = variables[:-1], variables[-1]
+    whole = isinstance(inner.extent, int) and inner.extent <= COLUMN_BLOCK
+    block = inner.extent if whole else 1024
+    assert isinstance(block, int)
+    rows = product([variable.extent for variable in outer])
+    rows_per_program = max(1, ROW_ELEMENTS // block)
+    if isinstance(rows, int):
+        programs = 2 * -(-rows // (2 * rows_per_program))
+        rows_per_program = max(1, -(-rows // programs))
+    names = _names(len(outer), "row")
+    writer = Writer(traced.tracer, references, variables, [*names, "column"], "" if whole else "mask")
+    loop = ["row = index.to(tl.int64)", *_decompose(outer, names, "row", writer)]
+    if whole:
+        loop.append("column = tl.arange(0, COLUMNS)")
+    else:
+        loop.append("column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)")
+        loop.append(f"mask = column < {writer.size(inner.extent)}")
+    loop += _store_all(traced, writer)
+    body = [
+        "first = tl.program_id(0) * ROWS",
+        f"for index in range(first, tl.minimum(first + ROWS, {writer.size(rows)})):",
+        *(f"    {line}" for line in loop),
+    ]
+    grid = (ceil_divide(rows, rows_per_program), ceil_divide(inner.extent, block), 1)
+    return _finish(name, writer, references, {"ROWS": rows_per_program, "COLUMNS": block}, body, grid)
+
+
+def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
+    references = NamedReferences()
+    for target, _, _ in traced.stores:
+        references.result(target)
+    outer = [variable for position, variable in enumerate(variables[:-1]) if position != across]
+    row, column = variables[across], variables[-1]
+    outer_names = _names(len(outer), "plane")
+    ordered = [*outer, row, column]
+    writer = Writer(traced.tracer, references, ordered, [*outer_names, "row", "column"], "mask")
+    body = ["row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]"]
+    body.append("column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS))[None, :]")
+    body.append(f"mask = (row < {writer.size(row.extent)}) & (column < {writer.size(column.extent)})")
+    if outer:
+        body += ["plane = tl.program_id(2).to(tl.int64)", *_decompose(outer, outer_names, "plane", writer)]
+    body += _store_all(traced, writer)
+    rows, columns = (
+        min(variable.extent, TILE) if isinstance(variable.extent, int) else TILE for variable in (row, column)
+    )
+    planes = product([variable.extent for variable in outer])
+    grid = (ceil_divide(row.extent, rows), ceil_divide(column.extent, columns), planes)
+    return _finish(name, writer, references, {"TILE_ROWS": rows, "TILE_COLUMNS": columns}, body, grid)
+
+
+# Slots of library kernels --------------------------------------------------------------------------
+
+
+def slot_space(shape: Sequence[Size]) -> Coordinates:
+    """The loop coordinates of a slot: leading dimensions are the row, the last one the column."""
+    return axes_of(shape)
+
+
+def _slot_writer(
+    traced_indices: Sequence[Index], shape: Sequence[Size], tracer: Tracer, extra: ExtraReferences
+) -> tuple[Writer, list[str]]:
+    """A writer for a slot function, and the lines that split its row."""
+    last = len(shape) - 1
+    variables = merge_axes(shape, traced_indices, frozenset({last}))
+    outer = [variable for variable in variables if variable.axes[-1] != last]
+    inner = [variable for variable in variables if variable.axes[-1] == last]
+    names = _names(len(outer), "row")
+    writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask")
+    needed = {
+        atom.axis
+        for index in traced_indices
+        for nested in index.nested()
+        for atom, _ in nested.terms
+        if isinstance(atom, Coordinate) and atom.axis != last
+    }
+    lines = _decompose(outer, names, "row", writer) if needed else []
+    return writer, lines
+
+
+def prologue_function(
+    nodes: Sequence[Node], value: Value, constants: Mapping[Value, np.ndarray], extra: ExtraReferences,
+    results: Sequence[Value] = (), shape: Sequence[Size] | None = None,
+) -> JITFunction:  # fmt: skip
+    """`prologue(row, column, mask, extra)`: the elements of `value`, computed by `nodes`.
+
+    `results` are intermediate values that are stored too.  `shape` is the loop space when it is not
+    the value's own shape (same elements in the same order).
+    """
+    space = tuple(shape if shape is not None else value.shape)
+    coordinates = slot_space(space)
+
+    def own(other: Value) -> Coordinates:
+        return coordinates if other.shape == space else unflatten(flatten(coordinates, space), other.shape)
+
+    tracer = Tracer(nodes, constants)
+    root = tracer.trace(value, own(value))
+    stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
+    indices = [index for _, index, _ in stores]
+    indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
+    writer, lines = _slot_writer(indices, space, tracer, extra)
+    for target, index, item in stores:
+        writer.store(target, index, item)
+    text = writer.write(root)
+    name = chain_name(nodes, "load_input")
+    source = _source(name, ["row", "column", "mask", "extra"], [], [*lines, *writer.lines, f"return {text}"])
+    return function_from_source(name, source)
+
+
+def epilogue_function(
+    nodes: Sequence[Node], anchor: Value, value: Value, constants: Mapping[Value, np.ndarray],
+    extra: ExtraReferences, results: Sequence[Value] = (),
+) -> JITFunction:  # fmt: skip
+    """`epilogue(acc, row, column, mask, extra)`: `value` computed by `nodes` from the anchor's result.
+
+    `results` are other values that are stored too (the anchor's own among them, if it is used
+    elsewhere).  Raises `NotImplementedError` when a result does not follow the anchor's order.
+    """
+    coordinates = slot_space(anchor.shape)
+
+    def own(other: Value) -> Coordinates:
+        if other.shape == anchor.shape:
+            return coordinates
+        return unflatten(flatten(coordinates, anchor.shape), other.shape)
+
+    tracer = Tracer(nodes, constants, {anchor: coordinates})
+    root = tracer.trace(value, own(value))
+    stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
+    indices = [index for _, index, _ in stores]
+    indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
+    writer, lines = _slot_writer(indices, anchor.shape, tracer, extra)
+    writer.give(anchor, "acc")
+    for target, index, item in stores:
+        writer.store(target, index, item)
+    text = writer.write(root)
+    name = chain_name(nodes, "identity")
+    source = _source(name, ["acc", "row", "column", "mask", "extra"], [], [*lines, *writer.lines, f"return {text}"])
+    return function_from_source(name, source)
+
+
+def fits_32_bits(size: Size) -> bool:
+    """Whether a size can never reach 2^31."""
+    return upper_bound(size) < 2**31

@@ -1,0 +1,174 @@
+"""Where an element lies, as a function of loop coordinates: the index algebra of generated kernels.
+
+An `Index` is `constant + sum of coefficient * atom`.  Atoms are loop coordinates, values loaded from
+index tensors, and quotients or remainders that do not simplify.  Coefficients and extents may be
+symbolic sizes.  Following a reshape splits and merges coordinates:
+
+    [batch, sequence, 384] seen as [batch, sequence, 12, 32]:
+    flat = batch' * (sequence * 384) + s * 384 + h * 32 + d          (batch', s, h, d are coordinates)
+    flat // 384 % sequence -> s,   flat % 384 -> h * 32 + d
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from tilewright.symbolic import Size, floor_divide, lift, lower_bound, modulo, product, simplify, upper_bound
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """A loop counter: 0 to `extent` - 1."""
+
+    axis: int
+    extent: Size
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A number read from an index tensor, already made non-negative: 0 to `extent` - 1."""
+
+    identity: int
+    extent: Size
+
+
+@dataclass(frozen=True)
+class Division:
+    """`index // divisor`, or `index % divisor` when `remainder`."""
+
+    index: Index
+    divisor: Size
+    remainder: bool
+    extent: Size
+
+
+Atom = Union[Coordinate, Loaded, Division]
+
+
+@dataclass(frozen=True)
+class Index:
+    """`constant + sum of coefficient * atom`; build it with `coordinate`, `number` and the methods."""
+
+    terms: tuple[tuple[Atom, Size], ...] = ()
+    constant: Size = 0
+
+    def plus(self, other: Index) -> Index:
+        """The sum."""
+        sums: dict[Atom, Size] = dict(self.terms)
+        for atom, coefficient in other.terms:
+            sums[atom] = simplify(lift(sums.get(atom, 0)) + coefficient)
+        kept = tuple((atom, coefficient) for atom, coefficient in sums.items() if coefficient != 0)
+        return Index(kept, simplify(lift(self.constant) + other.constant))
+
+    def times(self, factor: Size) -> Index:
+        """The product with a size."""
+        if factor == 0:
+            return Index()
+        terms = tuple((atom, simplify(lift(coefficient) * factor)) for atom, coefficient in self.terms)
+        return Index(terms, simplify(lift(self.constant) * factor))
+
+    def coefficient(self, axis: int) -> Size:
+        """What one step along a loop axis adds, as far as that is linear."""
+        for atom, coefficient in self.terms:
+            if isinstance(atom, Coordinate) and atom.axis == axis:
+                return coefficient
+        return 0
+
+    def nested(self) -> Iterator[Index]:
+        """This index and those inside its quotients and remainders."""
+        yield self
+        for atom, _ in self.terms:
+            if isinstance(atom, Division):
+                yield from atom.index.nested()
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether only loop coordinates occur."""
+        return all(isinstance(atom, Coordinate) for atom, _ in self.terms)
+
+    def last(self) -> Size:
+        """An upper bound of the value (exact when the terms are independent and not negative)."""
+        total: Size = self.constant
+        for atom, coefficient in self.terms:
+            if lower_bound(coefficient) < 0:
+                continue
+            total = simplify(lift(total) + lift(coefficient) * simplify(lift(atom.extent) - 1))
+        return total
+
+    def divide(self, divisor: Size) -> tuple[Index, Index]:
+        """Quotient and remainder by a positive size; simplified where that is provably exact."""
+        if divisor == 1:
+            return self, Index()
+        whole, rest = self._split(divisor)
+        if _is_below(rest.last(), divisor) and rest.is_non_negative():
+            return whole, rest
+        if not rest.terms and isinstance(rest.constant, int) and isinstance(divisor, int):
+            return whole.plus(number(rest.constant // divisor)), number(rest.constant % divisor)
+        for _, step in rest.terms:
+            if step != 1 and modulo(divisor, step) == 0:
+                multiples, below = rest._split(step)
+                if multiples.terms and _is_below(below.last(), step) and below.is_non_negative():
+                    quotient, remainder = multiples.divide(floor_divide(divisor, step))
+                    return whole.plus(quotient), remainder.times(step).plus(below)
+        quotient_extent = simplify(lift(floor_divide(rest.last(), divisor)) + 1)
+        quotient_atom = Division(rest, divisor, False, quotient_extent)
+        return whole.plus(Index(((quotient_atom, 1),))), Index(((Division(rest, divisor, True, divisor), 1),))
+
+    def is_non_negative(self) -> bool:
+        """Whether no term can make the value negative."""
+        return lower_bound(self.constant) >= 0 and all(lower_bound(c) >= 0 for _, c in self.terms)
+
+    def _split(self, divisor: Size) -> tuple[Index, Index]:
+        """(a, b) with self == a * divisor + b, a as large as its terms show."""
+        whole: list[tuple[Atom, Size]] = []
+        rest: list[tuple[Atom, Size]] = []
+        for atom, coefficient in self.terms:
+            if modulo(coefficient, divisor) == 0:
+                whole.append((atom, floor_divide(coefficient, divisor)))
+            else:
+                rest.append((atom, coefficient))
+        if modulo(self.constant, divisor) == 0:
+            return Index(tuple(whole), floor_divide(self.constant, divisor)), Index(tuple(rest))
+        return Index(tuple(whole)), Index(tuple(rest), self.constant)
+
+
+def _is_below(value: Size, limit: Size) -> bool:
+    return upper_bound(simplify(lift(value) - limit)) < 0
+
+
+def number(value: Size) -> Index:
+    """A constant."""
+    return Index((), simplify(value))
+
+
+def coordinate(axis: int, extent: Size) -> Index:
+    """A loop coordinate; an axis of extent 1 is the number 0."""
+    return Index() if extent == 1 else Index(((Coordinate(axis, extent), 1),))
+
+
+def dense_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """Row-major strides of a shape, in elements."""
+    return tuple(product(list(shape[axis + 1 :])) for axis in range(len(shape)))
+
+
+def flatten(coordinates: Sequence[Index], shape: Sequence[Size]) -> Index:
+    """The row-major position of an element."""
+    flat = Index()
+    for index, stride in zip(coordinates, dense_strides(shape), strict=True):
+        flat = flat.plus(index.times(stride))
+    return flat
+
+
+def unflatten(flat: Index, shape: Sequence[Size]) -> tuple[Index, ...]:
+    """The coordinates of a row-major position."""
+    coordinates: list[Index] = []
+    rest = flat
+    for extent, stride in zip(shape, dense_strides(shape), strict=True):
+        if extent == 1:
+            coordinates.append(Index())
+            continue
+        index, rest = rest.divide(stride)
+        coordinates.append(index)
+    return tuple(coordinates)

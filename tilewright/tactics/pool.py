@@ -1,0 +1,61 @@
+"""Pool groups: windows of channels-last images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import UnsupportedOperationError
+from tilewright.graph.core import Graph
+from tilewright.graph.fusion import Group
+from tilewright.kernels.pool import average_pool, max_pool
+from tilewright.symbolic import ceil_divide, lift, product, simplify
+from tilewright.tactics.contraction import bind_sizes
+from tilewright.tactics.convolution import CHANNEL_BLOCK, window_constants, window_sizes
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
+from tilewright.tactics.elementwise import total_bytes
+from tilewright.tactics.reduction import rows_per_program
+from tilewright.targets.base import Target
+from tilewright.tune.cost import estimate, machine_of
+
+
+def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a pooling group. Raises `NotImplementedError` for channels-first images."""
+    anchor = group.anchor
+    assert anchor is not None
+    x = anchor.inputs[0]
+    assert x is not None
+    attributes = anchor.attributes
+    if x.rank != 4:
+        raise UnsupportedOperationError(
+            f"{anchor.op} (from {anchor.source or 'the graph'}): only two spatial dimensions have a kernel"
+        )
+    if attributes["layout"] != "NHWC" or group.nodes != [anchor]:
+        raise NotImplementedError("channels-first pooling")
+    channels = x.shape[-1]
+    block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+    sizes = {**window_sizes(x, anchor.output), "channels": channels}
+    rows = max(1, rows_per_program(sizes["pixels"], block) // 4)
+    constants: dict[str, Any] = {
+        **window_constants(attributes["kernel"], attributes), "ROWS": rows, "BLOCK": block,
+        "MASK": simplify(lift(channels) % block) != 0,
+    }  # fmt: skip
+    if anchor.op == "max_pool":
+        lowest = float("-inf") if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
+        constants["LOWEST"] = lowest
+        kernel = max_pool
+    else:
+        for position, letter in enumerate("YX"):
+            low, high = attributes["padding"][position] if attributes["count_include_pad"] else (0, 0)
+            constants[f"COUNT_{letter}"], constants[f"COUNT_END_{letter}"] = low, high
+        kernel = average_pool
+    operands: dict[str, Operand] = {"x": x, "out": anchor.output}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(channels, block), 1)
+    call = KernelCall(kernel, operands, types, constants, grid)
+    taps = int(np.prod(attributes["kernel"]))
+    flops = simplify(lift(product(anchor.output.shape)) * taps)
+    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.1)
+    return [Candidate("windows", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})]

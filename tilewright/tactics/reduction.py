@@ -1,0 +1,279 @@
+"""Row operations and reductions: which library kernel, how rows are dealt out, whole rows or chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import tilewright.language as tl
+from tilewright.dtypes import DType
+from tilewright.errors import UnsupportedOperationError
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.kernels.reduce import arg_extreme, cumulative_sum, reduce_columns, reduce_rows
+from tilewright.kernels.rows import normalize, normalize_chunked, softmax, softmax_chunked
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.contraction import bind_extra, bind_sizes, divides
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
+from tilewright.tactics.elementwise import chain_operations, tensor_bytes
+from tilewright.tactics.expressions import compute_type
+from tilewright.tactics.generate import epilogue_function, prologue_function
+from tilewright.tactics.source import ExtraReferences
+from tilewright.targets.base import Target
+from tilewright.tune.cost import estimate, machine_of
+
+WHOLE_ROW = 16384  # longest row that is one block
+CHUNK = 1024
+ROW_WORK = 16384  # elements that one program should have at least
+
+_REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
+               "reduce_product": "product"}  # fmt: skip
+
+
+def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor works along rows or axes."""
+    anchor = group.anchor
+    assert anchor is not None
+    if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
+        calls = [_row_operation(group, graph)]
+    elif anchor.op in _REDUCTIONS:
+        calls = [_reduce(group, graph)]
+    elif anchor.op in ("argmax", "argmin"):
+        calls = [_arg_extreme(group)]
+    elif anchor.op == "cumsum":
+        calls = [_cumulative_sum(group)]
+    else:
+        raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
+    moved: Size = 0
+    for value in (*group.inputs, *group.outputs):
+        moved = simplify(lift(moved) + tensor_bytes(value))
+    source = anchor.inputs[0]
+    assert source is not None
+    flops = simplify(lift(product(source.shape)) * 8 + chain_operations(group.nodes))
+    cost = estimate(machine_of(target), moved, flops, product(calls[-1].grid), efficiency=0.25)
+    reasons = {"kernel": calls[-1].kernel.__name__, "grid": str(calls[-1].grid)}
+    return [Candidate("row kernel", tuple(Stage((call,)) for call in calls), cost, (), reasons)]
+
+
+def _slots(
+    group: Group, graph: Graph, source_shape: Sequence[Size], scale_and_bias: Sequence[Value | None] = ()
+) -> tuple[JITFunction, JITFunction, ExtraReferences]:
+    """Prologue, epilogue and their operands.
+
+    `scale_and_bias` are operands of a normalisation that its epilogue applies first.
+    """
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    extra = ExtraReferences()
+    before = [node for node in group.nodes if node is not anchor]
+    leading = [value for value in group.outputs if value in {out for node in group.prologue for out in node.outputs}]
+    prologue = prologue_function(before, anchor.inputs[0], graph.constants, extra, leading, source_shape)
+    nodes = before
+    normalized = anchor.output
+    if any(value is not None for value in scale_and_bias):
+        normalized, applied = _scaled(anchor, scale_and_bias)
+        nodes = [*applied, *before]
+    following = [value for value in group.outputs if value not in leading]
+    epilogue = epilogue_function(nodes, normalized, following[-1], graph.constants, extra, following[:-1])
+    return prologue, epilogue, extra
+
+
+def _scaled(anchor: Node, scale_and_bias: Sequence[Value | None]) -> tuple[Value, list[Node]]:
+    """The bare normalised value, and the nodes that make the anchor's output of it."""
+    output = anchor.output
+    bare = Value(f"{output.name}.normalized", output.dtype, output.shape)
+    operations = [(op, value) for op, value in zip(("multiply", "add"), scale_and_bias, strict=False) if value]
+    nodes: list[Node] = []
+    current = bare
+    for position, (op, value) in enumerate(operations):
+        last = position == len(operations) - 1
+        result = output if last else Value(f"{output.name}.{op}", output.dtype, output.shape)
+        nodes.append(Node(op, [current, value], [result], {}, anchor.source))
+        current = result
+    return bare, nodes
+
+
+def rows_per_program(rows: Size, columns: Size) -> int:
+    """Rows of one program: enough work to be worth starting, and an even number of programs."""
+    width = columns if isinstance(columns, int) else CHUNK
+    count = max(1, ROW_WORK // max(1, width))
+    if not isinstance(rows, int):
+        return min(count, 16)
+    programs = 2 * -(-rows // (2 * count))
+    return max(1, -(-rows // programs))
+
+
+def _row_operation(group: Group, graph: Graph) -> KernelCall:
+    """Softmax or a normalisation over trailing dimensions."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source = anchor.inputs[0]
+    axis = anchor.attributes["axis"]
+    if anchor.op in ("softmax", "log_softmax") and axis != source.rank - 1:
+        if any(extent != 1 for extent in source.shape[axis + 1 :]):
+            raise UnsupportedOperationError(
+                f"{anchor.op} over axis {axis} of rank {source.rank}: only the last axis has a kernel; "
+                "permute the axis to the end first"
+            )
+    rows, columns = product(source.shape[:axis]), product(source.shape[axis:])
+    shape = (*source.shape[:axis], columns)
+    is_norm = anchor.op in ("layer_norm", "rms_norm")
+    if shape != source.shape:
+        group = _with_space(group, shape)
+        anchor = group.anchor
+        assert anchor is not None
+    scale_and_bias = anchor.inputs[1:] if is_norm else ()
+    prologue, epilogue, extra = _slots(group, graph, shape, scale_and_bias)
+    whole = isinstance(columns, int) and columns <= WHOLE_ROW
+    count = rows_per_program(rows, columns)
+    constants: dict[str, Any] = {"ROWS": count, "PROLOGUE": prologue, "EPILOGUE": epilogue}
+    operands: dict[str, Operand] = {"out": group.outputs[-1]}
+    types: dict[str, str] = {}
+    sizes: dict[str, Size] = {"rows": rows}
+    if whole:
+        constants["COLUMNS"] = columns
+    else:
+        constants["BLOCK"] = CHUNK
+        sizes["columns"] = columns
+    if is_norm:
+        constants["CENTER"] = anchor.op == "layer_norm"
+        constants["epsilon"] = float(anchor.attributes["epsilon"])
+        kernel = normalize if whole else normalize_chunked
+    else:
+        constants["LOG"] = anchor.op == "log_softmax"
+        kernel = softmax if whole else softmax_chunked
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(extra, operands, types)
+    return KernelCall(kernel, operands, types, constants, (ceil_divide(rows, count), 1, 1))
+
+
+def _with_space(group: Group, shape: Sequence[Size]) -> Group:
+    """The same group with an anchor over [rows..., columns]: trailing dimensions seen as one."""
+    anchor = group.anchor
+    assert anchor is not None
+    flat = Value(f"{anchor.output.name}.rows", anchor.output.dtype, tuple(shape))
+    inputs = [anchor.inputs[0]]
+    nodes: list[Node] = []
+    for value in anchor.inputs[1:]:
+        if value is None or value.rank <= 1:
+            inputs.append(value)
+            continue
+        line = Value(f"{value.name}.row", value.dtype, (product(value.shape),))
+        nodes.append(Node("reshape", [value], [line], {"shape": line.shape}))
+        inputs.append(line)
+    flattened = Node(anchor.op, inputs, [flat], anchor.attributes, anchor.source)
+    restored = Node("reshape", [flat], [anchor.output], {"shape": anchor.output.shape})
+    return Group(group.kind, [*group.prologue, *nodes, flattened, restored, *group.epilogue], group.inputs,
+                 group.outputs, flattened, group.name)  # fmt: skip
+
+
+def _initial(kind: str, dtype: DType) -> float | int:
+    """The neutral element of a reduction."""
+    if kind in ("max", "min"):
+        if dtype.is_float:
+            return float("-inf") if kind == "max" else float("inf")
+        if dtype.is_bool:
+            return 0 if kind == "max" else 1
+        limits = np.iinfo(dtype.numpy)
+        return int(limits.min if kind == "max" else limits.max)
+    neutral = 1 if kind == "product" else 0
+    return float(neutral) if dtype.is_float else neutral
+
+
+def _reduce(group: Group, graph: Graph) -> KernelCall:
+    """A reduction over neighbouring axes, seen as [outer, reduced, inner]."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source = anchor.inputs[0]
+    axes = [axis for axis in anchor.attributes["axes"] if source.shape[axis] != 1]
+    first, last = (min(axes), max(axes)) if axes else (source.rank, source.rank - 1)
+    if any(axis not in axes and source.shape[axis] != 1 for axis in range(first, last + 1)):
+        raise UnsupportedOperationError(
+            f"{anchor.op} over axes {tuple(axes)} of {source!r}: the axes must be neighbours; permute them together"
+        )
+    outer, reduced = product(source.shape[:first]), product(source.shape[first : last + 1])
+    inner = product(source.shape[last + 1 :])
+    kind, dtype = _REDUCTIONS[anchor.op], compute_type(source.dtype)
+    constants: dict[str, Any] = {"KIND": kind, "INITIAL": _initial(kind, dtype), "TYPE": getattr(tl, dtype.name)}
+    operands: dict[str, Operand] = {"out": group.outputs[-1]}
+    types: dict[str, str] = {}
+    if inner == 1:
+        prologue, epilogue, extra = _reduce_slots(group, graph, (outer, reduced), (outer, 1))
+        block = reduced if isinstance(reduced, int) and reduced <= CHUNK else CHUNK
+        count = rows_per_program(outer, reduced)
+        constants |= {"ROWS": count, "BLOCK": block, "MASK": not divides(block, reduced)}
+        bind_sizes({"rows": outer, "columns": reduced}, operands, types, constants)
+        kernel = reduce_rows
+        grid: tuple[Size, Size, Size] = (ceil_divide(outer, count), 1, 1)
+    else:
+        prologue, epilogue, extra = _reduce_slots(
+            group, graph, (simplify(lift(outer) * reduced), inner), (outer, inner)
+        )
+        block = inner if isinstance(inner, int) and inner <= 512 else 512
+        block_r = reduced if isinstance(reduced, int) and reduced <= 32 else 32
+        constants |= {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
+                      "MASK": not divides(block, inner)}  # fmt: skip
+        bind_sizes({"reduced": reduced, "inner": inner}, operands, types, constants)
+        kernel, grid = reduce_columns, (ceil_divide(inner, block), outer, 1)
+    constants |= {"PROLOGUE": prologue, "EPILOGUE": epilogue}
+    bind_extra(extra, operands, types)
+    return KernelCall(kernel, operands, types, constants, grid)
+
+
+def _reduce_slots(
+    group: Group, graph: Graph, source_space: tuple[Size, Size], result_space: tuple[Size, Size]
+) -> tuple[JITFunction, JITFunction, ExtraReferences]:
+    """Slots of a reduction, whose result is seen as [outer, inner]."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    extra = ExtraReferences()
+    nodes = [node for node in group.nodes if node is not anchor]
+    leading = [value for value in group.outputs if value in {out for node in group.prologue for out in node.outputs}]
+    prologue = prologue_function(nodes, anchor.inputs[0], graph.constants, extra, leading, source_space)
+    following = [value for value in group.outputs if value not in leading]
+    flat = Value(f"{anchor.output.name}.reduced", anchor.output.dtype, result_space)
+    shaped = Node("reshape", [flat], [anchor.output], {"shape": anchor.output.shape})
+    epilogue = epilogue_function([shaped, *nodes], flat, following[-1], graph.constants, extra, following[:-1])
+    return prologue, epilogue, extra
+
+
+def _arg_extreme(group: Group) -> KernelCall:
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source, axis = anchor.inputs[0], anchor.attributes["axis"]
+    _only_anchor(group)
+    inner, reduced = product(source.shape[axis + 1 :]), source.shape[axis]
+    outer = product(source.shape[:axis])
+    largest = anchor.op == "argmax"
+    block = min(reduced, CHUNK) if isinstance(reduced, int) else CHUNK
+    constants: dict[str, Any] = {
+        "LARGEST": largest, "INITIAL": _initial("max" if largest else "min", source.dtype), "BLOCK": block,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"x": source, "out": anchor.output}
+    types: dict[str, str] = {}
+    sizes = {"reduced": reduced, "inner": inner, "outer_stride": simplify(lift(reduced) * inner),
+             "reduced_stride": inner}  # fmt: skip
+    bind_sizes(sizes, operands, types, constants)
+    return KernelCall(arg_extreme, operands, types, constants, (simplify(lift(outer) * inner), 1, 1))
+
+
+def _cumulative_sum(group: Group) -> KernelCall:
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source, axis = anchor.inputs[0], anchor.attributes["axis"]
+    _only_anchor(group)
+    inner, outer = product(source.shape[axis + 1 :]), product(source.shape[:axis])
+    block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
+    constants: dict[str, Any] = {"BLOCK": block, "TYPE": getattr(tl, compute_type(source.dtype).name)}
+    operands: dict[str, Operand] = {"x": source, "out": anchor.output}
+    types: dict[str, str] = {}
+    bind_sizes({"length": source.shape[axis], "inner": inner}, operands, types, constants)
+    return KernelCall(cumulative_sum, operands, types, constants, (ceil_divide(inner, block), outer, 1))
+
+
+def _only_anchor(group: Group) -> None:
+    if group.nodes != [group.anchor]:
+        raise NotImplementedError(f"{group.name}: this kernel has no slots")

@@ -1,0 +1,115 @@
+"""The kernels for a fused group: candidates by class, and the choice by estimated cost.
+
+One file for each class of group makes its candidates.  A group that no kernel takes whole is split:
+the anchor alone, generated copies around it (`tactics.split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.errors import UnsupportedOperationError
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.tactics.attention import attention_candidates
+from tilewright.tactics.contraction import matmul_candidates
+from tilewright.tactics.convolution import convolution_candidates
+from tilewright.tactics.core import Candidate
+from tilewright.tactics.elementwise import elementwise
+from tilewright.tactics.movement import movement
+from tilewright.tactics.pool import pool
+from tilewright.tactics.reduction import reduction
+from tilewright.tactics.split import split_group, with_axes_moved
+from tilewright.targets.base import Target
+
+Maker = Callable[[Group, Graph, Target], list[Candidate]]
+
+
+def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    assert group.anchor is not None
+    maker = matmul_candidates if group.anchor.op == "matmul" else convolution_candidates
+    return maker(group, graph, target)
+
+
+MAKERS: dict[str, Maker] = {
+    "elementwise": elementwise,
+    "source": elementwise,
+    "view": elementwise,
+    "movement": movement,
+    "reduction": reduction,
+    "contraction": _contraction,
+    "attention": attention_candidates,
+    "pool": pool,
+}
+
+
+def candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """Every way we know to compute a group, at least one.
+
+    Raises `UnsupportedOperationError` naming the op and its source when there is none.
+    """
+    maker = MAKERS.get(group.kind)
+    if maker is None:
+        raise UnsupportedOperationError(f"group {group.name}: no kernels for the class {group.kind!r}")
+    group = _normal_form(group)
+    try:
+        return maker(group, graph, target)
+    except NotImplementedError as reason:
+        if group.anchor is None or group.nodes == [group.anchor]:
+            raise UnsupportedOperationError(
+                f"group {group.name} (from {group.nodes[-1].source or 'the graph'}): {reason}"
+            ) from reason
+        return split_group(group, graph, target, maker, str(reason))
+
+
+def choose(found: Sequence[Candidate]) -> Candidate:
+    """The candidate with the least estimated time; the first of equals."""
+    return min(found, key=lambda candidate: candidate.cost.seconds)
+
+
+def _normal_form(group: Group) -> Group:
+    """The group with its anchor in the form that the kernels have: channels last, reduced axes at the end."""
+    anchor = group.anchor
+    if anchor is None or anchor.inputs[:1] == [None] or not anchor.inputs:
+        return group
+    source = anchor.inputs[0]
+    assert source is not None
+    if anchor.attributes.get("layout") == "NCHW" and source.rank >= 3:
+        return _channels_last(group)
+    if anchor.op in ("softmax", "log_softmax") and any(n != 1 for n in source.shape[anchor.attributes["axis"] + 1 :]):
+        axis = anchor.attributes["axis"]
+        order = tuple(i for i in range(source.rank) if i != axis) + (axis,)
+        return with_axes_moved(group, order, {"axis": source.rank - 1})
+    if anchor.op.startswith("reduce_"):
+        return _reduced_axes_together(group, source)
+    return group
+
+
+def _reduced_axes_together(group: Group, source: Value) -> Group:
+    """Reduced axes that are not neighbours are moved to the end by a copy."""
+    anchor = group.anchor
+    assert anchor is not None
+    axes = [axis for axis in anchor.attributes["axes"] if source.shape[axis] != 1]
+    if not axes or all(axis in axes or source.shape[axis] == 1 for axis in range(min(axes), max(axes) + 1)):
+        return group
+    kept = tuple(axis for axis in range(source.rank) if axis not in axes)
+    attributes: dict[str, object] = {"axes": tuple(range(len(kept), source.rank)), "keepdims": False}
+    return with_axes_moved(group, (*kept, *axes), attributes)
+
+
+def _channels_last(group: Group) -> Group:
+    """A channels-first convolution or pool between two permutes."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source, output = anchor.inputs[0], anchor.output
+    spatial = tuple(range(2, source.rank))
+    order, back = (0, *spatial, 1), (0, source.rank - 1, *range(1, source.rank - 1))
+    moved = Value(f"{source.name}.nhwc", source.dtype, tuple(source.shape[axis] for axis in order))
+    result = Value(f"{output.name}.nhwc", output.dtype, tuple(output.shape[axis] for axis in order))
+    before = Node("permute", [source], [moved], {"order": order}, anchor.source)
+    after = Node("permute", [result], [output], {"order": back}, anchor.source)
+    inner = Node(
+        anchor.op, [moved, *anchor.inputs[1:]], [result], {**anchor.attributes, "layout": "NHWC"}, anchor.source
+    )
+    nodes = [*group.prologue, before, inner, after, *group.epilogue]
+    return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
