@@ -1,0 +1,116 @@
+"""The command line as a user meets it: a model file in, an engine out, and clear refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer network with a dynamic batch, as ONNX."""
+    generator = np.random.default_rng(7)
+    weights = [generator.standard_normal(shape).astype(np.float32) / 8 for shape in ((64, 96), (96,), (96, 10))]
+    names = ("weight", "bias", "last")
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "weight"], ["product"]),
+            helper.make_node("Add", ["product", "bias"], ["sum"]),
+            helper.make_node("Relu", ["sum"], ["hidden"]),
+            helper.make_node("MatMul", ["hidden", "last"], ["scores"]),
+        ],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 64])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(array, name) for array, name in zip(weights, names, strict=True)],
+    )
+    path = tmp_path_factory.mktemp("models") / "classifier.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def engine(model: Path) -> Path:
+    """The model's engine, built by the command line."""
+    path = model.parent / "classifier.engine"
+    finished = tilewright("build", str(model), "-o", str(path), "--shapes", "x:1..32x64")
+    assert finished.returncode == 0, finished.stderr
+    assert "1 steps" not in finished.stdout
+    assert path.exists()
+    return path
+
+
+def tilewright(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tilewright.cli.main", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_run_compares_with_other_runtimes(engine: Path, tmp_path: Path) -> None:
+    for peer in ("reference", "onnxruntime"):
+        finished = tilewright("run", str(engine), "--size", "batch=5", "--compare", peer, "--save", str(tmp_path))
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        assert "agrees" in finished.stdout
+    assert np.load(tmp_path / "scores.npy").shape == (5, 10)
+
+
+def test_run_takes_arrays(engine: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 64), np.float32))
+    finished = tilewright("run", str(engine), "--input", f"x={tmp_path / 'x.npy'}", "--save", str(tmp_path))
+    assert finished.returncode == 0, finished.stderr
+    assert np.load(tmp_path / "scores.npy").shape == (3, 10)
+
+
+def test_bench_as_json(engine: Path) -> None:
+    finished = tilewright("bench", str(engine), "--vs", "onnxruntime,torch", "--seconds", "0.2", "--profile", "--json")
+    assert finished.returncode == 0, finished.stderr
+    data = json.loads(finished.stdout)
+    assert set(data["milliseconds"]) == {"tilewright", "onnxruntime"}
+    assert "torch" in data["missing"]
+    assert data["milliseconds"]["tilewright"]["min"] <= data["milliseconds"]["tilewright"]["p99"]
+    assert len(data["steps"]) >= 1
+
+
+def test_inspect_tells_the_plan(engine: Path) -> None:
+    data = json.loads(tilewright("inspect", str(engine), "--json").stdout)
+    assert data["ranges"] == {"batch": [1, 32]}
+    assert sum(step["flops"] for step in data["steps"]) >= 2 * data["sizes"]["batch"] * (64 * 96 + 96 * 10)
+    assert all(step["kernel"] and step["operations"] for step in data["steps"])
+    assert "matmul" in tilewright("inspect", str(engine), "--evidence").stdout
+
+
+def test_doctor_runs_a_kernel() -> None:
+    finished = tilewright("doctor", "--json")
+    assert finished.returncode == 0, finished.stderr
+    (cpu,) = (target for target in json.loads(finished.stdout)["targets"] if target["target"] == "cpu")
+    assert cpu["state"] == "compiles and runs", cpu
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["build", "absent.onnx"], 1, "absent.onnx"),
+        (["run", "absent.engine"], 1, "absent.engine"),
+        (["build", "{model}", "--shapes", "x:0..4x64"], 2, "range"),
+        (["build", "{model}", "--shapes", "y:1x64"], 1, "no input 'y'"),
+        (["run", "{engine}", "--size", "batch=33"], 1, "1..32"),
+        (["run", "{engine}", "--size", "length=3"], 2, "batch"),
+        (["run", "{model}"], 1, "not"),
+        (["bench", "{engine}", "--vs", "tensorrt"], 2, "tensorrt"),
+    ],
+)
+def test_mistakes_are_told(model: Path, engine: Path, arguments: list[str], code: int, message: str) -> None:
+    finished = tilewright(*(text.format(model=model, engine=engine) for text in arguments))
+    assert finished.returncode == code, finished.stdout + finished.stderr
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_help_names_every_command() -> None:
+    text = tilewright("--help").stdout
+    assert all(command in text for command in ("build", "run", "bench", "inspect", "doctor"))
