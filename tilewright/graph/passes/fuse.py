@@ -5,29 +5,23 @@ The rules, in this order:
    (Bias, activation, scale and residual add are done while the result is in registers.)
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads.
-3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside.
+3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
+   so do independent ones that read the same tensor.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.
-   Elementwise groups and reductions take them, and gathers, on their inputs: only index arithmetic.
-5. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
-   again in every elementwise group and reduction that reads it.
+5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.
+6. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
+   again in every generated kernel that reads it.
 A merge never makes two groups wait for each other, and every decision is noted in the remarks.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import FusedGraph, Group
-from tilewright.graph.ops import kind_of
+from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
-from tilewright.graph.views import dense_view, follow_all
-from tilewright.symbolic import lift, simplify
-
-_EXPENSIVE = {"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"}
-_STRIDED = {"reshape", "permute", "slice"}  # to attention these are strides
-_INDEXED = _STRIDED | {"gather", "broadcast_to"}  # to elementwise groups and reductions these are index arithmetic
 
 
 def fuse(graph: Graph) -> FusedGraph:
@@ -45,12 +39,8 @@ def fuse(graph: Graph) -> FusedGraph:
         if draft.kind == "reduction":
             _take_prologue(drafts, draft, remarks)
     _join_elementwise(drafts)
-    for draft in list(drafts.all()):
-        if draft.kind == "attention":
-            _take_views_after(drafts, draft)
-            _take_views_before(drafts, draft)
-    _repeat_cheap(drafts)
-    _absorb_index_arithmetic(drafts)
+    _join_siblings(drafts)
+    absorb(drafts)
     return FusedGraph(graph, _ordered(drafts, remarks), remarks)
 
 
@@ -135,6 +125,21 @@ def _join_elementwise(drafts: Drafts) -> None:
                 drafts.merge(earlier, later)
 
 
+def _join_siblings(drafts: Drafts) -> None:
+    """Merge independent elementwise groups of one shape that read the same tensor."""
+    for value, readers in drafts.readers.items():
+        if value.rank == 0 or value in drafts.graph.constants:
+            continue
+        first: dict[tuple, Draft] = {}
+        for reader in readers:
+            draft, shape = drafts.owner[reader], drafts.nodes[reader].output.shape
+            if draft.kind != "elementwise":
+                continue
+            other = first.setdefault(shape, draft)
+            if other is not draft and drafts.may_merge(other, draft):
+                drafts.merge(other, draft)
+
+
 def _joins(drafts: Drafts, source: int, node: Node) -> bool:
     """Same shape; or a smaller one that nobody else reads and that is cheap to compute for each element."""
     producer = drafts.nodes[source]
@@ -143,99 +148,7 @@ def _joins(drafts: Drafts, source: int, node: Node) -> bool:
     others = [reader for reader in drafts.readers[producer.output] if drafts.nodes[reader] is not node]
     if others or producer.output in drafts.results or len(drafts.owner[source].nodes) > 1:
         return False
-    return producer.op not in _EXPENSIVE
-
-
-# 4 and 5: views and cheap nodes ----------------------------------------------------------------------
-
-
-def _take_views_after(drafts: Drafts, draft: Draft) -> None:
-    """Merge the permute and reshape that follow attention: it writes with their strides."""
-    while True:
-        outputs = drafts.outputs(draft)
-        readers = drafts.readers.get(outputs[0], [])
-        if len(outputs) != 1 or outputs[0] in drafts.results or len(readers) != 1:
-            return
-        node = drafts.nodes[readers[0]]
-        if node.op not in ("permute", "reshape") or not _keeps_rows(drafts, draft, node):
-            return
-        drafts.merge(draft, drafts.owner[readers[0]])
-
-
-def _keeps_rows(drafts: Drafts, draft: Draft, node: Node) -> bool:
-    """Whether the output is still [batch, head, row, :] with a stride for each: one permute that keeps
-    the last dimension, then one reshape that merges heads and width."""
-    assert draft.anchor is not None
-    if node.op == "permute":
-        return len(draft.nodes) == 1 and node.attributes["order"] == (0, 2, 1, 3)
-    source = node.inputs[0]
-    if len(draft.nodes) != 2 or source is None or source.rank != 4:
-        return False
-    return node.output.shape == (*source.shape[:2], simplify(lift(source.shape[2]) * source.shape[3]))
-
-
-def _take_views_before(drafts: Drafts, draft: Draft) -> None:
-    """Copy the longest chains of views that end in q, k and v and are plain strides with dense rows."""
-    assert draft.anchor is not None
-    for item in drafts.nodes[draft.anchor].inputs[:3]:
-        chain: list[int] = []
-        index = drafts.producer(item)
-        while index is not None and drafts.nodes[index].op in _STRIDED:
-            chain.insert(0, index)
-            index = drafts.producer(drafts.nodes[index].inputs[0])
-        while chain:
-            source = drafts.nodes[chain[0]].inputs[0]
-            assert source is not None
-            view = follow_all(dense_view(source.shape), [drafts.nodes[index] for index in chain])
-            if view is not None and view.strides[-1] == 1:
-                draft.copies.update(chain)
-                break
-            chain.pop(0)
-
-
-def _take_inputs(drafts: Drafts, draft: Draft, wanted: Callable[[int], bool]) -> None:
-    """Copy producers that `wanted` accepts into the group, from its inputs upwards."""
-    waiting = drafts.inputs(draft)
-    while waiting:
-        index = drafts.producer(waiting.pop())
-        if index is None or index in draft.copies or index in draft.nodes or not wanted(index):
-            continue
-        draft.copies.add(index)
-        waiting += [item for item in drafts.nodes[index].inputs if item is not None]
-
-
-def _repeat_cheap(drafts: Drafts) -> None:
-    """Sources, and cheap elementwise nodes of nothing but sources and scalars, are computed where they are read."""
-    cheap: set[int] = set()
-    for index, node in enumerate(drafts.nodes):
-        inputs = [drafts.producer(item) for item in node.inputs if item is not None and item.rank > 0]
-        elementwise = kind_of(node.op) == "elementwise" or node.op in ("broadcast_to", "reshape")
-        if kind_of(node.op) == "source" or (
-            elementwise and node.op not in _EXPENSIVE and inputs and all(item in cheap for item in inputs)
-        ):
-            cheap.add(index)
-    for draft in list(drafts.all()):
-        if draft.kind in ("elementwise", "reduction"):
-            _take_inputs(drafts, draft, lambda index: index in cheap)
-
-
-def _absorb_index_arithmetic(drafts: Drafts) -> None:
-    """Read through views: reshape and slice always, permute and gather when no one else reads them."""
-
-    def wanted(index: int) -> bool:
-        node = drafts.nodes[index]
-        if node.op in ("reshape", "slice"):
-            return True
-        if node.op not in _INDEXED or node.output in drafts.results:
-            return False
-        readers = [drafts.owner[reader] for reader in drafts.readers.get(node.output, ())]
-        if node.op == "gather" and len(readers) > 1:
-            return False
-        return all(reader.kind in ("elementwise", "reduction") for reader in readers)
-
-    for draft in list(drafts.all()):
-        if draft.kind in ("elementwise", "reduction"):
-            _take_inputs(drafts, draft, wanted)
+    return producer.op not in EXPENSIVE
 
 
 # The result ------------------------------------------------------------------------------------------

@@ -1,0 +1,164 @@
+"""Fusion without loops of its own: what groups read through instead of reading it from memory.
+
+Movement (reshape, permute, slice, concat, gather, …) is index arithmetic to the kernels of elementwise
+groups, reductions and other movement; to attention a chain of views is a set of strides.  Nodes of
+that kind are copied into every group that reads them; a node that all readers have is never run.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Node
+from tilewright.graph.ops import kind_of
+from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.views import dense_view, follow_all
+from tilewright.symbolic import lift, simplify
+
+EXPENSIVE = frozenset({"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"})
+_VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are strides
+_FREE = frozenset({"reshape", "slice"})  # reading through them costs nothing, whoever else reads them
+_INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "gather", "gather_elements"}
+_READS_THROUGH = frozenset({"permute", "slice", "pad", "gather", "gather_elements", "broadcast_to"})
+_ROWS = frozenset({"softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min",
+                   "reduce_product"})  # fmt: skip
+_MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
+
+
+def absorb(drafts: Drafts) -> None:
+    """Copy views, index arithmetic and cheap nodes into the groups that read them."""
+    for draft in list(drafts.all()):
+        if draft.kind == "attention":
+            _take_views_after(drafts, draft)
+            _take_views_before(drafts, draft)
+    cheap = _cheap_nodes(drafts)
+    vanishing = _vanishing_nodes(drafts, cheap)
+    for draft in list(drafts.all()):
+        if _reads_through(drafts, draft):
+            _take(drafts, draft, vanishing, cheap)
+
+
+# Attention -------------------------------------------------------------------------------------------
+
+
+def _take_views_after(drafts: Drafts, draft: Draft) -> None:
+    """Merge the permute and reshape that follow attention: it writes with their strides."""
+    while True:
+        outputs = drafts.outputs(draft)
+        readers = drafts.readers.get(outputs[0], [])
+        if len(outputs) != 1 or outputs[0] in drafts.results or len(readers) != 1:
+            return
+        node = drafts.nodes[readers[0]]
+        if node.op not in ("permute", "reshape") or not _keeps_rows(drafts, draft, node):
+            return
+        drafts.merge(draft, drafts.owner[readers[0]])
+
+
+def _keeps_rows(drafts: Drafts, draft: Draft, node: Node) -> bool:
+    """Whether the output is still [batch, head, row, :] with a stride for each: one permute that keeps
+    the last dimension, then one reshape that merges heads and width."""
+    assert draft.anchor is not None
+    if node.op == "permute":
+        return len(draft.nodes) == 1 and node.attributes["order"] == (0, 2, 1, 3)
+    source = node.inputs[0]
+    if len(draft.nodes) != 2 or source is None or source.rank != 4:
+        return False
+    return node.output.shape == (*source.shape[:2], simplify(lift(source.shape[2]) * source.shape[3]))
+
+
+def _take_views_before(drafts: Drafts, draft: Draft) -> None:
+    """Copy the longest chains of views that end in q, k and v and are plain strides with dense rows."""
+    assert draft.anchor is not None
+    for item in drafts.nodes[draft.anchor].inputs[:3]:
+        chain: list[int] = []
+        index = drafts.producer(item)
+        while index is not None and drafts.nodes[index].op in _VIEWS:
+            chain.insert(0, index)
+            index = drafts.producer(drafts.nodes[index].inputs[0])
+        while chain:
+            source = drafts.nodes[chain[0]].inputs[0]
+            assert source is not None
+            view = follow_all(dense_view(source.shape), [drafts.nodes[index] for index in chain])
+            if view is not None and view.strides[-1] == 1:
+                draft.copies.update(chain)
+                break
+            chain.pop(0)
+
+
+# Generated kernels -----------------------------------------------------------------------------------
+
+
+def _reads_through(drafts: Drafts, draft: Draft) -> bool:
+    """Whether the group's kernel is generated from expressions, so that any index can be followed."""
+    if draft.kind in ("elementwise", "contraction"):
+        return True
+    anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
+    if anchor is None:
+        return False
+    return anchor.op in _ROWS if draft.kind == "reduction" else anchor.op in _READS_THROUGH
+
+
+def _cheap_nodes(drafts: Drafts) -> set[int]:
+    """Nodes of nothing but positions and numbers, that cost less to compute than to load."""
+    cheap: set[int] = set()
+    for index, node in enumerate(drafts.nodes):
+        inputs = [drafts.producer(item) for item in node.inputs if item is not None and item.rank > 0]
+        follows = kind_of(node.op) == "elementwise" or node.op in ("broadcast_to", "reshape")
+        computed = follows and node.op not in EXPENSIVE and bool(inputs) and all(item in cheap for item in inputs)
+        if kind_of(node.op) == "source" or computed:
+            cheap.add(index)
+    return cheap
+
+
+def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
+    """Movement that only groups read which can read through it, and elementwise nodes that only feed
+    such movement.  Decided from the last node to the first, as it depends on the readers."""
+    vanishing: set[int] = set()
+    for index in range(len(drafts.nodes) - 1, -1, -1):
+        node = drafts.nodes[index]
+        readers = drafts.readers.get(node.output, [])
+        if not readers or node.output in drafts.results:
+            continue
+        if node.op in _INDEXED:
+            reached = all(_reaches(drafts, index, reader, vanishing) for reader in readers)
+            if reached and _worth_repeating(drafts, node, readers, vanishing):
+                vanishing.add(index)
+        elif kind_of(node.op) == "elementwise" and index not in cheap and len(drafts.owner[index].nodes) == 1:
+            if len(readers) == 1 and readers[0] in vanishing and drafts.nodes[readers[0]].op != "broadcast_to":
+                vanishing.add(index)
+    return vanishing
+
+
+def _reaches(drafts: Drafts, index: int, reader: int, vanishing: set[int]) -> bool:
+    """Whether `reader` (or whoever it vanishes into) follows the indices of node `index`."""
+    draft = drafts.owner[reader]
+    if reader in vanishing or index in draft.copies:
+        return True
+    if draft.kind == "contraction" and reader == draft.anchor:
+        return False
+    return _reads_through(drafts, draft)
+
+
+def _worth_repeating(drafts: Drafts, node: Node, readers: list[int], vanishing: set[int]) -> bool:
+    """Reading through is free for views; a gather or concat is repeated for no second group."""
+    if node.op in _FREE or node.op == "permute":
+        return True
+    if node.op == "concat" and len(node.inputs) > _MOST_CONCATENATED:
+        return False
+    groups = {id(drafts.owner[reader]) for reader in readers}
+    return len(groups) == 1
+
+
+def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) -> None:
+    """Copy producers into the group, from its inputs upwards; a contraction's own operands stay in memory."""
+    kept = set()
+    if draft.kind == "contraction" and draft.anchor is not None:
+        kept = {item for item in drafts.nodes[draft.anchor].inputs if item is not None}
+    waiting = [value for value in drafts.inputs(draft) if value not in kept]
+    while waiting:
+        value = waiting.pop()
+        index = drafts.producer(value)
+        if index is None or value in kept or index in draft.copies or index in draft.nodes:
+            continue
+        if index not in vanishing and index not in cheap and drafts.nodes[index].op not in _FREE:
+            continue
+        draft.copies.add(index)
+        waiting += [item for item in drafts.nodes[index].inputs if item is not None]
