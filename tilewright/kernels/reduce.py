@@ -152,18 +152,18 @@ def first_smallest(left, left_index, right, right_index):
 
 
 @tilewright.jit
-def arg_extreme(x, out, reduced, outer_stride, reduced_stride, inner, columns, LARGEST: tl.constexpr,
+def arg_extreme(x, out, reduced, outer_stride, reduced_stride, inner, LARGEST: tl.constexpr,
                 INITIAL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """out[outer, inner] = index of the largest (smallest) x[outer, :, inner].  Grid: (outer * inner,)."""
     position = tl.program_id(0).to(tl.int64)
     base = x + (position // inner) * outer_stride + position % inner
     best = tl.full((), INITIAL, x.dtype.element_ty)
-    best_index = tl.full((), columns, tl.int64)
+    best_index = tl.full((), reduced, tl.int64)
     for start in range(0, reduced, BLOCK):
         index = start + tl.arange(0, BLOCK).to(tl.int64)
         mask = index < reduced
         value = tl.load(base + index * reduced_stride, mask=mask, other=INITIAL)
-        index = tl.where(mask, index, columns)
+        index = tl.where(mask, index, reduced)
         if LARGEST:
             block_best, block_index = tl.reduce((value, index), 0, first_largest)
             best, best_index = first_largest(best, best_index, block_best, block_index)

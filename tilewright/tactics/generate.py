@@ -59,7 +59,7 @@ def chain_name(nodes: Sequence[Node], fallback: str) -> str:
     if not ops:
         return fallback
     shown = ops if len(ops) <= 6 else [*ops[:5], f"and_{len(ops) - 5}_more"]
-    return "_".join(shown)
+    return "_".join(["fused", *shown])
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,23 @@ class Index:
         for atom, coefficient in other.terms:
             sums[atom] = simplify(lift(sums.get(atom, 0)) + coefficient)
         kept = tuple((atom, coefficient) for atom, coefficient in sums.items() if coefficient != 0)
-        return Index(kept, simplify(lift(self.constant) + other.constant))
+        return Index(kept, simplify(lift(self.constant) + other.constant))._rejoined()
+
+    def _rejoined(self) -> Index:
+        """The same with every `(i // d) * d + i % d` replaced by `i`."""
+        coefficients = dict(self.terms)
+        for atom, coefficient in self.terms:
+            if not isinstance(atom, Division) or not atom.remainder:
+                continue
+            for other, step in self.terms:
+                if not isinstance(other, Division) or other.remainder:
+                    continue
+                if (other.index, other.divisor) != (atom.index, atom.divisor):
+                    continue
+                if step == simplify(lift(coefficient) * atom.divisor):
+                    del coefficients[atom], coefficients[other]
+                    return Index(tuple(coefficients.items()), self.constant).plus(atom.index.times(coefficient))
+        return self
 
     def times(self, factor: Size) -> Index:
         """The product with a size."""
