@@ -132,7 +132,8 @@ def _arithmetic(opcode: str, left: Any, right: Any) -> tensor:
     first, second = promote_operands(left, right, _SYMBOLS[opcode])
     if first.number.is_bool:  # one-bit arithmetic wraps
         return emit("and" if opcode == "multiply" else "xor", [first, second])
-    return _fold(_FOLDS[opcode], first, second) or emit(opcode, [first, second])
+    folded = _fold(_FOLDS[opcode], first, second)
+    return emit(opcode, [first, second]) if folded is None else folded
 
 
 def true_divide(left: Any, right: Any) -> tensor:
@@ -163,7 +164,8 @@ def floor_divide(left: Any, right: Any) -> tensor:
     first, second = _integer_division(left, right, "//")
     if first.number.is_float:
         raise LanguageError("'//' is for integers", "use tl.floor(x / y) for floats")
-    return _fold_division(first, second, _truncating_quotient) or emit("divide", [first, second])
+    folded = _fold_division(first, second, _truncating_quotient)
+    return emit("divide", [first, second]) if folded is None else folded
 
 
 def remainder(left: Any, right: Any) -> tensor:
@@ -171,7 +173,8 @@ def remainder(left: Any, right: Any) -> tensor:
     first, second = _integer_division(left, right, "%")
     if first.number.is_float:
         return emit("remainder", [first, second])
-    return _fold_division(first, second, _truncating_remainder) or emit("remainder", [first, second])
+    folded = _fold_division(first, second, _truncating_remainder)
+    return emit("remainder", [first, second]) if folded is None else folded
 
 
 def _truncating_quotient(left: int, right: int) -> int:
@@ -305,7 +308,7 @@ def extremum(opcode: str, left: Any, right: Any, propagate_nan: Any = None) -> t
     first, second = promote_operands(left, right, opcode)
     spread = propagates(propagate_nan)
     folded = None if first.number.is_float else _fold(min if opcode == "minimum" else max, first, second)
-    return folded or emit(opcode, [first, second], {"propagate_nan": spread})
+    return emit(opcode, [first, second], {"propagate_nan": spread}) if folded is None else folded
 
 
 def propagates(mode: Any) -> bool:
