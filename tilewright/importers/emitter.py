@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int1, int64
+from tilewright.dtypes import DType, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
@@ -115,32 +115,6 @@ class Emitter:
 
     # Formulas ------------------------------------------------------------------------------------
 
-    def log1p(self, x: Value) -> Value:
-        """log(1 + x), accurate for small x: x log(u) / (u - 1) with u = 1 + x rounded."""
-        u = self.op("add", x, 1.0)
-        exact = self.op("subtract", u, 1.0)
-        unchanged = self.op("equal", exact, 0.0)
-        infinite = self.op("equal", u, math.inf)
-        ratio = self.op("divide", x, self.op("where", unchanged, 1.0, exact))
-        scaled = self.op("multiply", self.op("log", u), ratio)
-        return self.op("where", unchanged, x, self.op("where", infinite, u, scaled))
-
-    def expm1(self, x: Value) -> Value:
-        """exp(x) - 1, accurate for small x: 2 tanh(x/2) / (1 - tanh(x/2)) near zero."""
-        half = self.op("tanh", self.op("multiply", x, 0.5))
-        near = self.op("divide", self.op("multiply", half, 2.0), self.op("subtract", 1.0, half))
-        far = self.op("subtract", self.op("exp", x), 1.0)
-        return self.op("where", self.op("less", self.op("absolute", x), 0.5), near, far)
-
-    def softplus(self, x: Value) -> Value:
-        """log(1 + e^x) = max(x, 0) + log1p(e^-|x|)."""
-        tail = self.op("exp", self.op("negate", self.op("absolute", x)))
-        return self.op("add", self.op("relu", x), self.log1p(tail))
-
-    def logical_xor(self, left: Value, right: Value) -> Value:
-        """Exactly one of two booleans."""
-        return self.op("not_equal", left, right)
-
     def triangle(self, rows: Size, columns: Size, diagonal: int, upper: bool) -> Value:
         """Boolean [rows, columns]: true on and above (`upper`) or on and below the diagonal."""
         row = self.unsqueeze(self.iota(rows), 1)
@@ -200,28 +174,6 @@ class Emitter:
         key, value = (self.broadcast(item, (batch, *item.shape[1:])) for item in (key, value))
         return self.op("attention", query, key, value, bias, scale=scale, causal=causal)
 
-    def convolution(
-        self,
-        x: Value,
-        weight: Value,
-        bias: Value | None,
-        strides: Sequence[int],
-        padding: Sequence[tuple[int, int]],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> Value:
-        """Channels-first convolution of any number of spatial dimensions."""
-        return self.op(
-            "conv",
-            x,
-            weight,
-            bias,
-            strides=tuple(strides),
-            padding=tuple(padding),
-            dilation=tuple(dilation),
-            groups=groups,
-        )
-
     def matmul(self, left: Value, right: Value) -> Value:
         """NumPy's matmul: vectors are promoted and the added dimension is dropped again."""
         first, last = left.rank == 1, right.rank == 1
@@ -234,35 +186,6 @@ class Emitter:
         if first:
             del shape[-1 if last else -2]
         return self.reshape(result, shape)
-
-    def adaptive_average(self, x: Value, sizes: Sequence[Size]) -> Value:
-        """Average pooling to `sizes`, where each divides the input's size (or is one)."""
-        spatial = x.shape[x.rank - len(sizes) :]
-        if all(size == 1 for size in sizes):
-            axes = tuple(range(x.rank - len(sizes), x.rank))
-            return self.op("reduce_mean", x, axes=axes, keepdims=True)
-        kernel = []
-        for extent, size in zip(spatial, sizes, strict=True):
-            if not (isinstance(extent, int) and isinstance(size, int) and extent % size == 0):
-                raise Unsupported(
-                    f"adaptive pooling from {extent} to {size} (windows of unequal size)",
-                    "use an output size that divides the input's",
-                )
-            kernel.append(extent // size)
-        none = ((0, 0),) * len(kernel)
-        return self.op("average_pool", x, kernel=kernel, strides=kernel, padding=none, dilation=(1,) * len(kernel))
-
-    def upsample_nearest(self, x: Value, sizes: Sequence[Size]) -> Value:
-        """Repeat pixels of [N, C, *spatial] by whole factors up to `sizes`."""
-        for axis, size in enumerate(sizes, start=2):
-            extent = x.shape[axis]
-            factor = simplify(lift(size) // extent)
-            if not isinstance(factor, int) or simplify(lift(extent) * factor) != size:
-                raise Unsupported(f"nearest upsampling from {extent} to {size}", "use a whole factor")
-            shape = x.shape
-            stretched = self.broadcast(self.unsqueeze(x, axis + 1), (*shape[: axis + 1], factor, *shape[axis + 1 :]))
-            x = self.reshape(stretched, (*shape[:axis], size, *shape[axis + 1 :]))
-        return x
 
     def constant(self, array: np.ndarray, name: str = "constant") -> Value:
         """A constant tensor."""
@@ -284,13 +207,3 @@ class Emitter:
         else:
             divisor = self.op("subtract", self.value(count, x.dtype), self.builder.number(correction, x.dtype))
         return mean, self.op("divide", total, divisor)
-
-
-def as_booleans(emitter: Emitter, value: Value) -> Value:
-    """A tensor as booleans: true where not zero."""
-    return emitter.cast(value, int1)
-
-
-def as_floats(emitter: Emitter, value: Value) -> Value:
-    """Integers and booleans as float32; floats as they are."""
-    return value if value.dtype.is_float else emitter.cast(value, float32)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number
+from tilewright.importers.images import transposed_convolution
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
@@ -58,54 +58,16 @@ def convolution(
     strides, pads, steps, extra = (_each(item, count) for item in (stride, padding, dilation, output_padding))
     batched = x if x.rank == weight.rank else call.unsqueeze(x, 0)
     if transposed:
-        result = transposed_convolution(call, batched, weight, bias, strides, pads, steps, extra, groups)
+        crops = [(pad, pad) for pad in pads]
+        result = transposed_convolution(call, batched, weight, bias, strides, crops, steps, extra, groups)
     else:
-        result = call.convolution(batched, weight, bias, strides, [(pad, pad) for pad in pads], steps, groups)
+        both = [(pad, pad) for pad in pads]
+        result = call.op("conv", batched, weight, bias, strides=strides, padding=both, dilation=steps, groups=groups)
     return call.reshape(result, call.shape)
 
 
 def _each(item: Sequence[int], count: int) -> list[int]:
     return list(item) * count if len(item) == 1 else list(item)
-
-
-def transposed_convolution(
-    call: Any,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    strides: Sequence[int],
-    pads: Sequence[int],
-    dilation: Sequence[int],
-    extra: Sequence[int],
-    groups: int,
-) -> Value:
-    """A convolution of the image with zeros between its pixels and the weight [I, O/groups, *kernel] reversed."""
-    count = weight.rank - 2
-    for axis, step in enumerate(strides, start=2):
-        if step == 1:
-            continue
-        extent = x.shape[axis]
-        spread = call.op("pad", call.unsqueeze(x, axis + 1), pads=_pads(x.rank + 1, axis + 1, (0, step - 1)))
-        merged = call.flatten(spread, axis, axis + 2)
-        x = call.slice(merged, axis, 0, extent * step - (step - 1))
-    for axis in range(2, 2 + count):
-        weight = call.flip(weight, axis)
-    inputs, outputs, *kernel = weight.shape
-    split = call.reshape(weight, (groups, inputs // groups, outputs, *kernel))
-    weight = call.flatten(call.transpose(split, 1, 2), 0, 2)
-    padding = []
-    for size, pad, step, more in zip(kernel, pads, dilation, extra, strict=True):
-        if not isinstance(size, int):
-            raise Unsupported("a transposed convolution whose kernel size is not a number")
-        reach = step * (size - 1) - pad
-        padding.append((reach, reach + more))
-    if any(low < 0 or high < 0 for low, high in padding):
-        raise Unsupported("a transposed convolution that crops more than the kernel covers", "use a smaller padding")
-    return call.convolution(x, weight, bias, [1] * count, padding, dilation, groups)
-
-
-def _pads(rank: int, axis: int, pair: tuple[int, int]) -> list[tuple[int, int]]:
-    return [pair if place == axis else (0, 0) for place in range(rank)]
 
 
 @rule("scaled_dot_product_attention.default")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.dtypes import int1
 from tilewright.graph.core import Value
+from tilewright.importers import formulas
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -109,7 +110,7 @@ def divide_rounding(call: Call, x: Scalar, other: Scalar, rounding_mode: str | N
     if rounding_mode == "floor":
         return call.op("floor_divide", left, right)
     quotient = call.op("divide", left, right)
-    return quotient if rounding_mode is None else truncate(call, quotient)
+    return quotient if rounding_mode is None else formulas.truncate(call, quotient)
 
 
 @rule("floor_divide.default")
@@ -124,9 +125,7 @@ def remainder(call: Call, x: Scalar, other: Scalar) -> Value:
 
 @rule("fmod.Tensor", "fmod.Scalar")
 def fmod(call: Call, x: Scalar, other: Scalar) -> Value:
-    left, right = call.pair(x, other)
-    whole = truncate(call, call.op("divide", left, right))
-    return call.op("subtract", left, call.op("multiply", whole, right))
+    return formulas.remainder_of_truncation(call, *call.pair(x, other))
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -190,74 +189,31 @@ def exp2(call: Call, x: Value) -> Value:
     return call.op("exp", call.op("multiply", call.cast(x, call.dtype), math.log(2)))
 
 
-@rule("log1p.default")
-def log1p(call: Call, x: Value) -> Value:
-    return call.log1p(call.cast(x, call.dtype))
-
-
-@rule("expm1.default")
-def expm1(call: Call, x: Value) -> Value:
-    return call.expm1(call.cast(x, call.dtype))
-
-
 @rule("erfc.default")
 def erfc(call: Call, x: Value) -> Value:
     return call.op("subtract", 1.0, call.op("erf", call.cast(x, call.dtype)))
 
 
-@rule("tan.default")
-def tangent(call: Call, x: Value) -> Value:
-    x = call.cast(x, call.dtype)
-    return call.op("divide", call.op("sin", x), call.op("cos", x))
+def of_floats(function: formulas.Unary) -> Callable[[Call, Value], Value]:
+    """The rule of a formula over floats."""
+    return lambda call, x: function(call, call.cast(x, call.dtype))
 
 
-@rule("sinh.default")
-def hyperbolic_sine(call: Call, x: Value) -> Value:
-    grown = call.expm1(call.cast(x, call.dtype))
-    other = call.op("divide", grown, call.op("add", grown, 1.0))
-    return call.op("multiply", call.op("add", grown, other), 0.5)
-
-
-@rule("cosh.default")
-def hyperbolic_cosine(call: Call, x: Value) -> Value:
-    grown = call.op("exp", call.cast(x, call.dtype))
-    return call.op("multiply", call.op("add", grown, call.op("reciprocal", grown)), 0.5)
-
-
-@rule("asinh.default")
-def inverse_hyperbolic_sine(call: Call, x: Value) -> Value:
-    x = call.cast(x, call.dtype)
-    size = call.op("absolute", x)
-    squared = call.op("multiply", x, x)
-    root = call.op("sqrt", call.op("add", squared, 1.0))
-    inner = call.op("add", size, call.op("divide", squared, call.op("add", root, 1.0)))
-    return call.op("multiply", call.op("sign", x), call.log1p(inner))
-
-
-@rule("acosh.default")
-def inverse_hyperbolic_cosine(call: Call, x: Value) -> Value:
-    x = call.cast(x, call.dtype)
-    root = call.op("sqrt", call.op("subtract", call.op("multiply", x, x), 1.0))
-    return call.op("log", call.op("add", x, root))
-
-
-@rule("atanh.default")
-def inverse_hyperbolic_tangent(call: Call, x: Value) -> Value:
-    x = call.cast(x, call.dtype)
-    ratio = call.op("divide", call.op("multiply", x, 2.0), call.op("subtract", 1.0, x))
-    return call.op("multiply", call.log1p(ratio), 0.5)
-
-
-@rule("trunc.default")
-def truncate(call: Call, x: Value) -> Value:
-    if not x.dtype.is_float:
-        return x
-    return call.op("where", call.op("less", x, 0.0), call.op("ceil", x), call.op("floor", x))
+TABLE.add("log1p.default", of_floats(formulas.log1p))
+TABLE.add("expm1.default", of_floats(formulas.expm1))
+TABLE.add("tan.default", of_floats(formulas.tangent))
+TABLE.add("sinh.default", of_floats(formulas.hyperbolic_sine))
+TABLE.add("cosh.default", of_floats(formulas.hyperbolic_cosine))
+TABLE.add("asinh.default", of_floats(formulas.inverse_hyperbolic_sine))
+TABLE.add("acosh.default", of_floats(formulas.inverse_hyperbolic_cosine))
+TABLE.add("atanh.default", of_floats(formulas.inverse_hyperbolic_tangent))
+TABLE.add("trunc.default", formulas.truncate)
+TABLE.add("isinf.default", formulas.is_infinite)
 
 
 @rule("frac.default")
 def fraction(call: Call, x: Value) -> Value:
-    return call.op("subtract", x, truncate(call, x))
+    return call.op("subtract", x, formulas.truncate(call, x))
 
 
 # Logic -----------------------------------------------------------------------------------------------
@@ -295,13 +251,6 @@ def bitwise_not(call: Call, x: Value) -> Value:
 @rule("isnan.default")
 def is_nan(call: Call, x: Value) -> Value:
     return call.op("isnan", x) if x.dtype.is_float else call.full(x.shape, False, int1)
-
-
-@rule("isinf.default")
-def is_infinite(call: Call, x: Value) -> Value:
-    if not x.dtype.is_float:
-        return call.full(x.shape, False, int1)
-    return call.op("equal", call.op("absolute", x), math.inf)
 
 
 @rule("isfinite.default")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.graph.core import Value
+from tilewright.importers import images
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
@@ -83,7 +84,7 @@ def average_pool(
 )
 def adaptive_average_pool(call: Call, x: Value, sizes: Sequence[Size]) -> Value:
     batched = x if x.rank == len(sizes) + 2 else call.unsqueeze(x, 0)
-    return call.reshape(call.adaptive_average(batched, list(sizes)), call.shape)
+    return call.reshape(images.adaptive_average(call, batched, sizes), call.shape)
 
 
 @rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", "adaptive_max_pool1d.default")
@@ -94,14 +95,16 @@ def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Valu
     return call.op("reduce_max", x, axes=axes, keepdims=True), None
 
 
-@rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+@rule(
+    "upsample_nearest1d.vec",
+    "upsample_nearest2d.vec",
+    "upsample_nearest3d.vec",
+    "upsample_nearest1d.default",
+    "upsample_nearest2d.default",
+    "upsample_nearest3d.default",
+)
 def upsample_nearest(call: Call, x: Value, *_: Any, **__: Any) -> Value:
-    return call.upsample_nearest(x, call.shape[2:])
-
-
-@rule("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
-def upsample_nearest_to(call: Call, x: Value, *_: Any, **__: Any) -> Value:
-    return call.upsample_nearest(x, call.shape[2:])
+    return images.upsample_nearest(call, x, call.shape[2:])
 
 
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
@@ -113,24 +116,14 @@ def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scal
         if not (isinstance(extent, int) and isinstance(size, int)):
             raise Unsupported("linear resampling of a dynamic image size", "fix the image size")
         factor = factors[place] if place < len(factors) else None
-        matrix = interpolation_matrix(extent, size, align_corners, factor).astype(x.dtype.numpy)
-        last = call.transpose(x, 2 + place, x.rank - 1)
-        mixed = call.op("matmul", last, call.constant(matrix, "interpolation"), transpose_b=True)
-        x = call.transpose(mixed, 2 + place, x.rank - 1)
+        places = sample_places(extent, size, align_corners, factor)
+        x = images.mix(call, x, 2 + place, images.interpolation_matrix(places, extent))
     return x
 
 
-def interpolation_matrix(extent: int, size: int, align_corners: bool, factor: float | None = None) -> np.ndarray:
-    """Weights [size, extent] of linear interpolation between pixel centres (or corners)."""
+def sample_places(extent: int, size: int, align_corners: bool, factor: float | None) -> np.ndarray:
+    """Where in the image (in pixels) each output pixel reads."""
     target = np.arange(size, dtype=np.float64)
     if align_corners:
-        place = target * ((extent - 1) / max(size - 1, 1))
-    else:
-        place = np.maximum((target + 0.5) * (1 / factor if factor else extent / size) - 0.5, 0.0)
-    low = np.minimum(place.astype(np.int64), extent - 1)
-    high = np.minimum(low + 1, extent - 1)
-    share = place - low
-    matrix = np.zeros((size, extent))
-    matrix[np.arange(size), low] += 1 - share
-    matrix[np.arange(size), high] += share
-    return matrix
+        return target * ((extent - 1) / max(size - 1, 1))
+    return (target + 0.5) * (1 / factor if factor else extent / size) - 0.5

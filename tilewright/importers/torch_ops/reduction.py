@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.dtypes import int1, int32
 from tilewright.graph.core import Value
+from tilewright.importers import formulas
 from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -165,13 +166,8 @@ def vector_norm(
 
 @rule("logsumexp.default")
 def logsumexp(call: Call, x: Value, dim: Axes, keepdim: bool = False) -> Value:
-    """max + log(sum(e^(x - max))); an infinite maximum is not subtracted."""
     axes = axes_of(x, dim)
-    largest = call.op("reduce_max", x, axes=axes, keepdims=True)
-    infinite = call.op("equal", call.op("absolute", largest), math.inf)
-    shift = call.op("where", infinite, call.builder.number(0.0, x.dtype), largest)
-    total = call.op("reduce_sum", call.op("exp", call.op("subtract", x, shift)), axes=axes, keepdims=True)
-    result = call.op("add", call.op("log", total), shift)
+    result = formulas.logsumexp(call, x, axes)
     return result if keepdim else _drop(call, result, axes)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.graph.core import Value
+from tilewright.importers import images
 from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -141,25 +142,16 @@ def unbind(call: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
 
 @rule("repeat.default", "tile.default")
 def repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Value:
-    """Each dimension `repeats` times: a new dimension before it, stretched and merged."""
-    missing = len(repeats) - x.rank
-    x = call.reshape(x, (1,) * missing + x.shape)
-    repeats = [1] * (x.rank - len(repeats)) + list(repeats)
-    for axis, count in enumerate(repeats):
-        if count != 1:
-            shape = x.shape
-            stretched = call.broadcast(call.unsqueeze(x, axis), (*shape[:axis], count, *shape[axis:]))
-            x = call.flatten(stretched, axis, axis + 2)
-    return x
+    """`repeats` covers the last dimensions (tile) or adds leading ones (repeat)."""
+    x = call.reshape(x, (1,) * (len(repeats) - x.rank) + x.shape)
+    return images.tile(call, x, [1] * (x.rank - len(repeats)) + list(repeats))
 
 
 @rule("repeat_interleave.self_int")
 def repeat_elements(call: Call, x: Value, repeats: Size, dim: int | None = None, output_size: Any = None) -> Value:
     if dim is None:
         x, dim = call.reshape(x, (-1,)), 0
-    axis, shape = dim % x.rank, x.shape
-    stretched = call.broadcast(call.unsqueeze(x, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
-    return call.flatten(stretched, axis, axis + 2)
+    return images.repeat(call, x, dim % x.rank, repeats)
 
 
 @rule("flip.default")
@@ -236,20 +228,12 @@ def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 
 @rule("pixel_shuffle.default")
 def pixel_shuffle(call: Call, x: Value, factor: int) -> Value:
-    lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]
-    count = len(lead)
-    x = call.reshape(x, (*lead, channels // (factor * factor), factor, factor, height, width))
-    order = [*range(count), count, count + 3, count + 1, count + 4, count + 2]
-    return call.reshape(call.permute(x, order), call.shape)
+    return images.depth_to_space(call, x, factor, columns_first=False)
 
 
 @rule("pixel_unshuffle.default")
 def pixel_unshuffle(call: Call, x: Value, factor: int) -> Value:
-    lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]
-    count = len(lead)
-    x = call.reshape(x, (*lead, channels, height // factor, factor, width // factor, factor))
-    order = [*range(count), count, count + 2, count + 4, count + 1, count + 3]
-    return call.reshape(call.permute(x, order), call.shape)
+    return images.space_to_depth(call, x, factor, columns_first=False)
 
 
 @rule(

@@ -1,0 +1,150 @@
+"""Convolutions, pools and resampling of images beyond the graph's own ops; shared by the importers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.report import Unsupported
+from tilewright.symbolic import Size, lift, simplify
+
+
+def transposed_convolution(
+    emit: Emitter,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    strides: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+) -> Value:
+    """A convolution of the image with zeros between its pixels and the weight [I, O/groups, *kernel] reversed.
+
+    `pads` are cropped from both ends of the result, `extra` is added to its far end.
+    """
+    count = weight.rank - 2
+    for axis, step in enumerate(strides, start=2):
+        if step != 1:
+            x = _spread(emit, x, axis, step)
+    for axis in range(2, 2 + count):
+        weight = emit.flip(weight, axis)
+    inputs, outputs, *kernel = weight.shape
+    split = emit.reshape(weight, (groups, inputs // groups, outputs, *kernel))
+    weight = emit.flatten(emit.transpose(split, 1, 2), 0, 2)
+    padding = []
+    for size, (low, high), step, more in zip(kernel, pads, dilation, extra, strict=True):
+        if not isinstance(size, int):
+            raise Unsupported("a transposed convolution whose kernel size is not a number")
+        reach = step * (size - 1)
+        padding.append((reach - low, reach - high + more))
+    if any(low < 0 or high < 0 for low, high in padding):
+        raise Unsupported("a transposed convolution that crops more than the kernel covers", "use a smaller padding")
+    return emit.op(
+        "conv", x, weight, bias, strides=[1] * count, padding=padding, dilation=tuple(dilation), groups=groups
+    )
+
+
+def _spread(emit: Emitter, x: Value, axis: int, step: int) -> Value:
+    """`step - 1` zeros between the positions of one dimension."""
+    extent = x.shape[axis]
+    pads = [(0, step - 1) if place == axis + 1 else (0, 0) for place in range(x.rank + 1)]
+    merged = emit.flatten(emit.op("pad", emit.unsqueeze(x, axis + 1), pads=pads), axis, axis + 2)
+    return emit.slice(merged, axis, 0, simplify(lift(extent) * step - (step - 1)))
+
+
+def adaptive_average(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
+    """Average pooling of the last dimensions to `sizes`, where each divides the input's size (or is one)."""
+    spatial = x.shape[x.rank - len(sizes) :]
+    if all(size == 1 for size in sizes):
+        return emit.op("reduce_mean", x, axes=tuple(range(x.rank - len(sizes), x.rank)), keepdims=True)
+    kernel = []
+    for extent, size in zip(spatial, sizes, strict=True):
+        if not (isinstance(extent, int) and isinstance(size, int) and extent % size == 0):
+            raise Unsupported(
+                f"adaptive pooling from {extent} to {size} (windows of unequal size)",
+                "use an output size that divides the input's",
+            )
+        kernel.append(extent // size)
+    count = len(kernel)
+    return emit.op("average_pool", x, kernel=kernel, strides=kernel, padding=((0, 0),) * count, dilation=(1,) * count)
+
+
+def upsample_nearest(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
+    """Repeat pixels of [N, C, *spatial] by whole factors up to `sizes`; other static sizes by a gather."""
+    for axis, size in enumerate(sizes, start=2):
+        extent = x.shape[axis]
+        factor = simplify(lift(size) // extent)
+        if isinstance(factor, int) and simplify(lift(extent) * factor) == size:
+            x = repeat(emit, x, axis, factor)
+        elif isinstance(extent, int) and isinstance(size, int):
+            positions = (np.arange(size) * (extent / size)).astype(np.int64)
+            x = emit.op("gather", x, emit.constant(positions, "positions"), axis=axis)
+        else:
+            raise Unsupported(f"nearest resampling from {extent} to {size}", "use a whole factor or fixed sizes")
+    return x
+
+
+def repeat(emit: Emitter, x: Value, axis: int, count: Size) -> Value:
+    """Every position of one dimension `count` times in a row."""
+    if count == 1:
+        return x
+    shape = x.shape
+    stretched = emit.broadcast(emit.unsqueeze(x, axis + 1), (*shape[: axis + 1], count, *shape[axis + 1 :]))
+    return emit.flatten(stretched, axis, axis + 2)
+
+
+def tile(emit: Emitter, x: Value, repeats: Sequence[Size]) -> Value:
+    """The whole tensor again and again along each dimension."""
+    for axis, count in enumerate(repeats):
+        if count != 1:
+            shape = x.shape
+            stretched = emit.broadcast(emit.unsqueeze(x, axis), (*shape[:axis], count, *shape[axis:]))
+            x = emit.flatten(stretched, axis, axis + 2)
+    return x
+
+
+def mix(emit: Emitter, x: Value, axis: int, matrix: np.ndarray) -> Value:
+    """A constant matrix [out, in] applied along one dimension."""
+    last = emit.transpose(x, axis, x.rank - 1)
+    constant = emit.constant(matrix.astype(x.dtype.numpy), "interpolation")
+    return emit.transpose(emit.op("matmul", last, constant, transpose_b=True), axis, x.rank - 1)
+
+
+def interpolation_matrix(places: np.ndarray, extent: int) -> np.ndarray:
+    """Weights [size, extent] that read `places` (in pixels, clamped to the image) by linear interpolation."""
+    places = np.clip(places, 0.0, extent - 1)
+    low = np.floor(places).astype(np.int64)
+    high = np.minimum(low + 1, extent - 1)
+    share = places - low
+    matrix = np.zeros((len(places), extent))
+    matrix[np.arange(len(places)), low] += 1 - share
+    matrix[np.arange(len(places)), high] += share
+    return matrix
+
+
+def depth_to_space(emit: Emitter, x: Value, factor: int, columns_first: bool) -> Value:
+    """[.., C f f, H, W] -> [.., C, H f, W f]; `columns_first`: channel index = (row, column, channel)."""
+    lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]
+    count, depth = len(lead), channels // (factor * factor)
+    if columns_first:
+        x = emit.reshape(x, (*lead, factor, factor, depth, height, width))
+        order = [*range(count), count + 2, count + 3, count, count + 4, count + 1]
+    else:
+        x = emit.reshape(x, (*lead, depth, factor, factor, height, width))
+        order = [*range(count), count, count + 3, count + 1, count + 4, count + 2]
+    return emit.reshape(emit.permute(x, order), (*lead, depth, height * factor, width * factor))
+
+
+def space_to_depth(emit: Emitter, x: Value, factor: int, columns_first: bool) -> Value:
+    """The inverse of `depth_to_space`."""
+    lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]
+    count, rows, columns = len(lead), height // factor, width // factor
+    x = emit.reshape(x, (*lead, channels, rows, factor, columns, factor))
+    inner = [count + 2, count + 4, count] if columns_first else [count, count + 2, count + 4]
+    x = emit.permute(x, [*range(count), *inner, count + 1, count + 3])
+    return emit.reshape(x, (*lead, channels * factor * factor, rows, columns))

@@ -1,0 +1,248 @@
+"""Arithmetic, comparisons, logic, activations, casts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+
+from tilewright.dtypes import int1
+from tilewright.graph.core import Value
+from tilewright.importers import formulas
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+
+TABLE = RuleTable("Elementwise")
+rule = TABLE.rule
+
+UNARY = {
+    "Abs": "absolute",
+    "Neg": "negate",
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Reciprocal": "reciprocal",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tanh": "tanh",
+    "Erf": "erf",
+    "Sigmoid": "sigmoid",
+    "Sign": "sign",
+    "Relu": "relu",
+    "Not": "logical_not",
+    "IsNaN": "isnan",
+}
+ROUNDING = {"Floor": "floor", "Ceil": "ceil", "Round": "round"}
+BINARY = {
+    "Sub": "subtract",
+    "Equal": "equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "And": "logical_and",
+    "Or": "logical_or",
+    "Xor": "not_equal",
+}
+VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
+FORMULAS: dict[str, formulas.Unary] = {
+    "Tan": formulas.tangent,
+    "Sinh": formulas.hyperbolic_sine,
+    "Cosh": formulas.hyperbolic_cosine,
+    "Asinh": formulas.inverse_hyperbolic_sine,
+    "Acosh": formulas.inverse_hyperbolic_cosine,
+    "Atanh": formulas.inverse_hyperbolic_tangent,
+    "Softplus": formulas.softplus,
+    "Softsign": formulas.softsign,
+    "Mish": formulas.mish,
+    "HardSwish": formulas.hard_swish,
+}
+
+
+def _unary(op: str) -> Callable[[Call], Value]:
+    return lambda call: call.op(op, call[0])
+
+
+def _rounding(op: str) -> Callable[[Call], Value]:
+    return lambda call: call.op(op, call[0]) if call[0].dtype.is_float else call[0]
+
+
+def _binary(op: str) -> Callable[[Call], Value]:
+    return lambda call: call.op(op, call[0], call[1])
+
+
+def _variadic(op: str) -> Callable[[Call], Value]:
+    return lambda call: reduce(
+        lambda left, right: call.op(op, left, right), [call[index] for index in range(len(call.inputs))]
+    )
+
+
+def _formula(function: formulas.Unary) -> Callable[[Call], Value]:
+    return lambda call: function(call, call[0])
+
+
+for _name, _op in UNARY.items():
+    TABLE.add(_name, _unary(_op))
+for _name, _op in ROUNDING.items():
+    TABLE.add(_name, _rounding(_op))
+for _name, _op in BINARY.items():
+    TABLE.add(_name, _binary(_op))
+for _name, _op in VARIADIC.items():
+    TABLE.add(_name, _variadic(_op))
+for _name, _function in FORMULAS.items():
+    TABLE.add(_name, _formula(_function))
+
+
+@rule("Add")
+def add(call: Call) -> Value:
+    return call.op("add", call[0], call[1])
+
+
+@rule("Mul")
+def multiply(call: Call) -> Value:
+    return call.op("multiply", call[0], call[1])
+
+
+@rule("Div")
+def divide(call: Call) -> Value:
+    return call.op("divide", call[0], call[1])
+
+
+@rule("Mean")
+def mean(call: Call) -> Value:
+    total = _variadic("add")(call)
+    return call.op("multiply", total, 1 / len(call.inputs))
+
+
+@rule("Mod")
+def modulo(call: Call) -> Value:
+    if call.attribute("fmod", 0):
+        return formulas.remainder_of_truncation(call, call[0], call[1])
+    return call.op("remainder", call[0], call[1])
+
+
+@rule("Pow")
+def power(call: Call) -> Value:
+    """Small constant whole powers and roots become products and roots."""
+    base, exponent = call[0], call.tensor(1)
+    if exponent.known is not None and not exponent.symbolic and exponent.known.size == 1 and exponent.known.ndim == 0:
+        number = float(exponent.known)
+        if number in (1, 2, 3):
+            return reduce(lambda left, _: call.op("multiply", left, base), range(int(number) - 1), base)
+        simple = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(number)
+        if simple is not None and base.dtype.is_float:
+            return call.op(simple, base)
+    return call.op("power", base, call.cast(call[1], base.dtype))
+
+
+@rule("IsInf")
+def is_infinite(call: Call) -> Value:
+    x = call[0]
+    negative, positive = call.attribute("detect_negative", 1), call.attribute("detect_positive", 1)
+    if negative and positive:
+        return formulas.is_infinite(call, x)
+    if not (negative or positive):
+        return call.full(x.shape, False, int1)
+    return call.op("equal", x, math.inf if positive else -math.inf)
+
+
+@rule("Where")
+def where(call: Call) -> Value:
+    return call.op("where", call[0], call[1], call[2])
+
+
+@rule("Clip")
+def clip(call: Call) -> Value:
+    x = call[0]
+    if all(not call.has(index) or call.tensor(index).known is not None for index in (1, 2)):
+        low, high = (call.number(index) if call.has(index) else None for index in (1, 2))
+        return call.op("clip", x, low=low, high=high)
+    x = call.op("maximum", x, call[1]) if call.has(1) else x
+    return call.op("minimum", x, call[2]) if call.has(2) else x
+
+
+@rule("Cast")
+def cast(call: Call) -> Value:
+    return call.cast(call[0], call.attribute("to"))
+
+
+@rule("CastLike")
+def cast_like(call: Call) -> Value:
+    return call.cast(call[0], call.tensor(1).dtype)
+
+
+@rule("Identity")
+def identity(call: Call) -> Value:
+    return call[0]
+
+
+@rule("Dropout")
+def dropout(call: Call) -> tuple[Value, None]:
+    if call.has(2) and call.number(2):
+        raise Unsupported("dropout in training mode", "export the model for inference")
+    return call[0], None
+
+
+# Activations -----------------------------------------------------------------------------------------
+
+
+@rule("Gelu")
+def gelu(call: Call) -> Value:
+    return call.op("gelu", call[0], approximate=call.attribute("approximate", "none"))
+
+
+@rule("Swish")
+def swish(call: Call) -> Value:
+    x, alpha = call[0], call.attribute("alpha", 1.0)
+    if alpha == 1.0:
+        return call.op("silu", x)
+    return call.op("multiply", x, call.op("sigmoid", call.op("multiply", x, alpha)))
+
+
+@rule("LeakyRelu")
+def leaky_relu(call: Call) -> Value:
+    return formulas.leaky_relu(call, call[0], call.attribute("alpha", 0.01))
+
+
+@rule("PRelu")
+def prelu(call: Call) -> Value:
+    return formulas.where_positive(call, call[0], call[0], call.op("multiply", call[0], call[1]))
+
+
+@rule("Elu")
+def elu(call: Call) -> Value:
+    return formulas.elu(call, call[0], call.attribute("alpha", 1.0))
+
+
+@rule("Celu")
+def celu(call: Call) -> Value:
+    alpha = call.attribute("alpha", 1.0)
+    return formulas.elu(call, call[0], alpha, 1, 1 / alpha)
+
+
+@rule("Selu")
+def selu(call: Call) -> Value:
+    alpha, gamma = (
+        call.attribute("alpha", 1.67326319217681884765625),
+        call.attribute("gamma", 1.05070102214813232421875),
+    )
+    return formulas.selu(call, call[0], alpha, gamma)
+
+
+@rule("HardSigmoid")
+def hard_sigmoid(call: Call) -> Value:
+    return formulas.hard_sigmoid(call, call[0], call.attribute("alpha", 0.2), call.attribute("beta", 0.5))
+
+
+@rule("ThresholdedRelu")
+def thresholded_relu(call: Call) -> Value:
+    x = call[0]
+    return call.op("where", call.op("greater", x, call.attribute("alpha", 1.0)), x, call.builder.number(0.0, x.dtype))
+
+
+@rule("Shrink")
+def shrink(call: Call) -> Value:
+    x, limit, bias = call[0], call.attribute("lambd", 0.5), call.attribute("bias", 0.0)
+    low = call.op("where", call.op("less", x, -limit), call.op("add", x, bias), call.builder.number(0.0, x.dtype))
+    return call.op("where", call.op("greater", x, limit), call.op("subtract", x, bias), low)

@@ -1,0 +1,150 @@
+"""Gathers, scatters and one-hot encodings."""
+
+from __future__ import annotations
+
+from tilewright.dtypes import int64
+from tilewright.graph.core import Value
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.symbolic import Size, product, simplify
+
+TABLE = RuleTable("Indexing")
+rule = TABLE.rule
+
+
+def from_front(call: Call, index: int, extent: Size) -> Value:
+    """An input of indices with negative ones counted from the end; known ones are settled at import."""
+    tensor = call.tensor(index)
+    if tensor.known is not None and not tensor.symbolic:
+        if tensor.known.size == 0 or int(tensor.known.min()) >= 0:
+            return call[index]
+        if isinstance(extent, int):
+            wrapped = tensor.known + (tensor.known < 0) * extent
+            return call.constant(wrapped.astype(tensor.known.dtype), tensor.name)
+    value = call[index]
+    shifted = call.op("add", value, call.value(extent, value.dtype))
+    return call.op("where", call.op("less", value, 0), shifted, value)
+
+
+@rule("Gather")
+def gather(call: Call) -> Value:
+    """Embedding tables are read without a check for negative ids: token ids count from zero."""
+    x = call[0]
+    axis = call.attribute("axis", 0) % x.rank
+    index = call.tensor(1)
+    if index.known is not None and not index.symbolic and index.known.ndim == 0:
+        return call.select(x, axis, int(index.known))
+    table = call.tensor(0).known is not None and x.rank == 2
+    return call.op("gather", x, call[1] if table else from_front(call, 1, x.shape[axis]), axis=axis)
+
+
+@rule("GatherElements")
+def gather_elements(call: Call) -> Value:
+    x = call[0]
+    axis = call.attribute("axis", 0) % x.rank
+    return call.op("gather_elements", x, from_front(call, 1, x.shape[axis]), axis=axis)
+
+
+def _flat_indices(call: Call, x: Value, indices: Value, depth: int) -> Value:
+    """Index tuples [.., depth] into the first `depth` dimensions as one flat index [n]."""
+    total: Value | None = None
+    for axis in range(depth):
+        part = call.cast(call.select(indices, indices.rank - 1, axis), int64)
+        extent = call.value(x.shape[axis], int64)
+        part = call.op("where", call.op("less", part, 0), call.op("add", part, extent), part)
+        total = part if total is None else call.op("add", call.op("multiply", total, extent), part)
+    assert total is not None
+    return call.reshape(total, (product(total.shape),))
+
+
+def _depth(indices: Value) -> int:
+    depth = indices.shape[-1]
+    if not isinstance(depth, int):
+        raise Unsupported("index tuples of a dynamic length", "fix the last dimension of the indices")
+    return depth
+
+
+@rule("GatherND")
+def gather_nd(call: Call) -> Value:
+    x, indices, batch = call[0], call[1], call.attribute("batch_dims", 0)
+    if batch:
+        return _batched_gather(call, x, indices, batch)
+    depth = _depth(indices)
+    found = call.op("gather", call.flatten(x, 0, depth), _flat_indices(call, x, indices, depth), axis=0)
+    return call.reshape(found, (*indices.shape[:-1], *x.shape[depth:]))
+
+
+def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
+    """Leading dimensions shared by data and indices: their position becomes part of the flat index."""
+    depth, lead = _depth(indices), x.shape[:batch]
+    inner = x.shape[batch : batch + depth]
+    merged = call.flatten(call.flatten(x, 0, batch), 1, 1 + depth)  # [batch, product(inner), rest..]
+    rows = call.reshape(indices, (product(lead), -1, depth))
+    total: Value | None = None
+    for axis, extent in enumerate(inner):
+        part = call.cast(call.select(rows, 2, axis), int64)
+        size = call.value(extent, int64)
+        part = call.op("where", call.op("less", part, 0), call.op("add", part, size), part)
+        total = part if total is None else call.op("add", call.op("multiply", total, size), part)
+    assert total is not None
+    base = call.op("multiply", call.unsqueeze(call.iota(product(lead)), 1), call.value(product(inner), int64))
+    flat = call.reshape(call.op("add", total, base), (-1,))
+    found = call.op("gather", call.flatten(merged, 0, 2), flat, axis=0)
+    return call.reshape(found, (*indices.shape[:-1], *x.shape[batch + depth :]))
+
+
+@rule("ScatterND")
+def scatter_nd(call: Call) -> Value:
+    x, indices, updates = call[0], call[1], call[2]
+    if call.attribute("reduction", "none") != "none":
+        raise Unsupported(f"ScatterND with reduction {call.attribute('reduction')!r}", "use plain updates")
+    depth = _depth(indices)
+    flat = _flat_indices(call, x, indices, depth)
+    updates = call.reshape(updates, (flat.shape[0], *x.shape[depth:]))
+    merged = call.op("scatter_update", call.flatten(x, 0, depth), flat, updates, axis=0)
+    return call.reshape(merged, x.shape)
+
+
+@rule("ScatterElements", "Scatter")
+def scatter_elements(call: Call) -> Value:
+    """Elementwise scatter into a one-dimensional tensor."""
+    x, updates = call[0], call[2]
+    axis = call.attribute("axis", 0) % x.rank
+    if call.attribute("reduction", "none") != "none":
+        raise Unsupported(f"ScatterElements with reduction {call.attribute('reduction')!r}", "use plain updates")
+    if x.rank != 1:
+        raise Unsupported("ScatterElements of more than one dimension", "use ScatterND or TensorScatter on rows")
+    return call.op("scatter_update", x, from_front(call, 1, x.shape[axis]), updates, axis=0)
+
+
+@rule("TensorScatter")
+def tensor_scatter(call: Call) -> Value:
+    """Opset 24's cache update: `update` goes to `past` from a position that is the same for the batch."""
+    past, update = call[0], call[1]
+    axis = call.attribute("axis", -2) % past.rank
+    if call.attribute("mode", "linear") != "linear":
+        raise Unsupported("TensorScatter in circular mode", "use the linear mode")
+    places = call.iota(update.shape[axis])
+    if call.has(2):
+        start = call[2]
+        if start.shape[0] != 1:
+            raise Unsupported("TensorScatter with a start for each batch entry", "use a batch of one")
+        places = call.op("add", places, start)
+    return call.op("scatter_update", past, places, update, axis=axis)
+
+
+@rule("OneHot")
+def one_hot(call: Call) -> Value:
+    indices = call[0]
+    (depth,) = call.sizes(1)
+    axis = call.attribute("axis", -1)
+    axis = axis + indices.rank + 1 if axis < 0 else axis
+    off, on = (call.select(call[2], 0, index) for index in range(2))
+    places = call.op(
+        "iota", shape=tuple(depth if i == axis else 1 for i in range(indices.rank + 1)), axis=axis, dtype=int64
+    )
+    number = call.cast(indices, int64)
+    size = call.value(simplify(depth), int64)
+    number = call.op("where", call.op("less", number, 0), call.op("add", number, size), number)
+    return call.op("where", call.op("equal", call.unsqueeze(number, axis), places), on, off)
