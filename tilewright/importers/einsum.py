@@ -34,14 +34,8 @@ def _parse(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
         right = "".join(sorted(label for label in set(left) if label.isalpha() and left.count(label) == 1))
         right = "..." + right if "..." in left else right
     free = [letter for letter in "ZYXWVUTSRQ" if letter not in equation]
-    width = max(
-        (
-            value.rank - len(term.replace("...", ""))
-            for term, value in zip(terms, operands, strict=True)
-            if "..." in term
-        ),
-        default=0,
-    )
+    counts = [value.rank - len(term.replace("...", "")) for term, value in zip(terms, operands, strict=True)]
+    width = max((count for term, count in zip(terms, counts, strict=True) if "..." in term), default=0)
     extra = "".join(free[:width][::-1])
     result = []
     for term, value, count in zip(terms, operands, counts, strict=True):
