@@ -122,7 +122,7 @@ def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
             if reached and _worth_repeating(drafts, node, readers, vanishing):
                 vanishing.add(index)
         elif kind_of(node.op) == "elementwise" and index not in cheap and len(drafts.owner[index].nodes) == 1:
-            if len(readers) == 1 and readers[0] in vanishing and drafts.nodes[readers[0]].op != "broadcast_to":
+            if len(set(readers)) == 1 and readers[0] in vanishing and drafts.nodes[readers[0]].op != "broadcast_to":
                 vanishing.add(index)
     return vanishing
 
