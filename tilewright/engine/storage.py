@@ -63,7 +63,7 @@ class _Planner:
             value: BufferReference("input", value.name) for value in graph.inputs
         }
         self.late: list[Task] = []  # copies at the end
-        self.saved: list[tuple[Value, Value, Task]] = []  # (input, its saved old value, the task that overwrites it)
+        self.overwritten: list[tuple[Value, Task]] = []  # inputs, and the task from which on they hold another value
 
     def plan(self) -> Storage:
         for target, value in self.graph.mutations.items():
@@ -80,6 +80,7 @@ class _Planner:
         return any(self.root(value) is root for value in task.group.inputs)
 
     def _writer(self, root: Value) -> int | None:
+        """The number of the task that computes a value."""
         for number, task in enumerate(self.tasks):
             if root in task.group.outputs:
                 return number
@@ -92,20 +93,18 @@ class _Planner:
         if root is target:
             return
         writer = self._writer(root)
-        if writer is None or root in self.places:  # another input, a constant, or written to another input
-            self._copy_at_end(value, self.places[target], target)
-            return
-        task = self.tasks[writer]
-        later = [other for other in self.tasks[writer + 1 :] if self._reads(other, target)]
-        returned = any(self.root(output) is target for output in self.graph.outputs)
-        if _updates_in_place(task, self.graph):
-            if later or returned:
-                saved = Value(f"{target.name}.before", target.dtype, target.shape)
-                self.saved.append((target, saved, task))
-        elif later or returned or self._reads(task, target):
-            self._copy_at_end(value, self.places[target], target)
-            return
-        self.places[root] = self.places[target]
+        if writer is not None and root not in self.places and self._may_overwrite(writer, target):
+            self.places[root] = self.places[target]
+            self.overwritten.append((target, self.tasks[writer]))
+        else:
+            self._copy_at_end(value, self.places[target])
+            self.overwritten.append((target, self.late[-1]))
+
+    def _may_overwrite(self, writer: int, target: Value) -> bool:
+        """Whether a task may write to an input: its kernel is made for that, or nobody reads the input any more."""
+        if _updates_in_place(self.tasks[writer], self.graph):
+            return True
+        return not any(self._reads(task, target) for task in self.tasks[writer:])
 
     def _place_outputs(self) -> list[TensorSpec]:
         specs = []
@@ -117,26 +116,32 @@ class _Planner:
             if value in mutated:
                 continue
             if root in self.places or self._writer(root) is None:
-                self._copy_at_end(value, place, value)
+                self._copy_at_end(value, place)
             else:
                 self.places[root] = place
         return specs
 
-    def _copy_at_end(self, source: Value, place: BufferReference, like: Value) -> None:
-        target = Value(f"{source.name}.to.{place.name}", like.dtype, source.shape)
+    def _copy_at_end(self, source: Value, place: BufferReference) -> None:
+        target = Value(f"{source.name}.to.{place.name}", source.dtype, source.shape)
         self.places[target] = place
         self.late.append(self.copier(source, target))
 
     def _insert_copies(self) -> dict[tuple[int, Value], Value]:
-        """Put the copies in their places; says which tasks read a saved old value instead of an input."""
-        for target, saved, task in self.saved:
-            self.tasks.insert(self.tasks.index(task), self.copier(target, saved))
+        """Add the copies at the end, and before an input is overwritten one of its old value for those who read
+        it later; returns which tasks read which inputs' saved values."""
         self.tasks += self.late
-        redirected: dict[tuple[int, Value], Value] = {}
-        for target, saved, task in self.saved:
-            for number in range(self.tasks.index(task) + 1, len(self.tasks)):
-                redirected[number, target] = saved
-        return redirected
+        saved: list[tuple[Value, Value, Task]] = []
+        for target, task in self.overwritten:
+            position = self.tasks.index(task)
+            if any(self._reads(other, target) for other in self.tasks[position + 1 :]):
+                before = Value(f"{target.name}.before", target.dtype, target.shape)
+                self.tasks.insert(position, self.copier(target, before))
+                saved.append((target, before, task))
+        return {
+            (number, target): before
+            for target, before, task in saved
+            for number in range(self.tasks.index(task) + 1, len(self.tasks))
+        }
 
     # -- The arena ------------------------------------------------------------------------------
 

@@ -260,7 +260,9 @@ class Writer:
             return self._given[item.value]
         if isinstance(item, Load):
             pointer = self.references.tensor(item.value)
-            text = f"tl.load({pointer} + ({self.index(item.index)}){self.load_mask(item.guards)})"
+            # A scalar is loaded once, and is there whatever the mask says.
+            mask = self.load_mask(item.guards) if item.index.terms or item.guards else ""
+            text = f"tl.load({pointer} + ({self.index(item.index)}){mask})"
             return self._define("v", text + self._widened(item.dtype))
         if isinstance(item, Choice):
             inside, outside = self._typed(item.inside), self._typed(item.outside)
