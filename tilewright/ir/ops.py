@@ -336,7 +336,7 @@ def infer_types(
     if count < least or (greatest is not None and count > greatest):
         expected = str(least) if least == greatest else f"{least} to {greatest if greatest is not None else 'any'}"
         raise InvalidIRError(f"takes {expected} operands, not {count}")
-    require(len(regions) == info.regions, f"has {info.regions} regions, not {len(regions)}")
+    require(len(regions) == info.regions, f"takes {info.regions} regions, not {len(regions)}")
     return info.infer(operands, attributes, regions)
 
 

@@ -14,7 +14,8 @@
 VALUE is ``%name`` or ``%12``; a number is a name that the printer gave, and is forgotten.  The number after
 the opcode (true, false, NUMBER) is a `constant`'s, whose element type and shape are those of its type.
 Attributes that are not written have the defaults of the op table.  Types of results are written for the reader:
-they must be what the table infers.  ``//`` begins a comment.
+they must be what the table infers.  Operands begin on the line of their opcode; otherwise line ends do not
+matter.  ``//`` begins a comment.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ class _Parser:
         line, opcode = self.token.line, self.expect("word")
         number = self.constant_number() if opcode == "constant" else None
         operands = []
-        if self.token.kind == "value":
+        if self.token.kind == "value" and self.token.line == line:
             operands.append(self.use())
             while self.accept(","):
                 operands.append(self.use())

@@ -66,9 +66,9 @@ class _Verifier:
         if not region.operations or region.terminator.opcode != terminator:
             raise self.fail(owner, f"a region does not end in {terminator}")
         for operation in region.operations:
-            if OPS[operation.opcode].terminator if operation.opcode in OPS else False:
-                if operation is not region.terminator or operation.opcode != terminator:
-                    raise self.fail(operation, f"{operation.opcode} stands where no {operation.opcode} belongs")
+            ends = operation.opcode in OPS and OPS[operation.opcode].terminator
+            if ends and operation is not region.terminator:
+                raise self.fail(operation, f"{operation.opcode} stands where no {operation.opcode} belongs")
             self.operation(operation)
         self.visible = outside
 
@@ -77,12 +77,14 @@ class _Verifier:
         for value in operation.operands:
             if value not in self.visible:
                 raise self.fail(operation, "an operand is not defined before its use, or not in reach")
-        self.attributes_and_types(operation)
+        if operation.opcode in OPS and len(operation.regions) != OPS[operation.opcode].regions:
+            raise self.fail(operation, f"takes {OPS[operation.opcode].regions} regions, not {len(operation.regions)}")
         terminators = ("condition", "yield") if operation.opcode == "while" else ("yield", "yield")
         for region, terminator in zip(operation.regions, terminators, strict=False):
             if operation.opcode in ("reduce", "scan"):
                 self.combine(region, operation)
             self.region(region, terminator, operation)
+        self.attributes_and_types(operation)
         for result, type_ in zip(operation.results, operation.result_types, strict=True):
             self.once(result, operation, "result")
             if result.definition is not operation or result.type != type_:

@@ -133,9 +133,11 @@ def cast_of_cast(operation: Operation, build: Rewriter) -> Value | None:
     integers = not any(dtype.is_float or dtype.is_bool for dtype in (first, middle, last))
     if not keeps_value(first, middle) and not (integers and last.bits <= middle.bits):
         return None
+    if middle.is_float and not last.is_float and not keeps_value(first, last):
+        return None  # a float outside the integer's range is not an integer that wraps
     rounding = operation.attributes["rounding"]
-    if rounding != "rtne" and first != last and last.bits >= first.bits:
-        return None  # rounding toward zero is only defined for narrowing
+    if rounding != "rtne" and first != last and not (first.is_float and last.bits < first.bits):
+        return None  # rounding toward zero is only defined for narrowing floats
     return build.emit("cast", source, dtype=last, rounding="rtne" if first == last else rounding)
 
 

@@ -1,0 +1,51 @@
+"""Fixtures of all tests: golden texts, and random numbers from a seed that is printed.
+
+def test_prints(golden):
+    golden(print_function(function))          # compares with tests/golden/<file>/<test>.txt
+
+pytest --update-golden                         writes the texts anew; look at the difference before committing
+pytest --seed 1234                             draws the same random numbers again
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
+    parser.addoption("--seed", type=int, default=None, help="seed of the random numbers (default: a fresh one)")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Compare a text with the one kept for this test; `name` tells several texts of one test apart."""
+    test = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name).strip("-")
+
+    def check(text: str, name: str = "") -> None:
+        path = GOLDEN / Path(request.node.path).stem / f"{test}{'.' + name if name else ''}.txt"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.exists(), f"{path} is missing; pytest --update-golden writes it. The text is:\n{text}"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers; the seed is printed with a failing test."""
+    seed = request.config.getoption("--seed")
+    seed = secrets.randbits(32) if seed is None else seed
+    print(f"random seed: {seed} (again with --seed {seed})")
+    return np.random.default_rng(seed)

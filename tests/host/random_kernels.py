@@ -1,0 +1,324 @@
+"""Random Tile IR kernels over the whole op table, for the property tests.
+
+`random_kernel(random)` draws a valid kernel from a `random.Random`; `run_kernel` runs it on fixed inputs and
+returns all bytes it wrote.  Every value is kept small in number, not in kind: all dtypes, ranks 0 to 3, nested
+control flow, every memory operation.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tilewright.dtypes import DTYPES, DType, bfloat16, float16, float32, float64, int1, int8, int32, int64
+from tilewright.ir import inference
+from tilewright.ir.builder import Builder
+from tilewright.ir.core import Function, Location, Parameter, Region, Value
+from tilewright.ir.interpreter import run
+from tilewright.ir.ops import OPS, PREDICATES
+from tilewright.ir.types import PointerType, TensorType, scalar
+
+SHAPES = ((), (), (4,), (8,), (3,), (2, 4), (1, 4), (4, 1), (2, 2, 2))
+STORED = (float32, int32, float16, int64)
+ELEMENTS = 64  # of each buffer
+
+
+class KernelMaker:
+    """Builds one kernel; `pool` holds the values in reach."""
+
+    def __init__(self, random: random_module.Random) -> None:
+        self.random = random
+        parameters = [Parameter("n", divisibility=4)]
+        values = [Value(scalar(int32), "n")]
+        for dtype in STORED:
+            for name, const in (("in", True), ("out", False)):
+                parameters.append(Parameter(f"{name}_{dtype.text}", 16, alias_free=const))
+                values.append(Value(scalar(PointerType(dtype, const)), parameters[-1].name))
+        self.function = Function(
+            "random_kernel", Region(list(values)), parameters, {"num_warps": 4, "note": 'a "b"\n', "scale": 0.5}
+        )
+        self.pointers = {parameter.name: value for parameter, value in zip(parameters, values, strict=True)}
+        self.build = Builder(self.function)
+        self.pool: list[Value] = [values[0]]
+        self.stored = dict.fromkeys(STORED, 0)
+        self.makers: list[Callable[[], None]] = [
+            self.elementwise, self.elementwise, self.elementwise, self.compare_select, self.convert, self.shape,
+            self.shape, self.load, self.store, self.atomic, self.reduce, self.dot, self.gather, self.branch,
+            self.for_loop, self.while_loop, self.facts, self.index,
+        ]  # fmt: skip
+
+    def kernel(self, length: int) -> Function:
+        self.steps(length)
+        for value in list(self.pool)[-4:]:
+            self.store_value(value)
+        self.build.create("return")
+        return self.function
+
+    def steps(self, length: int, depth: int = 0) -> None:
+        self.depth = depth
+        for _ in range(length):
+            self.build.location = self.place()
+            self.random.choice(self.makers)()
+            self.depth = depth
+
+    def place(self) -> Location | None:
+        location = None
+        for _ in range(self.random.randrange(3)):
+            file = self.random.choice(["a.py", 'dir with space/"b".py', "c\\d.py"])
+            function = self.random.choice(["", "kernel", "<lambda>"])
+            location = Location(file, self.random.randrange(1000), self.random.randrange(80), function, location)
+        return location
+
+    # Values
+
+    def add(self, values: Value | Sequence[Value]) -> None:
+        for value in [values] if isinstance(values, Value) else values:
+            if self.random.random() < 0.3:
+                value.name = self.random.choice(["x", "acc", "mask", "x_1", "π", "7"])
+            self.pool.append(value)
+
+    def number(self, dtype: DType) -> bool | int | float:
+        if dtype.is_bool:
+            return self.random.random() < 0.5
+        if dtype.is_float:
+            special = [0.0, -0.0, 1.0, 2.0, 0.5, -3.25, float("inf"), float("-inf"), float("nan"), 0.1, 1e30, 1e-30]
+            return self.random.choice(special)
+        low = -(2 ** (dtype.bits - 1)) if dtype.is_signed else 0
+        return self.random.choice([0, 1, 2, 3, 8, low, low + 2**dtype.bits - 1, 100])
+
+    def dtype(self, kind: str) -> DType:
+        return self.random.choice([dtype for dtype in DTYPES if inference.KINDS[kind](scalar(dtype))])
+
+    def type(self, kind: str) -> TensorType:
+        return TensorType(self.random.choice(SHAPES), self.dtype(kind))
+
+    def value(self, type_: TensorType) -> Value:
+        """A value of this type: one in reach, or a new one."""
+        found = [value for value in self.pool if value.type == type_]
+        choice = self.random.random()
+        if found and choice < 0.7:
+            return self.random.choice(found)
+        same_shape = [value for value in self.pool if value.type.shape == type_.shape]
+        if same_shape and choice < 0.85:
+            return self.build.emit("cast", self.random.choice(same_shape), dtype=type_.dtype)
+        if type_.shape and choice < 0.95:
+            return self.build.emit("splat", self.value(scalar(type_.element)), shape=type_.shape)
+        return self.build.constant(self.number(type_.dtype), type_.dtype, type_.shape)
+
+    def any_value(self, kind: str = "ordered") -> Value:
+        found = [value for value in self.pool if inference.KINDS[kind](value.type)]
+        return self.random.choice(found) if found and self.random.random() < 0.8 else self.value(self.type(kind))
+
+    # Operations
+
+    def elementwise(self) -> None:
+        opcode = self.random.choice(list(KIND_OF))
+        operand = self.any_value(KIND_OF[opcode])
+        count = OPS[opcode].operands[0]
+        attributes = {}
+        if opcode in ("minimum", "maximum"):
+            attributes["propagate_nan"] = self.random.random() < 0.5
+        operands = [operand, *(self.value(operand.type) for _ in range(count - 1))]
+        self.random.shuffle(operands)
+        self.add(self.build.emit(opcode, *operands, **attributes))
+
+    def compare_select(self) -> None:
+        left = self.any_value()
+        right = self.value(left.type)
+        condition = self.build.emit("compare", left, right, predicate=self.random.choice(PREDICATES))
+        self.add(condition)
+        self.add(self.build.emit("select", self.value(condition.type), left, right))
+
+    def convert(self) -> None:
+        value, dtype = self.any_value(), self.random.choice(DTYPES)
+        source = value.type.dtype
+        narrower = source.is_float and dtype.is_float and dtype.bits < source.bits
+        rounding = "rtz" if narrower and self.random.random() < 0.5 else "rtne"
+        self.add(self.build.emit("cast", value, dtype=dtype, rounding=rounding))
+        whole = self.any_value("integer")
+        same = [dtype for dtype in DTYPES if dtype.bits == whole.type.dtype.bits]
+        self.add(self.build.emit("bitcast", whole, element=self.random.choice(same)))
+
+    def index(self) -> None:
+        self.add(self.build.emit(self.random.choice(["program_id", "num_programs"]), axis=self.random.randrange(3)))
+        start = self.random.choice([-8, 0, 1, 16])
+        self.add(self.build.emit("arange", start=start, end=start + self.random.choice([3, 4, 8])))
+
+    def shape(self) -> None:
+        value, emit = self.any_value(), self.build.emit
+        shape = value.type.shape
+        self.add(emit("expand_dims", value, axis=self.random.randint(0, len(shape))))
+        self.add(emit("reshape", value, shape=self.random.choice([(value.type.size,), (1, *shape), shape])))
+        order = list(range(len(shape)))
+        self.random.shuffle(order)
+        self.add(emit("permute", value, order=tuple(order)))
+        stretched = tuple(self.random.choice([1, 3]) if extent == 1 else extent for extent in shape)
+        self.add(emit("broadcast", value, shape=stretched))
+        joined = emit("join", value, self.value(value.type))
+        self.add(joined)
+        self.add(self.build.create("split", [joined]).results)
+        if shape:
+            parts = [value] + [self.value(value.type) for _ in range(self.random.randint(1, 2))]
+            self.add(emit("cat", *parts, axis=self.random.randrange(len(shape))))
+        self.pool = [value for value in self.pool if value.type.size <= 32]
+
+    def gather(self) -> None:
+        source, axis = self.value(TensorType((2, 4), self.dtype("ordered"))), self.random.randrange(2)
+        index = self.build.emit("and", self.value(TensorType((2, 4), int32)), self.build.constant(1, int32, (2, 4)))
+        self.add(self.build.emit("gather", source, index, axis=axis))
+
+    def lanes(self, pointer: Value, shape: tuple[int, ...], start: int) -> Value:
+        """Pointers to different elements of a buffer, from element `start`."""
+        size = int(np.prod(shape))
+        if not shape:
+            return self.build.emit("offset", pointer, self.build.constant(start, int32))
+        index = self.build.emit("reshape", self.build.emit("arange", start=start, end=start + size), shape=shape)
+        return self.build.emit("offset", self.build.emit("splat", pointer, shape=shape), index)
+
+    def load(self) -> None:
+        dtype, shape = self.random.choice(STORED), self.random.choice(SHAPES)
+        pointers = self.lanes(self.pointers[f"in_{dtype.text}"], shape, self.random.randrange(32))
+        extra: list[Value] = []
+        if self.random.random() < 0.6:
+            extra.append(self.value(TensorType(shape, int1)))
+            if self.random.random() < 0.6:
+                extra.append(self.value(TensorType(shape, dtype)))
+        cache = self.random.choice(["", "ca", "cg"])
+        self.add(self.build.emit("load", pointers, *extra, cache=cache, volatile=self.random.random() < 0.2))
+
+    def store(self) -> None:
+        self.store_value(self.any_value())
+
+    def store_value(self, value: Value) -> None:
+        """To memory that no other operation writes; converted when there is no buffer of its type."""
+        dtype = value.type.dtype
+        if dtype not in STORED:
+            dtype = float32 if dtype.is_float else int32
+            value = self.build.emit("cast", value, dtype=dtype)
+        start = self.stored[dtype] % 32
+        self.stored[dtype] += value.type.size
+        mask = [self.value(value.type.with_element(int1))] if self.random.random() < 0.5 else []
+        pointers = self.lanes(self.pointers[f"out_{dtype.text}"], value.type.shape, start)
+        self.build.create("store", [pointers, value, *mask])
+
+    def atomic(self) -> None:
+        dtype, shape = self.random.choice((int32, int64)), self.random.choice(SHAPES)
+        pointers = self.lanes(self.pointers[f"out_{dtype.text}"], shape, 32 + self.random.randrange(24))
+        kind = self.random.choice(["add", "max", "min", "and", "or", "xor", "exchange"])
+        type_ = TensorType(shape, dtype)
+        mask = [self.value(type_.with_element(int1))] if self.random.random() < 0.5 else []
+        operands = [pointers, self.value(type_), *mask]
+        self.add(self.build.create("atomic_rmw", operands, {"kind": kind, "scope": "cta"}).results)
+        operands = [pointers, self.value(type_), self.value(type_)]
+        self.add(self.build.create("atomic_cas", operands, {"semantics": "relaxed"}).results)
+
+    def reduce(self) -> None:
+        shape = self.random.choice([shape for shape in SHAPES if shape])
+        axis = self.random.randrange(len(shape))
+        elements = [self.dtype("number"), self.random.choice([int32, float64])]
+        operands = [self.value(TensorType(shape, element)) for element in elements]
+        opcodes = [self.random.choice(["add", "maximum", "minimum", "multiply"]) for _ in operands]
+
+        def combine(left: list[Value], right: list[Value]) -> list[Value]:
+            emitted = zip(opcodes, left, right, strict=True)
+            return [self.build.emit(opcode, one, other) for opcode, one, other in emitted]
+
+        self.add(self.build.reduce(operands, axis, combine))
+        self.add(self.build.scan(operands, axis, combine, reverse=self.random.random() < 0.5))
+
+    def dot(self) -> None:
+        a, b, c = self.random.choice([(float16, float16, float32), (bfloat16, bfloat16, float32),
+                                      (float32, float32, float32), (int8, int8, int32)])  # fmt: skip
+        batch = self.random.choice([(), (2,)])
+        types = [TensorType((*batch, *shape), e) for shape, e in (((2, 4), a), ((4, 2), b), ((2, 2), c))]
+        self.add(self.build.emit("dot", *map(self.value, types), input_precision="tf32"))
+
+    def facts(self) -> None:
+        always = self.build.constant(True, int1, self.random.choice(SHAPES))
+        self.build.create("assume", [always])
+        self.build.create("assert", [always], {"message": 'line\n"quoted" ü'})
+        self.build.create("barrier")
+        value = self.any_value("integer")
+        self.add(self.build.emit("hint", value, divisibility=(1,) * max(1, value.type.rank)))
+        if self.random.random() < 0.02:
+            self.build.create("print", [value], {"prefix": "value: "})
+
+    # Control flow
+
+    def nested(self, yields: Sequence[TensorType], arguments: Sequence[Value] = ()) -> list[Value]:
+        """A few operations and the values that a body yields; what it made goes out of reach."""
+        outside, depth = list(self.pool), self.depth
+        self.pool += arguments
+        if depth < 2:
+            self.steps(self.random.randint(0, 3), depth + 1)
+        values = [self.value(type_) for type_ in yields]
+        self.pool, self.depth = outside, depth
+        return values
+
+    def results(self) -> list[TensorType]:
+        return [self.type("ordered") for _ in range(self.random.randint(0, 3))]
+
+    def branch(self) -> None:
+        types = self.results()
+        condition = self.value(scalar(int1))
+        self.add(self.build.if_branch(condition, lambda: self.nested(types), lambda: self.nested(types)))
+
+    def for_loop(self) -> None:
+        dtype = self.random.choice([int32, int64, int8])
+        lower, upper, step = (self.random.choice(numbers) for numbers in ([-3, 0], [-5, 1, 4], [1, 2, 5]))
+        bounds = [self.build.constant(number, dtype) for number in (lower, upper, step)]
+        initial = [self.value(type_) for type_ in self.results()]
+        types = [value.type for value in initial]
+        attributes = {"num_stages": self.random.choice([0, 3])}
+        body = lambda index, carried: self.nested(types, [index, *carried])  # noqa: E731
+        self.add(self.build.for_loop(*bounds, initial, body, attributes))
+
+    def while_loop(self) -> None:
+        """Counts down from a small number, with other values beside the counter."""
+        counter = scalar(int32)
+        first = self.build.constant(self.random.randint(0, 3), int32)
+        initial = [first, *(self.value(type_) for type_ in self.results())]
+        forwarded = [counter, *self.results()]
+
+        def before(values: list[Value]) -> tuple[Value, list[Value]]:
+            go_on = self.build.emit("compare", values[0], self.build.constant(0), predicate="gt")
+            return go_on, [values[0], *self.nested(forwarded[1:], values)]
+
+        def after(values: list[Value]) -> list[Value]:
+            rest = self.nested([value.type for value in initial[1:]], values)
+            return [self.build.emit("subtract", values[0], self.build.constant(1)), *rest]
+
+        self.add(self.build.while_loop(initial, before, after))
+
+
+def _kinds() -> dict[str, str]:
+    """Opcode -> operand kind of the elementwise operations."""
+    kinds = {}
+    for info in OPS.values():
+        if info.section in ("arithmetic", "bits", "math"):
+            assert info.infer.__closure__ is not None
+            kinds[info.opcode] = info.infer.__closure__[0].cell_contents
+    return kinds
+
+
+KIND_OF = _kinds()
+
+
+def random_kernel(random: random_module.Random, length: int = 12) -> Function:
+    """A valid kernel of about `length` top-level steps."""
+    return KernelMaker(random).kernel(length)
+
+
+def run_kernel(function: Function, seed: int = 0) -> dict[str, np.ndarray]:
+    """What the kernel left in its output buffers, NaNs made equal."""
+    generator = np.random.default_rng(seed)
+    arguments: list[object] = [12]
+    outputs = {}
+    for dtype in STORED:
+        values = generator.integers(-100, 100, ELEMENTS).astype(dtype.numpy)
+        arguments += [values, output := np.zeros(ELEMENTS, dtype.numpy)]
+        outputs[dtype.text] = output
+    run(function, arguments, (2, 1, 2))
+    return {name: np.where(np.isnan(output), np.nan, output) for name, output in outputs.items()}
