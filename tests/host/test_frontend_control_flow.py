@@ -67,7 +67,7 @@ def carried_blocks(out, n, SIZE: tl.constexpr):
     offsets = tl.arange(0, SIZE)
     acc = tl.zeros((SIZE,), tl.int32)
     pair = (acc, offsets)
-    for i in range(n):
+    for _ in range(n):
         pair = (pair[0] + pair[1], pair[1] * 2)
     tl.store(out + offsets, pair[0])
 

@@ -21,7 +21,6 @@ def record(dtype):  # type: ignore[no-untyped-def]
 
 @tilewright.jit
 def apply(x, y, OPERATOR: tl.constexpr, LITERAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    right = y
     if LITERAL is None:
         if OPERATOR == "+":
             record((x + y).dtype)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.frontend.builtins import constant_of
-from tilewright.frontend.scope import FunctionState, is_compile_time
+from tilewright.frontend.scope import FunctionState, is_compile_time, nearest
 from tilewright.frontend.values import check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
 from tilewright.language.context import LanguageError
@@ -223,7 +223,7 @@ class Expressions(FunctionState):
                 values.append(self.evaluate(branch))
             regions.append(region)
         self.mark(node)
-        return self.merge_branches(condition, regions, [{"": value} for value in values])[""]
+        return self.merge_branches(condition, regions, [{"the value": value} for value in values])["the value"]
 
     def branch_condition(self, node: ast.expr, condition: Any) -> tensor:
         """A run-time condition as an int1 scalar."""
@@ -244,7 +244,7 @@ class Expressions(FunctionState):
         here = builder.location
         shapes: dict[str, Any] = {}
         for name in values[0]:
-            check_same(name or "value", values[0][name], values[1][name], "differs between the two branches")
+            check_same(name, values[0][name], values[1][name], ("in one branch", "in the other"))
         for region, bound in zip(regions, values, strict=True):
             with builder.at(region):
                 handles: list[Value] = []
@@ -269,11 +269,11 @@ class Expressions(FunctionState):
             return value
         if isinstance(value, ModuleType):
             if not hasattr(value, name):
-                raise LanguageError(f"module '{value.__name__}' has no '{name}'", _nearest(name, dir(value)))
+                raise LanguageError(f"module '{value.__name__}' has no '{name}'", nearest(name, dir(value)))
             return self._admit(f"{value.__name__}.{name}", getattr(value, name))
         if isinstance(value, (dtype, block_type, tuple, list, str, type)) or is_compile_time(value):
             if name.startswith("__") or not hasattr(value, name):
-                raise LanguageError(f"{type_text(value)} has no attribute '{name}'", _nearest(name, dir(value)))
+                raise LanguageError(f"{type_text(value)} has no attribute '{name}'", nearest(name, dir(value)))
             return getattr(value, name)
         raise LanguageError(f"{type_text(value)} has no attributes in a kernel")
 
@@ -283,7 +283,7 @@ class Expressions(FunctionState):
             return BoundMethod(METHODS[name], value if isinstance(value, tensor) else to_tensor(value))
         member = getattr(tensor, name, None) if not name.startswith("_") else None
         if member is None:
-            raise LanguageError(f"a tensor has no attribute '{name}'", _nearest(name, [*dir(tensor), *METHODS]))
+            raise LanguageError(f"a tensor has no attribute '{name}'", nearest(name, [*dir(tensor), *METHODS]))
         if getattr(member, BUILTIN, False):
             return BoundMethod(member, value)
         instance = value if isinstance(value, tensor) else to_tensor(value)
@@ -349,10 +349,3 @@ class Expressions(FunctionState):
 
     def assign(self, target: ast.expr, value: Any, keep: bool = False) -> None:
         raise NotImplementedError
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, [entry for entry in names if not entry.startswith("_")], 1)
-    return f"did you mean '{close[0]}'?" if close else ""

@@ -118,7 +118,7 @@ class Loops(Statements):
             for name, before in zip(carried.names, carried.before, strict=True):
                 if name not in self.names:
                     raise LanguageError(f"'{name}' may have no value at the end of the loop: {self.unbound[name]}")
-                check_same(name, before, self.names[name], "changes its type in the loop, before and after one pass")
+                check_same(f"'{name}'", before, self.names[name], ("before the loop", "after one pass"))
                 handles.extend(leaf.handle for leaf in take_apart(self.names[name])[1])
             self.mark(statement)
             self.session.builder.create("yield", handles)
@@ -212,7 +212,8 @@ class Loops(Statements):
         known = self.known(test)
         if known is not None:
             if known[0]:
-                raise self.error(statement.test, "this loop never ends: its condition is true at compile time")
+                message = "this loop never ends: its condition is true at compile time"
+                raise self.error(statement.test, message, "loop on a value that changes inside")
             return constant(False, dtypes.int1)
         return self.branch_condition(statement.test, test)
 

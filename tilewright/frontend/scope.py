@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -83,7 +84,8 @@ class FunctionState:
             return self._admit(name, value)
         if name in PYTHON_BUILTINS:
             return PYTHON_BUILTINS[name]
-        raise LanguageError(f"the name '{name}' is not defined")
+        known = [*self.names, *self.function.function.__globals__, *PYTHON_BUILTINS]
+        raise LanguageError(f"the name '{name}' is not defined", nearest(name, known) or "assign it, or make it a parameter")
 
     def _admit(self, name: str, value: Any) -> Any:
         """A captured value, if kernels may read it."""
@@ -106,6 +108,12 @@ class FunctionState:
     def unbind(self, name: str, reason: str) -> None:
         self.names.pop(name, None)
         self.unbound[name] = reason
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Advice that names the most similar of `known`, or nothing."""
+    close = difflib.get_close_matches(name, [entry for entry in known if not entry.startswith("_")], 1)
+    return f"did you mean '{close[0]}'?" if close else ""
 
 
 def is_compile_time(value: Any) -> bool:

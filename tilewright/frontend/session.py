@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewright.errors import CompilationError
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Location
 from tilewright.language.context import LanguageError
@@ -44,6 +45,11 @@ class TraceSession:
         self.depth += 1
         try:
             return FunctionTracer(self, function, bindings, caller).run()
+        except CompilationError as error:
+            if not function.__module__.startswith("tilewright.language"):
+                raise
+            # Inside tl.zeros and the like a user has nothing to look for: the call is the place.
+            raise LanguageError(error.message or str(error), error.advice) from None
         finally:
             self.depth -= 1
             self.builder.location = saved

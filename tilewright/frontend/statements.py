@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.frontend.analysis import assigned_names, reads_of, returns_inside
 from tilewright.frontend.calls import Calls
-from tilewright.frontend.values import check_same, identical, take_apart
+from tilewright.frontend.values import identical, take_apart
 from tilewright.ir.core import Region
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.convert import is_literal, to_tensor
@@ -142,7 +142,7 @@ class Statements(Calls):
         if not isinstance(value, (tuple, list)):
             raise self.error(target, f"only a tuple can be unpacked, got {type_text(value)}")
         if len(value) != len(target.elts):
-            raise self.error(target, f"{len(value)} values for {len(target.elts)} names")
+            raise self.error(target, f"{len(value)} values for {len(target.elts)} names", "give each value a name")
         for entry, part in zip(target.elts, value, strict=True):
             self.assign(entry, part, keep)
 
@@ -199,9 +199,9 @@ class Statements(Calls):
             else:
                 merged.append(name)
         self.session.builder.location = location
-        values = [{name: names[name] for name in merged} for names in (then_names, other_names)]
+        values = [{f"'{name}'": names[name] for name in merged} for names in (then_names, other_names)]
         for name, value in self.merge_branches(condition, [then, other], values).items():
-            self.bind(name, value)
+            self.bind(name.strip("'"), value)
 
     def needed_after(self, name: str, statement: ast.stmt) -> bool:
         """Whether a name may be read after a statement, in this pass or the next of a loop around it."""
@@ -223,8 +223,7 @@ class Statements(Calls):
         if identical(values[0], values[1]) and not take_apart(values[0])[1]:
             named: list[dict[str, Any]] = [{}, {}]
         else:
-            check_same("the returned value", values[0], values[1], "differs between two returns")
-            named = [{"returned value": value} for value in values]
+            named = [{"the returned value": value} for value in values]
         self.session.builder.location = location
         merged = self.merge_branches(condition, [entry[0] for entry in traced], named)
-        return Returned(merged.get("returned value", values[0]))
+        return Returned(merged.get("the returned value", values[0]))

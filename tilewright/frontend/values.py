@@ -69,12 +69,17 @@ def identical(left: Any, right: Any) -> bool:
     return left is right or (type(left) is type(right) and bool(left == right))
 
 
-def check_same(name: str, left: Any, right: Any, where: str) -> None:
-    """Raise `LanguageError` unless two values can take one place: equal structure and tensor types."""
+def check_same(what: str, left: Any, right: Any, places: tuple[str, str]) -> None:
+    """Raise `LanguageError` unless two values can take one place: equal structure and tensor types.
+
+    `places` say where each value comes from: "before the loop", "after one pass".
+    """
     left_shape, left_leaves = take_apart(left)
     right_shape, right_leaves = take_apart(right)
     types = [str(leaf.type) for leaf in left_leaves], [str(leaf.type) for leaf in right_leaves]
     if left_shape != right_shape or types[0] != types[1]:
         first = ", ".join(types[0]) or repr(left)
         second = ", ".join(types[1]) or repr(right)
-        raise LanguageError(f"'{name}' {where}: {first} and {second}", "convert one of them, e.g. with .to(dtype)")
+        raise LanguageError(
+            f"{what} is {first} {places[0]} and {second} {places[1]}", "make both one type, for example with .to(dtype)"
+        )

@@ -1,0 +1,316 @@
+"""Compile errors: golden texts of what users see, and the promise that nothing else is ever raised."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright
+import tilewright.language as tl
+from tests.host.language_support import compile_error
+from tilewright.errors import CompilationError
+from tilewright.frontend.jit import JITFunction
+
+TYPES = {"x": "*f32", "out": "*f32", "n": "i32"}
+ARRAY = np.zeros(3)
+
+
+def plain_python(x):
+    return x
+
+
+@tilewright.jit
+def inner(a, b):
+    return a + tl.load(b, mask=a, other=0, evict="x")
+
+
+@tilewright.jit
+def outer(a, b):
+    return inner(a, b)
+
+
+# One kernel a mistake; the golden text of each is the whole message.
+
+
+def shapes_differ(x, out, n):
+    a = tl.arange(0, 16)
+    b = tl.arange(0, 32)
+    tl.store(out + a, a + b)
+
+
+def undefined_name(x, out, n):
+    tl.store(out, valeu)  # noqa: F821
+
+
+def misspelt_function(x, out, n):
+    tl.store(out, tl.lod(x))
+
+
+def unknown_keyword(x, out, n):
+    tl.store(out, outer(n, x))
+
+
+def python_function(x, out, n):
+    tl.store(out, plain_python(n))
+
+
+def branch_types(x, out, n):
+    if n > 3:
+        value = tl.load(x)
+    else:
+        value = n
+    tl.store(out, value)
+
+
+def one_branch(x, out, n):
+    if n > 3:
+        value = n
+    tl.store(out, value)
+
+
+def loop_types(x, out, n):
+    acc = 0
+    for _ in range(n):
+        acc += tl.load(x)
+    tl.store(out, acc)
+
+
+def after_the_loop(x, out, n):
+    for i in range(n):
+        last = i
+    tl.store(out, last)
+
+
+def block_condition(x, out, n):
+    if tl.arange(0, 8) < n:
+        tl.store(out, 1)
+
+
+def return_in_loop(x, out, n):
+    for i in range(n):
+        if i == 3:
+            return
+
+
+def break_in_loop(x, out, n):
+    while n > 3:
+        break
+
+
+def run_time_shape(x, out, n):
+    tl.store(out, tl.sum(tl.zeros((n,), tl.float32)))
+
+
+def run_time_constexpr(x, out, n):
+    size: tl.constexpr = n * 2
+    tl.store(out, size)
+
+
+def pointer_arithmetic(x, out, n):
+    tl.store(out, tl.load(x + 1.5))
+
+
+def store_widens(x, out, n):
+    tl.store(out, tl.arange(0, 8))
+
+
+def other_without_mask(x, out, n):
+    tl.store(out, tl.load(x, other=1.0))
+
+
+def two_targets(x, out, n):
+    a = b = n
+    tl.store(out, a + b)
+
+
+def item_assignment(x, out, n):
+    block = tl.arange(0, 8)
+    block[0] = 1
+
+
+def element_read(x, out, n):
+    tl.store(out, tl.arange(0, 8)[0])
+
+
+def lambda_expression(x, out, n):
+    tl.store(out, (lambda a: a)(n))
+
+
+def captured_array(x, out, n):
+    tl.store(out, ARRAY)
+
+
+def inner_extents(x, out, n):
+    a = tl.zeros((16, 32), tl.float32)
+    tl.store(out, tl.sum(tl.dot(a, a)))
+
+
+def static_assertion(x, out, n):
+    tl.static_assert(4 < 3, "the block is too small")
+
+
+def returned_value(x, out, n):
+    return n
+
+
+def too_large(x, out, n):
+    tl.store(out, tl.sum(tl.zeros((2048, 1024), tl.float32)))
+
+
+def float_floor_division(x, out, n):
+    tl.store(out, tl.load(x) // 2)
+
+
+def endless_loop(x, out, n):
+    while True:
+        n += 1
+
+
+def unpacking(x, out, n):
+    a, b = 1, 2, 3
+    tl.store(out, a + b)
+
+
+def tensor_power(x, out, n):
+    tl.store(out, n**2)
+
+
+def dictionary(x, out, n):
+    table = {"a": n}
+    tl.store(out, table["a"])
+
+
+def try_statement(x, out, n):
+    try:
+        tl.store(out, n)
+    except ValueError:
+        pass
+
+
+MISTAKES: list[Callable[..., None]] = [
+    value
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["x", "out", "n"]
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda entry: entry.__name__)
+def test_message(mistake: Callable[..., None], golden: Callable[..., None]) -> None:
+    source = textwrap.dedent(inspect.getsource(mistake))
+    kernel = JITFunction.from_source(source, mistake.__name__, mistake.__globals__)
+    text = compile_error(kernel, TYPES).replace(__file__, "TEST")
+    assert "help:" in text or "static assertion" in text
+    golden(_without_numbers(text) + "\n")
+
+
+def _without_numbers(text: str) -> str:
+    """Line numbers of this file change when it is edited; those of generated sources do not."""
+    text = re.sub(r"TEST:[0-9:]+", "TEST", text)
+    return re.sub(r"^  [0-9]{2,}( \|.*\n) +( \|)", r"  #\1   \2", text, flags=re.MULTILINE)
+
+
+def test_errors_carry_their_parts() -> None:
+    with pytest.raises(CompilationError) as caught:
+        JITFunction(shapes_differ).trace(TYPES, {})
+    error = caught.value
+    assert error.location.line == inspect.getsourcelines(shapes_differ)[1] + 3
+    assert "cannot be broadcast" in error.message and "x[:, None]" in error.advice
+    assert all("tilewright/frontend/t" not in str(entry.path) or entry.name == "_trace" for entry in caught.traceback)
+
+
+def test_missing_and_unknown_parameters() -> None:
+    kernel = JITFunction(shapes_differ)
+    with pytest.raises(CompilationError, match="no type and no constant for parameter 'n'"):
+        kernel.trace({"x": "*f32", "out": "*f32"}, {})
+    with pytest.raises(CompilationError, match="no parameter named 'm'"):
+        kernel.trace(TYPES, {"m": 3})
+
+
+def test_kernels_without_source_say_so() -> None:
+    names: dict[str, object] = {}
+    exec("def kernel(x):\n    pass\n", names)
+    with pytest.raises(CompilationError, match="source of kernel 'kernel' is not available"):
+        tilewright.jit(names["kernel"]).trace({"x": "*f32"}, {})  # type: ignore[arg-type]
+
+
+GOOD = """
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n, other=0.0)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for k in range(0, n, 2):
+        acc += value * k
+        if k > 3:
+            acc = acc - 1
+        else:
+            acc = tl.where(value > 0, acc, -acc)
+    total = tl.sum(acc, axis=0)
+    while total > 1.0:
+        total = total / 2
+    tl.store(out + i, tl.exp(acc) + total, mask=i < n)
+"""
+SNIPPETS = [
+    "n",
+    "x",
+    "acc",
+    "value",
+    "i",
+    "None",
+    "1.5",
+    "'text'",
+    "(1, 2)",
+    "tl.float32",
+    "tl",
+    "-3",
+    "BLOCK",
+    "total",
+    "out",
+]
+
+
+def _mutate(source: str, choose: Callable[[int], int]) -> str:
+    """Replace some expressions of a kernel by others, or drop or duplicate a statement."""
+    tree = ast.parse(source)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Constant, ast.BinOp, ast.Call))]
+    for _ in range(1 + choose(3)):
+        victim = nodes[choose(len(nodes))]
+        replacement = ast.parse(SNIPPETS[choose(len(SNIPPETS))], mode="eval").body
+        if isinstance(getattr(victim, "ctx", None), ast.Store):
+            continue
+        tree = _Replace(victim, replacement).visit(tree)
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    action = choose(4)
+    if action == 0 and len(body) > 1:
+        del body[choose(len(body))]
+    elif action == 1:
+        body.insert(choose(len(body)), body[choose(len(body))])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, victim: ast.AST, replacement: ast.AST) -> None:
+        self.victim, self.replacement = victim, replacement
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.replacement if node is self.victim else self.generic_visit(node)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_malformed_kernels_raise_only_compilation_errors(data: st.DataObject) -> None:
+    source = _mutate(GOOD, lambda count: data.draw(st.integers(0, count - 1)))
+    kernel = JITFunction.from_source(source, "kernel", {"tl": tl})
+    try:
+        kernel.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"BLOCK": 8})
+    except CompilationError as error:
+        internal = ("AttributeError", "KeyError", "AssertionError", "IndexError", "NotImplementedError")
+        assert error.location is not None or "generated source" in str(error), str(error)
+        assert not any(name in error.message for name in internal), f"{error}\n{source}"
