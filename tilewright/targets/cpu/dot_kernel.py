@@ -4,8 +4,10 @@
 
 `rows` x `vectors` accumulators stay in registers.  For each k the kernel loads `vectors` vectors of
 the right operand and broadcasts one element of each left row; a multiply-add per accumulator follows.
-With few accumulators the depth is split over several independent sets of them, because one set alone
-would wait for the latency of its own additions.
+With few rows, several panels of the right operand are taken at once (more streams from memory), and
+with few accumulators the depth is split over several independent sets of them, because one set alone
+would wait for the latency of its own additions.  What the next call will read of the right operand is
+prefetched into the level 2 cache on the way.
 """
 
 from __future__ import annotations
@@ -28,24 +30,31 @@ class MicroKernel:
     element: str  # LLVM type of the left operand and the accumulators: float, double, i32
     right: str  # LLVM type of the right operand in memory, widened to `element` on the way
     rows: int
-    vectors: int
+    panels: int  # taken at once, `panel_stride` apart
+    vectors: int  # of one panel
     lanes: int
     left_row_stride: int | None
     left_depth_stride: int
     tile_stride: int
-    signed: bool = True  # of an integer right operand
+    signed: bool  # of an integer right operand
+    ahead_lines: int  # cache lines prefetched in one turn of the loop
 
     @property
     def name(self) -> str:
         row_stride = "x" if self.left_row_stride is None else self.left_row_stride
-        tile = f"{self.rows}x{self.vectors * self.lanes}"
+        tile = f"{self.rows}x{self.panels}x{self.vectors * self.lanes}.{self.tile_stride}"
         right = self.right if self.signed else f"u{self.right}"
-        return f"tile.{self.element}.{right}.{tile}.{row_stride}.{self.left_depth_stride}.{self.tile_stride}"
+        return f"tile.{self.element}.{right}.{tile}.{row_stride}.{self.left_depth_stride}.{self.ahead_lines}"
 
     @property
     def chains(self) -> int:
         """Independent sets of accumulators along the depth."""
-        return min(4, max(1, _CHAINS // (self.rows * self.vectors)))
+        return min(4, max(1, _CHAINS // (self.rows * self.columns)))
+
+    @property
+    def columns(self) -> int:
+        """Vectors in one row of the tile."""
+        return self.panels * self.vectors
 
     @property
     def unroll(self) -> int:
@@ -59,17 +68,21 @@ class MicroKernel:
 def emit_micro_kernel(module: Module, target: CPUTarget, kernel: MicroKernel) -> None:
     """Add the kernel's function, called `kernel.name`, to the module.
 
-    `void (ptr left, i64 left_row_stride, ptr right, i64 right_stride, ptr tile, i64 depth, i1 accumulate)`;
-    `right_stride` leads from one k to the next.
+    `void (ptr left, i64 left_row_stride, ptr right, i64 right_stride, i64 panel_stride, ptr tile, i64 depth,
+    i1 accumulate, ptr ahead, i64 ahead_stride)`; `right_stride` leads from one k to the next, `ahead_stride`
+    (bytes) does in what is prefetched.
     """
     parameters = [
         ("ptr", "left", "noalias readonly"),
         ("i64", "left_row_stride", ""),
         ("ptr", "right", "noalias readonly"),
         ("i64", "right_stride", ""),
+        ("i64", "panel_stride", ""),
         ("ptr", "tile", "noalias"),
         ("i64", "depth", ""),
         ("i1", "accumulate", ""),
+        ("ptr", "ahead", ""),
+        ("i64", "ahead_stride", ""),
     ]
     attributes = f"noinline {function_attributes(target)}"
     builder = LLVMBuilder(module, kernel.name, "void", parameters, linkage="internal", attributes=attributes)
@@ -85,6 +98,11 @@ def widen(builder: LLVMBuilder, value: LLVMValue, element: str, signed: bool = T
     return builder.cast(operator, value, vector_type(element, value.lanes))
 
 
+def lines_of(size: int) -> int:
+    """Cache lines that `size` bytes take."""
+    return -(-size // 64)
+
+
 class _Emitter:
     """Writes one micro-kernel."""
 
@@ -92,7 +110,10 @@ class _Emitter:
         self.builder = builder
         self.kernel = kernel
         self.vector = vector_type(kernel.element, kernel.lanes)
-        left, left_stride, self.right, self.right_stride, self.tile, self.depth, self.accumulate = builder.arguments
+        left, left_stride, right, self.right_stride, panel_stride, self.tile, self.depth = builder.arguments[:7]
+        self.accumulate, self.ahead, self.ahead_stride = builder.arguments[7:]
+        offsets = [builder.multiply(panel_stride, panel) for panel in range(kernel.panels)]
+        self.panels = [builder.gep(right, offset, kernel.right) for offset in offsets]
         known = kernel.left_row_stride
         stride = left_stride if known is None else builder.integer(known)
         self.rows = [builder.gep(left, builder.multiply(stride, row), kernel.element) for row in range(kernel.rows)]
@@ -100,12 +121,13 @@ class _Emitter:
     def emit(self) -> None:
         builder, kernel = self.builder, self.kernel
         self._prefetch_tile()
-        count, unroll = kernel.rows * kernel.vectors, kernel.unroll
+        count, unroll = kernel.rows * kernel.columns, kernel.unroll
         zeros = [builder.zero(self.vector)] * (count * kernel.chains)
         body_end = builder.emit(f"and i64 {self.depth.text}, {-unroll}", "i64")
         metadata = self._no_unroll()
         with builder.loop(builder.integer(0), body_end, unroll, zeros, hint="deep", metadata=metadata) as loop:
             values = list(loop.values)
+            self._prefetch_ahead(loop.index)
             for step in range(unroll):
                 chain = step % kernel.chains
                 part = slice(chain * count, (chain + 1) * count)
@@ -119,19 +141,21 @@ class _Emitter:
     def _step(self, k: LLVMValue, sums: list[LLVMValue]) -> list[LLVMValue]:
         """One k: the accumulators plus left[:, k] times right[k, :]."""
         builder, kernel = self.builder, self.kernel
-        base = builder.gep(self.right, builder.multiply(k, self.right_stride), kernel.right)
+        offset = builder.multiply(k, self.right_stride)
         vectors = []
-        for number in range(kernel.vectors):
-            address = builder.gep(base, number * kernel.lanes, kernel.right)
-            loaded = builder.load(vector_type(kernel.right, kernel.lanes), address, align=1)
-            vectors.append(widen(builder, loaded, kernel.element, kernel.signed))
+        for panel in self.panels:
+            base = builder.gep(panel, offset, kernel.right)
+            for number in range(kernel.vectors):
+                address = builder.gep(base, number * kernel.lanes, kernel.right)
+                loaded = builder.load(vector_type(kernel.right, kernel.lanes), address, align=1)
+                vectors.append(widen(builder, loaded, kernel.element, kernel.signed))
         depth = builder.multiply(k, kernel.left_depth_stride)
         results = []
         for row in range(kernel.rows):
             place = builder.gep(self.rows[row], depth, kernel.element)
             broadcast = builder.splat(builder.load(kernel.element, place, align=kernel.itemsize), kernel.lanes)
             for number, vector in enumerate(vectors):
-                results.append(self._multiply_add(broadcast, vector, sums[row * kernel.vectors + number]))
+                results.append(self._multiply_add(broadcast, vector, sums[row * kernel.columns + number]))
         return results
 
     def _multiply_add(self, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
@@ -158,7 +182,7 @@ class _Emitter:
         places = [
             builder.gep(self.tile, row * kernel.tile_stride + number * kernel.lanes, kernel.element)
             for row in range(kernel.rows)
-            for number in range(kernel.vectors)
+            for number in range(kernel.columns)
         ]
         add, plain, after = builder.new_block("add"), builder.new_block("plain"), builder.new_block("stored")
         builder.branch_if(self.accumulate, add, plain)
@@ -177,11 +201,23 @@ class _Emitter:
         kernel = self.kernel
         line = 64 // kernel.itemsize
         for row in range(kernel.rows):
-            for column in range(0, kernel.vectors * kernel.lanes, line):
+            for column in range(0, kernel.columns * kernel.lanes, line):
                 self._prefetch(self.builder.gep(self.tile, row * kernel.tile_stride + column, kernel.element))
 
-    def _prefetch(self, address: LLVMValue) -> None:
-        arguments = [address, *(self.builder.integer(number, "i32") for number in (0, 3, 1))]
+    def _prefetch_ahead(self, k: LLVMValue) -> None:
+        builder, kernel = self.builder, self.kernel
+        if not kernel.ahead_lines:
+            return
+        line = builder.gep(self.ahead, builder.multiply(k, self.ahead_stride), "i8")
+        per_row = lines_of(kernel.vectors * kernel.lanes * kernel.itemsize)
+        for number in range(kernel.ahead_lines):
+            row, column = divmod(number, per_row)
+            place = builder.gep(line, builder.multiply(self.ahead_stride, row), "i8")
+            self._prefetch(builder.gep(place, 64 * column, "i8"), level=2)
+
+    def _prefetch(self, address: LLVMValue, level: int = 1) -> None:
+        """Fetch a cache line into the level 1 or 2 cache."""
+        arguments = [address, *(self.builder.integer(number, "i32") for number in (0, 4 - level, 1))]
         self.builder.call("llvm.prefetch.p0", "void", arguments)
 
     def _no_unroll(self) -> str:
