@@ -38,8 +38,8 @@ class SymbolTable:
         bounds = self.ranges.get(name)
         if bounds is None:
             return 1, LARGEST
-        low = int(bounds.lower) if bounds.lower.is_finite else 1
-        high = int(bounds.upper) if bounds.upper.is_finite else LARGEST
+        low = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 1
+        high = int(bounds.upper) if isinstance(bounds.upper, sympy.Integer) else LARGEST
         return (1 if low <= 2 else low), min(high, LARGEST)
 
     def size(self, value: Any) -> Size:

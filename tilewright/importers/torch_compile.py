@@ -1,0 +1,265 @@
+"""`torch.compile(model, backend="tilewright")`.
+
+Dynamo hands over one graph at a time (graph breaks stay with PyTorch).  Each inference graph goes
+through AOT functionalisation to ATen and becomes an engine: parameters and buffers are its constants,
+dynamic sizes its symbols.  What cannot be compiled runs in PyTorch, with a report on the logger
+"tilewright" that says which graph, which operations and why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from tilewright.errors import MissingDependencyError, TilewrightError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.importers.report import Report, Unsupported
+from tilewright.importers.torch_export import KEPT, declare_output
+from tilewright.importers.torch_fx import Walker, dtype_of
+from tilewright.importers.torch_ops import RULES
+from tilewright.importers.torch_symbols import SymbolTable
+
+logger = logging.getLogger("tilewright")
+
+MOST_ENGINES = 4  # engines of one graph for changed parameters; more of them run in PyTorch
+
+
+class _Declined(Exception):
+    """The graph stays with PyTorch; the message says why."""
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph; `options` may hold ``target`` (as in `tilewright.compile`).
+
+    Never raises for a model that it cannot compile: the graph's own `forward` is returned and the
+    reason is logged.  An unknown option raises `TilewrightError`.
+    """
+    settings = dict(options or {})
+    target = settings.pop("target", "auto")
+    if settings:
+        raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: target")
+    try:
+        _check_inference(gm, example_inputs)
+        static = _static_positions(gm, example_inputs)
+        compiler: Any = _Compiler(static, str(target))
+        return aot_module_simplified(gm, example_inputs, fw_compiler=compiler, decompositions=decompositions())
+    except (_Declined, TilewrightError) as reason:
+        if isinstance(reason, MissingDependencyError):
+            raise
+        logger.warning("torch.compile: a graph of %d operations stays with PyTorch: %s", _operations(gm), reason)
+        return gm.forward
+
+
+def decompositions() -> dict[Any, Any]:
+    """Core ATen without the composites that the graph has ops for."""
+    table = dict(core_aten_decompositions())
+    for name in KEPT:
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    return table
+
+
+def _operations(gm: fx.GraphModule) -> int:
+    return sum(node.op.startswith("call_") for node in gm.graph.nodes)
+
+
+def _check_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    tensors = [item for item in (*example_inputs, *gm.parameters(), *gm.buffers()) if isinstance(item, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise _Declined("it is a training graph (gradients are enabled); call the model under torch.no_grad()")
+    devices = sorted({tensor.device.type for tensor in tensors} - {"cpu"})
+    if devices:
+        raise _Declined(f"it has tensors on {', '.join(devices)}; this backend compiles for the CPU")
+
+
+def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
+    """Positions, in AOT's argument order, of parameters and of buffers that Dynamo marks as static."""
+    owned = len(list(gm.named_parameters(remove_duplicate=False))) + len(list(gm.named_buffers(remove_duplicate=False)))
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    positions = list(range(owned))
+    for index, (node, example) in enumerate(zip(placeholders, example_inputs, strict=True)):
+        marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+        if isinstance(example, torch.nn.Parameter) or marked:
+            positions.append(owned + index)
+    return positions
+
+
+class _Compiler:
+    """AOT's inner compiler for one graph."""
+
+    def __init__(self, static: Sequence[int], target: str) -> None:
+        self.static = static
+        self.target = target
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        if self.static and max(self.static) >= len(placeholders):
+            raise _Declined("its arguments were rearranged by AOT")
+        return _Runner(gm, self.static, self.target)
+
+
+class _Runner:
+    """Runs the engine of one graph; engines are kept by the identity and version of the parameters."""
+
+    def __init__(self, gm: fx.GraphModule, static: Sequence[int], target: str) -> None:
+        self.gm = gm
+        self.static = tuple(static)
+        self.target = target
+        self.engines: dict[Any, Any] = {}
+        self.names: list[tuple[int, str]] = []  # argument position and engine input
+        (output,) = [node for node in gm.graph.nodes if node.op == "output"]
+        self.results = list(output.args[0])
+        self.orders = [_stride_order(node) for node in self.results]
+        self._check()
+
+    def _check(self) -> None:
+        """Import once with the shapes of the parameters alone, so that what is missing is known now."""
+        with unset_fake_temporarily():
+            self._graph({position: None for position in self.static})
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple(_identity(arguments[position]) for position in self.static)
+        engine = self.engines.get(key)
+        if engine is None:
+            engine = self._build(key, arguments)
+            if engine is None:
+                return self.gm(*arguments)
+        named = {name: arguments[position] for position, name in self.names}
+        values = list(engine.run(named).values())
+        found = iter(values[len(values) - self.outputs :])
+        return tuple(self._finish(node, order, found) for node, order in zip(self.results, self.orders, strict=True))
+
+    def _finish(self, node: Any, order: list[int] | None, found: Any) -> Any:
+        if not isinstance(node, fx.Node):
+            return node
+        value = next(found)
+        if not isinstance(node.meta["val"], torch.Tensor):
+            return int(value)
+        value = torch.as_tensor(value)
+        if order is None:
+            return value
+        inverse = [order.index(axis) for axis in range(len(order))]
+        return value.permute(order).contiguous().permute(inverse)
+
+    def _build(self, key: Any, arguments: Sequence[Any]) -> Any:
+        from tilewright.engine.builder import build
+
+        if len(self.engines) >= MOST_ENGINES:
+            logger.warning("torch.compile: parameters changed %d times; this graph now runs in PyTorch", MOST_ENGINES)
+            return None
+        if self.engines:
+            logger.warning("torch.compile: parameters changed; building the engine again")
+        graph = self._graph({position: arguments[position] for position in self.static})
+        engine = build(graph, target=self.target)
+        self.engines[key] = engine
+        return engine
+
+    def _graph(self, static: Mapping[int, torch.Tensor | None]) -> Graph:
+        """Import the ATen graph; raises `UnsupportedOperationError` and `_Declined`."""
+        placeholders = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
+        builder = GraphBuilder("compiled")
+        symbols = SymbolTable(builder, _ranges(placeholders))
+        walker = Walker(builder, symbols, Report("compiled"), RULES)
+        self.names = []
+        for position, node in enumerate(placeholders):
+            if position not in static:
+                _name_symbols(symbols, node)
+        for position, node in enumerate(placeholders):
+            self._placeholder(builder, symbols, walker, position, node, static)
+        for node in self.gm.graph.nodes:
+            if node.op == "get_attr":
+                walker.values[node] = walker.constant(getattr(self.gm, str(node.target)), str(node.target))
+        walker.run(self.gm.graph.nodes)
+        walker.report.check()
+        count = 0
+        for node in self.results:
+            if isinstance(node, fx.Node):
+                declare_output(builder, walker.values[node], f"output_{count}")
+                count += 1
+        self.outputs = count
+        if not count:
+            raise _Declined("it has no outputs")
+        return builder.finish()
+
+    def _placeholder(
+        self,
+        builder: GraphBuilder,
+        symbols: SymbolTable,
+        walker: Walker,
+        position: int,
+        node: fx.Node,
+        static: Mapping[int, torch.Tensor | None],
+    ) -> None:
+        fake = node.meta.get("val")
+        if position in static:
+            data = static[position]
+            if data is not None:
+                walker.values[node] = walker.constant(data, node.name)
+            else:  # the check before the first call: shapes are enough
+                assert isinstance(fake, torch.Tensor)
+                zero = np.zeros((), dtype_of(fake.dtype).numpy)
+                walker.values[node] = builder.constant(np.broadcast_to(zero, tuple(fake.shape)), node.name)
+        elif isinstance(fake, torch.Tensor):
+            try:
+                shape, dtype = symbols.shape(fake.shape), dtype_of(fake.dtype)
+            except Unsupported as reason:
+                raise _Declined(f"argument {node.name!r}: {reason}") from reason
+            walker.values[node] = builder.input(node.name, dtype, shape)
+            self.names.append((position, node.name))
+        elif isinstance(fake, (int, torch.SymInt)):
+            try:
+                walker.values[node] = symbols.size(fake)
+            except Unsupported as reason:
+                raise _Declined(f"the number {node.name!r} is not the size of any input") from reason
+        elif node.users:
+            raise _Declined(f"argument {node.name!r} is a {type(fake).__name__}")
+
+
+def _identity(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a parameter's data is and how often it was changed in place."""
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version
+
+
+def _ranges(placeholders: Sequence[fx.Node]) -> dict[Any, Any]:
+    """The value ranges of all symbols, from the shape environment of any symbolic argument."""
+    for node in placeholders:
+        value = node.meta.get("val")
+        sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                return dict(size.node.shape_env.var_to_range)
+    return {}
+
+
+def _name_symbols(symbols: SymbolTable, node: fx.Node) -> None:
+    fake = node.meta.get("val")
+    if isinstance(fake, torch.Tensor):
+        for axis, extent in enumerate(fake.shape):
+            if isinstance(extent, torch.SymInt):
+                symbols.name(extent.node.expr, None, f"{node.name}_{axis}")
+
+
+def _stride_order(node: Any) -> list[int] | None:
+    """Dimensions from the outermost in memory where PyTorch's result is not row-major, else None."""
+    fake = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(fake, torch.Tensor) or fake.is_contiguous():
+        return None
+    hints = [int(stride.node.hint) if isinstance(stride, torch.SymInt) else int(stride) for stride in fake.stride()]
+    return sorted(range(len(hints)), key=lambda axis: -hints[axis])
