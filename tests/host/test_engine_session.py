@@ -98,6 +98,16 @@ def test_wrong_inputs_are_explained(engine):
         engine.run({"x": x, "cache": frozen})
 
 
+def test_written_memory_must_not_be_shared(engine):
+    memory = np.zeros(64 + 4, np.float32)
+    x, y = memory[:16].reshape(2, COLUMNS), memory[8:24].reshape(2, COLUMNS)
+    with pytest.raises(InputError, match="output 'y' is written in place and shares memory with input 'x'"):
+        engine.run({"x": x, "cache": cache()}, out={"y": y})
+    with pytest.raises(InputError, match="input 'cache' is written in place and shares memory with input 'x'"):
+        engine.run({"x": x, "cache": memory[8:16].view(np.int64)})
+    engine.run({"x": x, "cache": cache()}, out={"y": memory[16:32].reshape(2, COLUMNS)})
+
+
 def test_views_of_any_layout_are_taken(engine, generator):
     wide = generator.standard_normal((16, 3, COLUMNS), np.float32)
     for x in (wide[::2, 1], wide[:4, 0].T.copy().T, np.frombuffer(b"\0" + wide[0].tobytes(), np.uint8)[1:].view("f4")):

@@ -46,6 +46,7 @@ class Session:
         self._bindings: dict[tuple[int, ...], _Binding] = {}
         self._input_names = {spec.name: number for number, spec in enumerate(plan.inputs)}
         self._output_names = [spec.name for spec in plan.outputs]
+        self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
 
     def run(
         self,
@@ -63,6 +64,8 @@ class Session:
         values = self._bind_symbols(views)
         binding = self._bindings.get(values) or self._evaluate(values)
         results, addresses, owners = self._bind_outputs(inputs, views, binding, out or {})
+        if self._mutated or out:
+            self._check_overlaps(views, owners if out else [])
         workers = max(1, settings.threads if threads is None else threads) if binding.share else 1
         arena = self._arenas.take(binding.arena_bytes)
         try:
@@ -185,15 +188,15 @@ class Session:
         views: Sequence[tensors.TensorView],
         binding: _Binding,
         out: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], list[int], list[Any]]:
-        """Results by name, their addresses, and what must stay alive during the run."""
+    ) -> tuple[dict[str, Any], list[int], list[tensors.TensorView]]:
+        """Results by name, their addresses, and the memory that must stay alive during the run."""
         for name in out:
             if name not in self._output_names:
                 raise InputError(f"out: unknown output {name!r}; the engine gives {', '.join(self._output_names)}")
         like = next(iter(inputs.values()), None)
         results: dict[str, Any] = {}
         addresses: list[int] = []
-        owners: list[Any] = []
+        owners: list[tensors.TensorView] = []
         for spec, shape in zip(self.plan.outputs, binding.output_shapes, strict=True):
             if spec.mutates is not None:
                 results[spec.name] = inputs[spec.mutates]
@@ -210,6 +213,18 @@ class Session:
             addresses.append(found.address)
             owners.append(found)
         return results, addresses, owners
+
+    def _check_overlaps(self, inputs: list[tensors.TensorView], outputs: list[tensors.TensorView]) -> None:
+        """Memory that the run writes to must not be that of another input or output."""
+        views = [*inputs, *outputs]
+        names = [f"input {name!r}" for name in self._input_names]
+        names += [f"output {spec.name!r}" for spec in self.plan.outputs if spec.mutates is None]
+        for written in (*self._mutated, *range(len(inputs), len(views))):
+            for other, view in enumerate(views):
+                if other != written and views[written].overlaps(view):
+                    raise InputError(
+                        f"{names[written]} is written in place and shares memory with {names[other]}: pass a copy"
+                    )
 
 
 def profile_buffer(steps: int) -> ctypes.Array[ctypes.c_int64]:

@@ -5,6 +5,7 @@ PyTorch is never imported here: whoever passes a tensor of it has imported it.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,14 @@ class TensorView:
     shape: tuple[int, ...]
     owner: Any
     copied: bool  # the caller's own memory could not be used
+
+    def overlaps(self, other: TensorView) -> bool:
+        """Whether both reach a byte of the same memory."""
+        return self.address < other.address + other.bytes and other.address < self.address + self.bytes
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * dtypes.BY_NAME[self.dtype].itemsize
 
 
 def view(value: Any, name: str, dtype: str) -> TensorView:
