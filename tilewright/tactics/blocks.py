@@ -7,16 +7,17 @@ multiples of the register tile.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 
 from tilewright.dtypes import float32
 from tilewright.symbolic import Size, lower_bound, simplify, upper_bound
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Machine, balance, expected
 
-ROW_STEPS = (4, 16, 64)  # upper ends of the row ranges that get a kernel of their own
+ROW_STEPS = (16, 96)  # upper ends of the row ranges that get a kernel of their own
 LARGEST_DEPTH = 512
 MOST_ROWS = 16  # register tiles
 
@@ -33,19 +34,36 @@ class Blocks:
         return f"{self.rows} x {self.columns}, depth {self.depth}"
 
 
-def row_ranges(rows: Size) -> list[tuple[int | None, int]]:
-    """(upper end or None, representative number of rows) of each kernel variant for a size."""
+@dataclass(frozen=True)
+class RowRange:
+    """The numbers of rows that one kernel variant serves, with examples to choose its blocks for."""
+
+    at_most: int | None  # None: everything above the other ranges
+    examples: tuple[int, ...]
+
+
+def row_ranges(rows: Size) -> list[RowRange]:
+    """The kernel variants for a number of rows: one when it is known."""
     rows = simplify(rows)
     if isinstance(rows, int):
-        return [(None, rows)]
+        return [RowRange(None, (rows,))]
     low, high = lower_bound(rows), upper_bound(rows)
-    ranges: list[tuple[int | None, int]] = []
+    ranges: list[RowRange] = []
     for step in ROW_STEPS:
         if step >= high:
-            return [*ranges, (None, high)]
+            return [*ranges, RowRange(None, _examples(low, high))]
         if low <= step:
-            ranges.append((step, step))
-    return [*ranges, (None, min(high, max(expected(rows), 512)))]
+            ranges.append(RowRange(step, _examples(low, step)))
+            low = step + 1
+    return [*ranges, RowRange(None, _examples(low, min(high, 16 * low)))]
+
+
+def _examples(low: int, high: int) -> tuple[int, ...]:
+    """Both ends of a range of rows and what lies between them in steps of four."""
+    found = [high]
+    while found[-1] > 4 * low:
+        found.append(found[-1] // 4)
+    return (*found, low) if found[-1] != low else tuple(found)
 
 
 def depth_block(depth: Size) -> int:
@@ -63,42 +81,51 @@ def depth_block(depth: Size) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _choose(rows: int, columns: int, depth: int, batches: int, tile: tuple[int, int], machine: Machine) -> Blocks:
-    tile_rows, tile_columns = tile
-    block_k = depth_block(depth)
+def _choose(
+    rows: tuple[int, ...], columns: int, depth: int, batches: int, tile: tuple[int, int], machine: Machine
+) -> Blocks:
+    """The blocks with the least product of the times of all examples."""
     best: tuple[float, Blocks] | None = None
+    for blocks in _possible(max(rows), columns, depth, tile):
+        score = prod(_seconds(count, columns, depth, batches, blocks, tile, machine) for count in rows)
+        if best is None or score < best[0]:
+            best = (score, blocks)
+    assert best is not None
+    return best[1]
+
+
+def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Iterator[Blocks]:
+    """Blocks of whole register tiles: rows in equal parts, columns in few or equal parts."""
+    tile_rows, tile_columns = tile
     column_tiles = ceil(columns / tile_columns)
+    seen: set[int] = set()
     for row_tiles in range(1, min(MOST_ROWS, ceil(rows / tile_rows)) + 1):
-        block_m = min(row_tiles * tile_rows, rows)
-        row_blocks = ceil(rows / block_m)
+        row_blocks = ceil(rows / min(row_tiles * tile_rows, rows))
         block_m = ceil(rows / row_blocks)  # equal blocks instead of a short last one
         if row_blocks > 1:
             block_m = ceil(block_m / tile_rows) * tile_rows
+        if block_m in seen:
+            continue
+        seen.add(block_m)
         for panels in range(1, column_tiles + 1):
-            if panels > 8 and column_tiles % panels:
-                continue
-            block_n = panels * tile_columns
-            blocks = Blocks(block_m, block_n, block_k)
-            seconds = _seconds(rows, columns, depth, batches, blocks, tile, machine)
-            if best is None or seconds < best[0]:
-                best = (seconds, blocks)
-    assert best is not None
-    return best[1]
+            if panels <= 8 or column_tiles % panels == 0:
+                yield Blocks(block_m, panels * tile_columns, depth_block(depth))
 
 
 def _seconds(
     rows: int, columns: int, depth: int, batches: int, blocks: Blocks, tile: tuple[int, int], machine: Machine
 ) -> float:
     """The model: register-tile work, traffic from the caches, program starts, balance of the threads."""
-    tiles = ceil(blocks.rows / tile[0]) * ceil(blocks.columns / tile[1])
-    # A tile with few rows waits for loads of B, not for multiplications.
-    rows_in_tile = max(min(blocks.rows, tile[0]), tile[0] / 3)
-    compute = tiles * 2 * rows_in_tile * tile[1] * depth / machine.flops
+    used = min(rows, blocks.rows)
+    row_tiles = ceil(used / tile[0])
+    # A register tile with few rows waits for loads of B, not for multiplications.
+    rows_in_tile = max(used / row_tiles, tile[0] / 3)
+    compute = row_tiles * ceil(blocks.columns / tile[1]) * 2 * rows_in_tile * tile[1] * depth / machine.flops
     steps = ceil(depth / blocks.depth)
     right = blocks.columns * depth * 4
-    left = blocks.rows * depth * 4
-    result = blocks.rows * blocks.columns * 4 * (2 * steps + 1)
-    resident = blocks.columns * blocks.depth * 4 + blocks.rows * blocks.depth * 4 + blocks.rows * blocks.columns * 4
+    left = used * depth * 4
+    result = used * blocks.columns * 4 * (2 * steps + 1)
+    resident = 4 * (blocks.columns * blocks.depth + used * blocks.depth + used * blocks.columns)
     speed = machine.cache_bandwidth if resident <= machine.l2_bytes * 0.75 else machine.memory_bandwidth / 2
     traffic = (right + left) / (machine.memory_bandwidth) + result / speed
     programs = ceil(rows / blocks.rows) * ceil(columns / blocks.columns) * batches
@@ -107,9 +134,9 @@ def _seconds(
 
 
 def choose_blocks(
-    rows: int, columns: Size, depth: Size, batches: Size, target: Target, machine: Machine, width: int
+    rows: tuple[int, ...], columns: Size, depth: Size, batches: Size, target: Target, machine: Machine, width: int
 ) -> Blocks:
-    """The best blocks of the model for one problem; unknown sizes at representative values."""
+    """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values."""
     tile = target.microtile(float32)
     tile = (tile[0], width or tile[1])
     blocks = _choose(rows, expected(columns), expected(depth), expected(batches), tile, machine)

@@ -124,9 +124,10 @@ def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target)
     machine = machine_of(target)
     calls: list[KernelCall] = []
     reasons: dict[str, Any] = {"B": "panels" if problem.width else "strided", "epilogue": slots.function.__name__}
-    for at_most, expected_rows in row_ranges(problem.rows):
+    for span in row_ranges(problem.rows):
+        at_most = span.at_most
         blocks = choose_blocks(
-            expected_rows, problem.columns, problem.depth, problem.batches, target, machine, problem.width
+            span.examples, problem.columns, problem.depth, problem.batches, target, machine, problem.width
         )
         condition = None if at_most is None else (problem.rows, at_most)
         calls.append(gemm_call(problem, slots, blocks, condition))

@@ -121,8 +121,9 @@ def _implicit(group: Group, slots: Slots, target: Target) -> Candidate:
     pixels = product(anchor.output.shape[:-1])
     calls: list[KernelCall] = []
     reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
-    for at_most, count in row_ranges(pixels):
-        blocks = choose_blocks(count, columns, depth, groups, target, machine, width)
+    for span in row_ranges(pixels):
+        at_most = span.at_most
+        blocks = choose_blocks(span.examples, columns, depth, groups, target, machine, width)
         condition = None if at_most is None else (pixels, at_most)
         calls.append(_implicit_call(group, slots, blocks, width, condition))
         reasons["pixels" if at_most is None else f"pixels <= {at_most}"] = str(blocks)

@@ -205,6 +205,10 @@ class Writer:
             parts.append(self._factor(index.constant))
         return " + ".join(parts).replace("+ -", "- ")
 
+    def _offset(self, index: Index) -> str:
+        text = self.index(index)
+        return text if text.isidentifier() or text.isdigit() else f"({text})"
+
     def _factor(self, size: Size) -> str:
         return self.size(size)
 
@@ -307,4 +311,4 @@ class Writer:
         """A store of one result."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
         text = self._typed(item)
-        self.lines.append(f"tl.store({pointer} + ({self.index(index)}), {text}{self.load_mask(guards)})")
+        self.lines.append(f"tl.store({pointer} + {self._offset(index)}, {text}{self.load_mask(guards)})")

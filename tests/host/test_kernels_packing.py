@@ -1,0 +1,62 @@
+"""Packing recipes: what they store where, and that they can be undone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.kernels import packing
+
+SIZES = st.integers(1, 40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(depth=SIZES, columns=SIZES, width=st.sampled_from([1, 4, 16, 32]), transposed=st.booleans())
+def test_panels_round_trip(depth: int, columns: int, width: int, transposed: bool) -> None:
+    shape = (columns, depth) if transposed else (depth, columns)
+    array = np.arange(depth * columns, dtype=np.float32).reshape(shape)
+    recipe = packing.panels_recipe(width, transposed)
+    packed = packing.apply(recipe, array)
+    assert packed.shape == packing.packed_shape(recipe, shape)
+    matrix = array.T if transposed else array
+    for panel in range(packed.shape[0]):
+        part = matrix[:, panel * width : (panel + 1) * width]
+        np.testing.assert_array_equal(packed[panel, :, : part.shape[1]], part)
+        assert not packed[panel, :, part.shape[1] :].any()
+    np.testing.assert_array_equal(packing.invert(recipe, packed, shape), array)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.integers(1, 3), out=st.integers(1, 20), channels=st.integers(1, 5), kernel=st.integers(1, 3))
+def test_taps_round_trip(groups: int, out: int, channels: int, kernel: int) -> None:
+    shape = (groups * out, channels, kernel, kernel + 1)
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    recipe = packing.taps_recipe(8, groups)
+    packed = packing.apply(recipe, array)
+    assert packed.shape == packing.packed_shape(recipe, shape)
+    group, feature, tap_y, tap_x, channel = groups - 1, out - 1, kernel - 1, kernel // 2, channels // 2
+    depth = (tap_y * (kernel + 1) + tap_x) * channels + channel
+    expected = array[group * out + feature, channel, tap_y, tap_x]
+    assert packed[group, feature // 8, depth, feature % 8] == expected
+    np.testing.assert_array_equal(packing.invert(recipe, packed, shape), array)
+
+
+def test_order_round_trip() -> None:
+    array = np.arange(24).reshape(2, 3, 4)
+    recipe = packing.order_recipe((2, 0, 1))
+    packed = packing.apply(recipe, array)
+    assert packed.flags.c_contiguous and packed.shape == (4, 2, 3)
+    np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
+
+
+def test_wrong_packed_shape_is_refused() -> None:
+    recipe = packing.panels_recipe(8, False)
+    with pytest.raises(ValueError, match="expected"):
+        packing.invert(recipe, np.zeros((1, 3, 8), np.float32), (4, 5))
+
+
+def test_unknown_recipe_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown packing recipe"):
+        packing.apply((("kind", "spiral"),), np.zeros((2, 2)))

@@ -1,0 +1,106 @@
+"""Single groups end to end: graph -> fusion -> tactics -> kernels -> numbers, against the float64 reference.
+
+Every case runs in the interpreter, the definition of meaning, and as machine code of this machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.tactics_support import check
+from tilewright.dtypes import float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+
+Case = tuple[Graph, dict[str, np.ndarray]]
+
+
+@pytest.fixture(params=["interpreter", "machine code"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether kernels run as machine code."""
+    return bool(request.param == "machine code")
+
+
+class Draw:
+    """Random arrays."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+        return self.rng.integers(low, high, shape)
+
+
+@pytest.fixture
+def draw(rng: np.random.Generator) -> Draw:
+    return Draw(rng)
+
+
+def attention_case(
+    draw: Draw, queries: int, keys: int, causal: bool = False, bias: str = "none", packed: bool = False, group: int = 1
+) -> Case:
+    """Attention of 4 heads of width 8. `packed`: q and a joint k/v as projections give them, read through views."""
+    heads, width = 4, 8
+    shared = heads // group
+    b = GraphBuilder("attention")
+    n, s = b.symbol("n", 1, 4), b.symbol("s", 1, 512)
+    t = b.symbol("t", 1, 512)
+    inputs: dict[str, np.ndarray] = {}
+    if packed:
+        q = b.op("reshape", [b.input("q", float32, (n, s, heads * width))], shape=(n, s, heads, width))
+        both = b.input("kv", float32, (n, t, 2 * shared * width))
+        parts = [b.op("slice", [both], axis=2, start=i * shared * width, stop=(i + 1) * shared * width) for i in (0, 1)]
+        k, v = (b.op("reshape", [part], shape=(n, t, shared, width)) for part in parts)
+        q, k, v = (b.op("permute", [x], order=(0, 2, 1, 3)) for x in (q, k, v))
+        inputs |= {"q": draw(2, queries, heads * width), "kv": draw(2, keys, 2 * shared * width)}
+    else:
+        q = b.input("q", float32, (n, heads, s, width))
+        k, v = (b.input(name, float32, (n, shared, t, width)) for name in "kv")
+        inputs |= {
+            "q": draw(2, heads, queries, width),
+            "k": draw(2, shared, keys, width),
+            "v": draw(2, shared, keys, width),
+        }
+    added = None
+    if bias != "none":
+        shape = (2, 1, 1 if bias == "keys" else queries, keys)
+        added = b.input("bias", float32, (n, 1, 1 if bias == "keys" else s, t))
+        inputs["bias"] = np.where(draw.rng.random(shape) < 0.3, -np.inf, draw(*shape)).astype(np.float32)
+        inputs["bias"][..., 0] = 0
+    out = b.op("attention", [q, k, v, added], scale=0.3, causal=causal)
+    if packed:
+        out = b.op("reshape", [b.op("permute", [out], order=(0, 2, 1, 3))], shape=(n, s, heads * width))
+    b.output(out, "out")
+    return b.finish(), inputs
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"queries": 70, "keys": 70},
+    "keys in several blocks": {"queries": 6, "keys": 300},
+    "causal": {"queries": 20, "keys": 150, "causal": True},
+    "causal with fewer keys": {"queries": 12, "keys": 5, "causal": True},
+    "masked keys": {"queries": 9, "keys": 20, "bias": "keys"},
+    "full bias": {"queries": 9, "keys": 140, "bias": "full"},
+    "views and shared heads": {"queries": 20, "keys": 20, "packed": True, "group": 2, "bias": "keys"},
+    "decode": {"queries": 1, "keys": 150, "causal": True, "group": 4},
+    "decode through views": {"queries": 2, "keys": 33, "packed": True, "bias": "full"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name: str, draw: Draw, compiled: bool) -> None:
+    graph, inputs = attention_case(draw, **CASES[name])
+    (chosen,) = check(graph, inputs, compiled)
+    assert chosen.name == "online softmax"
+
+
+def test_few_and_many_queries_have_kernels_of_their_own(draw: Draw) -> None:
+    graph, inputs = attention_case(draw, 5, 5)
+    (chosen,) = check(graph, inputs)
+    assert chosen.reasons["kernels"] == ["attention_decode", "attention"]

@@ -1,0 +1,171 @@
+"""Single groups end to end: graph -> fusion -> tactics -> kernels -> numbers, against the float64 reference.
+
+Every case runs in the interpreter, the definition of meaning, and as machine code of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.tactics_support import check
+from tilewright.dtypes import float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+
+Case = tuple[Graph, dict[str, np.ndarray]]
+
+
+@pytest.fixture(params=["interpreter", "machine code"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether kernels run as machine code."""
+    return bool(request.param == "machine code")
+
+
+class Draw:
+    """Random arrays."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+        return self.rng.integers(low, high, shape)
+
+
+@pytest.fixture
+def draw(rng: np.random.Generator) -> Draw:
+    return Draw(rng)
+
+
+def matmul_case(draw: Draw, rows: int, depth: int, columns: int, transpose_b: bool) -> Case:
+    """A constant weight with bias, activation and residual behind it; `rows` is dynamic."""
+    b = GraphBuilder("linear")
+    batch = b.symbol("batch", 1, 64)
+    x, residual = b.input("x", float32, (batch, 7, depth)), b.input("residual", float32, (batch, 7, columns))
+    weight = b.constant(draw(columns, depth) if transpose_b else draw(depth, columns))
+    y = b.op("add", [b.op("matmul", [x, weight], transpose_b=transpose_b), b.constant(draw(columns))])
+    b.output(b.op("add", [b.op("gelu", [y]), residual]), "y")
+    return b.finish(), {"x": draw(rows, 7, depth), "residual": draw(rows, 7, columns)}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 20])
+def test_linear_with_epilogue(rows: int, draw: Draw, compiled: bool) -> None:
+    graph, inputs = matmul_case(draw, rows, 24, 40, True)
+    (chosen,) = check(graph, inputs, compiled)
+    assert len(chosen.stages[0].calls) == 3  # few, some and many rows
+    assert chosen.reasons["epilogue"] == "fused_add_gelu_add"
+
+
+def test_columns_and_depth_that_fit_no_block(draw: Draw, compiled: bool) -> None:
+    graph, inputs = matmul_case(draw, 3, 1031, 70, False)
+    check(graph, inputs, compiled)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_batched_product_of_two_tensors(transpose_b: bool, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("scores")
+    n = b.symbol("n", 1, 64)
+    x = b.input("x", float32, (n, 3, 7, 24))
+    y = b.input("y", float32, (n, 3, 9, 24) if transpose_b else (n, 3, 24, 9))
+    b.output(b.op("multiply", [b.op("matmul", [x, y], transpose_b=transpose_b), 0.5]), "z")
+    check(b.finish(), {"x": draw(2, 3, 7, 24), "y": draw(2, 3, 9, 24) if transpose_b else draw(2, 3, 24, 9)}, compiled)
+
+
+def test_batches_that_share_an_operand(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("shared")
+    n = b.symbol("n", 1, 64)
+    x, y = b.input("x", float32, (n, 3, 7, 24)), b.input("y", float32, (3, 24, 20))
+    b.output(b.op("matmul", [x, y]), "z")
+    check(b.finish(), {"x": draw(2, 3, 7, 24), "y": draw(3, 24, 20)}, compiled)
+
+
+def test_run_time_depth(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("mixing")
+    n = b.symbol("n", 1, 600)
+    x, y = b.input("x", float32, (5, n)), b.input("y", float32, (n, 33))
+    b.output(b.op("matmul", [x, y]), "z")
+    for depth in (1, 300):
+        check(b.finish(), {"x": draw(5, depth), "y": draw(depth, 33)}, compiled, 1e-4)
+
+
+def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **changes: int) -> Case:
+    """A convolution with bias and ReLU on a small image of any batch."""
+    size = {
+        "channels": 16,
+        "features": 24,
+        "kernel": 3,
+        "stride": 1,
+        "padding": 1,
+        "dilation": 1,
+        "height": 9,
+        "width": 8,
+    }
+    size |= changes
+    b = GraphBuilder("convolution")
+    n = b.symbol("n", 1, 64)
+    image = (size["height"], size["width"])
+    shape = (*image, size["channels"]) if layout == "NHWC" else (size["channels"], *image)
+    x = b.input("x", float32, (n, *shape))
+    kernel = (size["kernel"], size["kernel"])
+    w = b.constant(draw(size["features"], size["channels"] // groups, *kernel))
+    attributes: dict[str, Any] = {
+        "strides": (size["stride"],) * 2,
+        "padding": ((size["padding"],) * 2,) * 2,
+        "dilation": (size["dilation"],) * 2,
+        "groups": groups,
+        "layout": layout,
+    }
+    y = b.op("conv", [x, w, b.constant(draw(size["features"]))], **attributes)
+    b.output(b.op("relu", [y]), "y")
+    return b.finish(), {"x": draw(2, *shape)}
+
+
+CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
+    "3x3": ("implicit matmul", lambda draw: convolution_case(draw)),
+    "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=40)),
+    "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2)),
+    "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0)),
+    "1x1 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
+    "7x7 of 3 channels": (
+        "implicit matmul",
+        lambda draw: convolution_case(draw, channels=3, kernel=7, stride=2, padding=3, height=20, width=22),
+    ),
+    "grouped": ("implicit matmul", lambda draw: convolution_case(draw, groups=4)),
+    "depthwise": ("depthwise", lambda draw: convolution_case(draw, groups=16, features=16)),
+    "channels first": ("anchor alone", lambda draw: convolution_case(draw, "NCHW")),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution(name: str, draw: Draw, compiled: bool) -> None:
+    expected, make = CONVOLUTIONS[name]
+    graph, inputs = make(draw)
+    (chosen,) = check(graph, inputs, compiled)
+    assert chosen.name == expected
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_pools(layout: str, ceil_mode: bool, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("pools")
+    n = b.symbol("n", 1, 8)
+    shape = (9, 8, 20) if layout == "NHWC" else (20, 9, 8)
+    x = b.input("x", float32, (n, *shape))
+    window: dict[str, Any] = {
+        "kernel": (3, 3),
+        "strides": (2, 2),
+        "padding": ((1, 1), (1, 1)),
+        "dilation": (1, 1),
+        "ceil_mode": ceil_mode,
+        "layout": layout,
+    }
+    b.output(b.op("max_pool", [x], **window))
+    b.output(b.op("average_pool", [x], **window))
+    b.output(b.op("average_pool", [x], count_include_pad=True, **window))
+    check(b.finish(), {"x": draw(2, *shape)}, compiled)

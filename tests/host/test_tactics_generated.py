@@ -1,0 +1,183 @@
+"""Single groups end to end: graph -> fusion -> tactics -> kernels -> numbers, against the float64 reference.
+
+Every case runs in the interpreter, the definition of meaning, and as machine code of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.tactics_support import check
+from tilewright.dtypes import DType, float16, float32, int1, int32, int64
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+
+Case = tuple[Graph, dict[str, np.ndarray]]
+
+
+@pytest.fixture(params=["interpreter", "machine code"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether kernels run as machine code."""
+    return bool(request.param == "machine code")
+
+
+class Draw:
+    """Random arrays."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+        return self.rng.integers(low, high, shape)
+
+
+@pytest.fixture
+def draw(rng: np.random.Generator) -> Draw:
+    return Draw(rng)
+
+
+UNARY = "negate absolute sign exp sin cos tanh erf sigmoid floor ceil round relu silu gelu reciprocal".split()
+BINARY = (
+    "add subtract multiply divide maximum minimum remainder floor_divide equal not_equal less less_equal greater "
+    "greater_equal"
+).split()
+
+
+def test_one_input_functions(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("unary")
+    n = b.symbol("n", 1, 64)
+    x = b.input("x", float32, (n, 50))
+    for op in UNARY:
+        b.output(b.op(op, [x]), op)
+    for op in ("log", "sqrt", "rsqrt"):
+        b.output(b.op(op, [b.op("absolute", [x])]), op)
+    b.output(b.op("gelu", [x], approximate="tanh"), "gelu_tanh")
+    b.output(b.op("clip", [x], low=-0.5, high=0.5), "clip")
+    b.output(b.op("clip", [x], low=None, high=0.5), "clip above")
+    check(b.finish(), {"x": draw(3, 50)}, compiled)
+
+
+def test_two_input_functions(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("binary")
+    x, y = b.input("x", float32, (3, 50)), b.input("y", float32, (3, 50))
+    i, j = b.input("i", int64, (3, 50)), b.input("j", int64, (3, 50))
+    for op in BINARY:
+        b.output(b.op(op, [x, y]), op)
+        b.output(b.op(op, [i, j]), f"{op} of integers")
+    b.output(b.op("power", [b.op("absolute", [x]), y]), "power")
+    divisors = draw.integers(1, 9, (3, 50)) * draw.rng.choice([-1, 1], (3, 50))
+    check(
+        b.finish(),
+        {"x": draw(3, 50), "y": draw(3, 50), "i": draw.integers(-9, 9, (3, 50)), "j": divisors},
+        compiled,
+        1e-4,
+    )
+
+
+def test_booleans_casts_and_sources(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("others")
+    n = b.symbol("n", 1, 64)
+    x, y, i = b.input("x", float32, (n, 10)), b.input("y", float32, (n, 10)), b.input("i", int64, (n, 10))
+    smaller = b.op("less", [x, y])
+    b.output(b.op("where", [smaller, x, 0.0]))
+    b.output(b.op("logical_and", [smaller, b.op("logical_not", [b.op("isnan", [x])])]))
+    casts: list[tuple[Any, DType]] = [(x, int32), (x, float16), (smaller, float32), (i, float32), (i, int1)]
+    for value, dtype in casts:
+        b.output(b.op("cast", [value], dtype=dtype))
+    column = b.op("iota", [], shape=(n, 10), axis=1, dtype=int64)
+    row = b.op("iota", [], shape=(n, 10), axis=0, dtype=int64)
+    b.output(b.op("less_equal", [b.op("add", [column, i]), row]))
+    b.output(b.op("add", [i, b.op("dimension", [], expression=n)]))
+    b.output(b.op("iota", [], shape=(n, 10), axis=1, dtype=float32, start=0.5, step=0.25))
+    b.output(b.op("full", [], shape=(n, 4), value=3.0, dtype=float32))
+    check(b.finish(), {"x": draw(3, 10), "y": draw(3, 10), "i": draw.integers(-2, 3, (3, 10))}, compiled, 2e-3)
+
+
+def test_broadcasts_and_several_outputs(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("broadcast")
+    n = b.symbol("n", 1, 64)
+    x, row, column = b.input("x", float32, (n, 5, 24)), b.input("row", float32, (24,)), b.input("c", float32, (5, 1))
+    y = b.op("multiply", [b.op("exp", [b.op("minimum", [x, 1.0])]), column])
+    b.output(b.op("add", [y, row]), "sum")
+    b.output(b.op("relu", [x]), "relu")
+    check(b.finish(), {"x": draw(3, 5, 24), "row": draw(24), "c": draw(5, 1)}, compiled)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 0, 1), (0, 3, 1, 2), (0, 1, 3, 2)])
+def test_permute(order: tuple[int, ...], draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("permute")
+    n = b.symbol("n", 1, 64)
+    b.output(b.op("permute", [b.input("x", float32, (n, 5, 33, 40))], order=order))
+    check(b.finish(), {"x": draw(3, 5, 33, 40)}, compiled)
+
+
+def test_movement(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("movement")
+    n = b.symbol("n", 1, 64)
+    x, y = b.input("x", float32, (n, 5, 6, 40)), b.input("y", float32, (n, 5, 3, 40))
+    b.output(b.op("concat", [x, y, x], axis=2))
+    b.output(b.op("relu", [b.op("concat", [x, y], axis=2)]))
+    b.output(b.op("slice", [x], axis=3, start=3, stop=33, step=2))
+    b.output(b.op("slice", [x], axis=1, start=4, stop=0, step=-1))
+    b.output(b.op("pad", [x], pads=((0, 0), (1, 2), (0, 0), (3, 0)), value=2.5))
+    b.output(b.op("broadcast_to", [b.op("slice", [x], axis=1, start=0, stop=1)], shape=(n, 5, 6, 40)))
+    b.output(b.op("reshape", [b.op("permute", [x], order=(0, 2, 1, 3))], shape=(n, 6, 200)))
+    check(b.finish(), {"x": draw(3, 5, 6, 40), "y": draw(3, 5, 3, 40)}, compiled)
+
+
+def test_gather_and_scatter(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("indices")
+    n = b.symbol("n", 1, 64)
+    table, i = b.input("table", float32, (11, 24)), b.input("i", int64, (n, 7))
+    x, e = b.input("x", float32, (n, 5, 40)), b.input("e", int64, (n, 5, 4))
+    updates, where = b.input("updates", float32, (n, 2, 40)), b.input("where", int64, (2,))
+    b.output(b.op("gather", [table, i], axis=0))
+    b.output(b.op("gather", [table, i], axis=1))
+    b.output(b.op("gather_elements", [x, e], axis=2))
+    b.output(b.op("scatter_update", [x, where, updates], axis=1))
+    embedded = b.op("add", [b.op("gather", [table, i], axis=0), b.op("slice", [table], axis=0, start=1, stop=8)])
+    b.output(b.op("layer_norm", [embedded], axis=2, epsilon=1e-5))
+    inputs = {"table": draw(11, 24), "i": draw.integers(-11, 11, (3, 7)), "x": draw(3, 5, 40)}
+    inputs |= {"e": draw.integers(-40, 40, (3, 5, 4)), "updates": draw(3, 2, 40), "where": np.array([3, -5])}
+    check(b.finish(), inputs, compiled)
+
+
+def test_update_in_place(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("cache")
+    cache, where = b.input("cache", float32, (2, 3, 8, 4)), b.input("where", int64, (1,))
+    new = b.input("new", float32, (2, 3, 1, 4))
+    updated = b.op("scatter_update", [cache, where, new], axis=2)
+    b.mutate(cache, updated)
+    b.output(updated, "cache after")
+    inputs = {"cache": draw(2, 3, 8, 4), "where": np.array([5]), "new": draw(2, 3, 1, 4)}
+    (chosen,) = check(b.finish(), inputs, compiled)
+    assert len(chosen.stages) == 1  # no copy of the cache
+
+
+def test_equal_layers_share_a_kernel(draw: Draw) -> None:
+    b = GraphBuilder("layers")
+    x, y = b.input("x", float32, (4, 64)), b.input("y", float32, (4, 64))
+    for value in (x, y):
+        b.output(b.op("permute", [value], order=(1, 0)))
+    chosen = check(b.finish(), {"x": draw(4, 64), "y": draw(4, 64)})
+    first, second = (candidate.stages[0].calls[0].kernel for candidate in chosen)
+    assert first is second
+
+
+def test_generated_source(draw: Draw, golden: Callable[..., None]) -> None:
+    b = GraphBuilder("source")
+    n = b.symbol("n", 1, 64)
+    x, row, i = b.input("x", float32, (n, 5, 24)), b.input("row", float32, (24,)), b.input("i", int64, (n, 5))
+    flat = b.op("add", [b.op("gelu", [x]), 1.5])
+    b.output(b.op("multiply", [flat, flat]), "flat")
+    b.output(b.op("add", [b.op("gather", [b.constant(draw(9, 24)), i], axis=0), row]), "rows")
+    b.output(b.op("permute", [x], order=(2, 0, 1)), "tiles")
+    chosen = check(b.finish(), {"x": draw(2, 5, 24), "row": draw(24), "i": draw.integers(0, 9, (2, 5))})
+    golden("\n".join(stage.calls[0].kernel.source for candidate in chosen for stage in candidate.stages))

@@ -1,0 +1,120 @@
+"""Single groups end to end: graph -> fusion -> tactics -> kernels -> numbers, against the float64 reference.
+
+Every case runs in the interpreter, the definition of meaning, and as machine code of this machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.tactics_support import check
+from tilewright.dtypes import float32, int32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+
+Case = tuple[Graph, dict[str, np.ndarray]]
+
+
+@pytest.fixture(params=["interpreter", "machine code"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether kernels run as machine code."""
+    return bool(request.param == "machine code")
+
+
+class Draw:
+    """Random arrays."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+        return self.rng.integers(low, high, shape)
+
+
+@pytest.fixture
+def draw(rng: np.random.Generator) -> Draw:
+    return Draw(rng)
+
+
+def test_normalisations_take_their_neighbours(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("norms")
+    n = b.symbol("n", 1, 64)
+    x, r = b.input("x", float32, (n, 5, 24)), b.input("r", float32, (n, 5, 24))
+    scale, bias = b.constant(draw(24)), b.constant(draw(24))
+    b.output(b.op("layer_norm", [b.op("add", [x, r]), scale, bias], axis=2, epsilon=1e-5), "layer")
+    b.output(b.op("multiply", [b.op("rms_norm", [x, scale], axis=2, epsilon=1e-5), r]), "rms")
+    b.output(b.op("layer_norm", [x], axis=1, epsilon=1e-5), "two dimensions")
+    chosen = check(b.finish(), {"x": draw(3, 5, 24), "r": draw(3, 5, 24)}, compiled)
+    assert {candidate.name for candidate in chosen} == {"row kernel"}
+
+
+@pytest.mark.parametrize("columns", [24, 1030])
+def test_softmax(columns: int, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("softmax")
+    n, columns_ = b.symbol("n", 1, 64), b.symbol("columns", 1, 2000)
+    x, y = b.input("x", float32, (n, columns)), b.input("y", float32, (n, columns_))
+    b.output(b.op("softmax", [b.op("multiply", [x, 3.0])], axis=1), "known length")
+    b.output(b.op("softmax", [y], axis=1), "run-time length")
+    b.output(b.op("softmax", [y], axis=0), "other axis")
+    b.output(b.op("layer_norm", [y], axis=1, epsilon=1e-5), "norm of run-time length")
+    inputs = {"x": draw(3, columns), "y": draw(3, columns)}
+    inputs["x"][0, :3] = -np.inf
+    check(b.finish(), inputs, compiled)
+
+
+AXES = [(3,), (1,), (1, 2), (0, 2), (0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize("op", ["reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_product"])
+def test_reductions(op: str, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("reductions")
+    n = b.symbol("n", 1, 64)
+    x = b.input("x", float32, (n, 5, 6, 40))
+    for axes in AXES:
+        source = b.op("multiply", [x, 0.9]) if axes != (1,) else x
+        b.output(b.op("relu", [b.op(op, [source], axes=axes, keepdims=axes == (1,))]))
+    check(b.finish(), {"x": draw(2, 5, 6, 40)}, compiled, 1e-4)
+
+
+def test_integer_reductions(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("integers")
+    x = b.input("x", int32, (3, 30))
+    b.output(b.op("reduce_sum", [x], axes=(1,)))
+    b.output(b.op("reduce_max", [x], axes=(0,)))
+    b.output(b.op("cumsum", [x], axis=1))
+    check(b.finish(), {"x": draw.integers(-5, 90, (3, 30)).astype(np.int32)}, compiled)
+
+
+def test_maximum_keeps_not_a_number(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("nan")
+    b.output(b.op("reduce_max", [b.input("x", float32, (2, 20))], axes=(1,)))
+    x = draw(2, 20)
+    x[1, 7] = np.nan
+    check(b.finish(), {"x": x}, compiled)
+
+
+def test_positions_of_extremes(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("positions")
+    n = b.symbol("n", 1, 9)
+    x, ties = b.input("x", float32, (n, 6, 40)), b.input("ties", float32, (4, 1100))
+    b.output(b.op("argmax", [x], axis=2))
+    b.output(b.op("argmin", [x], axis=1, keepdims=True))
+    b.output(b.op("argmax", [b.op("negate", [x])], axis=2))
+    b.output(b.op("argmax", [ties], axis=1))
+    b.output(b.op("argmin", [ties], axis=1))
+    tied = draw.integers(0, 3, (4, 1100)).astype(np.float32)
+    tied[3, 50:60] = np.nan
+    check(b.finish(), {"x": draw(3, 6, 40), "ties": tied}, compiled)
+
+
+def test_cumulative_sum(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("running")
+    n = b.symbol("n", 1, 9)
+    x = b.input("x", float32, (n, 6, 40))
+    for axis in range(3):
+        b.output(b.op("cumsum", [x], axis=axis))
+    check(b.finish(), {"x": draw(3, 6, 40)}, compiled)
