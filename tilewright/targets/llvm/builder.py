@@ -177,11 +177,15 @@ def _definitions(text: str) -> str:
 
 
 class Loop:
-    """A loop being built: `index`, `values` (carried, inside), `results` (after), `preheader` (runs once before)."""
+    """A loop being built: `index`, `values` (carried, inside), `results` (after).
 
-    def __init__(self, index: LLVMValue, values: list[LLVMValue], preheader: Block, body: Block) -> None:
+    `guard` is the block before the loop, which runs even when the loop does not; `preheader` only when it does.
+    """
+
+    def __init__(self, index: LLVMValue, values: list[LLVMValue], guard: Block, preheader: Block, body: Block) -> None:
         self.index = index
         self.values = values
+        self.guard = guard
         self.preheader = preheader
         self.body = body
         self.results: list[LLVMValue] = []
@@ -289,6 +293,11 @@ class LLVMBuilder:
         pairs = ", ".join(f"[ {source.text}, %{origin.label} ]" for source, origin in incoming)
         block.phis.append(f"{value.text} = phi {type_text} {pairs}")
         return value
+
+    def fill_phi(self, block: Block, value: LLVMValue, incoming: Sequence[tuple[LLVMValue, Block]]) -> None:
+        """Define a reserved value as a phi of `block`."""
+        pairs = ", ".join(f"[ {source.text}, %{origin.label} ]" for source, origin in incoming)
+        block.phis.append(f"{value.text} = phi {value.type} {pairs}")
 
     def constant(self, type_text: str, number: float | int | bool) -> LLVMValue:
         """A constant; for a vector type, all lanes equal."""
@@ -570,9 +579,9 @@ class LLVMBuilder:
             self.branch_if(self.compare("slt", lower, upper), preheader, exit_block)
         self.start(preheader)
         self.start(body)
-        index = self._reserve(lower.type)
-        values = [self._reserve(value.type) for value in carried]
-        loop = Loop(index, values, preheader, body)
+        index = self.reserve(lower.type)
+        values = [self.reserve(value.type) for value in carried]
+        loop = Loop(index, values, guard, preheader, body)
         yield loop
         following = loop.yielded if loop.yielded is not None else []
         assert len(following) == len(values), "loop.next was not given all carried values"
@@ -591,7 +600,8 @@ class LLVMBuilder:
             incoming = [(end, latch)] if nonempty else [(start, guard), (end, latch)]
             loop.results.append(self.phi(exit_block, end.type, incoming))
 
-    def _reserve(self, type_text: str) -> LLVMValue:
+    def reserve(self, type_text: str) -> LLVMValue:
+        """A value that `fill_phi` will define."""
         self._counter += 1
         return LLVMValue(type_text, f"%v{self._counter - 1}")
 

@@ -1,0 +1,233 @@
+"""What one root reads: a walk from the values it evaluates back to memory, buffers and masks.
+
+A *root* (a store, a reduction, a block written to scratch) is computed over a domain of axes.  The walk
+follows lazy operations and keeps, for every value on the way, which domain axis each of its axes is:
+
+    domain axis number   the value's axis runs with that axis of the domain
+    FIXED (-1)           the value has extent 1 there
+    SCATTERED (-2)       anything else (reshaped, gathered …): elements of other iterations may be read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
+
+FIXED, SCATTERED = -1, -2
+Axes = tuple[int, ...]
+SHAPE_OPS = frozenset({"expand_dims", "broadcast", "permute", "reshape", "splat"})
+
+
+@dataclass
+class Reads:
+    """Everything a walk met, each with the domain axes of its own axes."""
+
+    buffers: list[tuple[Value, Axes]] = field(default_factory=list)
+    loads: list[tuple[Operation, Axes]] = field(default_factory=list)
+    compares: list[tuple[Value, Axes]] = field(default_factory=list)
+    scalars: set[Value] = field(default_factory=set)
+    reshapes: list[int] = field(default_factory=list)  # innermost extents that reshapes take apart
+
+
+class Walker:
+    """Walks lazy values; `is_stored(value)` says where a walk ends because the value lies in a buffer."""
+
+    def __init__(self, is_stored: Callable[[Value], bool]) -> None:
+        self.is_stored = is_stored
+
+    def reads(self, roots: Sequence[tuple[Value, Axes]], through_stored: Value | None = None) -> Reads:
+        """What evaluating `roots` reads; `through_stored` is evaluated even though it has a buffer."""
+        found = Reads()
+        seen: set[tuple[Value, Axes]] = set()
+        pending = list(roots)
+        while pending:
+            value, axes = pending.pop()
+            if (value, axes) in seen:
+                continue
+            seen.add((value, axes))
+            if value.type.is_scalar:
+                found.scalars.add(value)
+            elif value.definition is None or (self.is_stored(value) and value is not through_stored):
+                found.buffers.append((value, axes))
+            else:
+                operation = value.definition
+                if operation.opcode == "load":
+                    found.loads.append((operation, axes))
+                elif operation.opcode == "compare":
+                    found.compares.append((value, axes))
+                elif operation.opcode == "reshape":
+                    found.reshapes += _split_extents(operation)
+                pending += operand_axes(operation, value, axes)
+        return found
+
+
+def operand_axes(operation: Operation, result: Value, axes: Axes) -> list[tuple[Value, Axes]]:
+    """The operands of a lazy operation with the domain axes of theirs, given the result's."""
+    opcode, operands = operation.opcode, operation.operands
+    if opcode == "expand_dims":
+        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        return [(operands[0], axes[:axis] + axes[axis + 1 :])]
+    if opcode == "broadcast":
+        shape = operands[0].type.shape
+        return [(operands[0], tuple(FIXED if extent == 1 else axis for extent, axis in zip(shape, axes, strict=True)))]
+    if opcode == "permute":
+        source: list[int] = [0] * len(axes)
+        for position, axis in enumerate(operation.attributes["order"]):  # type: ignore[union-attr, arg-type]
+            source[axis] = axes[position]  # type: ignore[call-overload]
+        return [(operands[0], tuple(source))]
+    if opcode == "reshape":
+        return [(operands[0], _reshaped_axes(operands[0].type.shape, result.type.shape, axes))]
+    if opcode == "splat":
+        return [(operands[0], ())]
+    if opcode == "join":
+        return [(operand, axes[:-1]) for operand in operands]
+    if opcode == "split":
+        return [(operands[0], (*axes, FIXED))]
+    if opcode == "cat":
+        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        return [(operand, (*axes[:axis], SCATTERED, *axes[axis + 1 :])) for operand in operands]
+    if opcode == "gather":
+        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        return [(operands[0], (*axes[:axis], SCATTERED, *axes[axis + 1 :])), (operands[1], axes)]
+    return [(operand, axes if operand.type.rank else ()) for operand in operands]
+
+
+def _split_extents(operation: Operation) -> list[int]:
+    old, new = operation.operands[0].type.shape, operation.results[0].type.shape
+    extents = []
+    for old_range, new_range in reshape_groups(old, new):
+        solid_old = [old[axis] for axis in old_range if old[axis] > 1]
+        solid_new = [new[axis] for axis in new_range if new[axis] > 1]
+        if len(solid_old) != 1 or len(solid_new) != 1:
+            extents += [*solid_old[-1:], *solid_new[-1:]]
+    return extents
+
+
+def _reshaped_axes(old: tuple[int, ...], new: tuple[int, ...], axes: Axes) -> Axes:
+    result = [SCATTERED] * len(old)
+    for old_range, new_range in reshape_groups(old, new):
+        solid_old = [axis for axis in old_range if old[axis] > 1]
+        solid_new = [axis for axis in new_range if new[axis] > 1]
+        for axis in old_range:
+            if old[axis] == 1:
+                result[axis] = FIXED
+            elif len(solid_old) == len(solid_new) == 1:
+                result[axis] = axes[solid_new[0]]
+    return tuple(result)
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+class Aliasing:
+    """Which memory operations may touch the same element, by parameters and address patterns."""
+
+    def __init__(self, function: Function) -> None:
+        self._alias_free = {
+            argument
+            for argument, parameter in zip(function.region.arguments, function.parameters, strict=True)
+            if parameter.alias_free
+        }
+        self._parameters = set(function.region.arguments)
+
+    def conflict(self, pointer: Value, written: Value) -> bool:
+        """Whether an access through `pointer` may touch what *another* lane writes through `written`.
+
+        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element,
+        which program order inside a lane keeps right.
+        """
+        base, other = self.base(pointer), self.base(written)
+        if base is not None and other is not None and base is not other:
+            if base in self._alias_free or other in self._alias_free:
+                return False
+        if pointer.type.shape != written.type.shape:
+            return True
+        return _pattern(pointer) != _pattern(written)
+
+    def base(self, pointer: Value) -> Value | None:
+        """The parameter that a pointer block is derived from; None when there is no single one."""
+        value = pointer
+        while value.definition is not None:
+            operation = value.definition
+            if operation.opcode in SHAPE_OPS or operation.opcode in ("offset", "hint", "bitcast"):
+                value = operation.operands[0]
+                if not isinstance(value.type.element, PointerType):
+                    return None
+            else:
+                return None
+        return value if value in self._parameters else None
+
+
+def _pattern(pointer: Value) -> tuple[object, ...]:
+    """The offsets added to a base pointer, in order: equal patterns move equally lane by lane."""
+    operation = pointer.definition
+    if operation is None:
+        return ()
+    if operation.opcode == "offset":
+        return (*_pattern(operation.operands[0]), operation.operands[1])
+    if operation.opcode == "splat" and operation.operands[0].definition is None:
+        return (pointer.type.shape,)
+    if operation.opcode in ("splat", "broadcast", "expand_dims"):
+        return (*_pattern(operation.operands[0]), operation.opcode, pointer.type.shape)
+    return (pointer,)
+
+
+# Masks -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A comparison that holds exactly for the first elements of one of its axes: `index < limit`."""
+
+    index: Value
+    limit: Value
+    inclusive: bool
+    axis: int
+
+
+def prefix_of(compare: Value, analysis: AffineAnalysis) -> Prefix | None:
+    """The prefix form of a comparison block, if it is one: step 1 along one axis, unchanging along all others."""
+    operation = compare.definition
+    if operation is None or operation.opcode != "compare" or compare.type.is_scalar:
+        return None
+    left, right = operation.operands
+    if left.type.is_pointer or not left.type.dtype.is_integer or left.type.dtype.is_bool:
+        return None
+    predicate = operation.attributes["predicate"]
+    if predicate in ("gt", "ge"):
+        left, right, predicate = right, left, {"gt": "lt", "ge": "le"}[str(predicate)]
+    if predicate not in ("lt", "le"):
+        return None
+    moving = [axis for axis, extent in enumerate(compare.type.shape) if extent > 1 and not _still(left, axis, analysis)]
+    if len(moving) != 1:
+        return None
+    fact = analysis.along(left, moving[0])
+    still = all(_still(right, axis, analysis) for axis, extent in enumerate(compare.type.shape) if extent > 1)
+    if fact.step != 1 or fact.run != 0 or not still:
+        return None
+    return Prefix(left, right, predicate == "le", moving[0])
+
+
+def _still(value: Value, axis: int, analysis: AffineAnalysis) -> bool:
+    fact = analysis.along(value, axis)
+    return fact.step == 0 and fact.run == 0
+
+
+def conjuncts(mask: Value, axes: Axes | None = None) -> list[tuple[Value, Axes]]:
+    """The parts of a mask that is a conjunction, with where their axes lie in the mask."""
+    own = tuple(range(mask.type.rank)) if axes is None else axes
+    operation = mask.definition
+    if operation is None or mask.type.is_scalar:
+        return [(mask, own)]
+    if operation.opcode == "and" or operation.opcode in ("broadcast", "expand_dims", "permute"):
+        return [part for operand, inner in operand_axes(operation, mask, own) for part in conjuncts(operand, inner)]
+    return [(mask, own)]
+
+
+def false_outside(mask: Value, compare: Value) -> bool:
+    """Whether `mask` is a conjunction that contains `compare`."""
+    return any(part is compare for part, _ in conjuncts(mask))

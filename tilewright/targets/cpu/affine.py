@@ -1,0 +1,365 @@
+"""How integer and pointer blocks change along each of their axes, without looking at run-time values.
+
+For a value x and an axis, `Along(step, run, multiple)` says: the axis falls into aligned runs of `run`
+elements (0: the whole axis is one run); inside a run x grows by `step` from element to element; at
+the first element of each run x is divisible by `multiple` (0: x is zero there).  Examples, for
+i = arange(0, 128):
+
+    i                  step 1, run 0                    i // 32      step 0, run 32
+    base + i * 4       step 4, run 0                    i % 32       step 1, run 32
+    row * stride + i   along rows: an unknown but uniform step; along columns: step 1
+
+Loads and stores become contiguous vector accesses, scalar accesses or gathers by the step of their
+pointers (in elements).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Along:
+    """See the module. `step` is None when unknown; `uniform`: even then all steps in a run are equal."""
+
+    step: int | None
+    run: int = 0
+    multiple: int = 1
+    uniform: bool = True
+
+    def restricted(self, run: int) -> Along:
+        """The same fact for shorter runs, whose length divides this one's."""
+        if run == self.run:
+            return self
+        multiple = gcd(self.multiple, self.step * run) if self.step is not None else 1
+        return Along(self.step, run, multiple, self.uniform)
+
+    @property
+    def divisor(self) -> int:
+        """A number that divides every element."""
+        return gcd(self.multiple, self.step) if self.step is not None else 1
+
+    def covers(self, lanes: int) -> bool:
+        """Whether aligned groups of `lanes` elements lie in one run."""
+        return self.run % lanes == 0
+
+
+UNKNOWN = Along(None, 1, 1, False)
+_KEEPS_STEP = {"add", "subtract", "offset"}
+
+
+class AffineAnalysis:
+    """Answers `along(value, axis)` and `multiple(scalar)`, with memory."""
+
+    def __init__(self, function: Function) -> None:
+        self._known: dict[Value, tuple[Along, ...]] = {}
+        self._multiples: dict[Value, int] = {}
+        self._nonnegative: dict[Value, bool] = {}
+        for argument, parameter in zip(function.region.arguments, function.parameters, strict=True):
+            if not argument.type.is_pointer:
+                self._multiples[argument] = parameter.divisibility
+
+    def along(self, value: Value, axis: int) -> Along:
+        """How `value` changes along one of its axes."""
+        return self.all_axes(value)[axis]
+
+    def all_axes(self, value: Value) -> tuple[Along, ...]:
+        if value not in self._known:
+            self._known[value] = self._compute(value)
+        return self._known[value]
+
+    def multiple(self, value: Value) -> int:
+        """A number that divides all elements of an integer value (0: all are zero)."""
+        if value.type.rank:
+            return self.along(value, 0).divisor
+        if value not in self._multiples:
+            self._multiples[value] = self._scalar_multiple(value)
+        return self._multiples[value]
+
+    def is_nonnegative(self, value: Value) -> bool:
+        """Whether an integer value is proved to be at least zero in every element."""
+        if value not in self._nonnegative:
+            self._nonnegative[value] = _nonnegative(self, value)
+        return self._nonnegative[value]
+
+    # -- Blocks -----------------------------------------------------------------------------------
+
+    def _compute(self, value: Value) -> tuple[Along, ...]:
+        operation, rank = value.definition, value.type.rank
+        if operation is None or not _is_index(value.type):
+            return self._invariant(value)
+        rule = getattr(self, f"_rule_{operation.opcode}", None)
+        if rule is not None:
+            return rule(operation)
+        if operation.opcode in _KEEPS_STEP:
+            left, right = operation.operands
+            sign = -1 if operation.opcode == "subtract" else 1
+            return tuple(_sum(self.along(left, axis), self.along(right, axis), sign) for axis in range(rank))
+        return self._invariant(value)
+
+    def _invariant(self, value: Value) -> tuple[Along, ...]:
+        """Elementwise operations do not change along an axis along which no operand does."""
+        operation, rank = value.definition, value.type.rank
+        if operation is None or operation.regions or operation.opcode in ("atomic_rmw", "atomic_cas", "dot"):
+            return (UNKNOWN,) * rank
+        if operation.opcode in _SHAPE_RULES and hasattr(self, f"_rule_{operation.opcode}"):
+            return getattr(self, f"_rule_{operation.opcode}")(operation)
+        if any(operand.type.shape != value.type.shape for operand in operation.operands) or not operation.operands:
+            return (UNKNOWN,) * rank
+        axes = []
+        for axis in range(rank):
+            inputs = [self.along(operand, axis) for operand in operation.operands]
+            still = all(fact.step == 0 for fact in inputs)
+            axes.append(Along(0, gcd(*(fact.run for fact in inputs)), 1) if still else UNKNOWN)
+        return tuple(axes)
+
+    def _rule_constant(self, operation: Operation) -> tuple[Along, ...]:
+        value = operation.attributes["value"]
+        multiple = abs(int(value)) if _is_index(operation.result.type) else 1  # type: ignore[arg-type]
+        return (Along(0, 0, multiple),) * operation.result.type.rank
+
+    def _rule_arange(self, operation: Operation) -> tuple[Along, ...]:
+        return (Along(1, 0, abs(int(operation.attributes["start"]))),)  # type: ignore[arg-type]
+
+    def _rule_splat(self, operation: Operation) -> tuple[Along, ...]:
+        multiple = self.multiple(operation.operands[0]) if _is_index(operation.result.type) else 1
+        return (Along(0, 0, multiple),) * operation.result.type.rank
+
+    def _rule_multiply(self, operation: Operation) -> tuple[Along, ...]:
+        left, right = operation.operands
+        if constant_of(left) is not None:
+            left, right = right, left
+        factor = constant_of(right)
+        return tuple(
+            _product(self.along(left, axis), self.along(right, axis), factor) for axis in range(left.type.rank)
+        )
+
+    def _rule_divide(self, operation: Operation) -> tuple[Along, ...]:
+        return self._quotient(operation, _quotient)
+
+    def _rule_remainder(self, operation: Operation) -> tuple[Along, ...]:
+        return self._quotient(operation, _remainder)
+
+    def _quotient(self, operation: Operation, rule) -> tuple[Along, ...]:  # type: ignore[no-untyped-def]
+        left, right = operation.operands
+        divisor = constant_of(right)
+        if divisor is None or divisor <= 0 or not self.is_nonnegative(left):
+            return self._invariant(operation.result)
+        return tuple(rule(self.along(left, axis), divisor) for axis in range(left.type.rank))
+
+    def _rule_cast(self, operation: Operation) -> tuple[Along, ...]:
+        source = operation.operands[0]
+        if _is_index(source.type) and operation.result.type.element.bits >= source.type.element.bits:
+            return self.all_axes(source)
+        return self._invariant(operation.result)
+
+    def _rule_bitcast(self, operation: Operation) -> tuple[Along, ...]:
+        source, result = operation.operands[0], operation.result
+        if source.type.is_pointer and result.type.is_pointer:
+            if source.type.element.element.itemsize == result.type.element.element.itemsize:  # type: ignore[union-attr]
+                return self.all_axes(source)
+        return self._invariant(result)
+
+    def _rule_hint(self, operation: Operation) -> tuple[Along, ...]:
+        source = operation.operands[0]
+        axes = list(self.all_axes(source))
+        facts = {name: operation.attributes[name] for name in ("divisibility", "contiguity", "constancy")}
+        for axis, known in enumerate(axes):
+            multiple = facts["divisibility"][axis] if facts["divisibility"] else 1  # type: ignore[index]
+            if known.step is None and facts["contiguity"] and facts["contiguity"][axis] > 1:  # type: ignore[index]
+                axes[axis] = Along(1, facts["contiguity"][axis], multiple)  # type: ignore[index]
+            elif known.step is None and facts["constancy"] and facts["constancy"][axis] > 1:  # type: ignore[index]
+                axes[axis] = Along(0, facts["constancy"][axis], multiple)  # type: ignore[index]
+            elif multiple > 1 and not source.type.is_pointer:
+                axes[axis] = Along(known.step, known.run, _lcm(known.multiple, multiple), known.uniform)
+        return tuple(axes)
+
+    # -- Shapes -----------------------------------------------------------------------------------
+
+    def _rule_expand_dims(self, operation: Operation) -> tuple[Along, ...]:
+        source, axis = operation.operands[0], int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axes = list(self.all_axes(source))
+        axes.insert(axis, self._still(source))
+        return tuple(axes)
+
+    def _rule_broadcast(self, operation: Operation) -> tuple[Along, ...]:
+        source = operation.operands[0]
+        pairs = zip(self.all_axes(source), source.type.shape, operation.result.type.shape, strict=True)
+        return tuple(fact if old == new else self._still(source) for fact, old, new in pairs)
+
+    def _still(self, source: Value) -> Along:
+        return Along(0, 0, self.multiple(source) if _is_index(source.type) else 1)
+
+    def _rule_permute(self, operation: Operation) -> tuple[Along, ...]:
+        axes = self.all_axes(operation.operands[0])
+        return tuple(axes[axis] for axis in operation.attributes["order"])  # type: ignore[union-attr, arg-type, index, misc]
+
+    def _rule_reshape(self, operation: Operation) -> tuple[Along, ...]:
+        source = operation.operands[0]
+        axes = self.all_axes(source)
+        result: list[Along] = []
+        for old, new in reshape_groups(source.type.shape, operation.result.type.shape):
+            result += self._regrouped(source.type.shape, axes, old, operation.result.type.shape, new)
+        return tuple(result)
+
+    def _regrouped(
+        self, old_shape: tuple[int, ...], axes: tuple[Along, ...], old: range, new_shape: tuple[int, ...], new: range
+    ) -> list[Along]:
+        """Facts of the new axes of one group of axes that hold the same elements."""
+        solid = [axis for axis in old if old_shape[axis] > 1]
+        facts: list[Along] = []
+        inner = 1
+        for axis in reversed(new):
+            extent = new_shape[axis]
+            if extent == 1:
+                facts.append(Along(0, 0, 1))
+            elif not solid:
+                facts.append(UNKNOWN)
+            elif len(solid) == 1 and axes[solid[0]].run == 0 and axes[solid[0]].step is not None:
+                step = axes[solid[0]].step
+                assert step is not None
+                facts.append(Along(step * inner, 0, gcd(axes[solid[0]].multiple, step * inner * extent)))
+            elif inner == 1:
+                last = axes[solid[-1]]
+                run = gcd(last.run, old_shape[solid[-1]], extent)
+                facts.append(last.restricted(run))
+            else:
+                facts.append(UNKNOWN)
+            inner *= extent
+        return facts[::-1]
+
+    # -- Scalars ----------------------------------------------------------------------------------
+
+    def _scalar_multiple(self, value: Value) -> int:
+        operation = value.definition
+        if operation is None or not _is_index(value.type):
+            return 1
+        operands = operation.operands
+        if operation.opcode == "constant":
+            return abs(int(operation.attributes["value"]))  # type: ignore[arg-type]
+        if operation.opcode in ("add", "subtract", "minimum", "maximum"):
+            return gcd(self.multiple(operands[0]), self.multiple(operands[1]))
+        if operation.opcode == "multiply":
+            return self.multiple(operands[0]) * self.multiple(operands[1])
+        if operation.opcode == "cast" and _is_index(operands[0].type):
+            return self.multiple(operands[0])
+        if operation.opcode == "hint" and operation.attributes["divisibility"]:
+            return _lcm(self.multiple(operands[0]), operation.attributes["divisibility"][0])  # type: ignore[index]
+        return 1
+
+
+_SHAPE_RULES = {"constant", "splat", "expand_dims", "broadcast", "permute", "reshape"}
+
+
+def constant_of(value: Value) -> int | None:
+    """The number an integer value is known to be in every element, through splats and casts."""
+    operation = value.definition
+    if operation is None or not _is_index(value.type):
+        return None
+    if operation.opcode == "constant":
+        return int(operation.attributes["value"])  # type: ignore[arg-type]
+    if operation.opcode in ("splat", "broadcast", "expand_dims", "reshape", "permute", "cast", "hint"):
+        return constant_of(operation.operands[0])
+    return None
+
+
+def reshape_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
+    """The finest split of two shapes of equal size into groups of axes that hold the same elements.
+
+    (4, 32, 8) -> (128, 8) gives [(axes 0-1, axis 0), (axis 2, axis 1)].
+    """
+    groups: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        start_i, start_j = i, j
+        left, right = 1, 1
+        if i < len(old):
+            left, i = old[i], i + 1
+        if j < len(new):
+            right, j = new[j], j + 1
+        while left != right:
+            if left < right:
+                left, i = left * old[i], i + 1
+            else:
+                right, j = right * new[j], j + 1
+        groups.append((range(start_i, i), range(start_j, j)))
+    return groups
+
+
+def _is_index(type_: TensorType) -> bool:
+    return type_.is_pointer or (type_.dtype.is_integer and not type_.dtype.is_bool)
+
+
+def _lcm(a: int, b: int) -> int:
+    return a * b // gcd(a, b) if a and b else 0
+
+
+def _sum(left: Along, right: Along, sign: int) -> Along:
+    run = gcd(left.run, right.run)
+    left, right = left.restricted(run), right.restricted(run)
+    if left.step is None or right.step is None:
+        uniform = left.uniform and right.uniform
+        return Along(None, run, gcd(left.multiple, right.multiple), True) if uniform else UNKNOWN
+    return Along(left.step + sign * right.step, run, gcd(left.multiple, right.multiple))
+
+
+def _product(left: Along, right: Along, factor: int | None) -> Along:
+    run = gcd(left.run, right.run)
+    left, right = left.restricted(run), right.restricted(run)
+    multiple = left.multiple * right.multiple
+    if left.step == 0 and right.step == 0:
+        return Along(0, run, multiple)
+    if factor is not None and left.step is not None:
+        return Along(left.step * factor, run, multiple)
+    still = left.step == 0 or right.step == 0
+    return Along(None, run, multiple, True) if still and left.uniform and right.uniform else UNKNOWN
+
+
+def _quotient(fact: Along, divisor: int) -> Along:
+    if fact.step is None:
+        return UNKNOWN
+    exact = fact.multiple % divisor == 0
+    if fact.step == 0:
+        return Along(0, fact.run, fact.multiple // divisor if exact else 1)
+    if exact and fact.step % divisor == 0:
+        return Along(fact.step // divisor, fact.run, fact.multiple // divisor)
+    if exact and fact.step > 0 and divisor % fact.step == 0:
+        return Along(0, gcd(fact.run, divisor // fact.step), 1)
+    return UNKNOWN
+
+
+def _remainder(fact: Along, divisor: int) -> Along:
+    if fact.step is None:
+        return UNKNOWN
+    if fact.step == 0:
+        return Along(0, fact.run, gcd(fact.multiple, divisor))
+    if fact.multiple % divisor == 0 and fact.step > 0 and divisor % fact.step == 0:
+        run = gcd(fact.run, divisor // fact.step)
+        return Along(fact.step, run, gcd(divisor, fact.step * run))
+    return UNKNOWN
+
+
+def _nonnegative(analysis: AffineAnalysis, value: Value) -> bool:
+    operation = value.definition
+    if operation is None or value.type.is_pointer:
+        return False
+    if value.type.dtype.kind == "uint":
+        return True
+    opcode, operands = operation.opcode, operation.operands
+    if opcode in ("program_id", "num_programs"):
+        return True
+    if opcode == "constant":
+        return bool(operation.attributes["value"] >= 0)  # type: ignore[operator]
+    if opcode == "arange":
+        return bool(operation.attributes["start"] >= 0)  # type: ignore[operator]
+    if opcode in ("cast", "hint", "splat", "expand_dims", "broadcast", "reshape", "permute", "remainder"):
+        return bool(operands[0].type.dtype.is_integer) and analysis.is_nonnegative(operands[0])
+    if opcode in ("add", "multiply", "divide", "minimum"):
+        return all(analysis.is_nonnegative(operand) for operand in operands)
+    if opcode == "maximum":
+        return any(analysis.is_nonnegative(operand) for operand in operands)
+    return False

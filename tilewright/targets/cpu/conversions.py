@@ -1,0 +1,213 @@
+"""Conversions between element types, on scalars and vectors in registers.
+
+Registers hold i1 as i1, integers as iN, float8 as i8, the other floats as LLVM's half, bfloat, float
+and double.  Memory holds i1 as a byte.  float8 and, where the CPU has no instruction, bfloat16 are
+converted by integer arithmetic, because LLVM would call library functions for them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.ir.types import Element, PointerType
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+
+_FLOAT_TEXT = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "double"}
+_FLOAT8 = {"float8e5": (2, 15), "float8e4nv": (3, 7)}  # mantissa bits, exponent bias
+
+
+def register_type(element: Element) -> str:
+    """The LLVM type of one element in a register."""
+    if isinstance(element, PointerType):
+        return "ptr"
+    return _FLOAT_TEXT.get(element.name, f"i{element.bits}")
+
+
+def memory_type(element: Element) -> str:
+    """The LLVM type of one element in memory."""
+    return "i8" if element == dtypes.int1 else register_type(element)
+
+
+class Converter:
+    """Emits conversions; `bfloat16_instructions`: the CPU rounds float32 to bfloat16 itself."""
+
+    def __init__(self, builder: LLVMBuilder, bfloat16_instructions: bool) -> None:
+        self.builder = builder
+        self.bfloat16_instructions = bfloat16_instructions
+
+    def cast(self, value: LLVMValue, source: DType, target: DType, rounding: str = "rtne") -> LLVMValue:
+        """The number `value` of type `source` as `target`."""
+        if source == target:
+            return value
+        if target.is_bool:
+            return self._to_bool(value, source)
+        if source.is_integer and target.is_integer:
+            return self._integer_to_integer(value, source, target)
+        if source.is_integer:
+            return self._integer_to_float(value, source, target)
+        if target.is_integer:
+            return self._float_to_integer(value, source, target)
+        return self._float_to_float(value, source, target, rounding)
+
+    def widen(self, value: LLVMValue, source: DType) -> LLVMValue:
+        """A float narrower than float32 as float32; others unchanged."""
+        return self._to_single(value, source) if source.is_float and source.bits < 32 else value
+
+    def narrow(self, value: LLVMValue, target: DType) -> LLVMValue:
+        """The float32 that `widen` gave, back in `target`."""
+        return self._from_single(value, target) if target.is_float and target.bits < 32 else value
+
+    # -- Integers ---------------------------------------------------------------------------------
+
+    def _type(self, element: str, like: LLVMValue) -> str:
+        return vector_type(element, like.lanes)
+
+    def _to_bool(self, value: LLVMValue, source: DType) -> LLVMValue:
+        if source.is_integer:
+            return self.builder.compare("ne", value, self.builder.zero(value.type))
+        wide = self.widen(value, source)
+        return self.builder.compare("une", wide, self.builder.zero(wide.type))
+
+    def _integer_to_integer(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
+        if target.bits == source.bits:
+            return value
+        if target.bits < source.bits:
+            operator = "trunc"
+        else:
+            operator = "sext" if source.is_signed else "zext"
+        return self.builder.cast(operator, value, self._type(f"i{target.bits}", value))
+
+    def _integer_to_float(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
+        wide = "double" if target.bits == 64 else "float"
+        operator = "sitofp" if source.is_signed else "uitofp"
+        return self.narrow(self.builder.cast(operator, value, self._type(wide, value)), target)
+
+    def _float_to_integer(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
+        wide = self.widen(value, source)
+        if target.bits >= 32:
+            operator = "fptosi" if target.is_signed else "fptoui"
+            return self.builder.cast(operator, wide, self._type(f"i{target.bits}", value))
+        number = self.builder.cast("fptosi", wide, self._type("i32", value))
+        return self.builder.cast("trunc", number, self._type(f"i{target.bits}", value))
+
+    # -- Floats -----------------------------------------------------------------------------------
+
+    def _float_to_float(self, value: LLVMValue, source: DType, target: DType, rounding: str) -> LLVMValue:
+        builder = self.builder
+        if source.bits == 64 and target.bits < 64:
+            if target.bits == 32:
+                result = builder.cast("fptrunc", value, self._type("float", value))
+            else:
+                result = self._from_single(self._round_to_odd(value), target)
+        elif target.bits == 64:
+            result = builder.cast("fpext", self.widen(value, source), self._type("double", value))
+        else:
+            result = self.narrow(self.widen(value, source), target)
+        return self._toward_zero(value, source, result, target) if rounding == "rtz" else result
+
+    def _to_single(self, value: LLVMValue, source: DType) -> LLVMValue:
+        builder = self.builder
+        single, word = self._type("float", value), self._type("i32", value)
+        if source == dtypes.float16:
+            return builder.cast("fpext", value, single)
+        if source == dtypes.bfloat16:
+            bits = builder.cast("zext", builder.cast("bitcast", value, self._type("i16", value)), word)
+            return builder.cast("bitcast", builder.binary("shl", bits, builder.constant(word, 16)), single)
+        if source == dtypes.float8e5:
+            half = builder.binary("shl", builder.cast("zext", value, self._type("i16", value)), self._half_shift(value))
+            return builder.cast("fpext", builder.cast("bitcast", half, self._type("half", value)), single)
+        return self._decode_float8e4(value)
+
+    def _half_shift(self, value: LLVMValue) -> LLVMValue:
+        return self.builder.constant(self._type("i16", value), 8)
+
+    def _decode_float8e4(self, value: LLVMValue) -> LLVMValue:
+        """Exponent and mantissa moved to their float32 places, then scaled by the difference of the biases."""
+        builder = self.builder
+        single, word = self._type("float", value), self._type("i32", value)
+        bits = builder.cast("zext", value, word)
+        magnitude = builder.binary("and", bits, builder.constant(word, 0x7F))
+        moved = builder.cast("bitcast", builder.binary("shl", magnitude, builder.constant(word, 20)), single)
+        scaled = builder.binary("fmul", moved, builder.constant(single, 2.0**120))
+        is_nan = builder.compare("eq", magnitude, builder.constant(word, 0x7F))
+        number = builder.select(is_nan, builder.constant(single, math.nan), scaled)
+        sign = builder.binary(
+            "shl", builder.binary("and", bits, builder.constant(word, 0x80)), builder.constant(word, 24)
+        )
+        return builder.cast("bitcast", builder.binary("or", builder.cast("bitcast", number, word), sign), single)
+
+    def _from_single(self, value: LLVMValue, target: DType) -> LLVMValue:
+        builder = self.builder
+        if target == dtypes.float16:
+            return builder.cast("fptrunc", value, self._type("half", value))
+        if target == dtypes.bfloat16:
+            if self.bfloat16_instructions and value.lanes >= 8:
+                return builder.cast("fptrunc", value, self._type("bfloat", value))
+            return self._round_bfloat16(value)
+        return self._encode_float8(value, target)
+
+    def _round_bfloat16(self, value: LLVMValue) -> LLVMValue:
+        builder = self.builder
+        word = self._type("i32", value)
+        bits = builder.cast("bitcast", value, word)
+        odd = builder.binary("and", builder.binary("lshr", bits, builder.constant(word, 16)), builder.constant(word, 1))
+        rounded = builder.add(builder.add(bits, odd), builder.constant(word, 0x7FFF))
+        quiet = builder.binary("or", bits, builder.constant(word, 0x400000))
+        chosen = builder.select(builder.compare("uno", value, value), quiet, rounded)
+        high = builder.binary("lshr", chosen, builder.constant(word, 16))
+        return builder.cast(
+            "bitcast", builder.cast("trunc", high, self._type("i16", value)), self._type("bfloat", value)
+        )
+
+    def _encode_float8(self, value: LLVMValue, target: DType) -> LLVMValue:
+        """To nearest even; beyond the greatest finite number: that number."""
+        builder = self.builder
+        mantissa, bias = _FLOAT8[target.name]
+        single, word = value.type, self._type("i32", value)
+        greatest = 57344.0 if target == dtypes.float8e5 else 448.0
+        magnitude = builder.intrinsic(
+            "minnum", [builder.intrinsic("fabs", [value]), builder.constant(single, greatest)]
+        )
+        scaled = builder.binary("fmul", magnitude, builder.constant(single, 2.0 ** (bias - 127)))
+        bits, shift = builder.cast("bitcast", scaled, word), 23 - mantissa
+        odd = builder.binary(
+            "and", builder.binary("lshr", bits, builder.constant(word, shift)), builder.constant(word, 1)
+        )
+        rounded = builder.add(builder.add(bits, odd), builder.constant(word, (1 << (shift - 1)) - 1))
+        code = builder.binary("lshr", rounded, builder.constant(word, shift))
+        number = builder.select(builder.compare("uno", value, value), builder.constant(word, 0x7F), code)
+        sign = builder.binary("lshr", builder.cast("bitcast", value, word), builder.constant(word, 24))
+        signed = builder.binary("or", number, builder.binary("and", sign, builder.constant(word, 0x80)))
+        return builder.cast("trunc", signed, self._type("i8", value))
+
+    def _round_to_odd(self, value: LLVMValue) -> LLVMValue:
+        """float64 to float32 so that a second rounding to fewer digits is as good as one.
+
+        Source: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008.
+        """
+        builder = self.builder
+        word = self._type("i32", value)
+        nearest = builder.cast("fptrunc", value, self._type("float", value))
+        back = builder.cast("fpext", nearest, value.type)
+        finite = builder.compare("olt", builder.intrinsic("fabs", [back]), builder.constant(value.type, math.inf))
+        inexact = builder.binary("and", builder.compare("one", back, value), finite)
+        magnitude, exact = builder.intrinsic("fabs", [back]), builder.intrinsic("fabs", [value])
+        too_far = builder.binary("and", inexact, builder.compare("ogt", magnitude, exact))
+        bits = builder.cast("bitcast", nearest, word)
+        truncated = builder.subtract(bits, builder.cast("zext", too_far, word))
+        odd = builder.binary("or", truncated, builder.cast("zext", inexact, word))
+        return builder.cast("bitcast", odd, self._type("float", value))
+
+    def _toward_zero(self, value: LLVMValue, source: DType, nearest: LLVMValue, target: DType) -> LLVMValue:
+        """One unit nearer to zero where rounding to nearest went beyond `value`."""
+        builder = self.builder
+        wide, back = self.cast(value, source, dtypes.float64), self.cast(nearest, target, dtypes.float64)
+        beyond = builder.compare("ogt", builder.intrinsic("fabs", [back]), builder.intrinsic("fabs", [wide]))
+        bits_type = self._type(f"i{target.bits}", value)
+        finite = builder.compare("olt", builder.intrinsic("fabs", [wide]), builder.constant(wide.type, math.inf))
+        step = builder.cast("zext", builder.binary("and", beyond, finite), bits_type)
+        return builder.cast(
+            "bitcast", builder.subtract(builder.cast("bitcast", nearest, bits_type), step), nearest.type
+        )

@@ -1,0 +1,161 @@
+"""What masked-off elements are worth: which need not be computed, and which are known constants."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.ir.core import Operation, Value
+from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, false_outside, operand_axes
+from tilewright.targets.cpu.elementwise import ELEMENTWISE
+from tilewright.targets.cpu.placement import Program
+
+
+def unneeded_outside(program: Program, value: Value, axis: int, compares: frozenset[Value]) -> bool:
+    """Whether nobody uses the elements of `value` along `axis` for which every one of `compares` is false.
+
+    Uses are followed through elementwise and shape operations, loops, and products, down to stores
+    with such a mask and to selections that drop those elements.
+    """
+    return _Demand(program, compares).unneeded(value, axis)
+
+
+class _Demand:
+    def __init__(self, program: Program, compares: frozenset[Value]) -> None:
+        self.program = program
+        self.compares = compares
+        self.visiting: set[tuple[Value, int]] = set()
+
+    def unneeded(self, value: Value, axis: int) -> bool:
+        if (value, axis) in self.visiting:
+            return True  # a cycle through a loop is decided by its other uses
+        self.visiting.add((value, axis))
+        return all(self._use(value, axis, user) for user in self.program.uses.get(value, ()))
+
+    def _masked(self, mask: Value) -> bool:
+        return any(false_outside(mask, compare) for compare in self.compares)
+
+    def _use(self, value: Value, axis: int, user: Operation) -> bool:
+        opcode = user.opcode
+        if opcode == "store":
+            return len(user.operands) > 2 and self._masked(user.operands[2])
+        if opcode == "load":
+            return len(user.operands) > 1 and user.operands[1] is not value and self._masked(user.operands[1])
+        if opcode == "select" and self._dropped(value, user):
+            return True
+        if opcode == "dot":
+            return self._dot(value, axis, user)
+        if opcode == "for":
+            return all(self._carried(user, index - 3, axis) for index in _places(user, value))
+        if opcode == "yield":
+            return self._yielded(value, axis, user)
+        if opcode == "reduce":
+            removed = int(user.attributes["axis"])  # type: ignore[arg-type]
+            if removed == axis:
+                return False
+            return all(self.unneeded(result, axis - (removed < axis)) for result in user.results)
+        if opcode in ELEMENTWISE or opcode in ("expand_dims", "broadcast", "permute"):
+            return self._forwarded(value, axis, user)
+        return False
+
+    def _dropped(self, value: Value, user: Operation) -> bool:
+        condition, then, otherwise = user.operands
+        return value is then and value is not otherwise and value is not condition and self._masked(condition)
+
+    def _dot(self, value: Value, axis: int, user: Operation) -> bool:
+        left, right, accumulator = user.operands
+        rank = accumulator.type.rank
+        fits = True
+        if value is left:
+            fits = fits and axis == rank - 2 and self.unneeded(user.result, axis)
+        if value is right:
+            fits = fits and axis == rank - 1 and self.unneeded(user.result, axis)
+        if value is accumulator:
+            fits = fits and self.unneeded(user.result, axis)
+        return fits
+
+    def _carried(self, loop: Operation, index: int, axis: int) -> bool:
+        if index < 0:
+            return False
+        return self.unneeded(loop.regions[0].arguments[index + 1], axis) and self.unneeded(loop.results[index], axis)
+
+    def _yielded(self, value: Value, axis: int, user: Operation) -> bool:
+        parent = self.program.parent[user]
+        if parent is None or parent.opcode not in ("for", "if"):
+            return False
+        for index in _places(user, value):
+            fits = self._carried(parent, index, axis) if parent.opcode == "for" else True
+            if not fits or not self.unneeded(parent.results[index], axis):
+                return False
+        return True
+
+    def _forwarded(self, value: Value, axis: int, user: Operation) -> bool:
+        result = user.result
+        own: Axes = tuple(range(result.type.rank))
+        for operand, axes in operand_axes(user, result, own):
+            if operand is not value:
+                continue
+            if axes[axis] in (FIXED, SCATTERED) or not self.unneeded(result, axes[axis]):
+                return False
+        return True
+
+
+def _places(user: Operation, value: Value) -> list[int]:
+    return [index for index, operand in enumerate(user.operands) if operand is value]
+
+
+# Constants outside ---------------------------------------------------------------------------------
+
+
+def value_outside(value: Value, compares: frozenset[Value]) -> float | int | bool | None:
+    """The number that every element of `value` has where `compares` are false; None when unknown.
+
+    Minus infinity less any number counts as minus infinity, as a softmax over masked scores needs.
+    """
+    if value in compares:
+        return False
+    operation = value.definition
+    if operation is None:
+        return None
+    opcode, operands = operation.opcode, operation.operands
+    if opcode == "constant":
+        return operation.attributes["value"]  # type: ignore[return-value]
+    if opcode in ("splat", "broadcast", "expand_dims", "reshape", "permute", "hint"):
+        return value_outside(operands[0], compares)
+    if opcode == "load":
+        if len(operands) < 2 or value_outside(operands[1], compares) is not False:
+            return None
+        return value_outside(operands[2], compares) if len(operands) > 2 else 0
+    if opcode == "select":
+        condition = value_outside(operands[0], compares)
+        return None if condition is None else value_outside(operands[1 if condition else 2], compares)
+    numbers = [value_outside(operand, compares) for operand in operands]
+    if opcode == "and" and value.type.dtype.is_bool:
+        return False if any(number is False for number in numbers) else None
+    return _arithmetic(opcode, numbers, value)
+
+
+def _arithmetic(opcode: str, numbers: list[float | int | bool | None], value: Value) -> float | int | None:
+    if opcode in ("add", "subtract") and numbers[0] == -math.inf:
+        return -math.inf
+    if any(number is None for number in numbers) or value.type.is_pointer:
+        return None
+    known = [float(number) for number in numbers if number is not None]
+    if opcode == "cast" and value.type.dtype.is_float:
+        return known[0]
+    if opcode == "add":
+        return known[0] + known[1]
+    if opcode == "subtract":
+        return known[0] - known[1]
+    if opcode == "multiply" and all(map(math.isfinite, known)):
+        return known[0] * known[1]
+    if opcode == "negate":
+        return -known[0]
+    if opcode in ("exp", "exp2") and known[0] == -math.inf:
+        return 0.0
+    if opcode in ("absolute", "sqrt") and known[0] == 0.0:
+        return 0.0
+    if opcode == "maximum":
+        return max(known)
+    if opcode == "minimum":
+        return min(known)
+    return None

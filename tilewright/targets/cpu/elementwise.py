@@ -1,0 +1,275 @@
+"""Elementwise Tile IR operations on registers: scalars, or vectors of any number of lanes.
+
+`Elementwise.emit` takes the operands of one operation as LLVM values of equal lane count and gives its
+result.  Floats narrower than float32 are computed in float32 and rounded after every operation, as the
+op table says.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import CompilationError
+from tilewright.ir.core import Operation
+from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.conversions import Converter, register_type
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+from tilewright.targets.llvm.math import emit_math
+
+_FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv", "remainder": "frem"}
+_INTEGER_BINARY = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "and": "and", "or": "or", "xor": "xor", "shift_left": "shl",
+}  # fmt: skip
+_FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_FLOAT_INTRINSICS = {
+    "absolute": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "truncate": "trunc",
+    "fma": "fma",
+}  # fmt: skip
+_MATH = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
+ELEMENTWISE = frozenset(
+    "add subtract multiply divide remainder minimum maximum power multiply_high fma negate absolute and or xor not "
+    "shift_left shift_right exp exp2 log log2 sin cos tanh erf sqrt rsqrt floor ceil round truncate compare select "
+    "cast bitcast offset hint".split()
+)
+
+
+class Elementwise:
+    """Emits elementwise operations through one builder."""
+
+    def __init__(self, builder: LLVMBuilder, converter: Converter) -> None:
+        self.builder = builder
+        self.converter = converter
+
+    def emit(self, operation: Operation, operands: list[LLVMValue]) -> LLVMValue:
+        """The result of `operation`; the operands are in the order of the op table, equal in lanes."""
+        opcode = operation.opcode
+        source = operation.operands[0].type.element
+        if opcode == "hint":
+            return operands[0]
+        if opcode == "select":
+            return self.builder.select(*operands)
+        if opcode == "cast":
+            rounding = str(operation.attributes["rounding"])
+            return self.converter.cast(operands[0], source, operation.attributes["dtype"], rounding)  # type: ignore[arg-type]
+        if opcode == "bitcast":
+            return self._bitcast(operands[0], operation)
+        if opcode == "compare":
+            return self._compare(str(operation.attributes["predicate"]), operands, source)
+        if opcode == "offset":
+            return self._offset(operands[0], operands[1], operation)
+        assert not isinstance(source, PointerType), f"{opcode} of pointers"
+        if source.is_float:
+            return self._float(operation, operands, source)
+        return self._integer(operation, operands, source)
+
+    def combine(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
+        """A reduction's step; `left` is the accumulator, which is never NaN for minimum and maximum."""
+        if opcode in ("minimum", "maximum") and dtype.is_float:
+            wide_left, wide_right = self.converter.widen(left, dtype), self.converter.widen(right, dtype)
+            better = self.builder.compare("ogt" if opcode == "maximum" else "olt", wide_right, wide_left)
+            return self.builder.select(better, right, left)
+        if dtype.is_float:
+            wide = [self.converter.widen(value, dtype) for value in (left, right)]
+            return self.converter.narrow(self.builder.binary(_FLOAT_BINARY[opcode], *wide), dtype)
+        return self._integer_binary(opcode, left, right, dtype)
+
+    # -- Kinds ------------------------------------------------------------------------------------
+
+    def _float(self, operation: Operation, operands: list[LLVMValue], dtype: DType) -> LLVMValue:
+        if operation.opcode == "negate" and dtype.bits >= 16:
+            return self.builder.negate(operands[0])
+        wide = [self.converter.widen(operand, dtype) for operand in operands]
+        return self.converter.narrow(self._wide_float(operation, wide), dtype)
+
+    def _wide_float(self, operation: Operation, operands: list[LLVMValue]) -> LLVMValue:
+        builder, opcode = self.builder, operation.opcode
+        if opcode in _FLOAT_BINARY:
+            return builder.binary(_FLOAT_BINARY[opcode], *operands)
+        if opcode in _FLOAT_INTRINSICS:
+            return builder.intrinsic(_FLOAT_INTRINSICS[opcode], operands)
+        if opcode in _MATH:
+            return emit_math(builder, opcode, operands[0])
+        if opcode == "negate":
+            return builder.negate(operands[0])
+        if opcode == "rsqrt":
+            one = builder.constant(operands[0].type, 1.0)
+            return builder.binary("fdiv", one, builder.intrinsic("sqrt", operands))
+        if opcode in ("minimum", "maximum"):
+            return self._float_extremum(opcode, operands, bool(operation.attributes["propagate_nan"]))
+        if opcode == "power":
+            return self.by_lane(lambda x, y: builder.intrinsic("pow", [x, y]), operands)
+        raise unsupported(operation, f"'{opcode}' is not defined on floats")
+
+    def _float_extremum(self, opcode: str, operands: list[LLVMValue], propagate: bool) -> LLVMValue:
+        """With one NaN: the other operand, or NaN if `propagate`; by one comparison and one test for NaN."""
+        builder = self.builder
+        left, right = operands
+        predicate = "olt" if opcode == "minimum" else "ogt"
+        kept = left if propagate else right
+        other = right if propagate else left
+        # kept wins when it compares better; when `right` is NaN the comparison is false and `other` stays.
+        better = builder.compare(predicate, kept, other)
+        chosen = builder.select(better, kept, other)
+        return builder.select(builder.compare("uno", left, left), kept, chosen)
+
+    def by_lane(self, function, operands: list[LLVMValue]) -> LLVMValue:  # type: ignore[no-untyped-def]
+        """A scalar operation applied lane by lane, for library calls that have no vector form."""
+        builder, lanes = self.builder, operands[0].lanes
+        if lanes == 1:
+            return function(*operands)
+        result: LLVMValue | None = None
+        for lane in range(lanes):
+            value = function(*(builder.extract(operand, lane) for operand in operands))
+            result = builder.insert(result or builder.poison(vector_type(value.type, lanes)), value, lane)
+        assert result is not None
+        return result
+
+    def _integer(self, operation: Operation, operands: list[LLVMValue], dtype: DType) -> LLVMValue:
+        builder, opcode = self.builder, operation.opcode
+        if opcode == "negate":
+            return builder.negate(operands[0])
+        if opcode == "not":
+            ones = builder.constant(operands[0].type, True if dtype.is_bool else -1)
+            return builder.binary("xor", operands[0], ones)
+        if opcode == "absolute":
+            if not dtype.is_signed:
+                return operands[0]
+            name = f"llvm.abs.{_suffix(operands[0])}"
+            return builder.call(name, operands[0].type, [operands[0], LLVMValue("i1", "false")])
+        if opcode == "multiply_high":
+            return self._multiply_high(operands, dtype)
+        if len(operands) == 2:
+            return self._integer_binary(opcode, operands[0], operands[1], dtype)
+        raise unsupported(operation, f"'{opcode}' is not defined on integers")
+
+    def _integer_binary(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
+        builder = self.builder
+        if opcode in _INTEGER_BINARY:
+            return builder.binary(_INTEGER_BINARY[opcode], left, right)
+        if opcode == "shift_right":
+            return builder.binary("ashr" if dtype.is_signed else "lshr", left, right)
+        if opcode in ("minimum", "maximum"):
+            sign = "s" if dtype.is_signed else "u"
+            return builder.intrinsic(f"{sign}{opcode[:3]}", [left, right])
+        if opcode in ("divide", "remainder"):
+            return self._integer_division(opcode, left, right, dtype)
+        raise NotImplementedError(opcode)
+
+    def _integer_division(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
+        """Division that cannot trap: by zero (and the least number by -1) gives some number."""
+        builder = self.builder
+        sign = "s" if dtype.is_signed else "u"
+        operator = f"{sign}{'div' if opcode == 'divide' else 'rem'}"
+        constant = _splat_constant(right)
+        if constant is not None and constant not in (0, -1):
+            return builder.binary(operator, left, right)
+        if left.is_vector and dtype.bits <= 32:
+            return self._division_by_doubles(opcode, left, right, dtype)
+        one = builder.constant(right.type, 1)
+        bad = builder.compare("eq", right, builder.constant(right.type, 0))
+        if dtype.is_signed:
+            least = builder.constant(left.type, -(2 ** (dtype.bits - 1)))
+            overflow = builder.binary(
+                "and",
+                builder.compare("eq", left, least),
+                builder.compare("eq", right, builder.constant(right.type, -1)),
+            )
+            bad = builder.binary("or", bad, overflow)
+        safe = builder.select(bad, one, right)
+        result = builder.binary(operator, left, safe)
+        return result
+
+    def _division_by_doubles(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
+        """Exact for integers of up to 32 bits: the quotient's error in float64 is too small to matter."""
+        builder = self.builder
+        wide = vector_type("double", left.lanes)
+        to_float, to_integer = ("sitofp", "fptosi") if dtype.is_signed else ("uitofp", "fptoui")
+        zero = builder.compare("eq", right, builder.constant(right.type, 0))
+        safe = builder.select(zero, builder.constant(right.type, 1), right)
+        quotient = builder.binary("fdiv", builder.cast(to_float, left, wide), builder.cast(to_float, safe, wide))
+        # Through 64 bits, because the least number divided by -1 leaves the range.
+        whole = builder.cast(to_integer, quotient, vector_type("i64", left.lanes))
+        narrow = builder.cast("trunc", whole, left.type)
+        return narrow if opcode == "divide" else builder.subtract(left, builder.multiply(narrow, safe))
+
+    def _multiply_high(self, operands: list[LLVMValue], dtype: DType) -> LLVMValue:
+        builder = self.builder
+        wide = vector_type(f"i{2 * dtype.bits}", operands[0].lanes)
+        extend = "sext" if dtype.is_signed else "zext"
+        product = builder.binary("mul", *(builder.cast(extend, operand, wide) for operand in operands))
+        high = builder.binary("lshr", product, builder.constant(wide, dtype.bits))
+        return builder.cast("trunc", high, operands[0].type)
+
+    # -- Others -----------------------------------------------------------------------------------
+
+    def _compare(self, predicate: str, operands: list[LLVMValue], element: DType | PointerType) -> LLVMValue:
+        if isinstance(element, DType) and element.is_float:
+            wide = [self.converter.widen(operand, element) for operand in operands]
+            return self.builder.compare(_FLOAT_PREDICATES[predicate], *wide)
+        if predicate not in ("eq", "ne"):
+            predicate = ("s" if isinstance(element, DType) and element.is_signed else "u") + predicate
+        return self.builder.compare(predicate, *operands)
+
+    def _bitcast(self, value: LLVMValue, operation: Operation) -> LLVMValue:
+        target = operation.result.type.element
+        wanted = vector_type(register_type(target), value.lanes)
+        if value.type == wanted:
+            return value
+        if value.element == "ptr":
+            return self.builder.cast("ptrtoint", value, wanted)
+        if wanted.endswith("ptr") or wanted.endswith("ptr>"):
+            return self.builder.cast("inttoptr", value, wanted)
+        return self.builder.cast("bitcast", value, wanted)
+
+    def _offset(self, pointer: LLVMValue, integer: LLVMValue, operation: Operation) -> LLVMValue:
+        element = operation.result.type.element
+        assert isinstance(element, PointerType)
+        kind = operation.operands[1].type.dtype
+        index = self.converter.cast(integer, kind, dtypes.int64)
+        return self.builder.gep(pointer, index, pointee_type(element))
+
+
+def pointee_type(pointer: PointerType) -> str:
+    """The LLVM type that addresses through `pointer` are counted in."""
+    if pointer.element.kind == "void":
+        return "i8"
+    return f"i{8 * pointer.element.itemsize}" if pointer.element.bits < 16 else register_type(pointer.element)
+
+
+def unsupported(operation: Operation, reason: str) -> CompilationError:
+    """The error for an operation that the CPU target cannot lower, at the user's line."""
+    place = f"{operation.location}: " if operation.location else ""
+    return CompilationError(
+        f"{place}the CPU target cannot compile '{operation.opcode}': {reason}. "
+        "Rewrite this expression with other operations of the tile language."
+    )
+
+
+def _suffix(value: LLVMValue) -> str:
+    return f"v{value.lanes}{value.element}" if value.is_vector else value.type
+
+
+def _splat_constant(value: LLVMValue) -> int | None:
+    text = value.text
+    if text.startswith("splat ("):
+        text = text[len("splat (") : -1].split(" ")[1]
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def identity_of(opcode: str, dtype: DType) -> float | int | bool:
+    """The neutral element of a reduction's combination."""
+    if opcode in ("add", "or", "xor"):
+        return False if dtype.is_bool else 0
+    if opcode == "multiply":
+        return 1
+    if opcode == "and":
+        return True if dtype.is_bool else -1
+    if dtype.is_float:
+        return math.inf if opcode == "minimum" else -math.inf
+    if dtype.is_bool:
+        return opcode == "minimum"
+    least = -(2 ** (dtype.bits - 1)) if dtype.is_signed else 0
+    greatest = 2 ** (dtype.bits - 1) - 1 if dtype.is_signed else 2**dtype.bits - 1
+    return greatest if opcode == "minimum" else least

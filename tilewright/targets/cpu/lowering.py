@@ -1,0 +1,268 @@
+"""Lowers one kernel to LLVM text: walks its schedule and emits each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import dtypes
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.types import Element, PointerType
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.conversions import Converter, register_type
+from tilewright.targets.cpu.dot import accumulator_extents
+from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_shape
+from tilewright.targets.cpu.effects import EffectEmitter
+from tilewright.targets.cpu.elementwise import Elementwise
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.nests import NestEmitter
+from tilewright.targets.cpu.placement import Placement
+from tilewright.targets.cpu.scan import ScanEmitter
+from tilewright.targets.cpu.schedule import Scheduler, Step, TargetStorage
+from tilewright.targets.cpu.storage import Storage
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
+
+_GRID = ("x", "y", "z")
+
+
+class _Storage(TargetStorage):
+    """Buffers with the padding that products want."""
+
+    def __init__(self, placement: Placement, target: CPUTarget) -> None:
+        self.placement = placement
+        self.target = target
+
+    def block(self, value: Value) -> Storage:
+        extents = self._product_extents(value)
+        rows, stride = extents if extents is not None else (0, 0)
+        return Storage.for_block(value.type.element, value.type.shape, rows, stride)
+
+    def _product_extents(self, value: Value) -> tuple[int, int] | None:
+        """Padded rows and row stride of a block that is, or may share the buffer of, an accumulator."""
+        if value.type.rank < 2 or value.type.is_pointer or value.type.element not in _ACCUMULATORS:
+            return None
+        for operation in self.placement.program.operations:
+            if operation.opcode == "dot" and operation.result.type == value.type:
+                return accumulator_extents(self.target, dot_shape(operation), value.type.dtype)
+        return None
+
+    def dot_scratch(self, operation: Operation) -> int:
+        return dot_scratch(self.placement, self.target, operation)
+
+
+_ACCUMULATORS = (dtypes.float32, dtypes.float64, dtypes.int32)
+
+
+class KernelLowering:
+    """The lowering of one function into `module`; `run` returns the scratch bytes it needs."""
+
+    def __init__(self, function: Function, target: CPUTarget, module: Module, symbol: str) -> None:
+        self.function = function
+        self.target = target
+        self.module = module
+        self.symbol = symbol
+        self.analysis = AffineAnalysis(function)
+        self.placement = Placement(function, self.analysis, target)
+        self.scheduler = Scheduler(self.placement, _Storage(self.placement, target))
+        self.remarks = self.placement.remarks
+
+    def run(self) -> int:
+        """Emit the entry point and the instance function."""
+        steps = self.scheduler.function()
+        scratch_bytes = self.scheduler.plan.assign()
+        self._emit_instance(steps)
+        self._emit_entry()
+        return scratch_bytes
+
+    # -- Functions --------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[tuple[str, str, str]]:
+        parameters: list[tuple[str, str, str]] = []
+        for number, (argument, parameter) in enumerate(
+            zip(self.function.region.arguments, self.function.parameters, strict=True)
+        ):
+            attributes = []
+            if argument.type.is_pointer:
+                attributes += ["noalias"] if parameter.alias_free else []
+                attributes += [f"align {min(parameter.divisibility, 4096)}"] if parameter.divisibility > 1 else []
+            parameters.append((register_type(argument.type.element), f"p{number}", " ".join(attributes)))
+        parameters.append(("ptr", "scratch", "noalias align 64"))
+        parameters += [("i32", f"{kind}_{axis}", "") for kind in ("program", "count") for axis in _GRID]
+        return parameters
+
+    def _emit_instance(self, steps: Sequence[Step]) -> None:
+        attributes = function_attributes(self.target)
+        builder = LLVMBuilder(
+            self.module,
+            f"{self.symbol}.instance",
+            "void",
+            self._parameters(),
+            linkage="internal",
+            attributes=attributes,
+        )
+        builder.float_flags = "contract"
+        count = len(self.function.region.arguments)
+        scratch, *grid = builder.arguments[count:]
+        self.builder = builder
+        self.scalars: dict[Value, LLVMValue] = dict(
+            zip(self.function.region.arguments, builder.arguments[:count], strict=True)
+        )
+        self.grid = grid
+        converter = Converter(builder, self.target.bfloat16_dot)
+        elementwise = Elementwise(builder, converter)
+        storage = self.scheduler.storage
+        self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)
+        self.evaluator.on_access = self._note_access
+        self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator)
+        self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage)
+        self.effects = EffectEmitter(self.evaluator, storage)
+        self.scans = ScanEmitter(self.evaluator, storage, self.target)
+        self._steps(steps)
+        builder.finish()
+
+    def _emit_entry(self) -> None:
+        """The exported function: reads the argument slots and runs the instances of a range."""
+        parameters = [("ptr", "arguments", "noalias readonly"), ("ptr", "scratch", "noalias"), ("i64", "begin", ""),
+                      ("i64", "end", "")]  # fmt: skip
+        builder = LLVMBuilder(self.module, self.symbol, "void", parameters, attributes=function_attributes(self.target))
+        slots, scratch, begin, end = builder.arguments
+        arguments = [
+            self._argument(builder, slots, number, argument.type.element)
+            for number, argument in enumerate(self.function.region.arguments)
+        ]
+        first = len(arguments)
+        counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
+        narrow = [builder.cast("trunc", count, "i32") for count in counts]
+        with builder.loop(begin, end, 1) as loop:
+            plane = builder.emit(f"udiv i64 {loop.index.text}, {counts[0].text}", "i64")
+            x = builder.emit(f"urem i64 {loop.index.text}, {counts[0].text}", "i64")
+            y = builder.emit(f"urem i64 {plane.text}, {counts[1].text}", "i64")
+            z = builder.emit(f"udiv i64 {plane.text}, {counts[1].text}", "i64")
+            programs = [builder.cast("trunc", position, "i32") for position in (x, y, z)]
+            values = [*arguments, scratch, *programs, *narrow]
+            builder.line(f"call void @{self.symbol}.instance({', '.join(map(str, values))})")
+            loop.next([])
+        builder.finish()
+
+    def _argument(self, builder: LLVMBuilder, slots: LLVMValue, number: int, element: Element) -> LLVMValue:
+        address = builder.gep(slots, number, "i64")
+        type_text = register_type(element)
+        if isinstance(element, PointerType) or element.is_float:
+            return builder.load(type_text, address, 8)
+        return builder.cast("trunc", builder.load("i64", address, 8), type_text)
+
+    # -- Steps ------------------------------------------------------------------------------------
+
+    def _steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if step.kind == "group":
+                self.nests.group(step.roots)
+            elif step.kind == "copy":
+                (root,) = step.roots
+                self.nests.copy(root, root.source)  # type: ignore[attr-defined]
+            elif step.kind == "control":
+                assert step.operation is not None
+                getattr(self, f"_{step.operation.opcode}")(step.operation, step.bodies)
+            elif step.kind == "scalar":
+                assert step.operation is not None
+                self._scalar(step.operation)
+            else:
+                self._whole(step)
+
+    def _scalar(self, operation: Operation) -> None:
+        if operation.opcode in ("yield", "condition", "return"):
+            return
+        if operation.opcode in ("program_id", "num_programs"):
+            first = 0 if operation.opcode == "program_id" else 3
+            self.scalars[operation.result] = self.grid[first + int(operation.attributes["axis"])]  # type: ignore[arg-type]
+            return
+        self.evaluator.reset()
+        for result in operation.results:
+            self.scalars[result] = self.evaluator.compute_scalar(result)
+
+    def _whole(self, step: Step) -> None:
+        operation = step.operation
+        assert operation is not None
+        if operation.opcode == "dot":
+            assert step.scratch is not None
+            self.dots.emit(operation, step.scratch)
+        elif operation.opcode == "scan":
+            self.scans.emit(operation)
+        else:
+            self.effects.emit(operation)
+
+    # -- Control flow -----------------------------------------------------------------------------
+
+    def _for(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
+        builder = self.builder
+        region = operation.regions[0]
+        lower, upper, step = (self.scalars[value] for value in operation.operands[:3])
+        places = [index for index, value in enumerate(operation.results) if value.type.is_scalar]
+        carried = [self.scalars[operation.operands[3 + place]] for place in places]
+        with builder.loop(lower, upper, step, carried, hint="for") as loop:
+            self.scalars[region.arguments[0]] = loop.index
+            for place, value in zip(places, loop.values, strict=True):
+                self.scalars[region.arguments[1 + place]] = value
+            self._steps(bodies[0])
+            yielded = region.terminator.operands
+            loop.next([self.scalars[yielded[place]] for place in places])
+        for place, value in zip(places, loop.results, strict=True):
+            self.scalars[operation.results[place]] = value
+
+    def _if(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
+        builder = self.builder
+        blocks = [builder.new_block("if.then"), builder.new_block("if.else")]
+        after = builder.new_block("if.end")
+        builder.branch_if(self.scalars[operation.operands[0]], blocks[0], blocks[1])
+        places = [index for index, value in enumerate(operation.results) if value.type.is_scalar]
+        incoming: list[list[tuple[LLVMValue, Block]]] = [[] for _ in places]
+        for block, body, region in zip(blocks, bodies, operation.regions, strict=True):
+            builder.start(block)
+            self._steps(body)
+            for values, place in zip(incoming, places, strict=True):
+                values.append((self.scalars[region.terminator.operands[place]], builder.block))
+            builder.branch(after)
+        builder.start(after)
+        for place, pairs in zip(places, incoming, strict=True):
+            self.scalars[operation.results[place]] = builder.phi(after, pairs[0][0].type, pairs)
+
+    def _while(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
+        builder = self.builder
+        before, after = operation.regions
+        entry, head = builder.block, builder.new_block("while.head")
+        body, done = builder.new_block("while.body"), builder.new_block("while.end")
+        builder.branch(head)
+        builder.start(head)
+        places = [index for index, value in enumerate(before.arguments) if value.type.is_scalar]
+        carried = [self.scalars[operation.operands[place]] for place in places]
+        headers = [builder.reserve(value.type) for value in carried]
+        for place, value in zip(places, headers, strict=True):
+            self.scalars[before.arguments[place]] = value
+        self._steps(bodies[0])
+        condition, *forwarded = before.terminator.operands
+        for value, argument, result in zip(forwarded, after.arguments, operation.results, strict=True):
+            if value.type.is_scalar:
+                self.scalars[argument] = self.scalars[result] = self.scalars[value]
+        builder.branch_if(self.scalars[condition], body, done)
+        builder.start(body)
+        self._steps(bodies[1])
+        latch = builder.block
+        following = [self.scalars[after.terminator.operands[place]] for place in places]
+        builder.branch(head)
+        for value, start, end in zip(headers, carried, following, strict=True):
+            builder.fill_phi(head, value, [(start, entry), (end, latch)])
+        builder.start(done)
+
+    # -- Remarks ----------------------------------------------------------------------------------
+
+    def _note_access(self, operation: Operation, how: str) -> None:
+        from tilewright.targets.cpu.placement import remark_at
+
+        if how in ("gather", "scatter"):
+            remark = remark_at(
+                operation,
+                f"this {operation.opcode} is a {how}: its addresses are not consecutive along the vectorised axis",
+            )
+            if remark not in self.remarks:
+                self.remarks.append(remark)

@@ -1,0 +1,54 @@
+"""Stores of blocks to the user's memory."""
+
+from __future__ import annotations
+
+from tilewright.ir.core import Operation
+from tilewright.ir.types import Element
+from tilewright.targets.cpu.conversions import memory_type
+from tilewright.targets.cpu.evaluate import Evaluator, Indices
+from tilewright.targets.llvm.builder import LLVMValue, vector_type
+
+
+def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices) -> None:
+    """Store the elements of a `store` at `indices`: contiguous, single, or scattered by its pointers' step."""
+    pointer, value = operation.operands[:2]
+    mask = evaluator.evaluate(operation.operands[2], indices) if len(operation.operands) > 2 else None
+    if mask is not None and mask.text == "false":
+        return
+    if mask is not None and mask.text == "true":
+        mask = None
+    place = next((position for position, index in enumerate(indices) if index.lanes > 1), None)
+    lanes = 1 if place is None else indices[place].lanes
+    element = value.type.element
+    stored = evaluator.to_memory(evaluator.vector(value, indices, lanes), element)
+    masks = [part for part in (mask, evaluator.existing(indices, lanes)) if part is not None]
+    if place is None:
+        _store_single(evaluator, evaluator.address(pointer, indices), stored, mask, element)
+        return
+    fact = evaluator.analysis.along(pointer, place)
+    builder = evaluator.builder
+    combined = evaluator.all_of(masks, lanes) if masks else None
+    if fact.step == 1 and fact.covers(lanes):
+        evaluator.on_access(operation, "contiguous")
+        address = evaluator.address(pointer, tuple(index.first for index in indices))
+        if combined is None:
+            builder.store(stored, address, element.itemsize)
+        else:
+            builder.masked_store(stored, address, combined, element.itemsize)
+        return
+    evaluator.on_access(operation, "scatter")
+    pointers = evaluator.vector(pointer, indices, lanes)
+    chosen = combined or builder.constant(vector_type("i1", lanes), True)
+    builder.scatter(stored, pointers, chosen, element.itemsize)
+
+
+def _store_single(
+    evaluator: Evaluator, address: LLVMValue, stored: LLVMValue, mask: LLVMValue | None, element: Element
+) -> None:
+    builder = evaluator.builder
+    if mask is None:
+        builder.store(stored, address, element.itemsize)
+        return
+    single = f"<1 x {memory_type(element)}>"
+    value = builder.insert(builder.poison(single), stored, 0)
+    builder.masked_store(value, address, builder.insert(builder.poison("<1 x i1>"), mask, 0), element.itemsize)

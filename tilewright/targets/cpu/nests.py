@@ -1,0 +1,455 @@
+"""Loop nests: code for groups of roots.
+
+A flat cluster becomes one nest whose innermost (or, under a reduced axis, second innermost) loop runs
+over vectors.  Masks of the form `index < limit` are taken out of the vector loop:
+
+    for i in range(0, n - n % wide, wide)   no mask, `wide` lanes (several registers, for latency)
+    for i in range(…, n - n % W, W)         no mask, one register
+    i = n - n % W, if anything is left      the mask i + lane < n
+    for i in range(…, extent, W)            only if someone needs the elements outside the mask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import gcd
+
+from tilewright.dtypes import DType
+from tilewright.ir.core import Value
+from tilewright.targets.cpu.access import conjuncts, prefix_of
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.demand import unneeded_outside
+from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices, Phase
+from tilewright.targets.cpu.memory import emit_store
+from tilewright.targets.cpu.placement import Placement
+from tilewright.targets.cpu.reduce import Reduction
+from tilewright.targets.cpu.schedule import Cluster, Partitioner, Root, Scheduler
+from tilewright.targets.cpu.storage import Storage
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+
+Bound = dict[Root, dict[int, Index]]
+Accumulators = list[LLVMValue]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A run-time count of leading elements of an axis for which `compares` hold."""
+
+    compares: dict[Value, int]
+    count: LLVMValue
+
+
+class NestEmitter:
+    """Emits the nests of one function."""
+
+    def __init__(
+        self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, scheduler: Scheduler, evaluator: Evaluator
+    ) -> None:
+        self.builder = builder
+        self.target = target
+        self.placement = placement
+        self.analysis: AffineAnalysis = placement.analysis
+        self.scheduler = scheduler
+        self.evaluator = evaluator
+        self.width = target.vector_bits // 32
+        self.partitioner = Partitioner(scheduler, placement.aliasing, self.width)
+
+    def group(self, roots: Sequence[Root]) -> None:
+        """Emit all roots of a group."""
+        self.evaluator.reset()
+        for cluster in self.partitioner.partition(roots):
+            self._cluster(cluster, {root: {} for root in cluster.roots})
+
+    def copy(self, root: Root, source: Storage) -> None:
+        """Copy one buffer to another of the same shape."""
+        assert root.value is not None
+        self.evaluator.reset()
+        saved = self.evaluator.storage
+        self.evaluator.storage = {**saved, root.value: source}
+        self._flat([root], {root: {}})
+        self.evaluator.storage = saved
+
+    # -- Clusters ---------------------------------------------------------------------------------
+
+    def _cluster(self, cluster: Cluster, bound: Bound) -> None:
+        if cluster.mode == "flat":
+            self._flat(cluster.roots, bound)
+            return
+        position = 0 if cluster.mode == "rows" else -1
+        axes = {root: _free(root, bound)[position] for root in cluster.roots}
+        extent = cluster.roots[0].domain[axes[cluster.roots[0]]]
+        limit = self._limit(cluster.roots, axes)
+        if limit is not None and any(self._needs_outside(root, axes[root], limit) for root in cluster.roots):
+            limit = None
+
+        def body(index: Index, accumulators: Accumulators) -> Accumulators:
+            inner = {root: {**bound[root], axes[root]: index} for root in cluster.roots}
+            for part in cluster.inner:
+                self._cluster(part, inner)
+            return accumulators
+
+        if cluster.mode == "rows":
+            self._scalar_axis(extent, limit, [], body)
+        else:
+            lanes = self._lanes(cluster.roots, axes, extent)
+            self._vector_axis(
+                extent, lanes, self._unroll(cluster.roots, extent, lanes, 2), limit, False, [], None, body
+            )
+
+    # -- Flat nests -------------------------------------------------------------------------------
+
+    def _flat(self, roots: list[Root], bound: Bound) -> None:
+        free = {root: _free(root, bound) for root in roots}
+        count = len(free[roots[0]])
+        reduced = _reduced_position(roots, free)
+        vectorised = any(index.lanes > 1 for root in roots for index in bound[root].values())
+        vector = None if vectorised or not count else self._vector_position(roots, free, reduced)
+        order = [position for position in range(count) if position not in (vector, reduced)]
+        order += [position for position in (vector, reduced) if position is not None]
+        self._nest(roots, bound, free, list(dict.fromkeys(order)), vector, reduced)
+
+    def _nest(
+        self, roots: list[Root], bound: Bound, free: dict[Root, list[int]], order: list[int],
+        vector: int | None, reduced: int | None,
+    ) -> None:  # fmt: skip
+        """Loops over the remaining positions `order`; the innermost one carries the accumulators."""
+        if reduced is None and not order:
+            self._point(roots, bound, [])
+            return
+        position = order[0]
+        axes = {root: free[root][position] for root in roots}
+        extent = roots[0].domain[axes[roots[0]]]
+        innermost = len(order) == 1
+        reductions = [self._reduction(root) for root in roots if root.kind == "reduce"] if position == reduced else []
+        lanes = self._lanes(roots, axes, extent) if position == vector else 1
+
+        def body(index: Index, accumulators: Accumulators) -> Accumulators:
+            inner = {root: {**bound[root], axes[root]: index} for root in roots}
+            if innermost:
+                return self._point(roots, inner, accumulators)
+            self._nest(roots, inner, free, order[1:], vector, reduced)
+            return accumulators
+
+        limit = self._limit(roots, axes)
+        rest = limit is not None and any(self._needs_outside(root, axes[root], limit) for root in roots)
+        if position == vector:
+            unroll = self._unroll(roots, extent, lanes, 4)
+            results = self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
+        else:
+            width = max((index.lanes for root in roots for index in bound[root].values()), default=1)
+            initial = [value for reduction in reductions for value in reduction.start(width)]
+            results = self._scalar_axis(extent, None if rest else limit, initial, body)
+        self._finish(roots, bound, reductions, results)
+
+    def _reduced_vector(
+        self, reductions: list[Reduction], extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool,
+        body: Callable[[Index, Accumulators], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        """A vectorised axis; the accumulators are folded to one lane at the end."""
+
+        def start(width: int) -> Accumulators:
+            return [value for reduction in reductions for value in reduction.start(width)]
+
+        def fold(values: Accumulators, width: int) -> Accumulators:
+            folded: Accumulators = []
+            for reduction in reductions:
+                taken, values = values[: reduction.count], values[reduction.count :]
+                folded += reduction.fold(taken, width)
+            return folded
+
+        if not reductions:
+            return self._vector_axis(extent, lanes, unroll, limit, rest, [], None, body)
+        wide = self._vector_axis(extent, lanes, unroll, limit, rest, start(lanes * unroll), fold, body)
+        return fold(wide, 1)
+
+    def _finish(self, roots: list[Root], bound: Bound, reductions: list[Reduction], values: Accumulators) -> None:
+        """Deliver the results of reductions."""
+        for reduction in reductions:
+            taken, values = values[: reduction.count], values[reduction.count :]
+            root = reduction.root
+            axes = [axis for axis in range(len(root.domain)) if axis != root.reduced_axis]
+            for result, value in zip(root.operation.results, reduction.results(taken), strict=True):
+                if result.type.is_scalar:
+                    self.evaluator.scalars[result] = value
+                    continue
+                indices = tuple(bound[root][axis] for axis in axes)
+                self.evaluator.write(self.scheduler.storage[result], indices, value)
+                self.evaluator.remember(result, indices, value)
+
+    def _point(self, roots: list[Root], bound: Bound, accumulators: Accumulators) -> Accumulators:
+        """The body of a nest: every root at one element or vector."""
+        updated: Accumulators = []
+        for root in roots:
+            indices: Indices = tuple(bound[root][axis] for axis in range(len(root.domain)))
+            if root.kind == "store":
+                emit_store(self.evaluator, root.operation, indices)
+            elif root.kind == "buffer":
+                self._buffer(root, indices)
+            else:
+                reduction = self._reduction(root)
+                taken, accumulators = accumulators[: reduction.count], accumulators[reduction.count :]
+                updated += reduction.step(taken, indices)
+        return updated
+
+    def _buffer(self, root: Root, indices: Indices) -> None:
+        assert root.value is not None and root.storage is not None
+        evaluator = self.evaluator
+        own = evaluator.storage.get(root.value) is root.storage
+        if own:
+            evaluator.through = root.value
+        value = evaluator.evaluate(root.value, indices)
+        evaluator.through = None
+        evaluator.write(root.storage, indices, value)
+        if own:
+            evaluator.remember(root.value, indices, value)
+
+    def _reduction(self, root: Root) -> Reduction:
+        return Reduction(self.evaluator, root)
+
+    # -- Loops ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _loop(
+        self, lower: LLVMValue, upper: LLVMValue, step: int, carried: Accumulators
+    ) -> Iterator[tuple[LLVMValue, list[LLVMValue], Accumulators]]:
+        """A loop with a scope; yields (index, carried values, a list to be filled with the next values)."""
+        results: Accumulators = []
+        with self.builder.loop(lower, upper, step, carried) as loop:
+            with self.evaluator.scope(loop.guard, loop.index, *loop.values):
+                yield loop.index, loop.values, results
+            loop.next(results)
+        results[:] = loop.results
+
+    def _scalar_axis(
+        self, extent: int, limit: Limit | None, carried: Accumulators,
+        body: Callable[[Index, Accumulators], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        builder = self.builder
+        phase = Phase("inside", limit.compares) if limit is not None else None
+        if extent == 1 and limit is None:
+            return body(ZERO, carried)
+        upper = limit.count if limit is not None else builder.integer(extent)
+        with self._loop(builder.integer(0), upper, 1, carried) as (index, values, following):
+            following += body(Index(index, 1, phase), values)
+        return following
+
+    def _vector_axis(
+        self, extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool, carried: Accumulators,
+        fold: Callable[[Accumulators, int], Accumulators] | None,
+        body: Callable[[Index, Accumulators], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        """Vectors over an axis; see the module. `fold(values, lanes)` narrows accumulators to fewer lanes."""
+        if lanes == 1:
+            return self._scalar_axis(extent, None if rest else limit, carried, body)
+        if limit is not None:
+            return self._limited_axis(extent, lanes, unroll, limit, rest, carried, fold, body)
+        wide = lanes * unroll
+        values = self._whole_vectors(0, extent // wide * wide, wide, carried, body)
+        if fold is not None:
+            values = fold(values, lanes)
+        values = self._whole_vectors(extent // wide * wide, extent // lanes * lanes, lanes, values, body)
+        left = extent % lanes
+        if left:
+            mask = self.builder.lane_mask(self.builder.integer(left), lanes)
+            base = self.builder.integer(extent - left)
+            values = body(Index(base, lanes, None, mask), values)
+        return values
+
+    def _whole_vectors(
+        self, start: int, end: int, lanes: int, carried: Accumulators,
+        body: Callable[[Index, Accumulators], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        if end - start <= lanes:
+            return body(Index(self.builder.integer(start), lanes), carried) if end > start else carried
+        bounds = self.builder.integer(start), self.builder.integer(end)
+        with self._loop(*bounds, lanes, carried) as (index, values, following):
+            following += body(Index(index, lanes), values)
+        return following
+
+    def _limited_axis(
+        self, extent: int, lanes: int, unroll: int, limit: Limit, rest: bool, carried: Accumulators,
+        fold: Callable[[Accumulators, int], Accumulators] | None,
+        body: Callable[[Index, Accumulators], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        builder, count = self.builder, limit.count
+        inside = Phase("inside", limit.compares)
+
+        def below(multiple: int) -> LLVMValue:
+            return builder.binary("and", count, builder.integer(-multiple))
+
+        start, values = builder.integer(0), carried
+        for width in dict.fromkeys((lanes * unroll, lanes)):
+            if width == lanes and fold is not None:
+                values = fold(values, lanes)
+            end = below(width)
+            with self._loop(start, end, width, values) as (index, inner, following):
+                following += body(Index(index, width, inside), inner)
+            start, values = end, following
+        with self._loop(start, count, lanes, values) as (index, inner, following):
+            mask = builder.lane_mask(builder.subtract(count, index), lanes)
+            exists = (
+                builder.lane_mask(builder.subtract(builder.integer(extent), index), lanes) if extent % lanes else None
+            )
+            if not rest:
+                exists = mask
+            following += body(Index(index, lanes, Phase("partial", limit.compares, mask), exists), inner)
+        values = following
+        return self._outside(extent, lanes, limit, values, body) if rest else values
+
+    def _outside(
+        self, extent: int, lanes: int, limit: Limit, carried: Accumulators,
+        body: Callable[[Index, Accumulators], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        builder = self.builder
+        start = builder.binary("and", builder.add(limit.count, lanes - 1), builder.integer(-lanes))
+        with self._loop(start, builder.integer(extent), lanes, carried) as (index, inner, following):
+            exists = (
+                builder.lane_mask(builder.subtract(builder.integer(extent), index), lanes) if extent % lanes else None
+            )
+            following += body(Index(index, lanes, Phase("outside", limit.compares), exists), inner)
+        return following
+
+    # -- Choices ----------------------------------------------------------------------------------
+
+    def _vector_position(self, roots: list[Root], free: dict[Root, list[int]], reduced: int | None) -> int | None:
+        """The position whose vectors make most accesses contiguous; later positions win ties."""
+        count = len(free[roots[0]])
+        extents = [roots[0].domain[free[roots[0]][position]] for position in range(count)]
+        best, best_score = None, 0.0
+        for position in range(count):
+            if extents[position] == 1:
+                continue
+            score = 1 + min(extents[position], self.width) / self.width
+            for root in roots:
+                score += self._contiguity(root, free[root][position])
+            if score >= best_score:
+                best, best_score = position, score
+        return best
+
+    def _contiguity(self, root: Root, axis: int) -> float:
+        score = 0.0
+        for load, axes in root.reads.loads:
+            score += self._step_score(load.operands[0], axes, axis)
+        for _, axes in root.reads.buffers:
+            if axis in axes:
+                score += 2 if axes.index(axis) == len(axes) - 1 else -2
+        if root.kind == "store":
+            score += 2 * self._step_score(root.operation.operands[0], tuple(range(len(root.domain))), axis)
+        elif root.kind == "buffer":
+            score += 3 if axis == len(root.domain) - 1 else -3
+        return score
+
+    def _step_score(self, pointer: Value, axes: tuple[int, ...], axis: int) -> float:
+        if axis not in axes:
+            return 0.0
+        step = self.analysis.along(pointer, axes.index(axis)).step
+        return {1: 2.0, 0: 0.5}.get(step, -2.0) if step is not None else -2.0
+
+    def _lanes(self, roots: Sequence[Root], axes: dict[Root, int], extent: int) -> int:
+        """Lanes of one vector register for the widest type that the roots write."""
+        if extent == 1:
+            return 1
+        widest = 4
+        granularity = 0
+        for root in roots:
+            for value in root.operation.operands if root.value is None else [root.value]:
+                if isinstance(value.type.element, DType) and value.type.dtype.is_float:
+                    widest = max(widest, value.type.element.itemsize)
+            for load, mapping in root.reads.loads:
+                if axes[root] in mapping:
+                    fact = self.analysis.along(load.operands[0], mapping.index(axes[root]))
+                    granularity = gcd(granularity, fact.run) if fact.step in (0, 1) else granularity
+            granularity = gcd(granularity, *root.reads.reshapes)
+        lanes = min(self.target.vector_bits // (8 * widest), 1 << (extent - 1).bit_length())
+        while granularity % lanes and lanes > 4:
+            lanes //= 2
+        return lanes
+
+    def _unroll(self, roots: Sequence[Root], extent: int, lanes: int, most: int) -> int:
+        """How many registers the main loop takes at once: more for cheap bodies, to hide latency."""
+        if lanes == 1 or any(root.reads.reshapes for root in roots):
+            return 1
+        cost = 0.0
+        for root in roots:
+            inputs = [root.value] if root.value is not None else root.operation.operands
+            cost += sum(self._cost(value, root) for value in inputs)
+        unroll = most if cost <= 4 * len(roots) else min(2, most)
+        if cost > 40:
+            unroll = 1
+        while unroll > 1 and extent < lanes * unroll:
+            unroll //= 2
+        return unroll
+
+    def _cost(self, value: Value, root: Root) -> float:
+        own = value is root.value and value in self.placement.stored and value.definition is not None
+        if own and root.kind == "buffer" and root.operation is value.definition:
+            return self.placement._compute_cost(value)
+        return self.placement.cost(value)
+
+    def _limit(self, roots: Sequence[Root], axes: dict[Root, int]) -> Limit | None:
+        """The prefix mask along an axis that most roots have."""
+        found: dict[tuple[Value, Value, bool], dict[Value, int]] = {}
+        votes: dict[tuple[Value, Value, bool], int] = {}
+        for root in roots:
+            for compare, mapping in root.reads.compares:
+                prefix = prefix_of(compare, self.analysis)
+                if prefix is None or mapping[prefix.axis] != axes[root]:
+                    continue
+                key = (prefix.index, prefix.limit, prefix.inclusive)
+                found.setdefault(key, {})[compare] = prefix.axis
+                votes[key] = votes.get(key, 0) + 1
+        if not found:
+            return None
+        key = max(votes, key=lambda item: votes[item])
+        index, limit, inclusive = key
+        extent = roots[0].domain[axes[roots[0]]]
+        return Limit(found[key], self._count(index, limit, inclusive, extent))
+
+    def _count(self, index: Value, limit: Value, inclusive: bool, extent: int) -> LLVMValue:
+        return count_of_prefix(self.evaluator, index, limit, inclusive, extent)
+
+    def _needs_outside(self, root: Root, axis: int, limit: Limit) -> bool:
+        compares = frozenset(limit.compares)
+        if root.kind == "store":
+            operands = root.operation.operands
+            parts = [part for part, _ in conjuncts(operands[2])] if len(operands) > 2 else []
+            return not any(part in compares for part in parts)
+        program = self.placement.program
+        if root.kind == "buffer":
+            assert root.value is not None
+            return not unneeded_outside(program, root.value, axis, compares)
+        if axis == root.reduced_axis:
+            return not self._reduction(root).is_neutral_outside(compares)
+        kept = axis - (root.reduced_axis < axis)  # type: ignore[operator]
+        return not all(unneeded_outside(program, result, kept, compares) for result in root.operation.results)
+
+
+def count_of_prefix(evaluator: Evaluator, index: Value, limit: Value, inclusive: bool, extent: int) -> LLVMValue:
+    """How many leading elements satisfy `index < limit`: an i64 between 0 and the extent."""
+    builder = evaluator.builder
+    key = ("prefix", index, limit, inclusive, extent)
+    known = evaluator.shared(key)
+    if known is not None:
+        return known
+    first = evaluator.wide(index, tuple(ZERO for _ in index.type.shape))
+    end = evaluator.wide(limit, tuple(ZERO for _ in limit.type.shape))
+
+    def emit() -> LLVMValue:
+        count = builder.add(builder.subtract(end, first), int(inclusive))
+        return builder.maximum(builder.minimum(count, extent), 0)
+
+    return evaluator.share(key, evaluator.emit_at([first, end], emit))
+
+
+def _free(root: Root, bound: Bound) -> list[int]:
+    return [axis for axis in range(len(root.domain)) if axis not in bound[root]]
+
+
+def _reduced_position(roots: Sequence[Root], free: dict[Root, list[int]]) -> int | None:
+    for root in roots:
+        if root.kind == "reduce" and root.reduced_axis in free[root]:
+            return free[root].index(root.reduced_axis)
+    return None

@@ -1,0 +1,52 @@
+"""The way of one kernel through the CPU compiler, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.ir.core import Function
+from tilewright.ir.printer import print_function
+from tilewright.passes.pipeline import Pass, run_passes, simplify
+from tilewright.targets.base import Remark
+from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import Module
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """LLVM text of a kernel; `symbol` is its entry point (`Binary` in targets/base.py tells how it is called)."""
+
+    text: str
+    symbol: str
+    scratch_bytes: int
+    remarks: tuple[Remark, ...] = ()
+
+
+CPU_PASSES: tuple[tuple[Pass, str], ...] = ()
+
+
+def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> LoweredKernel:
+    """LLVM text for a verified kernel.
+
+    Raises `CompilationError` with the source line for what the CPU cannot do.  `options` are the
+    launch's (`num_warps` and the like): none changes CPU code.
+    """
+    symbol = _symbol(function, target, options)
+    function = simplify(function)
+    function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
+    module = Module()
+    lowering = KernelLowering(function, target, module, symbol)
+    scratch_bytes = lowering.run()
+    return LoweredKernel(module.text, symbol, scratch_bytes, tuple(lowering.remarks))
+
+
+def _symbol(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> str:
+    """A name that differs whenever the code may differ, so that many kernels link into one library."""
+    content = "\n".join((print_function(function), target.key, repr(sorted(options.items(), key=str))))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
+    return f"tw_{name}_{digest}"

@@ -1,0 +1,254 @@
+"""Decides which blocks are kept in buffers; all others are lazy and computed where they are used.
+
+A block gets a buffer when it must (it is the result of a reduction, product or loop; a load whose
+memory may be overwritten before a use), or when computing it again at each use costs more than
+writing it once and reading it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.targets.base import Remark
+from tilewright.targets.cpu.access import SCATTERED, SHAPE_OPS, Aliasing, Walker
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.elementwise import ELEMENTWISE
+from tilewright.targets.cpu.target import CPUTarget
+
+LAZY = ELEMENTWISE | SHAPE_OPS | {"constant", "arange", "load", "join", "split", "cat", "gather"}
+WRITERS = frozenset({"store", "atomic_rmw", "atomic_cas", "barrier"})
+_COSTS = {
+    "exp": 8, "exp2": 8, "log": 10, "log2": 10, "sin": 12, "cos": 12, "tanh": 10, "erf": 12, "power": 40,
+    "divide": 3, "remainder": 6, "sqrt": 4, "rsqrt": 5, "gather": 8, "cat": 3, "join": 8, "split": 2,
+}  # fmt: skip
+_LOOP_WEIGHT = 8
+_BUFFER_COST = 3  # of writing a block once and reading it back, in elementwise operations
+
+
+@dataclass
+class Site:
+    """A place that evaluates a value: the root operation's position, and how often it runs."""
+
+    position: int
+    weight: int
+
+
+@dataclass
+class Program:
+    """Program order of a function: positions, nesting and uses."""
+
+    function: Function
+    position: dict[Operation, int] = field(default_factory=dict)
+    last: dict[Operation, int] = field(default_factory=dict)  # position of the last operation inside
+    parent: dict[Operation, Operation | None] = field(default_factory=dict)
+    uses: dict[Value, list[Operation]] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    owner: dict[Value, Operation | None] = field(default_factory=dict)  # of region arguments
+
+    def __post_init__(self) -> None:
+        self._visit(self.function.region, None)
+
+    def _visit(self, region: Region, parent: Operation | None) -> None:
+        for argument in region.arguments:
+            self.owner[argument] = parent
+        for operation in region.operations:
+            self.position[operation] = len(self.operations)
+            self.operations.append(operation)
+            self.parent[operation] = parent
+            for operand in operation.operands:
+                self.uses.setdefault(operand, []).append(operation)
+            if operation.opcode not in ("reduce", "scan"):
+                for inner in operation.regions:
+                    self._visit(inner, operation)
+            self.last[operation] = len(self.operations) - 1
+
+    def definition_parent(self, value: Value) -> Operation | None:
+        """The control-flow operation whose region defines `value`."""
+        return self.parent[value.definition] if value.definition is not None else self.owner.get(value)
+
+    def enclosing_loops(self, operation: Operation, outside: Operation | None) -> list[Operation]:
+        """Loops around `operation` that lie inside `outside`, innermost first."""
+        loops = []
+        current = self.parent[operation]
+        while current is not None and current is not outside:
+            if current.opcode in ("for", "while"):
+                loops.append(current)
+            current = self.parent[current]
+        return loops
+
+
+class Placement:
+    """The decisions for one function: `stored` values have a buffer."""
+
+    def __init__(self, function: Function, analysis: AffineAnalysis, target: CPUTarget) -> None:
+        self.program = Program(function)
+        self.target = target
+        self.analysis = analysis
+        self.aliasing = Aliasing(function)
+        self.stored: set[Value] = set()
+        self.remarks: list[Remark] = []
+        self.walker = Walker(lambda value: value in self.stored)
+        self._sites: dict[Value, list[Site]] = {}
+        self._costs: dict[Value, float] = {}
+        self._writers = [op for op in self.program.operations if op.opcode in WRITERS or op.attributes.get("volatile")]
+        self._decide()
+
+    def sites(self, value: Value) -> list[Site]:
+        """Where a lazy or stored value is evaluated or read, through lazy operations."""
+        if value not in self._sites:
+            found: dict[int, Site] = {}
+            for user in self.program.uses.get(value, ()):
+                for site in self._sites_through(value, user):
+                    known = found.get(site.position)
+                    if known is None or known.weight < site.weight:
+                        found[site.position] = site
+            self._sites[value] = list(found.values())
+        return self._sites[value]
+
+    def _sites_through(self, value: Value, user: Operation) -> list[Site]:
+        if user.opcode == "assume":
+            return []
+        lazy = user.opcode in LAZY and user.results[0].type.rank > 0
+        results = [result for result in user.results if result not in self.stored] if lazy else []
+        stretch = _stretch(user)
+        if not results:
+            loops = self.program.enclosing_loops(user, self.program.definition_parent(value))
+            return [Site(self.program.position[user], _LOOP_WEIGHT ** len(loops) * stretch)]
+        return [Site(site.position, site.weight * stretch) for result in results for site in self.sites(result)]
+
+    # -- Decisions --------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        from tilewright.targets.cpu.dot_operands import addressable, is_zero
+
+        for argument in self._block_arguments():
+            self.stored.add(argument)
+        for operation in reversed(self.program.operations):
+            if operation.opcode == "dot":
+                for side, operand in (("left", operation.operands[0]), ("right", operation.operands[1])):
+                    if not addressable(self, operation, operand, side):
+                        self._store_operand(operand)
+                if not is_zero(operation.operands[2]):
+                    self._store_operand(operation.operands[2])
+            elif operation.opcode == "gather":
+                self._store_operand(operation.operands[0])
+            for result in operation.results:
+                if result.type.rank and (operation.opcode not in LAZY or self._wants_buffer(operation, result)):
+                    self.stored.add(result)
+
+    def _block_arguments(self) -> list[Value]:
+        return [argument for argument in self.program.owner if argument.type.rank]
+
+    def _store_operand(self, operand: Value) -> None:
+        self.stored.add(operand)
+
+    def _wants_buffer(self, operation: Operation, value: Value) -> bool:
+        if value in self.stored:
+            return True
+        sites = self.sites(value)
+        if not sites:
+            return False
+        if operation.opcode == "load":
+            writer = self.overwritten(operation, sites)
+            if writer is not None:
+                self._remark(operation, f"this load is copied first: the {writer.opcode} at line {_line(writer)} may "
+                             "write to the same memory before its value is used")  # fmt: skip
+                return True
+        if operation.opcode == "constant":
+            return False
+        uses = sum(site.weight for site in sites)
+        return (self.cost(value) - 1) * (uses - 1) > _BUFFER_COST
+
+    def overwritten(self, load: Operation, sites: list[Site]) -> Operation | None:
+        """A write between a load and one of its uses that may change what the use reads."""
+        start = self.program.position[load]
+        for writer in self._writers:
+            if not self._may_overwrite(load, writer):
+                continue
+            where = self.program.position[writer]
+            for site in sites:
+                if start < where <= self._end_of_use(load, site):
+                    return writer
+        return None
+
+    def _end_of_use(self, load: Operation, site: Site) -> int:
+        """The site's position, or the end of the outermost loop around it that does not contain the load."""
+        end = site.position
+        operation = self.program.operations[site.position]
+        for loop in self.program.enclosing_loops(operation, self.program.parent[load]):
+            end = max(end, self.program.last[loop])
+        return end
+
+    def _may_overwrite(self, load: Operation, writer: Operation) -> bool:
+        if writer.opcode == "barrier" or load.attributes.get("volatile"):
+            return True
+        return self.aliasing.conflict(load.operands[0], writer.operands[0])
+
+    def cost(self, value: Value) -> float:
+        """Rough number of vector operations to compute one vector of a lazy value."""
+        if value.type.is_scalar or value in self.stored:
+            return 1.0 if value.type.rank else 0.0
+        if value not in self._costs:
+            self._costs[value] = self._compute_cost(value)
+        return self._costs[value]
+
+    def _compute_cost(self, value: Value) -> float:
+        operation = value.definition
+        assert operation is not None
+        opcode = operation.opcode
+        if opcode in ("constant", "arange", "splat"):
+            return 0.0
+        facts = self.analysis.all_axes(value)
+        if value.type.is_pointer or (value.type.dtype.is_integer and not value.type.dtype.is_bool):
+            if opcode != "load" and all(fact.uniform for fact in facts):
+                return 0.0
+        if opcode == "load":
+            step = self.analysis.along(operation.operands[0], value.type.rank - 1).step
+            return (1.0 if step in (0, 1) else 8.0) + sum(self.cost(operand) for operand in operation.operands[1:]) / 4
+        inner = sum(self.cost(operand) for operand in dict.fromkeys(operation.operands))
+        if opcode in SHAPE_OPS or opcode in ("hint", "bitcast"):
+            if opcode in ("broadcast",) and operation.operands[0].type.shape[-1] == 1:
+                return inner / 4  # computed once for a row
+            return inner
+        own = _COSTS.get(opcode, 1)
+        if opcode in ("divide", "remainder") and not value.type.dtype.is_float:
+            own = 4
+        return inner + own
+
+    def _remark(self, operation: Operation, message: str) -> None:
+        self.remarks.append(remark_at(operation, message))
+
+
+def remark_at(operation: Operation, message: str, severity: str = "note") -> Remark:
+    """A remark with the operation's source line."""
+    location = operation.location
+    return Remark(severity, message, location.file if location else "", location.line if location else 0)
+
+
+def _line(operation: Operation) -> int:
+    return operation.location.line if operation.location else 0
+
+
+def _stretch(user: Operation) -> int:
+    """How often a broadcast along outer axes repeats the evaluation of its operand."""
+    if user.opcode != "broadcast":
+        return 1
+    pairs = list(zip(user.operands[0].type.shape, user.results[0].type.shape, strict=True))
+    times = 1
+    for old, new in pairs[:-1]:
+        times *= new if old == 1 else 1
+    return min(times, 8)
+
+
+def identity_axes(value: Value) -> tuple[int, ...]:
+    return tuple(range(value.type.rank))
+
+
+def reads_scattered(placement: Placement, value: Value, source: Value) -> bool:
+    """Whether evaluating `value` lane by lane reads `source` at lanes other than its own."""
+    reads = placement.walker.reads([(value, identity_axes(value))], through_stored=value)
+    own = identity_axes(source)
+    return any(buffer is source and axes != own for buffer, axes in reads.buffers) or any(
+        buffer is source and SCATTERED in axes for buffer, axes in reads.buffers
+    )

@@ -1,0 +1,141 @@
+"""Reductions inside a nest: accumulators, their steps, and the fold across lanes.
+
+A combine region that is one known operation (add, multiply, minimum, …) has a neutral element, and
+narrow floats are accumulated in float32.  Any other region is inlined on vectors of group values; a
+flag for each lane tells whether its accumulator holds anything yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.ir.core import Region, Value
+from tilewright.targets.cpu.conversions import register_type
+from tilewright.targets.cpu.demand import value_outside
+from tilewright.targets.cpu.elementwise import ELEMENTWISE, identity_of, unsupported
+from tilewright.targets.cpu.evaluate import Evaluator, Indices
+from tilewright.targets.cpu.schedule import Root
+from tilewright.targets.llvm.builder import LLVMValue, vector_type
+
+_KNOWN = {"add", "multiply", "minimum", "maximum", "and", "or", "xor"}
+Accumulator = list[LLVMValue]
+
+
+def known_combination(region: Region) -> str | None:
+    """The opcode of a combine region that is one operation of its two arguments."""
+    if len(region.arguments) != 2 or len(region.operations) != 2:
+        return None
+    operation = region.operations[0]
+    if operation.opcode not in _KNOWN or region.terminator.operands[0] not in operation.results:
+        return None
+    return operation.opcode if set(operation.operands) == set(region.arguments) else None
+
+
+def inline_region(evaluator: Evaluator, region: Region, arguments: Sequence[LLVMValue]) -> list[LLVMValue]:
+    """The values that a region of elementwise operations yields, on scalars or vectors."""
+    known: dict[Value, LLVMValue] = dict(zip(region.arguments, arguments, strict=True))
+    lanes = max(argument.lanes for argument in arguments)
+
+    def operand(value: Value) -> LLVMValue:
+        found = known[value] if value in known else evaluator.scalars[value]
+        return evaluator.builder.splat(found, lanes)
+
+    for operation in region.operations[:-1]:
+        if operation.opcode == "constant":
+            number = evaluator.number(operation.result.type.element, operation.attributes["value"])  # type: ignore[arg-type]
+            known[operation.result] = number
+        elif operation.opcode in ELEMENTWISE:
+            operands = [operand(value) for value in operation.operands]
+            known[operation.result] = evaluator.elementwise.emit(operation, operands)
+        else:
+            raise unsupported(operation, "a combine function may only hold arithmetic, comparisons and selections")
+    return [operand(value) for value in region.terminator.operands]
+
+
+class Reduction:
+    """One `reduce` root; `count` LLVM values are carried for it through its loop."""
+
+    def __init__(self, evaluator: Evaluator, root: Root) -> None:
+        self.evaluator = evaluator
+        self.builder = evaluator.builder
+        self.root = root
+        self.region = root.operation.regions[0]
+        self.operands = root.operation.operands
+        self.known = known_combination(self.region)
+        self.count = 1 if self.known else len(self.operands) + 1
+
+    @property
+    def _dtype(self) -> DType:
+        return self.operands[0].type.dtype
+
+    @property
+    def _wide(self) -> DType:
+        """The type of a known combination's accumulator."""
+        narrow = self._dtype.is_float and self._dtype.bits < 32
+        return dtypes.float32 if narrow else self._dtype
+
+    def is_neutral_outside(self, compares: frozenset[Value]) -> bool:
+        """Whether elements outside a mask leave the result as it is."""
+        if self.known is None:
+            return False
+        number = value_outside(self.operands[0], compares)
+        return number is not None and number == identity_of(self.known, self._dtype)
+
+    def start(self, lanes: int) -> Accumulator:
+        """Accumulators of `lanes` lanes that hold nothing."""
+        if self.known is not None:
+            number = self.evaluator.number(self._wide, identity_of(self.known, self._dtype))
+            return [self.builder.splat(number, lanes)]
+        empty = [self.builder.zero(vector_type(register_type(value.type.element), lanes)) for value in self.operands]
+        return [*empty, self.builder.constant(vector_type("i1", lanes), False)]
+
+    def step(self, accumulator: Accumulator, indices: Indices) -> Accumulator:
+        """The accumulators after the elements at `indices`."""
+        lanes = accumulator[0].lanes
+        values = [self.evaluator.vector(operand, indices, lanes) for operand in self.operands]
+        axis = self.root.reduced_axis
+        assert axis is not None
+        valid = indices[axis].valid if indices[axis].lanes > 1 else None
+        if self.known is not None:
+            value = self.evaluator.elementwise.converter.widen(values[0], self._dtype)
+            if valid is not None:
+                value = self.builder.select(valid, value, self.start(lanes)[0])
+            return [self.evaluator.elementwise.combine(self.known, accumulator[0], value, self._wide)]
+        there = valid if valid is not None else self.builder.constant(vector_type("i1", lanes), True)
+        return self._merge(accumulator, [*values, there])
+
+    def _merge(self, left: Accumulator, right: Accumulator) -> Accumulator:
+        """Two groups, each with a flag that tells whether it holds anything."""
+        builder = self.builder
+        has_left, has_right = left[-1], right[-1]
+        both = inline_region(self.evaluator, self.region, [*left[:-1], *right[:-1]])
+        neither = [builder.select(has_left, one, other) for one, other in zip(left[:-1], right[:-1], strict=True)]
+        two = builder.binary("and", has_left, has_right)
+        merged = [builder.select(two, value, single) for value, single in zip(both, neither, strict=True)]
+        return [*merged, builder.binary("or", has_left, has_right)]
+
+    def fold(self, accumulator: Accumulator, lanes: int) -> Accumulator:
+        """Accumulators narrowed to `lanes` lanes by combining halves."""
+        while accumulator[0].lanes > lanes:
+            width = accumulator[0].lanes
+            half = width // 2
+            low = [self._part(value, 0, half) for value in accumulator]
+            high = [self._part(value, half, half) for value in accumulator]
+            if self.known is not None:
+                accumulator = [self.evaluator.elementwise.combine(self.known, low[0], high[0], self._wide)]
+            else:
+                accumulator = self._merge(low, high)
+        return accumulator
+
+    def _part(self, value: LLVMValue, start: int, lanes: int) -> LLVMValue:
+        if lanes == 1:
+            return self.builder.extract(value, start)
+        return self.builder.shuffle(value, None, range(start, start + lanes))
+
+    def results(self, accumulator: Accumulator) -> list[LLVMValue]:
+        """The reduction's results, in the operands' types."""
+        if self.known is not None:
+            return [self.evaluator.elementwise.converter.narrow(accumulator[0], self._dtype)]
+        return accumulator[:-1]
