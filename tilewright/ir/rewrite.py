@@ -29,8 +29,10 @@ from tilewright.ir.core import Attribute, Function, Operation, Region, Value
 Replacement = Union[Value, Sequence[Value], None]
 Rule = Callable[[Operation, "Rewriter"], Replacement]
 
-# A rule set that has not come to rest after so many applications for each operation never will.
+# A rule set that has not come to rest after so many applications for each operation, or applications to
+# results of applications, never will.
 _FUEL_PER_OPERATION = 200
+_GREATEST_DEPTH = 64
 
 
 class RuleTable:
@@ -155,17 +157,22 @@ class Rewriter(Rebuilder):
         super().__init__()
         self.table = table
         self.fuel = fuel
+        self.depth = 0  # of rules at work on what rules have emitted
 
     def visit(self, operation: Operation) -> Replacement:
-        for rule in self.table.rules.get(operation.opcode, ()):
-            replacement = rule(operation, self)
-            if replacement is not None:
-                self.fuel -= 1
-                if self.fuel < 0:
+        self.depth += 1
+        try:
+            for rule in self.table.rules.get(operation.opcode, ()):
+                if self.depth > _GREATEST_DEPTH or self.fuel < 0:
                     name = getattr(rule, "__name__", repr(rule))
                     raise RuntimeError(f"rules of '{self.table.name}' do not come to rest; the last was {name}")
-                return replacement
-        return None
+                replacement = rule(operation, self)
+                if replacement is not None:
+                    self.fuel -= 1
+                    return replacement
+            return None
+        finally:
+            self.depth -= 1
 
 
 def rewrite(function: Function, table: RuleTable) -> Function:
