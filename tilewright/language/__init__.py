@@ -13,7 +13,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 # ruff: noqa: F401
 from builtins import tuple
 
-from tilewright.language import core, math, standard
+from tilewright.language import core, math, random, standard
 from tilewright.language.core import (
     PropagateNan,
     add,
@@ -92,6 +92,17 @@ from tilewright.language.math import (
     sqrt_rn,
     tanh,
     umulhi,
+)
+from tilewright.language.random import (
+    pair_uniform_to_normal,
+    philox,
+    rand,
+    rand4x,
+    randint,
+    randint4x,
+    randn,
+    randn4x,
+    uint_to_uniform_float,
 )
 from tilewright.language.standard import (
     argmax,

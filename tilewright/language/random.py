@@ -1,0 +1,106 @@
+"""Random numbers without state: Philox-4x32, the same integers on every target.
+
+J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+A number is a function of a 64-bit seed (the key) and an offset (the counter): give every element its own.
+"""
+
+# Their bodies are tile language, which Python's type rules do not describe.
+# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment"
+from __future__ import annotations
+
+from tilewright.language import core
+from tilewright.language import math as tl_math
+from tilewright.language.function import language_function
+from tilewright.language.types import constexpr, float32, int32, uint32, uint64
+
+KEY_STEP_0 = 0x9E3779B9
+KEY_STEP_1 = 0xBB67AE85
+MULTIPLIER_0 = 0xD2511F53
+MULTIPLIER_1 = 0xCD9E8D57
+ROUNDS = 10
+UNIT_STEP = 4.6566127342e-10  # 2**31 of these stay below 1
+LEAST_UNIFORM = 1.0e-7  # the logarithm of 0 is avoided
+TWO_PI = 6.283185307179586
+
+
+@language_function
+def philox(seed, c0, c1, c2, c3, n_rounds: constexpr = ROUNDS):
+    """Four uint32 blocks from a 64-bit seed and four uint32 counters."""
+    key = core.to_tensor(seed).to(uint64)
+    k0 = key.to(uint32)
+    k1 = (key >> 32).to(uint32)
+    c0 = core.to_tensor(c0).to(uint32)
+    c1 = core.to_tensor(c1).to(uint32)
+    c2 = core.to_tensor(c2).to(uint32)
+    c3 = core.to_tensor(c3).to(uint32)
+    for _ in core.static_range(n_rounds):
+        first, second = c0, c2
+        c0 = tl_math.umulhi(second, MULTIPLIER_1) ^ c1 ^ k0
+        c2 = tl_math.umulhi(first, MULTIPLIER_0) ^ c3 ^ k1
+        c1 = second * MULTIPLIER_1
+        c3 = first * MULTIPLIER_0
+        k0 = k0 + KEY_STEP_0
+        k1 = k1 + KEY_STEP_1
+    return c0, c1, c2, c3
+
+
+@language_function
+def randint4x(seed, offset, n_rounds: constexpr = ROUNDS):
+    """Four blocks of uniform uint32 numbers, one of each for every offset."""
+    low = core.to_tensor(offset)
+    if low.dtype.primitive_bitwidth > 32:
+        return philox(seed, low.to(uint32), (low >> 32).to(uint32), 0, 0, n_rounds)
+    else:
+        return philox(seed, low, 0, 0, 0, n_rounds)
+
+
+@language_function
+def randint(seed, offset, n_rounds: constexpr = ROUNDS):
+    """A block of uniform uint32 numbers, one for every offset."""
+    first, _, _, _ = randint4x(seed, offset, n_rounds)
+    return first
+
+
+@language_function
+def uint_to_uniform_float(x):
+    """A uint32 or int32 block as fp32 numbers in [0, 1)."""
+    signed = x.to(int32, bitcast=True)
+    return core.where(signed < 0, -signed - 1, signed).to(float32) * UNIT_STEP
+
+
+@language_function
+def rand(seed, offset, n_rounds: constexpr = ROUNDS):
+    """A block of fp32 numbers uniform in [0, 1), one for every offset."""
+    return uint_to_uniform_float(randint(seed, offset, n_rounds))
+
+
+@language_function
+def rand4x(seed, offsets, n_rounds: constexpr = ROUNDS):
+    """Four blocks of fp32 numbers uniform in [0, 1)."""
+    a, b, c, d = randint4x(seed, offsets, n_rounds)
+    return uint_to_uniform_float(a), uint_to_uniform_float(b), uint_to_uniform_float(c), uint_to_uniform_float(d)
+
+
+@language_function
+def pair_uniform_to_normal(u1, u2):
+    """Two independent standard normal blocks from two uniform ones (Box and Muller, 1958)."""
+    radius = tl_math.sqrt(-2.0 * tl_math.log(core.maximum(u1, LEAST_UNIFORM)))
+    angle = TWO_PI * u2
+    return radius * tl_math.cos(angle), radius * tl_math.sin(angle)
+
+
+@language_function
+def randn(seed, offset, n_rounds: constexpr = ROUNDS):
+    """A block of standard normal fp32 numbers, one for every offset."""
+    a, b, _, _ = randint4x(seed, offset, n_rounds)
+    normal, _ = pair_uniform_to_normal(uint_to_uniform_float(a), uint_to_uniform_float(b))
+    return normal
+
+
+@language_function
+def randn4x(seed, offset, n_rounds: constexpr = ROUNDS):
+    """Four blocks of standard normal fp32 numbers."""
+    a, b, c, d = rand4x(seed, offset, n_rounds)
+    n1, n2 = pair_uniform_to_normal(a, b)
+    n3, n4 = pair_uniform_to_normal(c, d)
+    return n1, n2, n3, n4
