@@ -12,7 +12,8 @@ gather at iota or a constant     -> slice
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 from tilewright.dtypes import DType
 from tilewright.errors import ShapeError
@@ -146,6 +147,31 @@ def _where(node: Node, rewriter: Rewriter) -> Value | None:
     if inner is not None:
         return rewriter.op("where", [inner.inputs[0], node.inputs[2], node.inputs[1]])
     return None
+
+
+def _compare_choice(node: Node, rewriter: Rewriter) -> Value | None:
+    """Comparing where(c, a, b), or a boolean as a number, with a number: c, not c, or always the same."""
+    limit = rewriter.uniform(node.inputs[1])
+    choice = rewriter.producer(node.inputs[0], "where", "cast")
+    if limit is None or choice is None or choice.inputs[0] is None or not choice.inputs[0].dtype.is_bool:
+        return None
+    if choice.op == "cast":
+        numbers: list[float | None] = [1.0, 0.0]
+    else:
+        numbers = [rewriter.uniform(item) for item in choice.inputs[1:]]
+    if numbers[0] is None or numbers[1] is None or not _fits(choice.inputs[0], node):
+        return None
+    compare = _COMPARISONS[node.op]
+    if_true, if_false = compare(numbers[0], limit), compare(numbers[1], limit)
+    if if_true == if_false:
+        return None
+    return choice.inputs[0] if if_true else rewriter.op("logical_not", [choice.inputs[0]])
+
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
+    "greater": operator.gt, "greater_equal": operator.ge,
+}  # fmt: skip
 
 
 def _clip(node: Node, rewriter: Rewriter) -> Value | None:
@@ -344,6 +370,8 @@ def _table() -> dict[str, list[Rule]]:
     rules["clip"] += [_clip]
     rules["cast"] += [_cast]
     rules["full"] += [_full]
+    for name in _COMPARISONS:
+        rules[name].append(_compare_choice)
     for name in ("negate", "logical_not"):
         rules[name].append(_involution)
     for name in ("relu", "absolute", "floor", "ceil", "round", "sign"):

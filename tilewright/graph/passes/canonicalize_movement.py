@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewright.graph.core import Node, Value
 from tilewright.graph.rewrite import Rewriter, Rule
-from tilewright.symbolic import lift, simplify
+from tilewright.graph.views import View, dense_view, follow_all
+from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
 
 def _nothing(node: Node, rewriter: Rewriter) -> Value | None:
@@ -57,6 +60,97 @@ def _permute_between_reshapes(node: Node, rewriter: Rewriter) -> Value | None:
     position = {axis: index for index, axis in enumerate(a for a, n in enumerate(middle.shape) if n != 1)}
     order = tuple(position[axis] for axis in node.attributes["order"] if axis in position)
     return rewriter.op("reshape", [rewriter.op("permute", [source], order=order)], shape=node.output.shape)
+
+
+def _shorter_chain(node: Node, rewriter: Rewriter) -> Value | None:
+    """Any chain of reshapes and permutes that only splits and reorders dimensions: split, permute, done.
+
+    The chain is followed as strides: the dimensions of the result, sorted by stride, must walk the
+    source densely.
+    """
+    chain = [node]
+    while (inner := rewriter.producer(chain[0].inputs[0], "reshape", "permute")) is not None:
+        chain.insert(0, inner)
+    source = chain[0].inputs[0]
+    assert source is not None
+    while len(chain) > 1:
+        steps = _split_and_permute(source, follow_all(dense_view(source.shape), chain))
+        if steps is not None and len(steps) < len(chain):
+            result = source
+            for op, attributes in steps:
+                result = rewriter.op(op, [result], **attributes)
+            return result
+        source = chain.pop(0).output
+    return None
+
+
+def _split_and_permute(source: Value, view: View | None) -> list[tuple[str, dict[str, Any]]] | None:
+    """The reshape, permute and reshape (those that do something) that make a view of a dense tensor."""
+    order = None if view is None else _dense_order(view)
+    if view is None or order is None:
+        return None
+    steps: list[tuple[str, dict[str, Any]]] = []
+    shape = source.shape
+    if order != sorted(order):
+        split = tuple(view.shape[axis] for axis in order)
+        if split != shape:
+            steps.append(("reshape", {"shape": split}))
+        places = tuple(sorted(range(len(order)), key=lambda index: order[index]))
+        steps.append(("permute", {"order": places}))
+        shape = tuple(split[place] for place in places)
+    return steps if shape == view.shape else [*steps, ("reshape", {"shape": view.shape})]
+
+
+def _dense_order(view: View) -> list[int] | None:
+    """The view's dimensions other than 1, outermost first, if together they walk memory without gaps."""
+    left = [axis for axis, extent in enumerate(view.shape) if extent != 1]
+    order: list[int] = []
+    step: Size = 1
+    while left:
+        following = [axis for axis in left if view.strides[axis] == step]
+        if len(following) != 1:
+            return None
+        (axis,) = following
+        order.insert(0, axis)
+        left.remove(axis)
+        step = simplify(lift(step) * view.shape[axis])
+    return order
+
+
+def _scatter_of_permute(node: Node, rewriter: Rewriter) -> Value | None:
+    """scatter_update(permute(x), i, u) = permute(scatter_update(x, i, permute back(u)))."""
+    target, indices, updates = node.inputs
+    inner = rewriter.producer(target, "permute")
+    if inner is None:
+        return None
+    order = inner.attributes["order"]
+    back = tuple(order.index(axis) for axis in range(len(order)))
+    moved = rewriter.op("permute", [updates], order=back)
+    result = rewriter.op("scatter_update", [inner.inputs[0], indices, moved], axis=order[node.attributes["axis"]])
+    return rewriter.op("permute", [result], order=order)
+
+
+def _wrapped_indices(node: Node, rewriter: Rewriter) -> Value | None:
+    """Indices that count from the end when negative do so by themselves: where(i < 0, i + extent, i) is i."""
+    source, indices, *rest = node.inputs
+    choice = rewriter.producer(indices, "where")
+    if choice is None or source is None:
+        return None
+    test, wrapped = rewriter.producer(choice.inputs[0], "less"), rewriter.producer(choice.inputs[1], "add")
+    plain = choice.inputs[2]
+    if test is None or wrapped is None or test.inputs[0] is not plain or rewriter.uniform(test.inputs[1]) != 0:
+        return None
+    extent = source.shape[node.attributes["axis"]]
+    added = [item for item in wrapped.inputs if item is not plain]
+    if len(added) != 1 or not _is_size(added[0], extent, rewriter):
+        return None
+    return rewriter.op(node.op, [source, plain, *rest], **node.attributes)
+
+
+def _is_size(value: Value | None, size: Size, rewriter: Rewriter) -> bool:
+    """Whether an integer scalar is a given size."""
+    node = rewriter.producer(value, "dimension")
+    return rewriter.uniform(value) == size if node is None else node.attributes["expression"] == size
 
 
 def _slice_twice(node: Node, rewriter: Rewriter) -> Value | None:
@@ -151,7 +245,7 @@ def _gather(node: Node, rewriter: Rewriter) -> Value | None:
         stop = simplify(lift(start) + 1)
     else:
         return None
-    if isinstance(start, int) and start < 0:
+    if lower_bound(start) < 0 or upper_bound(simplify(lift(stop) - source.shape[axis])) > 0:
         return None
     piece = rewriter.op("slice", [source], axis=axis, start=start, stop=stop)
     wanted = (*source.shape[:axis], *indices.shape, *source.shape[axis + 1 :])
@@ -175,13 +269,14 @@ def _iota_axis(node: Node, rewriter: Rewriter) -> Value | None:
 
 
 MOVEMENT_RULES: dict[str, list[Rule]] = {
-    "reshape": [_nothing, _through],
-    "permute": [_nothing, _permute_twice, _permute_of_ones, _permute_between_reshapes],
+    "reshape": [_nothing, _through, _shorter_chain],
+    "permute": [_nothing, _permute_twice, _permute_of_ones, _permute_between_reshapes, _shorter_chain],
     "broadcast_to": [_nothing, _through],
     "slice": [_nothing, _slice_twice, _slice_of_concat, _slice_of_broadcast],
     "pad": [_nothing],
     "concat": [_concat],
-    "gather": [_gather],
+    "gather": [_wrapped_indices, _gather],
+    "scatter_update": [_wrapped_indices, _scatter_of_permute],
     "copy": [_copy],
     "iota": [_iota_axis],
 }

@@ -289,16 +289,26 @@ def _split_condition(node: Node, condition: Value | None, rows: Size, keys: Size
 
 
 def _scaled_operands(node: Node, rewriter: Rewriter) -> Value | None:
-    """q * c and k * c put c into the scale."""
+    """q * c and k * c put c into the scale, also below views."""
     for index in (0, 1):
-        scaled = rewriter.producer(node.inputs[index], "multiply", "divide")
-        if scaled is None:
-            continue
-        for side in (1, 0) if scaled.op == "multiply" else (1,):
-            factor, operand = rewriter.uniform(scaled.inputs[side]), scaled.inputs[1 - side]
-            if factor and operand is not None and operand.shape == scaled.output.shape:
-                inputs = list(node.inputs)
-                inputs[index] = operand
-                scale = node.attributes["scale"] * (factor if scaled.op == "multiply" else 1 / factor)
-                return rewriter.op("attention", inputs, scale=scale, causal=node.attributes["causal"])
+        found = _without_factor(node.inputs[index], rewriter)
+        if found is not None:
+            inputs = [*node.inputs[:index], found[0], *node.inputs[index + 1 :]]
+            scale = node.attributes["scale"] * found[1]
+            return rewriter.op("attention", inputs, scale=scale, causal=node.attributes["causal"])
+    return None
+
+
+def _without_factor(value: Value | None, rewriter: Rewriter) -> tuple[Value, float] | None:
+    """(x, c) when a value is a chain of views of x * c with a number c."""
+    node = rewriter.producer(value, "multiply", "divide", "reshape", "permute")
+    if node is None:
+        return None
+    if node.op in ("reshape", "permute"):
+        found = _without_factor(node.inputs[0], rewriter)
+        return None if found is None else (rewriter.op(node.op, [found[0]], **node.attributes), found[1])
+    for side in (1, 0) if node.op == "multiply" else (1,):
+        factor, operand = rewriter.uniform(node.inputs[side]), node.inputs[1 - side]
+        if factor and operand is not None and operand.shape == node.output.shape:
+            return operand, factor if node.op == "multiply" else 1 / factor
     return None
