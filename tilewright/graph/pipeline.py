@@ -33,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     recognise_norms,  # before scales are folded: a norm's scale must stay the norm's
     recognise_attention,  # the products inside must still be where the model put them
     canonicalize,  # what the recognisers left around their ops (reshapes, masks)
+    recognise_attention,  # keys and values that stand out as repeated only now
     fold_scales,  # batch norm into convolutions, now that it is a constant scale and shift
     to_channels_last,  # after scales are folded, so that few ops stand between convolutions
     canonicalize,  # the permutes that channels_last made cancel
