@@ -55,7 +55,7 @@ def build(
         graph = import_model(model)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, target=target, progress=progress)
+        engine = builder.build(graph, target=target, progress=progress, source=str(model.resolve()))
         progress("save", path.name, 0.0)
         engine.save(path)
     if not quiet:
