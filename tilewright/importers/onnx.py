@@ -70,6 +70,7 @@ def import_onnx(
     importer.inputs(model.graph, parse_dynamic_shapes(dynamic_shapes))
     importer.initializers(model.graph)
     importer.nodes(model.graph.node)
+    importer.missing(entry.name for entry in model.graph.output)
     report.check()
     importer.outputs(model.graph.output)
     return importer.builder.finish()
@@ -124,7 +125,8 @@ class _Importer:
         self.folder = folder
         self.report = report
         self.tensors: dict[str, Tensor] = {}
-        self.broken: set[str] = set()  # outputs of nodes that were reported
+        self.broken: set[str] = set()  # outputs of nodes that were reported, and those in `unavailable`
+        self.unavailable: dict[str, NodeProto] = {}  # secondary results that no rule gives, until they are used
 
     def inputs(self, graph: onnx.GraphProto, dimensions: dict[str, Axes]) -> None:
         """Graph inputs (those without an initializer) and their symbols."""
@@ -219,6 +221,7 @@ class _Importer:
             raise Unsupported(NO_RULE)
         if any(name in self.broken for name in node.input):
             self.broken.update(node.output)
+            self.missing(node.input)
             return
         inputs = [self.tensors[name] if name else None for name in node.input]
         if node.op_type == "If":
@@ -231,12 +234,22 @@ class _Importer:
             return
         assert rule is not None
         result = rule(call)
+        call.check_attributes()
         results = result if isinstance(result, tuple) else (result,)
         for index, name in enumerate(node.output):
             if name and index < len(results) and results[index] is not None:
                 self.tensors[name] = Tensor(name, results[index])
             elif name:
-                self.broken.add(name)  # reported where it is used as an output of the model
+                self.broken.add(name)
+                self.unavailable[name] = node
+
+    def missing(self, names: Iterable[str]) -> None:
+        """Report secondary results that are used although no rule gives them."""
+        for name in names:
+            node = self.unavailable.pop(name, None)
+            if node is not None:
+                index = list(node.output).index(name)
+                self._report(node, f"result {index} ({name!r}) of this operation is not available", "do not use it")
 
     def _branch(self, node: NodeProto, inputs: list[Tensor | None]) -> None:
         """An If whose condition is known: the chosen branch's nodes, in place."""
@@ -284,9 +297,7 @@ class _Importer:
         call = Call(self.builder, "output", [], {}, self.opset, 0)
         for entry in outputs:
             if entry.name not in self.tensors:
-                raise ImportModelError(
-                    f"output {entry.name!r} of the model is a result that the importer does not give"
-                )
+                raise ImportModelError(f"output {entry.name!r} is computed by no node of the model")
             value: Value = call.materialize(self.tensors[entry.name])
             graph = self.builder.graph
             if value in graph.inputs or value in graph.constants or value in graph.outputs:

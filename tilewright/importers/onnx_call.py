@@ -15,6 +15,11 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.symbolic import Size, simplify
 
+# Attributes that never change what an inference result means.
+WITHOUT_EFFECT = frozenset(
+    {"stash_type", "momentum", "seed", "storage_order", "training_mode", "softmax_precision", "kernel_shape"}
+)
+
 
 @dataclass(eq=False)
 class Tensor:
@@ -80,6 +85,7 @@ class Call(Emitter):
         self.attributes = attributes
         self.opset = opset
         self.outputs = outputs
+        self.read: set[str] = set()  # attributes that the rule has looked at
 
     def has(self, index: int) -> bool:
         """Whether an optional input is there."""
@@ -120,7 +126,14 @@ class Call(Emitter):
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as a Python value."""
+        self.read.add(name)
         return self.attributes.get(name, default)
+
+    def check_attributes(self) -> None:
+        """Raise `Unsupported` for attributes that the rule never looked at: a newer opset's, perhaps."""
+        unread = set(self.attributes) - self.read - WITHOUT_EFFECT
+        if unread:
+            raise Unsupported(f"the attributes {', '.join(sorted(unread))} of this operation", "leave them out")
 
     def sizes(self, index: int) -> list[Size]:
         """The elements of an integer input that must be known; raises `Unsupported` otherwise."""

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from functools import reduce
 
-from tilewright.dtypes import int1
+import ml_dtypes
+
+from tilewright.dtypes import DType, int1
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.onnx_call import Call
@@ -164,12 +166,22 @@ def clip(call: Call) -> Value:
 
 @rule("Cast")
 def cast(call: Call) -> Value:
-    return call.cast(call[0], call.attribute("to"))
+    return _saturating_cast(call, call.attribute("to"))
 
 
 @rule("CastLike")
 def cast_like(call: Call) -> Value:
-    return call.cast(call[0], call.tensor(1).dtype)
+    return _saturating_cast(call, call.tensor(1).dtype)
+
+
+def _saturating_cast(call: Call, dtype: DType) -> Value:
+    """To 8-bit floats, numbers out of range become the largest unless `saturate` is off."""
+    x, saturate = call[0], call.attribute("saturate", 1)
+    call.attribute("round_mode")  # for exponent-only types, which are not supported
+    if dtype.is_float and dtype.bits == 8 and saturate and x.dtype.is_float and x.dtype != dtype:
+        largest = float(ml_dtypes.finfo(dtype.numpy).max)
+        x = call.op("clip", x, low=-largest, high=largest)
+    return call.cast(x, dtype)
 
 
 @rule("Identity")

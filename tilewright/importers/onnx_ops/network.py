@@ -206,10 +206,14 @@ def _heads(call: Call, x: Value, heads: int | None) -> Value:
 @rule("Attention")
 def attention(call: Call) -> tuple[Value | None, ...]:
     """Opset 23 and newer; with a past the new keys follow it, and a causal row sees all of the past."""
+    call.attribute("qk_matmul_output_mode")
+    if any(call.attribute(f"{side}_window_size", -1) != -1 for side in ("left", "right")):
+        raise Unsupported("attention in a sliding window", "give the window as an attention mask")
     if call.attribute("softcap", 0.0) or call.has(6) or (call.outputs > 3):
         raise Unsupported("attention with softcap, key lengths or the score output", "leave these out")
-    query = _heads(call, call[0], call.attribute("q_num_heads"))
-    key, value = (_heads(call, call[index], call.attribute("kv_num_heads")) for index in (1, 2))
+    query_heads, key_heads = call.attribute("q_num_heads"), call.attribute("kv_num_heads")
+    query = _heads(call, call[0], query_heads)
+    key, value = (_heads(call, call[index], key_heads) for index in (1, 2))
     past = call.has(4)
     if past:
         key = call.op("concat", call[4], key, axis=2)
@@ -266,6 +270,9 @@ def rotary_embedding(call: Call) -> Value:
 def resize(call: Call) -> Value:
     """Nearest and linear, static sizes; nearest by whole factors also for dynamic ones."""
     x, mode = call[0], call.attribute("mode", "nearest")
+    for name in ("cubic_coeff_a", "exclude_outside", "extrapolation_value", "nearest_mode"):
+        call.attribute(name)  # of other modes
+    call.attribute("keep_aspect_ratio_policy")
     if call.attribute("antialias", 0) or call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Unsupported("Resize with antialias or cropping", "resample without them")
     if mode not in ("nearest", "linear"):
@@ -320,7 +327,7 @@ def _places(call: Call, extent: int, size: int, factor: float | None) -> np.ndar
     if mode == "asymmetric":
         return target / scale
     if mode == "align_corners":
-        return target * (extent - 1) / max(size - 1, 1)
+        return target * (extent - 1) / max((extent * scale if factor else size) - 1, 1)
     if mode == "pytorch_half_pixel" and size == 1:
         return np.zeros(1)
     if mode == "half_pixel_symmetric":

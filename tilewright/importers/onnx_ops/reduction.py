@@ -17,14 +17,15 @@ rule = TABLE.rule
 def _axes(call: Call, x: Value) -> tuple[int, ...]:
     """The axes to reduce: all of them when none are given, unless the node says that none means none."""
     axes = call.axes(1, x.rank)
+    nothing = call.attribute("noop_with_empty_axes", 0)
     if not axes:
-        return () if call.attribute("noop_with_empty_axes", 0) else tuple(range(x.rank))
+        return () if nothing else tuple(range(x.rank))
     return axes
 
 
 def _reduce(call: Call, op: str, x: Value) -> Value:
-    axes = _axes(call, x)
-    return call.op(op, x, axes=axes, keepdims=bool(call.attribute("keepdims", 1))) if axes else x
+    axes, keep = _axes(call, x), bool(call.attribute("keepdims", 1))
+    return call.op(op, x, axes=axes, keepdims=keep) if axes else x
 
 
 def _plain(op: str) -> Callable[[Call], Value]:
@@ -61,11 +62,11 @@ def reduce_log_sum(call: Call) -> Value:
 @rule("ReduceLogSumExp")
 def reduce_log_sum_exp(call: Call) -> Value:
     x = call[0]
-    axes = _axes(call, x)
+    axes, keep = _axes(call, x), call.attribute("keepdims", 1)
     if not axes:
         return x
     result = formulas.logsumexp(call, x, axes)
-    if call.attribute("keepdims", 1):
+    if keep:
         return result
     return call.reshape(result, [size for axis, size in enumerate(result.shape) if axis not in axes])
 

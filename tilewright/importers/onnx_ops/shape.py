@@ -115,6 +115,7 @@ def split(call: Call) -> tuple[Value, ...]:
     x = call[0]
     axis = call.attribute("axis", 0) % x.rank
     extent = x.shape[axis]
+    call.attribute("num_outputs")  # the node's outputs say it
     if call.has(1):
         sizes = call.sizes(1)
     else:
@@ -208,4 +209,5 @@ def depth_to_space(call: Call) -> Value:
 
 @rule("SpaceToDepth")
 def space_to_depth(call: Call) -> Value:
-    return images.space_to_depth(call, call[0], call.attribute("blocksize"), columns_first=True)
+    columns_first = call.attribute("mode", "DCR") == "DCR"
+    return images.space_to_depth(call, call[0], call.attribute("blocksize"), columns_first)
