@@ -95,7 +95,8 @@ def main() -> None:
     scale = 1 / np.sqrt(wide.var(axis=1, keepdims=True) + epsilon)
     normal = (wide - wide.mean(axis=1, keepdims=True)) * scale
     weighted = grad_out * weight.astype(np.float64)
-    expected = (weighted - normal * (normal * weighted).mean(1, keepdims=True) - weighted.mean(1, keepdims=True)) * scale
+    along = (normal * weighted).mean(1, keepdims=True)
+    expected = (weighted - normal * along - weighted.mean(1, keepdims=True)) * scale
     errors = [
         np.abs(out - (normal * weight + bias)).max(),
         np.abs(grad_x - expected).max(),

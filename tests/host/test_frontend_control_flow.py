@@ -9,7 +9,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.language_support import compile_error, interpret
+from tests.host.language_support import compile_error, launch
 from tilewright.errors import CompilationError
 
 SCALE = 3
@@ -57,7 +57,7 @@ def loops(out, n, STEP: tl.constexpr):
 
 def test_loops() -> None:
     out = integers()
-    interpret(loops, (1,), out, 7, STEP=3)
+    launch(loops, (1,), out, 7, STEP=3)
     expected = [(0 + 2 + 4 + 6) - 3, 10741, 14, 16, sum(i * j for i in range(1, 4) for j in range(i, 5)), 6]
     assert out[:6].tolist() == expected
 
@@ -74,7 +74,7 @@ def carried_blocks(out, n, SIZE: tl.constexpr):
 
 def test_tuples_are_carried_through_loops() -> None:
     out = integers()
-    interpret(carried_blocks, (1,), out, 3, SIZE=8)
+    launch(carried_blocks, (1,), out, 3, SIZE=8)
     assert out.tolist() == [7 * i for i in range(8)]
 
 
@@ -91,7 +91,7 @@ def early_return(out, n):
 
 def test_early_return_of_a_kernel() -> None:
     out = integers()
-    interpret(early_return, (8,), out, 5)
+    launch(early_return, (8,), out, 5)
     assert out.tolist() == [1, 2, -5, 4, 5, 0, 0, 0]
 
 
@@ -115,7 +115,7 @@ def returns(out, weights):
 
 def test_several_returns_of_a_function() -> None:
     out, weights = integers(), np.zeros(8, np.float32)
-    interpret(returns, (8,), out, weights)
+    launch(returns, (8,), out, weights)
     assert out.tolist() == [0, 1, 2, 30, 40, 500, 600, 700]
     assert weights.tolist() == [1, 1, 1, 2, 2, 3, 3, 3]
 
@@ -155,7 +155,7 @@ def calls(out, FUNCTION: tl.constexpr, *operands):
 
 def test_calls_functions_as_constants_and_variadic_operands() -> None:
     out = integers()
-    interpret(calls, (1,), out, widen, 10, 20)
+    launch(calls, (1,), out, widen, 10, 20)
     assert out.tolist() == [3, 39, 2, 40, 1 + 6 + 3, 2, 4, 0]
 
 
@@ -179,7 +179,7 @@ def recursion(out, F: tl.constexpr):
 
 def test_recursion_ends_on_constants() -> None:
     out = integers()
-    interpret(recursion, (1,), out, factorial)
+    launch(recursion, (1,), out, factorial)
     assert out[0] == 120
     assert "nested more than" in compile_error(recursion, {"out": "*i32"}, F=endless)
 
@@ -199,7 +199,7 @@ def one_as_argument(out, n, flag):
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_argument_equal_to_one_still_answers_as_a_tensor(n: int) -> None:
     out = integers()
-    interpret(one_as_argument, (1,), out, n, True)
+    launch(one_as_argument, (1,), out, n, True)
     assert out.tolist() == [2 * n + 32, 5 + n + 1, int(n == 1), 1, 0, 0, 0, 0]
 
 
@@ -211,7 +211,7 @@ def chained(out, n):
 
 def test_chained_comparison() -> None:
     out = integers()
-    interpret(chained, (1,), out, 5)
+    launch(chained, (1,), out, 5)
     assert out.tolist() == [2, 2, 3, 3, 3, 2, 2, 2]
 
 
@@ -230,7 +230,7 @@ def temporaries(x, out, n, SIZE: tl.constexpr):
 
 def test_names_used_inside_a_loop_only_are_not_carried() -> None:
     x, out = np.arange(16, dtype=np.float32), np.zeros(4, np.float32)
-    interpret(temporaries, (1,), x, out, 16, SIZE=4)
+    launch(temporaries, (1,), x, out, 16, SIZE=4)
     assert out.tolist() == (2 * x.reshape(4, 4).sum(0)).tolist()
     loop_operands = [
         len(operation.operands) - 3
@@ -251,7 +251,7 @@ def make_kernel(factor: int):  # type: ignore[no-untyped-def]
 def test_closures_are_captured_by_value() -> None:
     for factor in (4, 9):
         out = integers()
-        interpret(make_kernel(factor), (1,), out)
+        launch(make_kernel(factor), (1,), out)
         assert out[0] == factor
 
 
@@ -259,7 +259,7 @@ def test_generated_source() -> None:
     source = "def generated(out, N: tl.constexpr):\n    tl.store(out, N + offset)\n"
     kernel = tilewright.JITFunction.from_source(source, "generated", {"tl": tl, "offset": 5})
     out = integers()
-    interpret(kernel, (1,), out, N=3)
+    launch(kernel, (1,), out, N=3)
     assert out[0] == 8
     broken = tilewright.JITFunction.from_source("def broken(out):\n    tl.store(oust, 1)\n", "broken", {"tl": tl})
     with pytest.raises(CompilationError, match="2 | tl.store"):

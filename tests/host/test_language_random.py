@@ -7,7 +7,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.language_support import interpret
+from tests.host.language_support import launch
 
 
 @tilewright.jit
@@ -30,7 +30,7 @@ VECTORS = [
 @pytest.mark.parametrize(("seed", "counters", "expected"), VECTORS)
 def test_philox_vectors(seed: int, counters: tuple[int, ...], expected: str) -> None:
     out = np.zeros(4, np.uint32)
-    interpret(words, (1,), out, seed, *counters)
+    launch(words, (1,), out, seed, *counters)
     assert " ".join(f"{word:08x}" for word in out) == expected
 
 
@@ -48,9 +48,9 @@ def draw(out, seed, offset, KIND: tl.constexpr, N: tl.constexpr):
 @pytest.mark.parametrize("offset", [0, 2**40])
 def test_distributions(offset: int) -> None:
     uniform, normal, whole = np.zeros(4096, np.float32), np.zeros(4096, np.float32), np.zeros(4096, np.uint32)
-    interpret(draw, (1,), uniform, 123, offset, KIND="rand", N=4096)
-    interpret(draw, (1,), normal, 123, offset, KIND="randn", N=4096)
-    interpret(draw, (1,), whole, 123, offset, KIND="randint", N=4096)
+    launch(draw, (1,), uniform, 123, offset, KIND="rand", N=4096)
+    launch(draw, (1,), normal, 123, offset, KIND="randn", N=4096)
+    launch(draw, (1,), whole, 123, offset, KIND="randint", N=4096)
     signed = whole.view(np.int32).astype(np.int64)
     expected = np.where(signed < 0, -signed - 1, signed).astype(np.float32) * np.float32(4.6566127342e-10)
     np.testing.assert_array_equal(uniform, expected)

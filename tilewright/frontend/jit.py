@@ -114,6 +114,9 @@ class JITFunction(SourceFunction):
 
     # Launching
 
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        raise TypeError(f"kernel '{self.name}' needs a grid: {self.name}[grid](...); or call it inside a kernel")
+
     def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel | None]:
         return lambda *arguments, **keywords: self.run(grid, arguments, keywords)
 
@@ -123,8 +126,8 @@ class JITFunction(SourceFunction):
         if keywords or len(arguments) != len(self.parameters):
             arguments, options = self._bind(arguments, keywords)
         key, slots = self._signature(arguments)
-        if options:
-            key = (*key, options)
+        if options or settings.interpret:
+            key = (*key, options, settings.interpret)
         launch = self._launches.get(key)
         if launch is None or self._changed():
             launch = self._prepare(key, arguments, dict(options))
@@ -137,8 +140,8 @@ class JITFunction(SourceFunction):
         """Compile for these arguments without running."""
         bound, options = self._bind(arguments, keywords)
         key, _ = self._signature(bound)
-        if options:
-            key = (*key, options)
+        if options or settings.interpret:
+            key = (*key, options, settings.interpret)
         launch = self._launches.get(key)
         if launch is None or self._changed():
             launch = self._prepare(key, bound, dict(options))

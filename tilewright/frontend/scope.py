@@ -85,7 +85,8 @@ class FunctionState:
         if name in PYTHON_BUILTINS:
             return PYTHON_BUILTINS[name]
         known = [*self.names, *self.function.function.__globals__, *PYTHON_BUILTINS]
-        raise LanguageError(f"the name '{name}' is not defined", nearest(name, known) or "assign it, or make it a parameter")
+        advice = nearest(name, known) or "assign it, or make it a parameter"
+        raise LanguageError(f"the name '{name}' is not defined", advice)
 
     def _admit(self, name: str, value: Any) -> Any:
         """A captured value, if kernels may read it."""

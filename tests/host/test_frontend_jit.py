@@ -1,0 +1,294 @@
+"""Launching: binding, specialization, arguments, options, caches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright.errors import LaunchError
+from tilewright.frontend import binaries
+from tilewright.frontend.arguments import classify
+from tilewright.settings import settings
+
+torch = pytest.importorskip("torch")
+
+
+@tilewright.jit
+def scale(x, out, n, factor, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * factor, mask=i < n)
+
+
+CLASSES = [
+    (1, None, 1, 1),
+    (0, "i32", 16, None),
+    (2, "i32", 2, None),
+    (-24, "i32", 8, None),
+    (72, "i32", 8, None),
+    (2**31, "i64", 16, None),
+    (2**63, "u64", 16, None),
+    (True, "i1", 1, None),
+    (2.5, "f32", 1, None),
+    (None, None, 1, None),
+    (np.float64(2.5), "f64", 1, None),
+    (np.int8(3), "i8", 1, None),
+    (np.zeros(4, np.float16), "*f16", 16, None),
+    (np.zeros(8, np.float32)[1:], "*f32", 4, None),
+    (np.zeros(4, ml_dtypes.bfloat16), "*bf16", 16, None),
+    (torch.zeros(4, dtype=torch.bfloat16), "*bf16", 16, None),
+    (torch.zeros(4, dtype=torch.bool), "*i1", 16, None),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "divisibility", "constant"), CLASSES, ids=lambda entry: str(entry)[:20])
+def test_specialization(value: object, kind: str | None, divisibility: int, constant: object) -> None:
+    found, _ = classify(value)
+    assert (None if found.type is None else str(found.type)) == kind
+    assert found.divisibility == divisibility and found.constant == constant
+
+
+@pytest.mark.parametrize(
+    "grid", [(2,), [2, 1], (2, 1, 1), 2, lambda args: (tilewright.cdiv(args["n"], args["BLOCK"]),)]
+)
+def test_grids_and_argument_forms(grid: object) -> None:
+    x = np.arange(10, dtype=np.float32)
+    for arguments, keywords in [
+        ((10, 2.0), {"BLOCK": 8}),
+        ((10,), {"factor": 2.0, "BLOCK": 8, "num_warps": 4, "num_stages": 3}),
+        ((10, 2.0, 8), {}),
+    ]:
+        out = np.zeros_like(x)
+        scale[grid](x, out, *arguments, **keywords)
+        assert out.tolist() == (2 * x).tolist()
+
+
+def test_torch_tensors_and_dlpack() -> None:
+    class Foreign:
+        """An array of another library: nothing but DLPack."""
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def __dlpack__(self, **keywords: object) -> object:
+            return self.array.__dlpack__(**keywords)  # type: ignore[arg-type]
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.array.__dlpack_device__()
+
+    x = torch.arange(10, dtype=torch.bfloat16)
+    for interpret in (False, True):
+        out = torch.zeros(10, dtype=torch.bfloat16)
+        with settings.scope(interpret=interpret):
+            scale[(2,)](x, out, 10, 3.0, BLOCK=8)
+        assert torch.equal(out, x * 3)
+    numbers, out = np.arange(10, dtype=np.float32), np.zeros(10, np.float32)
+    scale[(2,)](Foreign(numbers), out, 10, 3.0, BLOCK=8)
+    assert out.tolist() == (numbers * 3).tolist()
+
+
+def test_an_empty_grid_does_nothing() -> None:
+    out = np.zeros(4, np.float32)
+    scale[(0,)](out, out, 4, 2.0, BLOCK=8)
+    assert not out.any()
+
+
+X = np.zeros(8, np.float32)
+READ_ONLY = np.zeros(8, np.float32)
+READ_ONLY.flags.writeable = False
+MISTAKES = [
+    (lambda: scale[(1,)](X, X, 8, 2.0), "needs a value for 'BLOCK'"),
+    (lambda: scale[(1,)](X, X, 8, 2.0, 8, 9), "1 more positional"),
+    (lambda: scale[(1,)](X, X, 8, 2.0, BLOCK=8, num_wraps=4), "does not take 'num_wraps'.*num_warps"),
+    (lambda: scale[(1,)](X, X, 8, 2.0, 8, n=3), "two values for 'n'|does not take 'n'"),
+    (lambda: scale[(1, 1, 1, 1)](X, X, 8, 2.0, BLOCK=8), "one to three extents"),
+    (lambda: scale[(-1,)](X, X, 8, 2.0, BLOCK=8), "at least 0"),
+    (lambda: scale[(1.5,)](X, X, 8, 2.0, BLOCK=8), "whole numbers"),
+    (lambda: scale[(1,)](X, READ_ONLY, 8, 2.0, BLOCK=8), "writes to argument 'out', a read-only array"),
+    (lambda: scale[(1,)]([1, 2], X, 8, 2.0, BLOCK=8), "argument 'x': a list cannot be passed"),
+    (lambda: scale[(1,)](X.astype(complex), X, 8, 2.0, BLOCK=8), "dtype complex128 cannot be passed"),
+    (lambda: scale[(1,)](X, X, 2**70, 2.0, BLOCK=8), "does not fit in 64 bits"),
+    (lambda: scale[(1,)](X, X, 8, 2.0, BLOCK=X), "cannot be a tl.constexpr argument"),
+    (lambda: scale[(1,)](torch.zeros(8, device="meta"), X, 8, 2.0, BLOCK=8), "tensor on meta.*tensor.cpu"),
+    (lambda: scale[(1,)](X.astype("U1"), X, 8, 2.0, BLOCK=8), "cannot be passed to a kernel"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES)
+def test_wrong_arguments(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(LaunchError, match=message):
+        call()
+
+
+def test_a_read_only_array_may_be_read() -> None:
+    out = np.ones(8, np.float32)
+    scale[(1,)](READ_ONLY, out, 8, 2.0, BLOCK=8)
+    assert not out.any()
+
+
+def test_one_signature_is_compiled_once() -> None:
+    kernel = tilewright.JITFunction(scale.function)
+    x, out = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
+    first = kernel[(2,)](x, out, 16, 2.0, BLOCK=8)
+    assert kernel[(2,)](x, out, 32, 3.0, BLOCK=8) is first
+    assert kernel[(2,)](x, out, 17, 3.0, BLOCK=8) is not first
+    assert kernel.warmup(x, out, 16, 2.0, BLOCK=8) is first
+
+
+@tilewright.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["m"])
+def unspecialized(out, n, m, wide: tl.int64, flag: tl.constexpr):
+    tl.store(out, n + m + wide)
+
+
+def test_policies_of_single_arguments() -> None:
+    out = np.zeros(1, np.int64)
+    first = unspecialized[(1,)](out, 1, 16, 1, True)
+    assert out[0] == 18
+    assert unspecialized[(1,)](out, 16, 3, 5, True) is first
+    assert unspecialized[(1,)](out, 16, 3, 5, 1) is not first  # True and 1 are different constants
+    assert first.binary.parameters == ("*i64", "i32", "i32", "i64")
+
+
+@tilewright.jit
+def total(out, pair, *rest):
+    value = pair[0] + pair[1]
+    for entry in rest:
+        value += entry
+    tl.store(out, value)
+
+
+def test_tuples_are_flattened() -> None:
+    for interpret in (True, False):
+        out = np.zeros(1, np.float32)
+        with settings.scope(interpret=interpret):
+            total[(1,)](out, (2, 3.0), 4, 1)
+        assert out[0] == 10
+
+
+def test_compiling_needs_no_arguments() -> None:
+    kernel = scale.compile({"x": "*f32", "out": "*f32", "n": "i32", "factor": tl.float32}, {"BLOCK": 8})
+    assert kernel.binary.parameters == ("*f32", "*f32", "i32", "f32")
+    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    kernel[(1,)](x, out, 8, 2.0)
+    assert out.tolist() == (2 * x).tolist()
+    assert "arange" in kernel.dump("ir") and "define" in kernel.dump("llvm") and kernel.dump("asm")
+    with pytest.raises(ValueError, match="unknown stage 'ptx'"):
+        kernel.dump("ptx")
+    with pytest.raises(LaunchError, match="takes 4 run-time arguments"):
+        kernel[(1,)](x, out)
+
+
+FACTOR = 2
+
+
+@tilewright.jit
+def by_global(out):
+    tl.store(out, helper(FACTOR))
+
+
+@tilewright.jit
+def helper(x):
+    return x + OFFSET
+
+
+OFFSET = tl.constexpr(10)
+
+
+def test_a_changed_global_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = np.zeros(1, np.int32)
+    by_global[(1,)](out)
+    assert out[0] == 12
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    by_global[(1,)](out)
+    assert out[0] == 15
+    monkeypatch.setitem(globals(), "OFFSET", tl.constexpr(100))
+    by_global[(1,)](out)
+    assert out[0] == 105
+
+
+def test_the_key_covers_everything_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(**changes: object) -> str:
+        request = {
+            "types": {"out": "*i32"},
+            "constants": {},
+            "parameters": {},
+            "options": {},
+            "debug": False,
+            **changes,
+        }
+        return binaries.Request(by_global, **request).key(tilewright.targets.registry.get_target("cpu"))  # type: ignore
+
+    keys = [key(), key(types={"out": "*i64"}), key(debug=True), key(options={"a": 1}), key(constants={"N": 1}),
+            key(constants={"N": True}), key(constants={"N": helper}), key(constants={"N": by_global})]  # fmt: skip
+    monkeypatch.setitem(globals(), "OFFSET", tl.constexpr(11))
+    keys.append(key())
+    monkeypatch.setitem(
+        globals(), "helper", tilewright.JITFunction.from_source("def helper(x):\n    return x", "helper", {})
+    )
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_warm_start_does_not_trace(tmp_path: Path) -> None:
+    script = tmp_path / "kernel.py"
+    script.write_text(
+        "import numpy as np, tilewright, tilewright.language as tl\n"
+        "@tilewright.constexpr_function\n"
+        "def note(x):\n    print('traced')\n    return x\n"
+        "@tilewright.jit\n"
+        "def kernel(out, N: tl.constexpr):\n    tl.store(out, note(N))\n"
+        "out = np.zeros(1, np.int32)\nkernel[(1,)](out, N=7)\nprint(out[0])\n"
+    )
+    environment = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
+    runs = [
+        subprocess.run(
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert runs == ["traced\n7\n", "7\n"]
+
+
+@tilewright.jit
+def checked(x, out):
+    tl.device_assert(tl.load(x) > 0, "x must be positive")
+    assert tl.load(x) > 0
+    tl.store(out, tl.load(x))
+
+
+def test_assertions_are_kept_in_debug_launches_only() -> None:
+    x, out = np.array([-1.0], np.float32), np.zeros(1, np.float32)
+    checked[(1,)](x, out)
+    assert out[0] == -1
+    with settings.scope(interpret=True), pytest.raises(tilewright.errors.ExecutionError, match="x must be positive"):
+        checked[(1,)](x, out, debug=True)
+
+
+def test_remarks_name_the_line() -> None:
+    @tilewright.jit
+    def half(x, out):
+        tl.store(out, tl.exp(tl.load(x)))
+
+    kernel = half.compile({"x": "*f16", "out": "*f16"}, {})
+    (remark,) = [entry for entry in kernel.remarks if "computed in fp32" in entry.message]
+    assert remark.file == __file__ and "tl.exp" in Path(__file__).read_text().splitlines()[remark.line - 1]
+
+
+def test_kernels_cannot_be_called_without_a_grid() -> None:
+    with pytest.raises(TypeError, match="call it inside a kernel|needs a grid"):
+        scale(1, 2)
+
+
+@pytest.mark.parametrize(("x", "y", "expected"), [(7, 3, 3), (6, 3, 2), (0, 3, 0)])
+def test_cdiv(x: int, y: int, expected: int) -> None:
+    assert tilewright.cdiv(x, y) == expected
+
+
+def test_next_power_of_2() -> None:
+    assert [tilewright.next_power_of_2(n) for n in (0, 1, 2, 3, 5, 1024, 1025)] == [1, 1, 2, 4, 8, 1024, 2048]
