@@ -199,11 +199,7 @@ class DotEmitter:
     def emit(self, operation: Operation, scratch: Storage) -> None:
         """One `dot`, batched or not; its accumulator's buffer becomes the result's."""
         self.evaluator.reset()
-        left, right, accumulator = operation.operands
-        result = self.storage[operation.result]
-        zero = is_zero(accumulator)
-        if not zero and self.storage[accumulator] is not result:
-            raise AssertionError("the scheduler gives a product and its accumulator one buffer")
+        zero = is_zero(operation.operands[2])
         batches = operation.result.type.shape[0] if operation.result.type.rank == 3 else 1
         if batches == 1:
             self._product(operation, ZERO, scratch, zero)

@@ -112,8 +112,10 @@ class Scheduler:
     def _whole(self, operation: Operation, builder: _RegionSteps) -> None:
         """An operation that is lowered on its own: product, scan, atomic, print, scalar store …"""
         step = Step("whole", operation)
+        if operation.opcode == "dot":
+            self._product_storage(operation, builder)
         for result in operation.results:
-            if result.type.rank:
+            if result.type.rank and result not in self.storage:
                 self._new_storage(result)
         if operation.opcode == "dot":
             step.scratch = self.plan.add(Storage.raw(self.target_storage.dot_scratch(operation)))
@@ -123,6 +125,21 @@ class Scheduler:
         if step.scratch is not None:
             step.scratch.touch(self._count)
         self._count += 1
+
+    def _product_storage(self, operation: Operation, builder: _RegionSteps) -> None:
+        """The result's buffer: the accumulator's when that ends here, else one that it is copied to."""
+        accumulator, result = operation.operands[2], operation.result
+        if accumulator not in self.placement.stored:  # zero
+            return
+        owned = self.storage[accumulator]
+        preferred = self._preferred.get(result)
+        claimed = any(storage is owned for storage in self._preferred.values())
+        if preferred is None and not claimed and self._dies_at(accumulator, self.program.position[operation]):
+            preferred = owned
+        self.storage[result] = preferred if preferred is not None else self._fresh(result)
+        if self.storage[result] is not owned:
+            builder.add(self._root("buffer", operation, accumulator, self.storage[result], [accumulator]))
+            builder.flush()
 
     # -- Control flow -----------------------------------------------------------------------------
 
