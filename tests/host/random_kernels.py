@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tilewright.dtypes import DTYPES, DType, bfloat16, float16, float32, float64, int1, int8, int32, int64
+from tilewright.dtypes import DTYPES, DType, bfloat16, float16, float32, int1, int8, int32, int64
 from tilewright.ir import inference
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Function, Location, Parameter, Region, Value
@@ -23,13 +23,15 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 SHAPES = ((), (), (4,), (8,), (3,), (2, 4), (1, 4), (4, 1), (2, 2, 2))
 STORED = (float32, int32, float16, int64)
 ELEMENTS = 64  # of each buffer
+GRID = (2, 1, 2)
 
 
 class KernelMaker:
     """Builds one kernel; `pool` holds the values in reach."""
 
-    def __init__(self, random: random_module.Random) -> None:
+    def __init__(self, random: random_module.Random, exact: bool = False) -> None:
         self.random = random
+        self.exact = exact
         parameters = [Parameter("n", divisibility=4)]
         values = [Value(scalar(int32), "n")]
         for dtype in STORED:
@@ -101,6 +103,8 @@ class KernelMaker:
         if found and choice < 0.7:
             return self.random.choice(found)
         same_shape = [value for value in self.pool if value.type.shape == type_.shape]
+        if self.exact and not type_.dtype.is_float:
+            same_shape = [value for value in same_shape if not value.type.dtype.is_float]
         if same_shape and choice < 0.85:
             return self.build.emit("cast", self.random.choice(same_shape), dtype=type_.dtype)
         if type_.shape and choice < 0.95:
@@ -114,8 +118,10 @@ class KernelMaker:
     # Operations
 
     def elementwise(self) -> None:
-        opcode = self.random.choice(list(KIND_OF))
+        opcode = self.random.choice([opcode for opcode in KIND_OF if not self.exact or opcode not in INEXACT])
         operand = self.any_value(KIND_OF[opcode])
+        if self.exact and self.leaves_open(opcode, operand.type.dtype):
+            return
         count = OPS[opcode].operands[0]
         attributes = {}
         if opcode in ("minimum", "maximum"):
@@ -123,6 +129,12 @@ class KernelMaker:
         operands = [operand, *(self.value(operand.type) for _ in range(count - 1))]
         self.random.shuffle(operands)
         self.add(self.build.emit(opcode, *operands, **attributes))
+
+    def leaves_open(self, opcode: str, dtype: DType) -> bool:
+        """Whether the table does not fix every bit of the result for all operands of this type."""
+        if dtype.is_float:
+            return opcode in ("minimum", "maximum", "fma") or (opcode == "remainder" and dtype != float32)
+        return opcode in ("divide", "remainder", "shift_left", "shift_right")
 
     def compare_select(self) -> None:
         left = self.any_value()
@@ -134,6 +146,8 @@ class KernelMaker:
     def convert(self) -> None:
         value, dtype = self.any_value(), self.random.choice(DTYPES)
         source = value.type.dtype
+        if self.exact and source.is_float and not (dtype.is_float or dtype.is_bool):
+            dtype = source  # a float that does not fit gives an unspecified integer
         narrower = source.is_float and dtype.is_float and dtype.bits < source.bits
         rounding = "rtz" if narrower and self.random.random() < 0.5 else "rtne"
         self.add(self.build.emit("cast", value, dtype=dtype, rounding=rounding))
@@ -217,7 +231,7 @@ class KernelMaker:
     def reduce(self) -> None:
         shape = self.random.choice([shape for shape in SHAPES if shape])
         axis = self.random.randrange(len(shape))
-        elements = [self.dtype("number"), self.random.choice([int32, float64])]
+        elements = [self.dtype("integer" if self.exact else "number"), self.random.choice([int32, int64])]
         operands = [self.value(TensorType(shape, element)) for element in elements]
         opcodes = [self.random.choice(["add", "maximum", "minimum", "multiply"]) for _ in operands]
 
@@ -231,6 +245,8 @@ class KernelMaker:
     def dot(self) -> None:
         a, b, c = self.random.choice([(float16, float16, float32), (bfloat16, bfloat16, float32),
                                       (float32, float32, float32), (int8, int8, int32)])  # fmt: skip
+        if self.exact:
+            a, b, c = int8, int8, int32  # the order of a float sum is open
         batch = self.random.choice([(), (2,)])
         types = [TensorType((*batch, *shape), e) for shape, e in (((2, 4), a), ((4, 2), b), ((2, 2), c))]
         self.add(self.build.emit("dot", *map(self.value, types), input_precision="tf32"))
@@ -293,6 +309,10 @@ class KernelMaker:
         self.add(self.build.while_loop(initial, before, after))
 
 
+# Operations whose results targets may approximate.
+INEXACT = ("exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "rsqrt", "power")
+
+
 def _kinds() -> dict[str, str]:
     """Opcode -> operand kind of the elementwise operations."""
     kinds = {}
@@ -306,19 +326,28 @@ def _kinds() -> dict[str, str]:
 KIND_OF = _kinds()
 
 
-def random_kernel(random: random_module.Random, length: int = 12) -> Function:
-    """A valid kernel of about `length` top-level steps."""
-    return KernelMaker(random).kernel(length)
+def random_kernel(random: random_module.Random, length: int = 12, exact: bool = False) -> Function:
+    """A valid kernel of about `length` top-level steps; if `exact`, one whose every result the table fixes."""
+    return KernelMaker(random, exact).kernel(length)
+
+
+def arguments_of(seed: int = 0) -> list[object]:
+    """The arguments of a random kernel: a number, then input and output buffers."""
+    generator = np.random.default_rng(seed)
+    arguments: list[object] = [12]
+    for dtype in STORED:
+        arguments += [generator.integers(-100, 100, ELEMENTS).astype(dtype.numpy), np.zeros(ELEMENTS, dtype.numpy)]
+    return arguments
 
 
 def run_kernel(function: Function, seed: int = 0) -> dict[str, np.ndarray]:
     """What the kernel left in its output buffers, NaNs made equal."""
-    generator = np.random.default_rng(seed)
-    arguments: list[object] = [12]
-    outputs = {}
-    for dtype in STORED:
-        values = generator.integers(-100, 100, ELEMENTS).astype(dtype.numpy)
-        arguments += [values, output := np.zeros(ELEMENTS, dtype.numpy)]
-        outputs[dtype.text] = output
-    run(function, arguments, (2, 1, 2))
+    arguments = arguments_of(seed)
+    run(function, arguments, GRID)
+    return outputs_of(arguments)
+
+
+def outputs_of(arguments: Sequence[object]) -> dict[str, np.ndarray]:
+    """The output buffers by element type, NaNs made equal."""
+    outputs = {dtype.text: np.asarray(output) for dtype, output in zip(STORED, arguments[2::2], strict=True)}
     return {name: np.where(np.isnan(output), np.nan, output) for name, output in outputs.items()}
