@@ -24,14 +24,14 @@ def machine_options(target: CPUTarget) -> MachineOptions:
     return MachineOptions(target.triple, _base_cpu(target), ",".join(present + absent))
 
 
-def function_attributes(target: CPUTarget) -> str:
+def function_attributes(target: CPUTarget, model: str | None = None) -> str:
     """Attributes that every function of a CPU kernel carries, as LLVM text.
 
     Vectors are kept at full width (LLVM would halve them on some AVX-512 models), and instructions
-    are scheduled for the target's model.
+    are scheduled for `model`, by default the target's.
     """
     width = f'"prefer-vector-width"="{target.vector_bits}" "min-legal-vector-width"="{target.vector_bits}"'
-    return f'nounwind {width} "tune-cpu"="{target.cpu}"'
+    return f'nounwind {width} "tune-cpu"="{model or target.cpu}"'
 
 
 def _base_cpu(target: CPUTarget) -> str:

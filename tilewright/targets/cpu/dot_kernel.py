@@ -84,7 +84,9 @@ def emit_micro_kernel(module: Module, target: CPUTarget, kernel: MicroKernel) ->
         ("ptr", "ahead", ""),
         ("i64", "ahead_stride", ""),
     ]
-    attributes = f"noinline {function_attributes(target)}"
+    # LLVM's schedules for older AVX-512 models need a register more than there are; the order matters little
+    model = "sapphirerapids" if target.vector_bits == 512 else None
+    attributes = f"noinline {function_attributes(target, model)}"
     builder = LLVMBuilder(module, kernel.name, "void", parameters, linkage="internal", attributes=attributes)
     _Emitter(builder, kernel).emit()
     builder.finish()

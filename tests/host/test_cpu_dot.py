@@ -1,0 +1,178 @@
+"""The register-blocked product against NumPy: layouts, types, tails, limits, and memory it must not touch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.host.cpu_support import (
+    FLOAT32,
+    aligned,
+    arrange_right,
+    emit_product,
+    guarded,
+    load,
+    product_code,
+    random_block,
+)
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.dot import DotShape
+from tilewright.targets.cpu.target import CPUTarget
+
+LAYOUTS = ("rows", "columns", "panels")
+FLOAT64 = (dtypes.float64, dtypes.float64, dtypes.float64)
+BFLOAT16 = (dtypes.bfloat16, dtypes.bfloat16, dtypes.float32)
+FLOAT16 = (dtypes.float16, dtypes.float16, dtypes.float32)
+INT8 = (dtypes.int8, dtypes.int8, dtypes.int32)
+UINT8 = (dtypes.uint8, dtypes.int8, dtypes.int32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product; `limits` are run-time extents (0: none), `left` how the left operand lies in memory."""
+
+    shape: DotShape
+    layout: str
+    types: tuple[DType, DType, DType] = FLOAT32
+    limits: tuple[int, int, int] = (0, 0, 0)
+    left: str = "rows"
+    accumulate: bool = True
+
+
+def run_case(case: Case, rng: np.random.Generator) -> None:
+    """Emit, run on random data and compare with a product in float64 (integers: in int64)."""
+    target, shape = CPUTarget.host(), case.shape
+    full = (shape.rows, shape.columns, shape.depth)
+    rows, columns, depth = (limit or extent for limit, extent in zip(case.limits, full, strict=True))
+    left, right = random_block(rng, (rows, depth), case.types[0]), random_block(rng, (depth, columns), case.types[1])
+    memory, strides = arrange_left(left, case.left)
+    known = {"rows": (None, 1), "known rows": (depth, 1), "columns": (1, None), "spread": (None, None)}[case.left]
+    text, extents, scratch_size = emit_product(
+        target, shape, case.layout, case.types, tuple(bool(limit) for limit in case.limits), *known
+    )
+    arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
+    product = load(assemble(text, target), "product", arguments)
+    stored, right_stride = arrange_right(right, case.layout, target.microtile(case.types[2])[1], shape.depth)
+    wide = np.float64 if case.types[2].is_float else np.int64
+    accumulator = aligned(extents, case.types[2].numpy)
+    accumulator[...] = random_block(rng, extents, case.types[2]) if case.types[2].is_float else 7
+    expected = left.astype(wide) @ right.astype(wide)
+    if case.accumulate:
+        expected += accumulator[:rows, :columns].astype(wide)
+    scratch = aligned((scratch_size + 64,), np.uint8, fill=0xFF)  # NaN in every float type
+    memory, stored = guarded(memory), guarded(stored)
+    pointers = [array.ctypes.data for array in (memory, stored, accumulator, scratch)]
+    product(*pointers, *strides, right_stride, rows, columns, depth, case.accumulate)
+    assert (scratch[scratch_size:] == 0xFF).all(), "wrote beyond its scratch"
+    if not case.types[2].is_float:
+        np.testing.assert_array_equal(accumulator[:rows, :columns], expected)
+        return
+    # each of `depth` products and sums is rounded once, relative to sums of standard normal numbers
+    unit = np.finfo(case.types[2].numpy).eps / 2
+    sizes = np.abs(left.astype(wide)) @ np.abs(right.astype(wide)) + 10
+    assert (np.abs(accumulator[:rows, :columns] - expected) <= unit * (depth + 2) * sizes).all()
+
+
+def arrange_left(left: np.ndarray, how: str) -> tuple[np.ndarray, tuple[int, int]]:
+    """The left operand in memory, and its row and depth strides."""
+    rows, depth = left.shape
+    if how == "columns":
+        return np.ascontiguousarray(left.T), (1, rows)
+    if how == "spread":
+        spread = np.zeros((rows, 3 * depth), left.dtype)
+        spread[:, ::3] = left
+        return spread, (3 * depth, 3)
+    return left, (depth, 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "shape", [DotShape(1, 160, 70), DotShape(3, 48, 64), DotShape(7, 33, 65), DotShape(50, 100, 600)], ids=str
+)
+def test_blocks(layout: str, shape: DotShape, rng: np.random.Generator) -> None:
+    run_case(Case(shape, layout), rng)
+    run_case(Case(shape, layout, accumulate=False), rng)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("limits", [(31, 70, 100), (20, 0, 0), (0, 33, 0), (0, 0, 1), (1, 1, 1)], ids=str)
+def test_limits(layout: str, limits: tuple[int, int, int], rng: np.random.Generator) -> None:
+    run_case(Case(DotShape(33, 80, 129), layout, limits=limits), rng)
+    few = tuple(min(pair) for pair in zip(limits, (4, 150, 129), strict=True))
+    run_case(Case(DotShape(4, 150, 129), layout, limits=few), rng)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("left", ["known rows", "columns", "spread"])
+def test_left_operand_in_any_memory(layout: str, left: str, rng: np.random.Generator) -> None:
+    run_case(Case(DotShape(33, 64, 129), layout, left=left), rng)
+    run_case(Case(DotShape(3, 64, 40), layout, left=left, limits=(2, 0, 33)), rng)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("types", [FLOAT64, BFLOAT16, FLOAT16, INT8, UINT8], ids=lambda types: types[0].name)
+def test_element_types(layout: str, types: tuple[DType, DType, DType], rng: np.random.Generator) -> None:
+    run_case(Case(DotShape(20, 80, 65), layout, types), rng)
+    run_case(Case(DotShape(3, 80, 65), layout, types, limits=(0, 77, 60)), rng)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 140),
+    depth=st.integers(1, 140),
+    layout=st.sampled_from(LAYOUTS),
+    left=st.sampled_from(["rows", "known rows", "columns", "spread"]),
+    cut=st.tuples(*[st.booleans()] * 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape(
+    rows: int, columns: int, depth: int, layout: str, left: str, cut: tuple[bool, ...], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    extents = (rows, columns, depth)
+    limits = tuple(
+        int(rng.integers(1, extent + 1)) if limited else 0 for extent, limited in zip(extents, cut, strict=True)
+    )
+    run_case(Case(DotShape(*extents), layout, limits=limits, left=left, accumulate=bool(seed % 2)), rng)  # type: ignore[arg-type]
+
+
+def test_nothing_to_do_keeps_the_accumulator() -> None:
+    target, shape = CPUTarget.host(), DotShape(20, 64, 64)
+    text, extents, size = emit_product(target, shape, "rows", FLOAT32, (True, True, True))
+    arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
+    product = load(assemble(text, target), "product", arguments)
+    accumulator, scratch = aligned(extents, np.float32), aligned((size,), np.uint8)
+    accumulator[...] = 3
+    operands = guarded(np.ones((20, 64), np.float32)), guarded(np.ones((64, 64), np.float32))
+    pointers = [array.ctypes.data for array in (*operands, accumulator, scratch)]
+    for limits in ((0, 64, 64), (20, 0, 64), (20, 64, 0)):
+        product(*pointers, 64, 1, 64, *limits, True)
+        assert (accumulator[:20, :64] == 3).all()
+
+
+@pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "x86-64-v4", "aarch64", "apple-m1"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiles_for_other_cpus(name: str, layout: str) -> None:
+    target = CPUTarget.named(name)
+    columns = 2 * target.microtile(dtypes.float32)[1]
+    assert product_code(target, DotShape(24, columns, 64), layout, FLOAT32, (True, True, True)).image
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "sapphirerapids", "znver5"])
+def test_accumulators_stay_in_registers(name: str) -> None:
+    target = CPUTarget.named(name)
+    rows, columns = target.microtile(dtypes.float32)
+    for count in (rows, rows - 1):
+        code = product_code(target, DotShape(count, 4 * columns, 64), "panels", FLOAT32, keep_texts=True)
+        assert code.assembly is not None
+        vector = [line for line in code.assembly.splitlines() if "ymm" in line or "zmm" in line]
+        assert any("vfmadd" in line for line in vector)
+        assert not any("(%rsp)" in line for line in vector), "a vector register is spilled"
