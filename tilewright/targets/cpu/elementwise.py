@@ -64,12 +64,17 @@ class Elementwise:
             return self._float(operation, operands, source)
         return self._integer(operation, operands, source)
 
-    def combine(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
-        """A reduction's step; `left` is the accumulator, which is never NaN for minimum and maximum."""
+    def combine(
+        self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType, propagate_nan: bool = False
+    ) -> LLVMValue:
+        """A reduction's step; `left` is the accumulator, NaN in a minimum or maximum only with `propagate_nan`."""
         if opcode in ("minimum", "maximum") and dtype.is_float:
             wide_left, wide_right = self.converter.widen(left, dtype), self.converter.widen(right, dtype)
             better = self.builder.compare("ogt" if opcode == "maximum" else "olt", wide_right, wide_left)
-            return self.builder.select(better, right, left)
+            chosen = self.builder.select(better, right, left)
+            if not propagate_nan:
+                return chosen
+            return self.builder.select(self.builder.compare("uno", wide_right, wide_right), right, chosen)
         if dtype.is_float:
             wide = [self.converter.widen(value, dtype) for value in (left, right)]
             return self.converter.narrow(self.builder.binary(_FLOAT_BINARY[opcode], *wide), dtype)

@@ -64,6 +64,7 @@ class Reduction:
         self.region = root.operation.regions[0]
         self.operands = root.operation.operands
         self.known = known_combination(self.region)
+        self.propagate_nan = bool(self.region.operations[0].attributes.get("propagate_nan", False))
         self.count = 1 if self.known else len(self.operands) + 1
 
     @property
@@ -102,9 +103,14 @@ class Reduction:
             value = self.evaluator.elementwise.converter.widen(values[0], self._dtype)
             if valid is not None:
                 value = self.builder.select(valid, value, self.start(lanes)[0])
-            return [self.evaluator.elementwise.combine(self.known, accumulator[0], value, self._wide)]
+            return [self._combine(accumulator[0], value)]
         there = valid if valid is not None else self.builder.constant(vector_type("i1", lanes), True)
         return self._merge(accumulator, [*values, there])
+
+    def _combine(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        assert self.known is not None
+        elementwise = self.evaluator.elementwise
+        return elementwise.combine(self.known, left, right, self._wide, self.propagate_nan)
 
     def _merge(self, left: Accumulator, right: Accumulator) -> Accumulator:
         """Two groups, each with a flag that tells whether it holds anything."""
@@ -124,7 +130,7 @@ class Reduction:
             low = [self._part(value, 0, half) for value in accumulator]
             high = [self._part(value, half, half) for value in accumulator]
             if self.known is not None:
-                accumulator = [self.evaluator.elementwise.combine(self.known, low[0], high[0], self._wide)]
+                accumulator = [self._combine(low[0], high[0])]
             else:
                 accumulator = self._merge(low, high)
         return accumulator
