@@ -24,25 +24,36 @@ from tilewright.errors import LaunchError
 from tilewright.ir.types import PointerType, TensorType, scalar
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArgumentClass:
-    """What a kernel is specialised on for one argument: its IR type and a divisor, or a constant."""
+    """What a kernel is specialised on for one argument: its IR type and a divisor, or a constant.
+
+    There is one instance of each (`argument_class`), so that keys made of them compare by identity.
+    """
 
     type: TensorType | None  # None for a constant
-    divisibility: int = 1
-    constant: Any = None
+    divisibility: int
+    constant: Any
+
+
+_CLASSES: dict[tuple[TensorType | None, int, Any], ArgumentClass] = {}
+
+
+def argument_class(kind: TensorType | None, divisibility: int = 1, constant: Any = None) -> ArgumentClass:
+    """The one `ArgumentClass` of these values."""
+    return _CLASSES.setdefault((kind, divisibility, constant), ArgumentClass(kind, divisibility, constant))
 
 
 Classified = tuple[ArgumentClass, Any]  # with the address or number that goes into the argument slot
 Handler = Callable[[Any], Classified]
 
-_ONE = ArgumentClass(None, 1, 1)
-_NONE = ArgumentClass(None, 1, None)
-_BOOL = ArgumentClass(scalar(dtypes.int1))
-_FLOAT = ArgumentClass(scalar(dtypes.float32))
+_ONE = argument_class(None, 1, 1)
+_NONE = argument_class(None, 1, None)
+_BOOL = argument_class(scalar(dtypes.int1))
+_FLOAT = argument_class(scalar(dtypes.float32))
 _DIVISORS = (16, 1, 2, 1, 4, 1, 2, 1, 8, 1, 2, 1, 4, 1, 2, 1)  # of a number, by its last four bits
 _INTEGERS: dict[str, tuple[ArgumentClass, ...]] = {
-    name: tuple(ArgumentClass(scalar(dtypes.BY_NAME[name]), divisor) for divisor in _DIVISORS)
+    name: tuple(argument_class(scalar(dtypes.BY_NAME[name]), divisor) for divisor in _DIVISORS)
     for name in ("int32", "int64", "uint64")
 }
 _INT32 = _INTEGERS["int32"]
@@ -69,7 +80,7 @@ def _pointer_classes(dtype: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
             f"convert it to one of {', '.join(entry.name for entry in dtypes.DTYPES)}"
         ) from None
     pointer = scalar(PointerType(element))
-    return ArgumentClass(pointer, 16), ArgumentClass(pointer, element.itemsize)
+    return argument_class(pointer, 16), argument_class(pointer, element.itemsize)
 
 
 def _classify_array(value: np.ndarray) -> Classified:
@@ -100,12 +111,12 @@ def _torch_classes(dtype: Any) -> tuple[ArgumentClass, ArgumentClass]:
         raise LaunchError(f"a tensor of {dtype} cannot be passed to a kernel; convert it with .to(...)")
     element = dtypes.BY_NAME[name]
     pointer = scalar(PointerType(element))
-    _TORCH_CLASSES[dtype] = ArgumentClass(pointer, 16), ArgumentClass(pointer, element.itemsize)
+    _TORCH_CLASSES[dtype] = argument_class(pointer, 16), argument_class(pointer, element.itemsize)
     return _TORCH_CLASSES[dtype]
 
 
 def _classify_numpy_scalar(value: np.generic) -> Classified:
-    return ArgumentClass(scalar(dtypes.from_numpy(value.dtype))), value.item()
+    return argument_class(scalar(dtypes.from_numpy(value.dtype))), value.item()
 
 
 def _classify_tuple(value: tuple[Any, ...]) -> Classified:
@@ -139,8 +150,12 @@ _HANDLERS: dict[type, Handler] = {
 
 def classify(value: Any) -> Classified:
     """The class and the slot value of a run-time argument; raises `LaunchError` for what cannot be passed."""
-    handler = _HANDLERS.get(type(value))
-    return handler(value) if handler is not None else _register(value)(value)
+    return handler_of(value)(value)
+
+
+def handler_of(value: Any) -> Handler:
+    """The function that classifies values of this type; raises `LaunchError` for what cannot be passed."""
+    return _HANDLERS.get(type(value)) or _register(value)
 
 
 def _register(value: Any) -> Handler:
@@ -196,4 +211,4 @@ def is_writable(value: Any) -> bool:
 def retyped(kind: ArgumentClass, value: Any, element: DType) -> ArgumentClass:
     """The class of an argument whose parameter is annotated with a dtype: ints keep their divisibility."""
     exact = isinstance(value, int) and not isinstance(value, bool) and element.is_integer
-    return ArgumentClass(scalar(element), _DIVISORS[value & 15] if exact else 1)
+    return argument_class(scalar(element), _DIVISORS[value & 15] if exact else 1)

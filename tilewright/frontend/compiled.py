@@ -128,6 +128,9 @@ def _slot_format(kind: str) -> str:
 
 def full_grid(grid: Any) -> tuple[int, int, int]:
     """A grid of one to three extents as three; raises `LaunchError` for anything else."""
+    if type(grid) is tuple and len(grid) == 3 and type(grid[0]) is type(grid[1]) is type(grid[2]) is int:
+        if grid[0] >= 0 and grid[1] >= 0 and grid[2] >= 0:
+            return grid
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     if not 1 <= len(extents) <= 3:
         raise LaunchError(f"a grid has one to three extents, got {grid!r}")

@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import FunctionType
 from typing import Any, overload
 
 from tilewright.errors import CompilationError, LaunchError
 from tilewright.frontend import binaries
-from tilewright.frontend.arguments import ArgumentClass, as_array, classify, is_writable, retyped
+from tilewright.frontend.arguments import (
+    ArgumentClass,
+    argument_class,
+    as_array,
+    classify,
+    handler_of,
+    is_writable,
+    retyped,
+)
 from tilewright.frontend.compiled import CompiledKernel, full_grid, written_parameters
 from tilewright.frontend.tracer import Trace, trace_kernel
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
-from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.function import ConstexprFunction, ParameterInfo, SourceFunction
 from tilewright.language.types import dtype, unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
@@ -122,35 +131,28 @@ class JITFunction(SourceFunction):
 
     def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | None:
         """Bind, specialise, compile if this signature is new, and launch over `grid`."""
-        options: tuple[Any, ...] = ()
-        if keywords or len(arguments) != len(self.parameters):
-            arguments, options = self._bind(arguments, keywords)
-        key, slots = self._signature(arguments)
-        if options or settings.interpret:
-            key = (*key, options, settings.interpret)
-        launch = self._launches.get(key)
-        if launch is None or self._changed():
-            launch = self._prepare(key, arguments, dict(options))
+        launch, arguments, slots = self._find(arguments, keywords)
         if callable(grid):
             grid = grid(dict(zip(self.argument_names, arguments, strict=True)))
-        extents = grid if type(grid) is tuple and len(grid) == 3 else full_grid(grid)
-        return launch.run(full_grid(extents), arguments, slots)
+        return launch.run(full_grid(grid), arguments, slots)
+
+    def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[_Launch, tuple[Any, ...], list[Any]]:
+        """The launch for these arguments (made if the signature is new), all arguments, and their slots."""
+        debug = self.debug
+        if keywords or len(arguments) != len(self._rules):
+            arguments, debug = self._bind(arguments, keywords)
+        key, slots = self._signature(arguments, debug)
+        launch = self._launches.get(key)
+        if launch is None or (self._watched and self._changed()):
+            launch = self._prepare(key, arguments, debug)
+        return launch, arguments, slots
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> CompiledKernel | None:
         """Compile for these arguments without running."""
-        bound, options = self._bind(arguments, keywords)
-        key, _ = self._signature(bound)
-        if options or settings.interpret:
-            key = (*key, options, settings.interpret)
-        launch = self._launches.get(key)
-        if launch is None or self._changed():
-            launch = self._prepare(key, bound, dict(options))
-        return launch.kernel
+        return self._find(arguments, keywords)[0].kernel
 
-    def _bind(
-        self, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-        """One value for each parameter, and the launch options that were given."""
+    def _bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
+        """One value for each parameter, and whether to keep device assertions."""
         bound: list[Any] = []
         rest, left = list(arguments), dict(keywords)
         for parameter in self.parameters:
@@ -174,49 +176,44 @@ class JITFunction(SourceFunction):
                 f"kernel '{self.name}' does not take {what}; its parameters are {', '.join(self.argument_names)}, "
                 f"and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
             )
-        debug = bool(left.get("debug", False))  # the one option that changes a kernel here
-        return tuple(bound), (("debug", True),) if debug else ()
+        return tuple(bound), self.debug or bool(left.get("debug", False))
 
-    def _signature(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-        """The specialization key and the slot values of all arguments."""
-        key: list[Any] = []
+    def _signature(self, arguments: tuple[Any, ...], debug: bool) -> tuple[tuple[Any, ...], list[Any]]:
+        """The specialization key and the slot values of all arguments. Every launch pays for this loop."""
+        key: list[Any] = [debug, settings.interpret]
         slots: list[Any] = []
-        for rule, value in zip(self._rules(), arguments, strict=True):
-            if rule is _CONSTANT:
-                key.append(_constant_key(value))
-                slots.append(None)
-                continue
-            try:
-                kind, slot = classify(value)
-            except LaunchError as error:
-                name = self.argument_names[len(slots)]
-                raise LaunchError(f"kernel '{self.name}', argument '{name}': {error}") from None
-            key.append(kind if rule is None else rule(kind, value))
-            slots.append(slot)
+        try:
+            for rule, value in zip(self._rules, arguments, strict=True):
+                if rule is _CONSTANT:
+                    kind, slot = (type(value), value) if type(value) in _PLAIN else _constant_key(value), None
+                else:
+                    kind, slot = handler_of(value)(value)
+                    if rule is not None:
+                        kind = rule(kind, value)
+                key.append(kind)
+                slots.append(slot)
+        except LaunchError as error:
+            raise LaunchError(f"kernel '{self.name}', argument '{self.argument_names[len(slots)]}': {error}") from None
         return tuple(key), slots
 
+    @cached_property
     def _rules(self) -> tuple[Any, ...]:
         """For each parameter: `_CONSTANT`, None (the class as it is), or a function that adjusts the class."""
-        cached = self.__dict__.get("_rules_cache")
-        if cached is None:
-            fixed = {self.argument_names[i] if isinstance(i, int) else i for i in self._fixed}
-            unaligned = {self.argument_names[i] if isinstance(i, int) else i for i in self._unaligned}
-            cached = tuple(
-                _CONSTANT
-                if parameter.constexpr
-                else _fixing_rule(parameter.dtype)
-                if parameter.dtype is not None
-                else _generalized
-                if parameter.name in fixed
-                else _without_alignment
-                if parameter.name in unaligned
-                else _read_only
-                if parameter.const
-                else None
-                for parameter in self.parameters
-            )
-            self.__dict__["_rules_cache"] = cached
-        return cached
+        fixed = {self.argument_names[entry] if isinstance(entry, int) else entry for entry in self._fixed}
+        unaligned = {self.argument_names[entry] if isinstance(entry, int) else entry for entry in self._unaligned}
+
+        def rule(parameter: ParameterInfo) -> Any:
+            if parameter.constexpr:
+                return _CONSTANT
+            if parameter.dtype is not None:
+                return _fixing_rule(parameter.dtype)
+            if parameter.name in fixed:
+                return _generalized
+            if parameter.name in unaligned:
+                return _without_alignment
+            return _read_only if parameter.const else None
+
+        return tuple(rule(parameter) for parameter in self.parameters)
 
     def _changed(self) -> bool:
         """Whether something that a traced kernel captured has another value now; forgets what was compiled."""
@@ -230,12 +227,12 @@ class JITFunction(SourceFunction):
                 return True
         return False
 
-    def _prepare(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Launch:
+    def _prepare(self, key: Any, arguments: tuple[Any, ...], debug: bool) -> _Launch:
         """Trace or compile for a signature that is new."""
         types: dict[str, Any] = {}
         constants: dict[str, Any] = {}
         described: dict[str, Parameter] = {}
-        for parameter, kind, value in zip(self.parameters, key, arguments, strict=False):
+        for parameter, kind, value in zip(self.parameters, key[2:], arguments, strict=True):
             name = parameter.name
             if parameter.constexpr:
                 constants[name] = unwrap(value)
@@ -245,7 +242,6 @@ class JITFunction(SourceFunction):
                 constants[name] = kind.constant
             else:
                 types[name] = _leaf(kind, name, described)
-        debug = self.debug or bool(options.get("debug"))
         if not self._watched:
             self._watched = list(binaries.watched(self, constants))
         launch = _Launch(self, types, constants, described, debug)
@@ -311,6 +307,7 @@ class _Launch:
 
 
 _CONSTANT = object()
+_PLAIN = frozenset((int, bool, float, str))
 
 
 def _constant_key(value: Any) -> Any:
@@ -331,12 +328,12 @@ def _constant_key(value: Any) -> Any:
 def _generalized(kind: Any, value: Any) -> Any:
     """`do_not_specialize`: the type alone; 1 stays a run-time value."""
     if kind.type is None and isinstance(value, int):
-        return ArgumentClass(parameter_type("i32"))
-    return kind if kind.type is None else ArgumentClass(kind.type, _least(kind.type))
+        return argument_class(parameter_type("i32"))
+    return kind if kind.type is None else argument_class(kind.type, _least(kind.type))
 
 
 def _without_alignment(kind: Any, value: Any) -> Any:
-    return kind if kind.type is None else ArgumentClass(kind.type, _least(kind.type))
+    return kind if kind.type is None else argument_class(kind.type, _least(kind.type))
 
 
 def _least(kind: TensorType) -> int:
@@ -346,7 +343,7 @@ def _least(kind: TensorType) -> int:
 def _read_only(kind: Any, value: Any) -> Any:
     if kind.type is None or not isinstance(kind.type.element, PointerType):
         return kind
-    return ArgumentClass(scalar(PointerType(kind.type.element.element, const=True)), kind.divisibility)
+    return argument_class(scalar(PointerType(kind.type.element.element, const=True)), kind.divisibility)
 
 
 def _fixing_rule(annotated: dtype) -> Callable[[Any, Any], ArgumentClass]:
@@ -356,7 +353,7 @@ def _fixing_rule(annotated: dtype) -> Callable[[Any, Any], ArgumentClass]:
 def _leaf(kind: ArgumentClass, name: str, described: dict[str, Parameter]) -> TensorType:
     """The type of one run-time parameter, whose facts are added to `described`."""
     if kind.type is None:
-        kind = classify(kind.constant)[0] if kind.constant is None else ArgumentClass(parameter_type("i32"))
+        kind = classify(kind.constant)[0] if kind.constant is None else argument_class(parameter_type("i32"))
     if kind.type is None:
         raise LaunchError(f"'{name}' is None inside a tuple; leave it out, or pass the tuple as tl.constexpr")
     described[name] = Parameter(name, divisibility=kind.divisibility)

@@ -157,10 +157,14 @@ class SourceFunction:
     def captured_paths(self) -> tuple[tuple[str, ...], ...]:
         """Every outside name that the body mentions, with the attributes read from it: ``("tl", "load")``."""
         found: dict[tuple[str, ...], None] = {}
+        code = self.function.__code__
+        local = {*code.co_varnames, *code.co_cellvars}
         for node in self.definition.body:
             for entry in ast.walk(node):
                 path = _dotted(entry)
-                if path is not None and self.captured(path[0], default=None) is not None:
+                if path is None or path[0] in local:
+                    continue
+                if self.captured(path[0], default=None) is not None:
                     found[path] = None
         return tuple(found)
 

@@ -5,7 +5,7 @@ A number is a function of a 64-bit seed (the key) and an offset (the counter): g
 """
 
 # Their bodies are tile language, which Python's type rules do not describe.
-# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment"
+# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment,attr-defined,operator"
 from __future__ import annotations
 
 from tilewright.language import core
