@@ -75,7 +75,10 @@ def _elementwise(node: Node, rewriter: Rewriter) -> Value | None:
 
 
 def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
-    """A number as it is; other operands that only vary along channels as [C]; constants permuted."""
+    """A number as it is; operands that only vary along channels as [C]; others permuted.
+
+    Permuting an operand costs what permuting the result would, and keeps the region together.
+    """
     if value.rank == 0:
         return value
     if value.rank > rank:
@@ -83,8 +86,6 @@ def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
     shape: tuple[Size, ...] = (1,) * (rank - value.rank) + value.shape
     if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
         return rewriter.op("reshape", [value], shape=(shape[1],))
-    if rewriter.constant(value) is None:
-        return None
     full = value if value.rank == rank else rewriter.op("reshape", [value], shape=shape)
     return rewriter.op("permute", [full], order=_last(rank))
 

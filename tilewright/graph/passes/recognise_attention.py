@@ -10,6 +10,7 @@ grouped heads; causal masks built from comparisons of positions, which become a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,17 +101,29 @@ def _softmax_below_guard(value: Value | None, rewriter: Rewriter) -> Node | None
 
 
 def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> bool:
-    """Whether a condition says that every score of a row is -inf: not any(s != -inf), in the ways
-    exporters write it (reductions of casts and logical nots)."""
+    """Whether a condition is true exactly for the rows whose scores are all -inf.
+
+    Exporters write "not any(s != -inf)" with casts, comparisons with 0 and logical nots in between;
+    `blind` says whether the value looked at means that, or its opposite.
+    """
+    blind, reduced = True, False
     node = rewriter.producer(value)
-    seen: list[str] = []
-    while node is not None and node.op in ("logical_not", "reduce_max", "reduce_min", "cast", "reshape"):
-        seen.append(node.op)
+    while node is not None:
+        compares = node.op in ("equal", "not_equal")
+        if compares and scores in node.inputs:
+            infinite = any(rewriter.uniform(item) == -math.inf for item in node.inputs)
+            return reduced and infinite and blind == (node.op == "equal")
+        if node.op == "logical_not" or (node.op == "equal" and rewriter.uniform(node.inputs[1]) == 0):
+            blind = not blind
+        elif node.op in ("reduce_max", "reduce_min"):
+            last = node.inputs[0] is not None and node.attributes["axes"] == (node.inputs[0].rank - 1,)
+            if reduced or not last or blind != (node.op == "reduce_min"):
+                return False
+            reduced = True
+        elif node.op not in ("cast", "reshape") and not (compares and rewriter.uniform(node.inputs[1]) == 0):
+            return False
         node = rewriter.producer(node.inputs[0])
-    if node is None or node.op not in ("equal", "not_equal") or not {"reduce_max", "reduce_min"} & set(seen):
-        return False
-    compared = [item for item in node.inputs if rewriter.uniform(item) != -np.inf]
-    return len(compared) == 1 and compared[0] is scores
+    return False
 
 
 def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:

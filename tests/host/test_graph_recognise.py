@@ -1,0 +1,410 @@
+"""Attention, norms and activations are found in the forms in which exporters decompose them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tilewright.dtypes import float32, int64
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.printer import print_graph
+from tilewright.graph.reference import run
+from tilewright.graph.verifier import verify
+
+
+def ops_of(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+def check(graph: Graph, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> Graph:
+    """The optimised graph, after a comparison with the original on random inputs."""
+    inputs = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    result = optimize(graph)
+    verify(result)
+    before, after = run(graph, inputs), run(result, inputs)
+    for name, wanted in before.items():
+        np.testing.assert_allclose(after[name], wanted, rtol=2e-6, atol=2e-6, err_msg=name)
+    return result
+
+
+class Attention:
+    """Decomposed attention over q [b, 4, s, 8] and k, v [b, heads, t, 8], in many spellings."""
+
+    def __init__(self, key_heads: int = 4, keys: str = "s") -> None:
+        self.b = b = GraphBuilder("attention")
+        self.batch, self.rows = b.symbol("b", 1, 8), b.symbol("s", 1, 16)
+        self.keys = self.rows if keys == "s" else b.symbol("t", 1, 16)
+        self.q = b.input("q", float32, (self.batch, 4, self.rows, 8))
+        self.k = b.input("k", float32, (self.batch, key_heads, self.keys, 8))
+        self.v = b.input("v", float32, (self.batch, key_heads, self.keys, 8))
+        self.padding = b.input("padding", float32, (self.batch, 1, 1, self.keys))
+
+    def transposed(self, key: Value) -> Value:
+        return self.b.op("permute", [key], order=(0, 1, 3, 2))
+
+    def context(self, scores: Value, value: Value | None = None) -> None:
+        weights = self.b.op("softmax", [scores], axis=-1)
+        self.b.output(self.b.op("matmul", [weights, value or self.v]), "out")
+
+    def positions(self, count, axis_shape) -> Value:
+        return self.b.op("reshape", [self.b.op("iota", shape=(count,), dtype=int64)], shape=axis_shape)
+
+    def causal(self) -> Value:
+        """True where key j <= query i + (keys - rows)."""
+        rows = self.positions(self.rows, (self.rows, 1))
+        shift = self.b.op("dimension", expression=self.keys - self.rows)
+        return self.b.op("less_equal", [self.positions(self.keys, (self.keys,)), self.b.op("add", [rows, shift])])
+
+    def finish(self, rng: np.random.Generator, key_heads: int = 4, keys: int = 5) -> Graph:
+        shapes = {"q": (2, 4, 5, 8), "k": (2, key_heads, keys, 8), "v": (2, key_heads, keys, 8)}
+        shapes["padding"] = (2, 1, 1, keys)
+        return check(self.b.finish(), shapes, rng)
+
+
+def assert_only_attention(graph: Graph, causal: bool = False, bias: bool = False, scale: float | None = None) -> None:
+    (node,) = [node for node in graph.nodes if node.op == "attention"]
+    assert "softmax" not in ops_of(graph) and "matmul" not in ops_of(graph)
+    assert node.attributes["causal"] is causal and (len(node.inputs) == 4) is bias
+    if scale is not None:
+        assert math.isclose(node.attributes["scale"], scale, rel_tol=1e-6)
+
+
+def test_scale_after_the_product(rng, golden):
+    a = Attention()
+    scores = a.b.op("divide", [a.b.op("matmul", [a.q, a.transposed(a.k)]), math.sqrt(8)])
+    a.context(a.b.op("add", [scores, a.padding]))
+    graph = a.finish(rng)
+    assert_only_attention(graph, bias=True, scale=8**-0.5)
+    assert ops_of(graph) == ["attention"]
+    golden(print_graph(graph))
+
+
+def test_scale_on_queries_and_keys_separately(rng):
+    a = Attention()
+    query = a.b.op("multiply", [a.q, 8**-0.25])
+    key = a.b.op("multiply", [a.transposed(a.k), 8**-0.25])
+    a.context(a.b.op("matmul", [query, key]))
+    graph = a.finish(rng)
+    assert_only_attention(graph, scale=8**-0.5)
+    assert ops_of(graph) == ["attention"]
+
+
+def test_scale_below_merged_heads_as_exporters_write_it(rng):
+    a = Attention()
+    key = a.b.op("reshape", [a.k], shape=(a.batch * 4, a.keys, 8))
+    key = a.b.op("reshape", [a.b.op("permute", [key], order=(0, 2, 1))], shape=(a.batch, 4, 8, a.keys))
+    key = a.b.op("multiply", [key, 8**-0.25])
+    a.context(a.b.op("matmul", [a.b.op("multiply", [a.q, 8**-0.25]), key]))
+    graph = a.finish(rng)
+    assert_only_attention(graph, scale=8**-0.5)
+    assert ops_of(graph) == ["attention"]
+
+
+def test_batched_products_of_rank_three(rng):
+    a = Attention()
+    flat = [a.b.op("reshape", [x], shape=(a.batch * 4, x.shape[2], 8)) for x in (a.q, a.k, a.v)]
+    scores = a.b.op("matmul", [flat[0], a.b.op("permute", [flat[1]], order=(0, 2, 1))])
+    scores = a.b.op("multiply", [a.b.op("reshape", [scores], shape=(a.batch, 4, a.rows, a.keys)), 0.25])
+    weights = a.b.op("softmax", [a.b.op("add", [scores, a.padding])], axis=-1)
+    weights = a.b.op("reshape", [weights], shape=(a.batch * 4, a.rows, a.keys))
+    out = a.b.op("matmul", [weights, flat[2]])
+    a.b.output(a.b.op("reshape", [out], shape=(a.batch, 4, a.rows, 8)), "out")
+    assert_only_attention(a.finish(rng), bias=True, scale=0.25)
+
+
+def test_guard_against_rows_without_a_key(rng):
+    a = Attention()
+    scores = a.b.op("matmul", [a.q, a.k], transpose_b=True)
+    weights = a.b.op("softmax", [a.b.op("add", [scores, a.padding])], axis=-1)
+    guarded = a.b.op("where", [a.b.op("isnan", [weights]), 0.0, weights])
+    a.b.output(a.b.op("matmul", [guarded, a.v]), "out")
+    assert_only_attention(a.finish(rng), bias=True, scale=1.0)
+
+
+def test_guard_that_looks_for_rows_of_minus_infinity(rng):
+    a = Attention()
+    scores = a.b.op("add", [a.b.op("matmul", [a.q, a.k], transpose_b=True), a.padding])
+    hidden = a.b.op("cast", [a.b.op("not_equal", [scores, float("-inf")])], dtype=int64)
+    seen = a.b.op("reduce_max", [hidden], axes=(-1,), keepdims=True)
+    blind = a.b.op("equal", [seen, 0])
+    weights = a.b.op("softmax", [scores], axis=-1)
+    a.b.output(a.b.op("matmul", [a.b.op("where", [blind, 0.0, weights]), a.v]), "out")
+    assert_only_attention(a.finish(rng), bias=True)
+
+
+@pytest.mark.parametrize("keys", ["s", "t"])
+@pytest.mark.parametrize("fill", [float("-inf"), -3.4028234663852886e38, -1e9])
+def test_causal_masks_from_positions(rng, keys, fill):
+    a = Attention(keys=keys)
+    scores = a.b.op("matmul", [a.q, a.k], transpose_b=True)
+    a.context(a.b.op("where", [a.causal(), scores, fill]))
+    graph = a.finish(rng, keys=5 if keys == "s" else 9)
+    assert_only_attention(graph, causal=True)
+    assert ops_of(graph) == ["attention"]
+
+
+@pytest.mark.parametrize("form", ["greater_equal", "not_greater", "less", "additive", "through_numbers"])
+def test_causal_masks_in_other_words(rng, form):
+    a = Attention()
+    b, rows, columns = a.b, a.positions(a.rows, (a.rows, 1)), a.positions(a.rows, (1, a.rows))
+    scores = b.op("matmul", [a.q, a.k], transpose_b=True)
+    if form == "greater_equal":
+        seen = b.op("greater_equal", [rows, columns])
+    elif form == "not_greater":
+        seen = b.op("logical_not", [b.op("greater", [columns, rows])])
+    else:
+        seen = b.op("less", [columns, b.op("add", [rows, 1])])
+    if form in ("additive", "through_numbers"):
+        if form == "through_numbers":
+            triangle = b.op("where", [seen, b.number(1.0, float32), 0.0])
+            bias = b.op("where", [b.op("equal", [triangle, 0.0]), b.number(float("-inf"), float32), 0.0])
+        else:
+            bias = b.op("where", [seen, b.number(0.0, float32), float("-inf")])
+        scores = b.op("add", [scores, b.op("broadcast_to", [bias], shape=(a.batch, 4, a.rows, a.rows))])
+    else:
+        scores = b.op("where", [seen, scores, float("-inf")])
+    a.context(scores)
+    graph = a.finish(rng)
+    assert_only_attention(graph, causal=True)
+    assert ops_of(graph) == ["attention"]
+
+
+def test_causal_and_padding_together(rng):
+    a = Attention()
+    real = a.b.op("greater", [a.padding, -1.0])
+    seen = a.b.op("logical_and", [a.causal(), real])
+    bias = a.b.op("where", [seen, a.b.number(0.0, float32), float("-inf")])
+    a.context(a.b.op("add", [a.b.op("matmul", [a.q, a.k], transpose_b=True), bias]))
+    b = a.b.finish()
+    assert_only_attention(optimize(b), causal=True, bias=True)
+
+
+def test_a_mask_that_is_not_causal_stays_a_bias(rng):
+    a = Attention()
+    rows, columns = a.positions(a.rows, (a.rows, 1)), a.positions(a.rows, (a.rows,))
+    near = a.b.op("less_equal", [columns, a.b.op("add", [rows, 2])])
+    a.context(a.b.op("where", [near, a.b.op("matmul", [a.q, a.k], transpose_b=True), float("-inf")]))
+    assert_only_attention(a.finish(rng), causal=False, bias=True)
+
+
+def test_a_constant_triangle_is_causal(rng):
+    b = GraphBuilder("constant_mask")
+    q, k, v = (b.input(name, float32, (2, 4, 5, 8)) for name in "qkv")
+    triangle = b.constant(np.where(np.tri(5, dtype=bool), 0, -np.inf).astype(np.float32), "mask")
+    scores = b.op("add", [b.op("matmul", [q, k], transpose_b=True), triangle])
+    b.output(b.op("matmul", [b.op("softmax", [scores], axis=-1), v]), "out")
+    graph = check(b.finish(), {name: (2, 4, 5, 8) for name in "qkv"}, rng)
+    assert_only_attention(graph, causal=True)
+
+
+@pytest.mark.parametrize("repeat", ["expand", "gather"])
+def test_grouped_heads_are_read_once(rng, repeat):
+    a = Attention(key_heads=2)
+
+    def spread(x: Value) -> Value:
+        if repeat == "gather":
+            return a.b.op("gather", [x, a.b.constant(np.array([0, 0, 1, 1]), "heads")], axis=1)
+        wide = a.b.op("reshape", [x], shape=(a.batch, 2, 1, a.keys, 8))
+        wide = a.b.op("broadcast_to", [wide], shape=(a.batch, 2, 2, a.keys, 8))
+        return a.b.op("reshape", [wide], shape=(a.batch, 4, a.keys, 8))
+
+    scores = a.b.op("matmul", [a.q, a.transposed(spread(a.k))])
+    a.context(scores, spread(a.v))
+    graph = a.finish(rng, key_heads=2)
+    assert ops_of(graph) == ["attention"]
+    assert graph.nodes[0].inputs[1].shape[1] == 2
+
+
+def test_a_scaled_bias_is_left_alone(rng):
+    a = Attention()
+    scores = a.b.op("add", [a.b.op("matmul", [a.q, a.k], transpose_b=True), a.padding])
+    a.context(a.b.op("multiply", [scores, 0.3]))
+    assert "softmax" in ops_of(a.finish(rng))
+
+
+# Norms ---------------------------------------------------------------------------------------------
+
+
+def norm_graph(form: str) -> Graph:
+    b = GraphBuilder("norm")
+    rows = b.symbol("n", 1, 8)
+    x = b.input("x", float32, (rows, 3, 16))
+    scale = b.constant(np.linspace(0.5, 1.5, 16, dtype=np.float32), "scale")
+    bias = b.constant(np.linspace(-1, 1, 16, dtype=np.float32), "bias")
+
+    def mean(value: Value) -> Value:
+        return b.op("reduce_mean", [value], axes=(-1,), keepdims=True)
+
+    centred = b.op("subtract", [x, mean(x)]) if form.startswith("layer") else x
+    power = mean(b.op("power", [centred, 2.0]))
+    root = b.op("sqrt", [b.op("add", [power, 1e-5])])
+    if form.endswith("reciprocal"):
+        normal = b.op("multiply", [centred, b.op("reciprocal", [root])])
+    elif form.endswith("rsqrt"):
+        normal = b.op("multiply", [b.op("rsqrt", [b.op("add", [1e-5, power])]), centred])
+    else:
+        normal = b.op("divide", [centred, root])
+    y = b.op("multiply", [scale, normal])
+    b.output(b.op("add", [y, bias]) if form.startswith("layer") else y, "y")
+    return b.finish()
+
+
+@pytest.mark.parametrize("form", ["layer-divide", "layer-reciprocal", "layer-rsqrt", "rms-divide", "rms-reciprocal"])
+def test_norms(rng, form, golden):
+    graph = check(norm_graph(form), {"x": (2, 3, 16)}, rng)
+    assert ops_of(graph) == ["layer_norm" if form.startswith("layer") else "rms_norm"]
+    if form in ("layer-divide", "rms-divide"):
+        golden(print_graph(graph))
+
+
+def test_group_norm_and_log_softmax_are_decomposed(rng):
+    b = GraphBuilder("composite")
+    x = b.input("x", float32, (2, 6, 5))
+    scale, bias = (b.constant(np.linspace(low, 2, 6, dtype=np.float32), "p") for low in (1, 0))
+    y = b.op("group_norm", [x, scale, bias], groups=3, epsilon=1e-5)
+    b.output(b.op("log_softmax", [y], axis=1), "y")
+    graph = check(b.finish(), {"x": (2, 6, 5)}, rng)
+    assert not {"group_norm", "log_softmax"} & set(ops_of(graph))
+
+
+# Activations ---------------------------------------------------------------------------------------
+
+
+def erf_gelu(b: GraphBuilder, x: Value, form: int) -> Value:
+    inner = b.op("erf", [b.op("divide", [x, math.sqrt(2)]) if form else b.op("multiply", [x, math.sqrt(0.5)])])
+    one = b.op("add", [inner, 1.0])
+    if form == 0:
+        return b.op("multiply", [b.op("multiply", [x, one]), 0.5])
+    if form == 1:
+        return b.op("multiply", [b.op("multiply", [x, 0.5]), one])
+    return b.op("multiply", [x, b.op("multiply", [0.5, one])])
+
+
+def tanh_gelu(b: GraphBuilder, x: Value, form: int) -> Value:
+    if form == 0:
+        cube = b.op("multiply", [b.op("power", [x, 3.0]), 0.044715])
+        argument = b.op("multiply", [b.op("add", [x, cube]), 0.7978845608])
+    else:
+        square = b.op("multiply", [b.op("multiply", [x, x]), 0.044715])
+        scaled = b.op("multiply", [x, 0.7978845608])
+        argument = b.op("multiply", [scaled, b.op("add", [square, 1.0])])
+    return b.op("multiply", [b.op("multiply", [x, 0.5]), b.op("add", [1.0, b.op("tanh", [argument])])])
+
+
+@pytest.mark.parametrize(
+    ("make", "form", "approximate"),
+    [
+        (erf_gelu, 0, "none"),
+        (erf_gelu, 1, "none"),
+        (erf_gelu, 2, "none"),
+        (tanh_gelu, 0, "tanh"),
+        (tanh_gelu, 1, "tanh"),
+    ],
+)
+def test_gelu(rng, make, form, approximate):
+    b = GraphBuilder("gelu")
+    x = b.input("x", float32, (4, 8))
+    b.output(make(b, x, form), "y")
+    graph = check(b.finish(), {"x": (4, 8)}, rng)
+    assert ops_of(graph) == ["gelu"] and graph.nodes[0].attributes["approximate"] == approximate
+
+
+@pytest.mark.parametrize("form", ["product", "quotient", "written_out"])
+def test_silu(rng, form):
+    b = GraphBuilder("silu")
+    x = b.input("x", float32, (4, 8))
+    denominator = b.op("add", [b.op("exp", [b.op("negate", [x])]), 1.0])
+    if form == "product":
+        y = b.op("multiply", [x, b.op("sigmoid", [x])])
+    elif form == "quotient":
+        y = b.op("divide", [x, denominator])
+    else:
+        y = b.op("multiply", [b.op("divide", [b.number(1.0, float32), denominator]), x])
+    b.output(y, "y")
+    assert ops_of(check(b.finish(), {"x": (4, 8)}, rng)) == ["silu"]
+
+
+def test_softmax(rng):
+    b = GraphBuilder("softmax")
+    x = b.input("x", float32, (4, 8))
+    shifted = b.op("subtract", [x, b.op("reduce_max", [x], axes=(-1,), keepdims=True)])
+    exponential = b.op("exp", [shifted])
+    total = b.op("reduce_sum", [exponential], axes=(-1,), keepdims=True)
+    b.output(b.op("divide", [exponential, total]), "y")
+    assert ops_of(check(b.finish(), {"x": (4, 8)}, rng)) == ["softmax"]
+
+
+# Layout, folding, merging ----------------------------------------------------------------------------
+
+
+def test_a_residual_block_is_channels_last_with_its_norms_folded(rng):
+    b = GraphBuilder("block")
+    batch = b.symbol("batch", 1, 8)
+    x = b.input("x", float32, (batch, 4, 6, 6))
+
+    def conv(value: Value, kernel: int) -> Value:
+        weight = b.constant(rng.standard_normal((4, 4, kernel, kernel)).astype(np.float32) * 0.2, "weight")
+        pads = ((kernel // 2, kernel // 2),) * 2
+        y = b.op("conv", [value, weight], strides=(1, 1), padding=pads, dilation=(1, 1))
+        parameters = [b.constant(rng.uniform(0.5, 1.5, 4).astype(np.float32), "norm") for _ in range(4)]
+        return b.op("batch_norm", [y, *parameters], epsilon=1e-5)
+
+    y = b.op("relu", [conv(x, 3)])
+    y = b.op("relu", [b.op("add", [conv(y, 1), x])])
+    b.output(b.op("reduce_mean", [y], axes=(2, 3)), "pooled")
+    graph = check(b.finish(), {"x": (2, 4, 6, 6)}, rng)
+    assert ops_of(graph) == ["permute", "conv", "relu", "conv", "add", "relu", "reduce_mean"]
+    assert all(node.attributes["layout"] == "NHWC" for node in graph.nodes if node.op == "conv")
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_projections_of_one_input_are_one_product(rng, biased):
+    b = GraphBuilder("projections")
+    batch = b.symbol("batch", 1, 8)
+    x = b.input("x", float32, (batch, 5, 8))
+    for index, width in enumerate((8, 4, 4)):
+        weight = b.constant(rng.standard_normal((width, 8)).astype(np.float32), "weight")
+        y = b.op("matmul", [x, weight], transpose_b=True)
+        if biased:
+            y = b.op("add", [y, b.constant(rng.standard_normal(width).astype(np.float32), "bias")])
+        y = b.op("permute", [b.op("reshape", [y], shape=(batch, 5, width // 4, 4))], order=(0, 2, 1, 3))
+        b.output(y, f"y{index}")
+    graph = check(b.finish(), {"x": (2, 5, 8)}, rng)
+    assert ops_of(graph).count("matmul") == 1 and ops_of(graph).count("slice") == 3
+
+
+def test_gate_and_up_projections_stay_apart(rng):
+    b = GraphBuilder("gated")
+    x = b.input("x", float32, (4, 8))
+    gate, up = (
+        b.op("matmul", [x, b.constant(rng.standard_normal((8, 8)).astype(np.float32), "weight")]) for _ in range(2)
+    )
+    b.output(b.op("multiply", [b.op("silu", [gate]), up]), "y")
+    assert ops_of(check(b.finish(), {"x": (4, 8)}, rng)).count("matmul") == 2
+
+
+def test_folding_does_not_store_more_than_it_saves():
+    b = GraphBuilder("fold")
+    x = b.input("x", float32, (1024, 1024))
+    line = np.arange(1024, dtype=np.float32)
+    wide = b.op("add", [b.constant(line.reshape(1024, 1), "column"), b.constant(line, "row")])
+    b.output(b.op("add", [x, wide]), "y")
+    graph = optimize(b.finish())
+    assert ops_of(graph) == ["add", "add"]
+    assert sum(data.nbytes for data in graph.constants.values()) < 20000
+
+
+def test_outputs_are_separate_tensors():
+    b = GraphBuilder("outputs")
+    x = b.input("x", float32, (4,))
+    constant = b.constant(np.ones(4, np.float32), "one")
+    y = b.op("relu", [x])
+    for index, value in enumerate((x, constant, y, y)):
+        b.output(value, f"y{index}")
+    graph = optimize(b.finish())
+    assert ops_of(graph) == ["relu", "copy", "copy", "copy"]
+    assert len(set(graph.outputs)) == 4
