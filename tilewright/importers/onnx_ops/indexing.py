@@ -7,6 +7,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.scatter import scatter_elements
 from tilewright.symbolic import Size, product, simplify
 
 TABLE = RuleTable("Indexing")
@@ -107,30 +108,27 @@ def scatter_nd(call: Call) -> Value:
 
 
 @rule("ScatterElements", "Scatter")
-def scatter_elements(call: Call) -> Value:
-    """Elementwise scatter into a one-dimensional tensor."""
-    x, updates = call[0], call[2]
-    axis = call.attribute("axis", 0) % x.rank
+def scatter(call: Call) -> Value:
+    x, axis = call[0], call.attribute("axis", 0) % call[0].rank
     if call.attribute("reduction", "none") != "none":
         raise Unsupported(f"ScatterElements with reduction {call.attribute('reduction')!r}", "use plain updates")
-    if x.rank != 1:
-        raise Unsupported("ScatterElements of more than one dimension", "use ScatterND or TensorScatter on rows")
-    return call.op("scatter_update", x, from_front(call, 1, x.shape[axis]), updates, axis=0)
+    return scatter_elements(call, x, from_front(call, 1, x.shape[axis]), call[2], axis)
 
 
 @rule("TensorScatter")
 def tensor_scatter(call: Call) -> Value:
-    """Opset 24's cache update: `update` goes to `past` from a position that is the same for the batch."""
+    """Opset 24's cache update: `update` goes to `past` from a start for each batch entry."""
     past, update = call[0], call[1]
     axis = call.attribute("axis", -2) % past.rank
-    if call.attribute("mode", "linear") != "linear":
-        raise Unsupported("TensorScatter in circular mode", "use the linear mode")
+    circular = call.attribute("mode", "linear") == "circular"
     places = call.iota(update.shape[axis])
     if call.has(2):
-        start = call[2]
-        if start.shape[0] != 1:
-            raise Unsupported("TensorScatter with a start for each batch entry", "use a batch of one")
-        places = call.op("add", places, start)
+        starts = call.reshape(call.cast(call[2], int64), (-1, *[1] * (past.rank - 1)))
+        line = call.reshape(places, [-1 if place == axis else 1 for place in range(past.rank)])
+        places = call.op("add", line, starts)
+        if circular:
+            places = call.op("remainder", places, call.value(past.shape[axis], int64))
+        return scatter_elements(call, past, call.broadcast(places, update.shape), update, axis)
     return call.op("scatter_update", past, places, update, axis=axis)
 
 

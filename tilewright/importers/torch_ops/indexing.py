@@ -10,6 +10,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.scatter import scatter_elements
 from tilewright.importers.torch_fx import Call
 from tilewright.importers.torch_ops.shape import bounds
 from tilewright.symbolic import Expression, Size, lift, product, simplify
@@ -192,6 +193,23 @@ def select_scatter(call: Call, x: Value, source: Value, dim: int, index: Size) -
         call.unsqueeze(call.cast(source, x.dtype), axis), (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     )
     return call.op("scatter_update", x, _positions(call, position, 1, 1), updates, axis=axis)
+
+
+@rule("scatter.src")
+def scatter(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    """The updates are the leading part of `source` in the shape of `index`."""
+    if not x.rank:
+        return call.reshape(call.cast(source, x.dtype), ())
+    source = call.cast(source, x.dtype)
+    for axis, extent in enumerate(index.shape):
+        source = call.slice(source, axis, 0, extent)
+    return scatter_elements(call, x, index, source, dim % x.rank)
+
+
+@rule("scatter.value")
+def scatter_value(call: Call, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+    updates = call.broadcast(call.value(value, x.dtype), index.shape)
+    return scatter_elements(call, x, index, updates, dim % x.rank) if x.rank else updates
 
 
 @rule("one_hot.default")

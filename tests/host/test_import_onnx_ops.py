@@ -1,0 +1,108 @@
+"""Every ONNX rule against the ONNX project's own node cases, through the graph's NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import ModelProto, TensorProto, numpy_helper  # noqa: E402
+
+from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers.onnx import import_onnx  # noqa: E402
+from tilewright.importers.onnx_ops import RULES  # noqa: E402
+
+# Ops without a case of their own among the node cases, and those whose cases need more than one op.
+WITHOUT_CASES = {"Scatter"}
+# Reductions of nothing have no meaning in the graph.
+EMPTY = "empty_set"
+
+Case = Any
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, list[Case]]:
+    """The single-node cases by operation."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    found: dict[str, list[Case]] = {}
+    for case in collect_testcases(None):
+        nodes = case.model.graph.node
+        if len(nodes) == 1 and nodes[0].domain == "" and "_expanded" not in case.name and EMPTY not in case.name:
+            found.setdefault(nodes[0].op_type, []).append(case)
+    return found
+
+
+def to_array(item: Any) -> np.ndarray:
+    return numpy_helper.to_array(item) if isinstance(item, TensorProto) else np.asarray(item)
+
+
+def bound(
+    model: ModelProto, inputs: list[np.ndarray], chosen: Callable[[np.ndarray], bool], outputs: int
+) -> ModelProto:
+    """The model with some inputs as initializers, as exporters write axes, shapes and other parameters."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    del result.graph.output[outputs:]
+    for entry, data in zip(model.graph.input, inputs, strict=False):
+        if chosen(data):
+            result.graph.initializer.append(numpy_helper.from_array(data, entry.name))
+    return result
+
+
+BINDINGS: tuple[Callable[[np.ndarray], bool], ...] = (
+    lambda data: False,
+    lambda data: data.dtype.kind in "iub" and data.ndim <= 1,
+    lambda data: (data.dtype.kind in "iub" and data.ndim <= 1) or data.ndim == 0,
+    lambda data: data.dtype.kind in "iub",
+    lambda data: data.size <= 16,
+)
+
+
+def tolerance(dtype: np.dtype) -> tuple[float, float]:
+    """Relative and absolute: the cases store results rounded to few digits in the element type."""
+    if dtype.itemsize < 4 and dtype.kind not in "iub":
+        return 2e-2, 1e-3
+    return 1e-4, 1e-4
+
+
+def run(case: Case) -> str:
+    """ "right", or why the case is not supported; raises on a wrong answer."""
+    arrays, expected = ([to_array(item) for item in side] for side in case.data_sets[0])
+    reason = ""
+    for chosen, outputs in [(chosen, outputs) for outputs in (len(expected), 1) for chosen in BINDINGS]:
+        try:
+            graph = import_onnx(bound(case.model, arrays, chosen, outputs))
+        except (UnsupportedOperationError, ImportModelError) as error:
+            reason = str(error)
+            assert "the import rule failed" not in reason, f"{case.name}: {reason}"
+            continue
+        names = {value.name for value in graph.inputs}
+        entries = zip(case.model.graph.input, arrays, strict=False)
+        results = reference.run(graph, {entry.name: data for entry, data in entries if entry.name in names}, dtype=None)
+        for name, want in zip(graph.output_names, expected, strict=False):
+            got = results[name]
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), case.name
+            relative, absolute = tolerance(want.dtype)
+            exact = want.dtype.kind in "iub"
+            np.testing.assert_allclose(
+                got if exact else got.astype(np.float64),
+                want if exact else want.astype(np.float64),
+                rtol=relative,
+                atol=absolute,
+                err_msg=case.name,
+            )
+        return "right"
+    return reason
+
+
+@pytest.mark.parametrize("operation", sorted(set(RULES) - WITHOUT_CASES))
+def test_rule(operation: str, cases: dict[str, list[Case]]) -> None:
+    """Each case gives the right answer or is refused with a reason; at least one is right."""
+    outcomes = {case.name: run(case) for case in cases.get(operation, [])}
+    assert "right" in outcomes.values(), outcomes
