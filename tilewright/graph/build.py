@@ -79,7 +79,8 @@ class GraphBuilder:
             types = infer_types(op, values, attributes)
         except ShapeError as error:
             where = f" (from {source})" if source else ""
-            raise ShapeError(f"{error}; inputs: {', '.join(map(repr, values))}{where}") from None
+            message = str(error) if str(error).startswith(op) else f"{op}: {error}"
+            raise ShapeError(f"{message}; inputs: {', '.join(map(repr, values))}{where}") from None
         outputs = [Value(self._unique(result or op), dtype, shape) for dtype, shape in types]
         self.graph.nodes.append(Node(op, values, outputs, attributes, source))
         return outputs[0]
