@@ -148,6 +148,7 @@ class Emitter:
         """Scaled dot-product attention [..., S, D]; `causal` lets query i see keys up to i (from the front)."""
         if query.rank != 4:
             lead = query.shape[:-3] if query.rank > 4 else query.shape[:-2]
+            kept = query.rank - len(lead)
             batch = product(lead)
             query, key, value = (
                 self.reshape(item, (batch, *((1, *item.shape[-2:]) if item.rank < 4 else item.shape[-3:])))
@@ -158,7 +159,7 @@ class Emitter:
                     raise Unsupported("an attention mask of more than four dimensions", "merge the leading dimensions")
                 mask = self.unsqueeze(mask, 1) if mask.rank == 3 and len(lead) == 1 else mask
             result = self.attention(query, key, value, mask, causal, scale)
-            return self.reshape(result, (*lead, *result.shape[4 - (query.rank - len(lead)) :]))
+            return self.reshape(result, (*lead, *result.shape[4 - kept :]))
         width = query.shape[-1]
         if scale is None:
             if not isinstance(width, int):

@@ -101,7 +101,7 @@ def flash_attention(
     return attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale), None
 
 
-@rule("_scaled_dot_product_attention_math_for_mps.default", "_scaled_dot_product_attention_math.default")
+@rule("_scaled_dot_product_attention_math.default")
 def math_attention(
     call: Call,
     query: Value,

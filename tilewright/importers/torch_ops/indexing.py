@@ -24,7 +24,7 @@ def embedding(call: Call, weight: Value, indices: Value, *_: Any, **__: Any) -> 
     return call.op("gather", weight, indices, axis=0)
 
 
-@rule("index_select.default", "index_select_copy.default")
+@rule("index_select.default")
 def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
     return call.op("gather", x, index if index.rank else call.unsqueeze(index, 0), axis=dim)
 

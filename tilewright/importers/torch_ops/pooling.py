@@ -53,7 +53,7 @@ def max_pool(
     return _pool(call, "max_pool", x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
 
 
-@rule("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", "max_pool1d_with_indices.default")
+@rule("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool_with_indices(call: Call, x: Value, *args: Any, **options: Any) -> tuple[Value, None]:
     return max_pool(call, x, *args, **options), None
 
