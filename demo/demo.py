@@ -47,11 +47,11 @@ def similarity_table(embeddings: np.ndarray) -> tuple[Table, bool]:
     """Cosine similarities of all sentences, and whether each sentence's nearest is its partner."""
     similarity = embeddings @ embeddings.T
     nearest = np.argmax(similarity - 2 * np.eye(len(similarity)), axis=1)
-    table = Table(title="Cosine similarity (nearest in bold)", title_justify="left")
+    table = Table(title="Cosine similarity (nearest in bold)", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("")
-    table.add_column("sentence")
+    table.add_column("sentence", no_wrap=True, max_width=32)
     for column in range(len(SENTENCES)):
-        table.add_column(str(column), justify="right")
+        table.add_column(str(column), justify="right", no_wrap=True)
     for row, sentence in enumerate(SENTENCES):
         cells = [f"[bold]{v:.2f}[/]" if c == nearest[row] else f"{v:.2f}" for c, v in enumerate(similarity[row])]
         table.add_row(str(row), sentence, *cells)

@@ -47,7 +47,7 @@ def targets() -> list[dict[str, Any]]:
         state, reason = "compiles and runs", ""
     except Exception as error:  # whatever breaks is the answer to the question asked
         state, reason = "does not work", f"{type(error).__name__}: {error}"
-    return [{"target": "cpu", "state": state, "reason": reason, "description": str(target.capabilities)}]
+    return [{"target": "cpu", "state": state, "reason": reason, "description": target.description}]
 
 
 def check_cpu() -> None:

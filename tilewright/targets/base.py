@@ -57,6 +57,11 @@ class Target(Protocol):
         """Everything of the target that a binary depends on: triple, CPU, features, versions."""
         ...
 
+    @property
+    def description(self) -> str:
+        """The capability table in one line, for people."""
+        ...
+
     def supports(self, dtype: DType) -> bool:
         """Whether values of this element type can be computed with."""
         ...

@@ -48,7 +48,7 @@ class CPUTarget:
 
     triple: str
     cpu: str  # whose instruction timings the scheduler uses; never a source of features
-    features: tuple[str, ...]  # sorted; the code needs all of them
+    features: tuple[str, ...]  # sorted
     vector_bits: int
     vector_registers: int
     l1_bytes: int
@@ -93,12 +93,29 @@ class CPUTarget:
         return self.triple.split("-")[0]
 
     @property
+    def description(self) -> str:
+        """The table in one line, for people."""
+        extras = {"bf16 dot": self.bfloat16_dot, "int8 dot": self.int8_dot, "AMX (not used yet)": self.matrix_registers}
+        parts = [
+            f"{self.architecture} {self.cpu}",
+            f"{self.vector_registers} vector registers of {self.vector_bits} bits",
+            f"L1 {self.l1_bytes >> 10} KiB, L2 {self.l2_bytes >> 10} KiB",
+            *(name for name, present in extras.items() if present),
+        ]
+        return ", ".join(parts)
+
+    @property
     def is_x86(self) -> bool:
         return self.architecture in ("x86_64", "amd64")
 
     def has(self, feature: str) -> bool:
         """Whether the CPU has an instruction set feature (LLVM's name)."""
         return feature in self.features
+
+    @property
+    def required_features(self) -> tuple[str, ...]:
+        """What a CPU must have to run the code: the features that code generation uses."""
+        return tuple(name for name in self.features if not name.startswith("amx"))
 
     @property
     def masked_memory(self) -> bool:
