@@ -295,6 +295,7 @@ class NestEmitter:
             )
             if not rest:
                 exists = mask
+            self._know(mask, exists)
             following += body(Index(index, lanes, Phase("partial", limit.compares, mask), exists), inner)
         values = following
         return self._outside(extent, lanes, limit, values, body) if rest else values
@@ -309,8 +310,15 @@ class NestEmitter:
             exists = (
                 builder.lane_mask(builder.subtract(builder.integer(extent), index), lanes) if extent % lanes else None
             )
+            self._know(exists)
             following += body(Index(index, lanes, Phase("outside", limit.compares), exists), inner)
         return following
+
+    def _know(self, *masks: LLVMValue | None) -> None:
+        """Masks computed in the loop that is open: what depends on them cannot be hoisted out of it."""
+        for mask in masks:
+            if mask is not None:
+                self.evaluator.know(mask)
 
     # -- Choices ----------------------------------------------------------------------------------
 
