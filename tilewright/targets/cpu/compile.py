@@ -79,7 +79,7 @@ def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarg
         image=image,
         parameters=tuple(metadata["parameters"]),
         scratch_bytes=metadata["scratch_bytes"],
-        features=target.features,
+        features=target.required_features,
         remarks=tuple(Remark(**remark) for remark in metadata["remarks"]),
         texts=texts,
         seconds=metadata["seconds"],

@@ -256,20 +256,18 @@ def _erf(m: _Emitter, x: LLVMValue) -> LLVMValue:
 
 
 def _trigonometric(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
-    """Reduced by multiples of pi / 2; a vector that holds a huge argument goes to the C library."""
+    """Reduced by multiples of pi / 2; huge arguments go to the C library, the lanes beside them do not."""
     builder = m.builder
+    quick = _trigonometric_near(m, opcode, x)
     huge = builder.compare("ogt", m.absolute(x), m.number(_TRIGONOMETRIC_LIMIT))
     any_huge = huge if m.lanes == 1 else builder.call(f"llvm.vector.reduce.or.v{m.lanes}i1", "i1", [huge])
-    near, far, done = builder.new_block("near"), builder.new_block("far"), builder.new_block("reduced")
-    builder.branch_if(any_huge, far, near, weights=(1, 1000))
-    builder.start(near)
-    quick = _trigonometric_near(m, opcode, x)
-    builder.branch(done)
+    far, done = builder.new_block("far"), builder.new_block("reduced")
     near_end = builder.block
+    builder.branch_if(any_huge, far, done, weights=(1, 1000))
     builder.start(far)
-    slow = builder.intrinsic(opcode, [x])
-    builder.branch(done)
+    slow = builder.select(huge, builder.intrinsic(opcode, [x]), quick)
     far_end = builder.block
+    builder.branch(done)
     builder.start(done)
     return builder.phi(done, m.type, [(quick, near_end), (slow, far_end)])
 
