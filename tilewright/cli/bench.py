@@ -110,7 +110,7 @@ def show(
 ) -> None:
     """Print the tables."""
     console.print(f"{engine.name}, {settings.threads} threads, inputs {shapes}", highlight=False)
-    table = Table("ms", "min", "mean", "median", "p90", "p99", "calls/s", "median / ours")
+    table = Table("ms", "min", "mean", "median", "p90", "p99", "calls/s", "/ ours")
     ours = results["tilewright"]["median"]
     for name, row in results.items():
         cells = [f"{row[key]:.3f}" for key in ("min", "mean", "median", "p90", "p99")]
@@ -120,7 +120,7 @@ def show(
         console.print(f"[yellow]{name} was not timed:[/] {reason}")
     if steps:
         total = sum(step["milliseconds"] for step in steps)
-        table = Table("step", "ms", "share", "GFLOP/s", "GB/s", "kernel")
+        table = Table("step", "ms", "share", "GFLOP/s", "GB/s", "kernel", box=None, padding=(0, 1, 0, 0))
         for step in steps:
             duration = step["milliseconds"]
             rates = [f"{step[key] / duration / 1e6:.1f}" if duration else "" for key in ("flops", "bytes")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Annotated, Any
 
@@ -65,21 +66,35 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def short(operations: list[str]) -> str:
+    """Op names in order, repeats counted: "slice x3, reshape, attention"; --json has the whole text."""
+    names = [operation.split(" ", 1)[0] for operation in operations]
+    runs = [(name, len(list(group))) for name, group in itertools.groupby(names)]
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in runs)
+
+
+def range_text(low: int, high: int) -> str:
+    """`1..512`; an open end where there is no limit."""
+    return f"{low}.." if high >= 2**31 - 1 else f"{low}..{high}"
+
+
 def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     """Print the plan as tables."""
     console.print(f"target {data['target']}  producer {data['producer']}", highlight=False)
-    ranges = ", ".join(f"{name} {low}..{high} (shown for {data['sizes'][name]})" for name, (low, high)
-                       in data["ranges"].items())  # fmt: skip
+    ranges = ", ".join(
+        f"{name} {range_text(low, high)} (shown for {data['sizes'][name]})"
+        for name, (low, high) in data["ranges"].items()
+    )
     console.print(f"sizes: {ranges or 'fixed'}", highlight=False)
     console.print(
         f"weights {data['weight_bytes'] / 1e6:.1f} MB, arena {data['arena_bytes'] / 1e6:.2f} MB a call, "
         f"{len(data['steps'])} steps, {sum(s['flops'] for s in data['steps']) / 1e9:.2f} GFLOP",
         highlight=False,
     )
-    table = Table("#", "step", "kernel", "grid", "fused operations", "MB", "MFLOP")
+    table = Table("#", "step", "kernel", "grid", "fused operations", "MB", "MFLOP", box=None, padding=(0, 1, 0, 0))
     for index, step in enumerate(data["steps"]):
         grid = "x".join(map(str, step["grid"]))
-        operations = " ".join(step["operations"])
+        operations = short(step["operations"])
         figures = (f"{step['bytes'] / 1e6:.2f}", f"{step['flops'] / 1e6:.1f}")
         table.add_row(str(index), step["name"], step["kernel"], grid, operations, *figures)
     console.print(table)

@@ -157,7 +157,7 @@ class _Builder:
             name += "." + ".".join(str(entry) for _, entry in recipe)
         if name not in self.weights:
             array = self.graph.constants[value]
-            self.weights[name] = np.ascontiguousarray(array) if recipe is None else packing.apply(recipe, array)
+            self.weights[name] = np.asarray(array, order="C") if recipe is None else packing.apply(recipe, array)
         if recipe is None or value.name not in self.placements:
             self.placements[value.name] = (name, recipe)
         return name
