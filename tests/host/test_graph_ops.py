@@ -42,8 +42,9 @@ def test_every_row_is_complete():
 
 UNARY = {
     "negate": torch.neg, "absolute": torch.abs, "sign": torch.sign, "exp": torch.exp, "sin": torch.sin,
-    "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "floor": torch.floor, "ceil": torch.ceil,
-    "round": torch.round, "isnan": torch.isnan, "relu": torch.relu, "silu": functional.silu, "gelu": functional.gelu,
+    "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "floor": torch.floor,
+    "ceil": torch.ceil, "round": torch.round, "isnan": torch.isnan, "relu": torch.relu,
+    "silu": functional.silu, "gelu": functional.gelu,
 }  # fmt: skip
 POSITIVE = {"log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal}
 BINARY = {
