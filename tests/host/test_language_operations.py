@@ -213,6 +213,7 @@ def products(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DTYPE
     right = tl.load(b + k[:, None] * N + j[None, :]).to(DTYPE)
     acc = tl.dot(left, right)
     acc = tl.dot(left, right, acc)
+    acc += tl.dot(left, right)
     record(acc.dtype)
     tl.store(out + i[:, None] * N + j[None, :], acc)
 
@@ -226,8 +227,15 @@ def test_dot_of_any_size(dtype: str, sizes: tuple[int, int, int], rng: np.random
     out = np.zeros((rows, columns), np.float32)
     RECORDER.values.clear()
     launch(products, (1,), a, b, out, M=rows, N=columns, K=depth, DTYPE=getattr(tl, dtype))
-    np.testing.assert_array_equal(out, 2 * (a @ b))
+    np.testing.assert_array_equal(out, 3 * (a @ b))
     assert str(RECORDER.values[0]) == {"float64": "fp64", "int8": "int32"}.get(dtype, "fp32")
+
+
+def test_added_products_accumulate() -> None:
+    types = {"a": "*f32", "b": "*f32", "out": "*f32"}
+    function = products.trace(types, {"M": 4, "N": 4, "K": 4, "DTYPE": tl.float32})
+    dots = [operation for operation in function.walk() if operation.opcode == "dot"]
+    assert len(dots) == 3 and dots[2].operands[2] is dots[1].result
 
 
 @tilewright.jit

@@ -14,7 +14,7 @@ from tilewright.frontend.values import check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
-from tilewright.language.semantic import arithmetic
+from tilewright.language.semantic import arithmetic, product
 from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.standard import METHODS
 from tilewright.language.tensor import tensor, type_text
@@ -111,7 +111,13 @@ class Expressions(FunctionState):
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         left, right = self.evaluate(node.left), self.evaluate(node.right)
-        return self.binary(node, node.op, left, right)
+        fused = self.accumulated(node.op, node.right, left, right)
+        return self.binary(node, node.op, left, right) if fused is None else fused
+
+    @staticmethod
+    def accumulated(kind: ast.operator, node: ast.expr, left: Any, right: Any) -> tensor | None:
+        """``acc + tl.dot(a, b)``: the call's value has no other use, so that the product may accumulate."""
+        return product.accumulate(left, right) if isinstance(kind, ast.Add) and isinstance(node, ast.Call) else None
 
     def binary(self, node: ast.AST, kind: ast.operator, left: Any, right: Any) -> Any:
         """Apply a binary operator: Python's on compile-time values, the language's on tensors."""

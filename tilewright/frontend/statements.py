@@ -113,7 +113,9 @@ class Statements(Calls):
         name = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
         left, right = self.evaluate(name), self.evaluate(statement.value)
         self.mark(statement)
-        self.assign(statement.target, self.binary(statement, statement.op, left, right))
+        fused = self.accumulated(statement.op, statement.value, left, right)
+        value = self.binary(statement, statement.op, left, right) if fused is None else fused
+        self.assign(statement.target, value)
 
     def assign(self, target: ast.expr, value: Any, keep: bool = False) -> None:
         """Bind a target; numbers become scalars (unless `keep`), as any variable may change at run time."""

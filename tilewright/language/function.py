@@ -117,7 +117,7 @@ class SourceFunction:
             kinds.get(entry.kind, "plain"),
             entry.default,
             is_constexpr,
-            fixed if isinstance(fixed, dtype) else None,
+            fixed if isinstance(fixed, dtype) and not fixed.is_ptr() else None,
             annotation is const,
         )
 
@@ -240,10 +240,17 @@ def describe(value: Any, seen: set[int]) -> str:
 
 
 def _python_source(function: Any) -> str:
+    """A compile-time function's text, and the plain values that it reads from outside."""
+    code = function.__code__
     try:
-        return inspect.getsource(function)
+        text = inspect.getsource(function)
     except (OSError, TypeError):
-        return f"{function.__module__}.{function.__qualname__}:{function.__code__.co_code.hex()}"
+        text = f"{function.__module__}.{function.__qualname__}:{code.co_code.hex()}:{code.co_consts!r}"
+    outside = {name: function.__globals__.get(name) for name in code.co_names}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        outside[name] = cell.cell_contents
+    plain = {name: value for name, value in outside.items() if isinstance(value, (bool, int, float, str, tuple))}
+    return f"{text}{sorted(plain.items(), key=lambda item: item[0])!r}"
 
 
 def _dotted(node: ast.AST) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.language.context import LanguageError
+from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.convert import constant
 from tilewright.language.semantic.shape import reshape
 from tilewright.language.tensor import emit, tensor, type_text
@@ -95,3 +95,20 @@ def _precision(input_precision: Any, allow_tf32: Any) -> str:
     if precision not in PRECISIONS:
         raise LanguageError(f"input_precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     return precision
+
+
+def accumulate(addend: Any, value: Any) -> tensor | None:
+    """``addend + dot(a, b)`` as one product with an accumulator, when `value` is a product just emitted and
+    nothing else can use it; None when this is something else."""
+    if not isinstance(value, tensor) or not isinstance(addend, tensor) or addend.handle.type != value.handle.type:
+        return None
+    operations = active().builder.current.operations
+    operation = value.handle.definition
+    if operation is None or operation.opcode != "dot" or operation is not operations[-1]:
+        return None
+    a, b, accumulator = operation.operands
+    zero = accumulator.definition
+    if zero is None or zero.opcode != "constant" or zero.attributes["value"] != 0:
+        return None
+    operations.pop()
+    return emit("dot", [tensor(a), tensor(b), addend], dict(operation.attributes))
