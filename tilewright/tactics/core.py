@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size
+from tilewright.tune.cost import Cost
 
 if TYPE_CHECKING:
     from tilewright.frontend.jit import JITFunction
@@ -51,15 +52,6 @@ class Stage:
     """Alternatives of one launch, for ranges of run-time sizes: the first that applies is run."""
 
     calls: tuple[KernelCall, ...]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Estimate for the sizes the builder expects: bytes moved, operations, seconds."""
-
-    bytes: Size
-    flops: Size
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,22 @@ The model ranks; it is not a promise of speed (law 11).
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import ceil
 
 from tilewright.dtypes import DType, float32
+from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate, free_symbols
-from tilewright.tactics.core import Cost
 from tilewright.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimate for the sizes the builder expects: bytes moved, operations, seconds."""
+
+    bytes: Size
+    flops: Size
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ def machine_of(target: Target) -> Machine:
     """The constants for a target; caches and vector width come from its capability table."""
     lanes = getattr(target, "vector_bits", 128) // 32
     return Machine(
-        threads=os.cpu_count() or 1,
+        threads=settings.threads,
         flops=CLOCK * 2 * 2 * lanes,  # two fused multiply-adds a cycle
         cache_bandwidth=CLOCK * 2 * lanes,
         memory_bandwidth=20e9,
