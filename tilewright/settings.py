@@ -22,9 +22,22 @@ def _default_cache() -> Path:
 
 
 def _default_threads() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+    """The CPUs that this process may use: its affinity, and a container's share of time where one is set."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _cpu_quota(Path("/sys/fs/cgroup")) or allowed))
+
+
+def _cpu_quota(folder: Path) -> int | None:
+    """Whole CPUs' worth of time that Linux control groups (version 2, then 1) grant; None when unlimited."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu/cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu/cpu.cfs_period_us").read_text()
+        return max(1, int(quota) // int(period)) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+        return None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from tilewright.runtime.glue import glue_text
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import host_machine, load_objects, system_address
 from tilewright.runtime.memory import ALIGNMENT, BufferPool
-from tilewright.settings import settings
+from tilewright.settings import _cpu_quota, settings
 
 # Adds 1 to x[i] for every instance i, through its scratch memory.
 ADD_ONE = """
@@ -142,6 +142,33 @@ def test_a_forked_child_can_launch(add_one):
         launch(add_one, slots, (1000, 1, 1), 8, threads=2)
         os._exit(0 if (x == 2).all() and parallel.provider().name == "threads" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "files, cpus",
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu.max": "nonsense"}, None),
+    ],
+)
+def test_a_container_limits_the_threads(tmp_path, files, cpus):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert _cpu_quota(tmp_path) == cpus
+
+
+def test_a_number_of_workers_for_each_run(add_one):
+    x = np.zeros(200, np.int64)
+    with settings.scope(parallel="threads"):
+        for threads in (4, 2, 3, 5, 2, 4) * 10:
+            launch(add_one, struct.pack("<q", x.ctypes.data), (200, 1, 1), scratch_bytes=64, threads=threads)
+    np.testing.assert_array_equal(x, 60)
 
 
 def test_an_unknown_provider_is_an_error():

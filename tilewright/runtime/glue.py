@@ -10,6 +10,7 @@ that delivers fewer threads, or delivers them late or one after another, only ma
     word  32   entered: threads that came in; the first runs the body, the others get their number
     word  48   closed: 1 when the body has ended
     words 64…  function, arguments, total, workers, scratch, scratch stride, body, context
+    words 96…  a lock, a condition, the number of sleepers: only for a team of our own threads
 
 The job is read only after a part of it was taken, and it can't change before that part is done, so a
 thread that slept through several jobs does no harm.  Parts shrink as the job empties (guided
@@ -27,16 +28,17 @@ import llvmlite.binding as llvm
 
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
 
-TEAM_BYTES = 768
+TEAM_BYTES = 1152
 _WORDS = {
     "remaining": 0, "done": 16, "entered": 32, "closed": 48, "function": 64, "arguments": 65, "total": 66,
     "workers": 67, "scratch": 68, "stride": 69, "body": 70, "context": 71,
+    "lock": 96, "condition": 112, "sleepers": 128,
 }  # fmt: skip
 
 # Spins before a waiting thread offers its CPU to others, and between two such offers.
 _PATIENCE = 2048
 _YIELD_EVERY = 64
-# Spins for which a thread of our own team stays awake after a run, waiting for the next.
+# Spins for which a thread of our own team stays awake after a run, waiting for the next; then it sleeps.
 _LINGER = 4096
 
 _TEXT = """
@@ -148,33 +150,41 @@ out:
   ret void
 }}
 
-; A worker: takes parts of jobs until the body has ended and `linger` more spins have passed.
+; A worker: takes parts of jobs until the run is closed and `linger` more spins have passed.
 define internal void @serve(ptr %team, i64 %index, i64 %linger) nounwind {{
 entry:
-  {closed_p}
   br label %loop
 loop:
   %spins = phi i64 [ 0, %entry ], [ %next, %loop.end ]
   %after = phi i64 [ 0, %entry ], [ %after.next, %loop.end ]
+  %open = call i1 @is_open(ptr %team)
+  br i1 %open, label %work, label %closed
+work:
   %worked = call i1 @take(ptr %team, i64 %index)
-  br i1 %worked, label %loop.end, label %look
-look:
-  %closed = load atomic i64, ptr %closed.p acquire, align 8
-  %open = icmp eq i64 %closed, 0
-  %more = add i64 %after, 1
-  %waited = select i1 %open, i64 0, i64 %more
-  %leave = icmp ugt i64 %waited, %linger
+  br i1 %worked, label %loop.end, label %idle
+closed:
+  %leave = icmp uge i64 %after, %linger
   br i1 %leave, label %out, label %idle
 idle:
+  %waited = phi i64 [ 0, %work ], [ %after, %closed ]
   call void @wait(i64 %spins)
   %one.more = add i64 %spins, 1
+  %longer = add i64 %waited, 1
   br label %loop.end
 loop.end:
-  %next = phi i64 [ 0, %loop ], [ %one.more, %idle ]
-  %after.next = phi i64 [ 0, %loop ], [ %waited, %idle ]
+  %next = phi i64 [ 0, %work ], [ %one.more, %idle ]
+  %after.next = phi i64 [ 0, %work ], [ %longer, %idle ]
   br label %loop
 out:
   ret void
+}}
+
+; Whether a run goes on.
+define internal i1 @is_open(ptr %team) nounwind {{
+  {closed_p}
+  %closed = load atomic i64, ptr %closed.p acquire, align 8
+  %open = icmp eq i64 %closed, 0
+  ret i1 %open
 }}
 
 define internal void @lead(ptr %team) nounwind {{
@@ -242,17 +252,65 @@ define void @start_dispatch(ptr %provider, ptr %body, ptr %context, ptr %scratch
   ret void
 }}
 
-; Our own threads: the team outlives its runs, so a thread may still linger in it from the run before.
+; Our own threads: the team outlives its runs, so a thread may still linger in it from the run before.  All
+; runs of a team have the same number of workers: such a thread's place in the scratch memory always exists.
 define void @start_team(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
-  call void @prepare(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+entry:
+  {lock_p}
+  {condition_p}
+  {sleepers_p}
   {closed_p}
+  call void @tilewright_lock(ptr %lock.p)
+  call void @prepare(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
   store atomic i64 0, ptr %closed.p release, align 8
+  %sleepers = load i64, ptr %sleepers.p, align 8
+  call void @tilewright_unlock(ptr %lock.p)
+  %any = icmp ne i64 %sleepers, 0
+  br i1 %any, label %wake, label %run
+wake:
+  call void @tilewright_wake(ptr %condition.p)
+  br label %run
+run:
   call void @lead(ptr %team)
   ret void
 }}
 
+; The life of one of our own threads: serve, linger, sleep until the next run. Never returns.
 define void @join_team(ptr %team, i64 %index) nounwind {{
+entry:
+  {lock_p}
+  {condition_p}
+  {sleepers_p}
+  br label %serve
+serve:
   call void @serve(ptr %team, i64 %index, i64 {linger})
+  call void @tilewright_lock(ptr %lock.p)
+  br label %check
+check:
+  %open = call i1 @is_open(ptr %team)
+  br i1 %open, label %awake, label %sleep
+sleep:
+  %before = load i64, ptr %sleepers.p, align 8
+  %more = add i64 %before, 1
+  store i64 %more, ptr %sleepers.p, align 8
+  call void @tilewright_sleep(ptr %condition.p, ptr %lock.p)
+  %during = load i64, ptr %sleepers.p, align 8
+  %less = sub i64 %during, 1
+  store i64 %less, ptr %sleepers.p, align 8
+  br label %check
+awake:
+  call void @tilewright_unlock(ptr %lock.p)
+  br label %serve
+}}
+
+; A team of our own threads before its first run: closed.
+define void @create_team(ptr %team) nounwind {{
+  call void @llvm.memset.p0.i64(ptr %team, i8 0, i64 {team_bytes}, i1 false)
+  {lock_p}
+  {condition_p}
+  {closed_p}
+  call void @tilewright_create(ptr %lock.p, ptr %condition.p)
+  store atomic i64 1, ptr %closed.p release, align 8
   ret void
 }}
 
@@ -269,6 +327,7 @@ define void @launch_body(ptr %team, ptr %context) nounwind {{
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 {clock}
+{sleep}
 """
 
 # The time in nanoseconds; POSIX's 64-bit `struct timespec` is two words.
@@ -287,9 +346,70 @@ define i64 @tilewright_clock() nounwind {{
 """
 _NO_CLOCK = "define i64 @tilewright_clock() nounwind {\n  ret i64 0\n}"
 
+# A lock and a condition, zeroed memory to begin with.
+_POSIX_SLEEP = """
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+define internal void @tilewright_create(ptr %lock, ptr %condition) nounwind {
+  %1 = call i32 @pthread_mutex_init(ptr %lock, ptr null)
+  %2 = call i32 @pthread_cond_init(ptr %condition, ptr null)
+  ret void
+}
+define internal void @tilewright_lock(ptr %lock) nounwind {
+  %1 = call i32 @pthread_mutex_lock(ptr %lock)
+  ret void
+}
+define internal void @tilewright_unlock(ptr %lock) nounwind {
+  %1 = call i32 @pthread_mutex_unlock(ptr %lock)
+  ret void
+}
+define internal void @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
+  %1 = call i32 @pthread_cond_wait(ptr %condition, ptr %lock)
+  ret void
+}
+define internal void @tilewright_wake(ptr %condition) nounwind {
+  %1 = call i32 @pthread_cond_broadcast(ptr %condition)
+  ret void
+}
+"""
+_WINDOWS_SLEEP = """
+declare void @AcquireSRWLockExclusive(ptr)
+declare void @ReleaseSRWLockExclusive(ptr)
+declare i32 @SleepConditionVariableSRW(ptr, ptr, i32, i32)
+declare void @WakeAllConditionVariable(ptr)
+define internal void @tilewright_create(ptr %lock, ptr %condition) nounwind {
+  ret void
+}
+define internal void @tilewright_lock(ptr %lock) nounwind {
+  call void @AcquireSRWLockExclusive(ptr %lock)
+  ret void
+}
+define internal void @tilewright_unlock(ptr %lock) nounwind {
+  call void @ReleaseSRWLockExclusive(ptr %lock)
+  ret void
+}
+define internal void @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
+  %1 = call i32 @SleepConditionVariableSRW(ptr %condition, ptr %lock, i32 -1, i32 0)
+  ret void
+}
+define internal void @tilewright_wake(ptr %condition) nounwind {
+  call void @WakeAllConditionVariable(ptr %condition)
+  ret void
+}
+"""
+
 _EXPORTS = (
     "parallel_for", "run_here", "tilewright_clock", "launch_body",
-    "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team",
+    "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team",
+)  # fmt: skip
+_SYSTEM = (
+    "clock_gettime", "pthread_mutex_init", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_init",
+    "pthread_cond_wait", "pthread_cond_broadcast", "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive",
+    "SleepConditionVariableSRW", "WakeAllConditionVariable",
 )  # fmt: skip
 _PAUSES = {
     "x86": ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"),
@@ -299,6 +419,7 @@ _START = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
 )
 _JOIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+_CREATE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
@@ -314,6 +435,7 @@ class Glue:
     start_dispatch: ctypes._FuncPointer
     start_team: ctypes._FuncPointer
     join_team: ctypes._FuncPointer
+    create_team: ctypes._FuncPointer
 
 
 def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
@@ -337,6 +459,7 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
         declare_pause=declare_pause,
         give="call void @tilewright_yield()" if can_yield else "",
         declare_yield="declare void @tilewright_yield()" if can_yield else "",
+        sleep=_WINDOWS_SLEEP if "windows" in triple else _POSIX_SLEEP,
         clock=_NO_CLOCK if clock_id is None else _CLOCK.format(clock_id=clock_id),
         patience=_PATIENCE,
         yield_mask=_YIELD_EVERY - 1,
@@ -350,8 +473,8 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
 def glue() -> Glue:
     """The functions, compiled once a process (a few milliseconds)."""
     machine = host_machine()
-    found = {"tilewright_yield": system_address("sched_yield") or system_address("SwitchToThread")}
-    found["clock_gettime"] = system_address("clock_gettime")
+    found = {name: system_address(name) for name in _SYSTEM}
+    found["tilewright_yield"] = system_address("sched_yield") or system_address("SwitchToThread")
     clock_id = getattr(time, "CLOCK_MONOTONIC", None) if found["clock_gettime"] else None
     text = glue_text(machine.triple, found["tilewright_yield"] is not None, clock_id)
     module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
@@ -366,5 +489,6 @@ def glue() -> Glue:
         has_clock=clock_id is not None,
         launch_body=library.address("launch_body"),
         join_team=_JOIN(library.address("join_team")),
+        create_team=_CREATE(library.address("create_team")),
         **start,
     )

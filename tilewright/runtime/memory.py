@@ -20,8 +20,8 @@ class AlignedBuffer:
 
     __slots__ = ("address", "capacity", "_owner")
 
-    def __init__(self, capacity: int, zero: bool = False) -> None:
-        self._owner = (np.zeros if zero else np.empty)(capacity + ALIGNMENT, np.uint8)
+    def __init__(self, capacity: int) -> None:
+        self._owner = np.empty(capacity + ALIGNMENT, np.uint8)
         start = self._owner.ctypes.data
         self.address = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         self.capacity = capacity

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -77,63 +78,55 @@ class DispatchProvider:
 
 
 class ThreadProvider:
-    """Threads created by Python that run the native worker loop. A caller that finds all teams busy
-    gets a new one, up to a limit, and works alone beyond it."""
+    """Threads of our own, created by Python, that live in a native loop. A caller that finds all teams
+    busy gets a new one, up to a limit, and works alone beyond it."""
 
     name = "threads"
-    detail = "Python threads in a native loop"
-    _MOST_TEAMS = 8
+    detail = "threads of our own"
+    _MOST_TEAMS = 8  # for each number of workers
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[_Team] = []
-        self._count = 0
+        self._idle: dict[int, list[_Team]] = {}
+        self._counts: Counter[int] = Counter()
 
     def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
-        with self._lock:
-            team = self._idle.pop() if self._idle else None
-            if team is None and self._count < self._MOST_TEAMS:
-                self._count += 1
-                team = _Team()
+        team = self._take(workers)
         if team is None:
             glue().start_inline(None, body, context, scratch, stride, 1)
             return
         try:
-            team.start(body, context, scratch, stride, workers)
+            glue().start_team(team.address, body, context, scratch, stride, workers)
         finally:
             with self._lock:
-                self._idle.append(team)
+                self._idle[workers].append(team)
+
+    def _take(self, workers: int) -> _Team | None:
+        with self._lock:
+            idle = self._idle.setdefault(workers, [])
+            if idle:
+                return idle.pop()
+            if self._counts[workers] == self._MOST_TEAMS:
+                return None
+            self._counts[workers] += 1
+        return _Team(workers)
 
 
 class _Team:
-    """A native team and its threads; one run at a time."""
+    """A native team and its threads, which sleep between runs without the GIL."""
 
-    def __init__(self) -> None:
-        self._memory = AlignedBuffer(TEAM_BYTES, zero=True)
-        self._bells: list[threading.Semaphore] = []
-
-    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
-        while len(self._bells) < workers - 1:
-            self._hire()
-        for bell in self._bells[: workers - 1]:
-            bell.release()
-        glue().start_team(self._memory.address, body, context, scratch, stride, workers)
-
-    def _hire(self) -> None:
-        bell = threading.Semaphore(0)
-        index = len(self._bells) + 1
-        arguments = (self._memory, bell, index)
-        threading.Thread(target=_work, args=arguments, name=f"tilewright-{index}", daemon=True).start()
-        self._bells.append(bell)
+    def __init__(self, workers: int) -> None:
+        self._memory = AlignedBuffer(TEAM_BYTES)
+        self.address = self._memory.address
+        glue().create_team(self.address)
+        for index in range(1, workers):
+            arguments = (self._memory, index)
+            threading.Thread(target=_work, args=arguments, name=f"tilewright-{index}", daemon=True).start()
 
 
-def _work(memory: AlignedBuffer, bell: threading.Semaphore, index: int) -> None:
-    join = glue().join_team
-    while True:
-        bell.acquire()
-        while bell.acquire(blocking=False):  # rung for runs that we served while lingering
-            pass
-        join(memory.address, index)
+def _work(memory: AlignedBuffer, index: int) -> None:
+    """What each thread of a team does for the rest of its life."""
+    glue().join_team(memory.address, index)
 
 
 _provider: Provider | None = None
@@ -170,9 +163,10 @@ _inline = InlineProvider()
 
 
 def _find_provider(wanted: str) -> Provider:
-    for make in (_find_openmp, _find_dispatch, _make_threads):
-        if wanted in ("auto", make.__name__.rsplit("_", 1)[1].replace("dispatch", "libdispatch")):
-            found = make()
+    makers = {"openmp": _find_openmp, "libdispatch": _find_dispatch, "threads": lambda wanted: ThreadProvider()}
+    for name, make in makers.items():
+        if wanted in ("auto", name):
+            found = make(wanted)
             if found is not None:
                 return found
     if wanted == "none":
@@ -182,20 +176,17 @@ def _find_provider(wanted: str) -> Provider:
     )
 
 
-def _make_threads() -> Provider:
-    return ThreadProvider()
-
-
-def _find_openmp() -> Provider | None:
+def _find_openmp(wanted: str) -> Provider | None:
     if _forked:  # an OpenMP runtime's threads don't survive fork(), and it would wait for them
         return None
     for path in _openmp_in_process():
         provider = _open(path)
         if provider is not None:
             return provider
-    # LLVM's and Intel's runtimes refuse to be loaded twice, so a second copy could break a library that
-    # is imported later; GNU's may be loaded at any time.
-    return _open("libgomp.so.1") if sys.platform != "darwin" else None
+    # One that nobody has loaded yet has no threads to share, and it makes a run wait until its slowest thread
+    # was scheduled, which takes milliseconds on a busy machine; so it must be asked for.  LLVM's and Intel's
+    # runtimes refuse to be loaded twice: a copy of ours could break a library that is imported later.
+    return _open("libgomp.so.1") if wanted == "openmp" and sys.platform != "darwin" else None
 
 
 def _open(path: str) -> Provider | None:
@@ -205,7 +196,7 @@ def _open(path: str) -> Provider | None:
         return None
 
 
-def _find_dispatch() -> Provider | None:
+def _find_dispatch(wanted: str) -> Provider | None:
     if sys.platform != "darwin":
         return None
     try:
