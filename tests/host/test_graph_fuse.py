@@ -1,0 +1,209 @@
+"""What fusion makes of the blocks that models are built from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.random_graphs import RandomGraph
+from tests.host.test_graph_passes_random import assert_valid
+from tilewright.dtypes import float32, int64
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Node, Value
+from tilewright.graph.fusion import FusedGraph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.printer import print_fused
+from tilewright.graph.views import dense_view, follow, follow_all
+from tilewright.symbolic import evaluate
+
+
+def fused_of(b: GraphBuilder) -> FusedGraph:
+    fused = fuse(optimize(b.finish()))
+    assert_valid(fused)
+    return fused
+
+
+def shapes_of(fused: FusedGraph) -> list[tuple[str, list[str]]]:
+    """Each group's kind and the ops that compute (views and index arithmetic left out)."""
+    quiet = {"reshape", "permute", "slice", "broadcast_to", "iota", "concat"}
+    return [(group.kind, [node.op for node in group.nodes if node.op not in quiet]) for group in fused.groups]
+
+
+def weights(b: GraphBuilder, *shape: int) -> Value:
+    count = int(np.prod(shape))
+    return b.constant((np.arange(count) / 1024 + 1).astype(np.float32).reshape(shape), "w")
+
+
+def linear(b: GraphBuilder, x: Value, width: int, bias: bool = True) -> Value:
+    y = b.op("matmul", [x, weights(b, width, x.shape[-1])], transpose_b=True)
+    return b.op("add", [y, weights(b, width)]) if bias else y
+
+
+def heads_of(b: GraphBuilder, x: Value, heads: int) -> Value:
+    batch, sequence, width = x.shape
+    split = b.op("reshape", [x], shape=(batch, sequence, heads, width // heads))
+    return b.op("permute", [split], order=(0, 2, 1, 3))
+
+
+def test_an_encoder_layer_is_seven_kernels(golden):
+    b = GraphBuilder("encoder_layer")
+    batch, sequence = b.symbol("batch", 1, 8), b.symbol("sequence", 1, 64)
+    x = b.input("x", float32, (batch, sequence, 16))
+    query, key, value = (heads_of(b, linear(b, x, 16), 4) for _ in range(3))
+    scores = b.op("softmax", [b.op("multiply", [b.op("matmul", [query, key], transpose_b=True), 0.5])], axis=-1)
+    context = b.op("permute", [b.op("matmul", [scores, value])], order=(0, 2, 1, 3))
+    context = b.op("reshape", [context], shape=(batch, sequence, 16))
+    h = b.op(
+        "layer_norm", [b.op("add", [linear(b, context, 16), x]), weights(b, 16), weights(b, 16)], axis=-1, epsilon=1e-5
+    )
+    wide = b.op("gelu", [linear(b, h, 32)])
+    h = b.op("layer_norm", [b.op("add", [linear(b, wide, 16), h]), weights(b, 16)], axis=-1, epsilon=1e-5)
+    b.output(h, "y")
+    fused = fused_of(b)
+    assert shapes_of(fused) == [
+        ("contraction", ["matmul", "add"]),
+        ("attention", ["attention"]),
+        ("contraction", ["matmul", "add", "add"]),
+        ("reduction", ["layer_norm"]),
+        ("contraction", ["matmul", "add", "gelu"]),
+        ("contraction", ["matmul", "add", "add"]),
+        ("reduction", ["layer_norm"]),
+    ]
+    golden(print_fused(fused))
+
+
+def rotary(b: GraphBuilder, x: Value, cos: Value, sin: Value) -> Value:
+    half = x.shape[-1] // 2
+    low = b.op("slice", [x], axis=-1, start=0, stop=half)
+    high = b.op("slice", [x], axis=-1, start=half, stop=2 * half)
+    turned = b.op("concat", [b.op("negate", [high]), low], axis=-1)
+    return b.op("add", [b.op("multiply", [x, cos]), b.op("multiply", [turned, sin])])
+
+
+def test_a_decoder_layer_is_ten_kernels(golden):
+    b = GraphBuilder("decoder_layer")
+    batch, sequence = b.symbol("batch", 1, 8), b.symbol("sequence", 1, 64)
+    x = b.input("x", float32, (batch, sequence, 16))
+    cos, sin = (b.input(name, float32, (sequence, 4)) for name in ("cos", "sin"))
+    h = b.op("rms_norm", [x, weights(b, 16)], axis=-1, epsilon=1e-5)
+    query = rotary(b, heads_of(b, linear(b, h, 16, bias=False), 4), cos, sin)
+    key = rotary(b, heads_of(b, linear(b, h, 8, bias=False), 2), cos, sin)
+    value = heads_of(b, linear(b, h, 8, bias=False), 2)
+    context = b.op("attention", [query, key, value], scale=0.5, causal=True)
+    context = b.op("reshape", [b.op("permute", [context], order=(0, 2, 1, 3))], shape=(batch, sequence, 16))
+    h = b.op("add", [x, linear(b, context, 16, bias=False)])
+    normal = b.op("rms_norm", [h, weights(b, 16)], axis=-1, epsilon=1e-5)
+    gate, up = (linear(b, normal, 32, bias=False) for _ in range(2))
+    h = b.op("add", [h, linear(b, b.op("multiply", [b.op("silu", [gate]), up]), 16, bias=False)])
+    b.output(h, "y")
+    fused = fused_of(b)
+    assert shapes_of(fused) == [
+        ("reduction", ["rms_norm"]),
+        ("contraction", ["matmul"]),
+        ("elementwise", ["negate", "multiply", "multiply", "add"]),
+        ("elementwise", ["negate", "multiply", "multiply", "add"]),
+        ("attention", ["attention"]),
+        ("contraction", ["matmul", "add"]),
+        ("reduction", ["rms_norm"]),
+        ("contraction", ["matmul"]),
+        ("contraction", ["matmul", "silu", "multiply"]),
+        ("contraction", ["matmul", "add"]),
+    ]
+    golden(print_fused(fused))
+
+
+def test_an_epilogue_stops_where_two_tensors_would_leave():
+    b = GraphBuilder("two_uses")
+    x = b.input("x", float32, (4, 8))
+    y = b.op("relu", [linear(b, x, 8)])
+    b.output(b.op("exp", [y]), "a")
+    b.output(b.op("tanh", [y]), "b")
+    fused = fused_of(b)
+    assert shapes_of(fused) == [("contraction", ["matmul", "add", "relu"]), ("elementwise", ["exp", "tanh"])]
+    assert len(fused.groups[1].outputs) == 2
+
+
+def test_an_epilogue_takes_diamonds():
+    b = GraphBuilder("diamond")
+    x = b.input("x", float32, (4, 8))
+    y = linear(b, x, 8)
+    b.output(b.op("multiply", [b.op("add", [b.op("tanh", [y]), 1.0]), b.op("exp", [y])]), "y")
+    assert shapes_of(fused_of(b)) == [("contraction", ["matmul", "add", "tanh", "add", "exp", "multiply"])]
+
+
+def test_a_merge_that_would_wait_for_itself_is_not_made():
+    """relu(x w) feeds another product whose result is added to it: the add cannot join the first product."""
+    b = GraphBuilder("cycle")
+    x = b.input("x", float32, (4, 8))
+    first = b.op("relu", [linear(b, x, 8)])
+    second = linear(b, first, 8, bias=False)
+    b.output(b.op("add", [first, second]), "y")
+    fused = fused_of(b)
+    assert shapes_of(fused) == [("contraction", ["matmul", "add", "relu"]), ("contraction", ["matmul", "add"])]
+
+
+def test_reductions_take_both_sides():
+    b = GraphBuilder("reduction")
+    x, y = b.input("x", float32, (4, 8)), b.input("y", float32, (4, 8))
+    product = b.op("multiply", [x, y])
+    b.output(b.op("sqrt", [b.op("reduce_sum", [product], axes=(-1,))]), "y")
+    assert shapes_of(fused_of(b)) == [("reduction", ["multiply", "reduce_sum", "sqrt"])]
+
+
+def test_embeddings_are_read_inside_the_norm():
+    b = GraphBuilder("embeddings")
+    ids = b.input("ids", int64, (2, 5))
+    words = b.op("gather", [weights(b, 20, 8), ids], axis=0)
+    places = b.op("gather", [weights(b, 9, 8), b.op("iota", shape=(5,), dtype=int64)], axis=0)
+    b.output(b.op("layer_norm", [b.op("add", [words, places])], axis=-1, epsilon=1e-5), "y")
+    assert shapes_of(fused_of(b)) == [("reduction", ["gather", "add", "layer_norm"])]
+
+
+def test_masks_are_computed_where_they_are_read():
+    b = GraphBuilder("mask")
+    n = b.symbol("n", 1, 64)
+    x, y = b.input("x", float32, (3, n, n)), b.input("y", float32, (n, n))
+    rows = b.op("iota", shape=(n, 1), dtype=int64)
+    seen = b.op("less_equal", [b.op("iota", shape=(n,), dtype=int64), rows])
+    b.output(b.op("where", [seen, x, 0.0]), "a")
+    b.output(b.op("softmax", [b.op("where", [seen, y, -1.0])], axis=-1), "b")
+    kinds = shapes_of(fused_of(b))
+    assert kinds == [("elementwise", ["less_equal", "where"]), ("reduction", ["less_equal", "where", "softmax"])]
+
+
+def test_readers_of_a_cache_run_before_it_is_overwritten():
+    b = GraphBuilder("cache")
+    cache, new = b.input("cache", float32, (8, 4)), b.input("new", float32, (1, 4))
+    updated = b.op("scatter_update", [cache, b.input("slot", int64, (1,)), new], axis=0)
+    b.mutate(cache, updated)
+    b.output(b.op("relu", [cache]), "before")
+    b.output(b.op("tanh", [updated]), "after")
+    kinds = [group.nodes[-1].op for group in fused_of(b).groups]
+    assert kinds.index("relu") < kinds.index("scatter_update") < kinds.index("tanh")
+
+
+def test_views_are_strides(rng):
+    b = GraphBuilder("views")
+    batch = b.symbol("batch", 1, 4)
+    x = b.input("x", float32, (batch, 5, 24))
+    middle = b.op("slice", [x], axis=2, start=8, stop=16)
+    b.output(heads_of(b, middle, 2), "y")
+    graph = b.finish()
+    view = follow_all(dense_view(x.shape), graph.nodes)
+    assert view is not None and view.shape == (batch, 2, 5, 4)
+    data = rng.standard_normal(3 * 5 * 24)
+    symbols = {"batch": 3}
+    strides = [evaluate(stride, symbols) * data.itemsize for stride in view.strides]
+    shape = tuple(evaluate(extent, symbols) for extent in view.shape)
+    seen = np.lib.stride_tricks.as_strided(data[evaluate(view.offset, symbols) :], shape, strides)
+    wanted = data.reshape(3, 5, 24)[:, :, 8:16].reshape(3, 5, 2, 4).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(seen, wanted)
+    mixed = Node("reshape", [graph.nodes[-1].output], [Value("mixed", float32, (batch, 10, 4))], {})
+    assert follow(view, mixed) is None  # heads and rows do not lie in one line
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fusing_twice_gives_the_same_groups(seed):
+    graph = optimize(RandomGraph(seed, 20).graph)
+    assert print_fused(fuse(graph)) == print_fused(fuse(graph))
