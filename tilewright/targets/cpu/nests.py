@@ -91,7 +91,8 @@ class NestEmitter:
                 self._cluster(part, inner)
             return accumulators
 
-        if cluster.mode == "rows":
+        vectorised = any(index.lanes > 1 for root in cluster.roots for index in bound[root].values())
+        if cluster.mode == "rows" or vectorised:  # of nested columns, the outer ones are the lanes
             self._scalar_axis(extent, limit, [], body)
         else:
             lanes = self._lanes(cluster.roots, axes, extent)
