@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
@@ -148,3 +149,25 @@ def space_to_depth(emit: Emitter, x: Value, factor: int, columns_first: bool) ->
     inner = [count + 2, count + 4, count] if columns_first else [count, count + 2, count + 4]
     x = emit.permute(x, [*range(count), *inner, count + 1, count + 3])
     return emit.reshape(x, (*lead, channels * factor * factor, rows, columns))
+
+
+def pad_from_image(emit: Emitter, x: Value, axis: int, low: int, high: int, mode: str) -> Value:
+    """One dimension padded with the image itself: mode "reflect", "edge" or "wrap" (as in NumPy's pad).
+
+    The source position of every element is arithmetic on an iota, so that the dimension may be dynamic.
+    """
+    if low < 0 or high < 0:
+        raise Unsupported("a negative padding with the image itself", "crop with a slice")
+    if not (low or high):
+        return x
+    extent = x.shape[axis]
+    position = emit.iota(simplify(lift(extent) + (low + high)), start=-low)
+    last = emit.value(simplify(lift(extent) - 1), int64)
+    if mode == "reflect":
+        from_start = emit.op("absolute", position)
+        position = emit.op("subtract", last, emit.op("absolute", emit.op("subtract", last, from_start)))
+    elif mode == "edge":
+        position = emit.op("minimum", emit.op("maximum", position, 0), last)
+    else:
+        position = emit.op("remainder", position, emit.value(extent, int64))
+    return emit.op("gather", x, position, axis=axis)

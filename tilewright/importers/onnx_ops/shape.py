@@ -143,20 +143,11 @@ def pad(call: Call) -> Value:
         pads[axis] = (max(0, low), max(0, high))
     if mode == "constant":
         return call.op("pad", x, pads=pads, value=value) if any(pair != (0, 0) for pair in pads) else x
+    if mode not in ("reflect", "edge", "wrap"):
+        raise Unsupported(f"padding in mode {mode!r}", "use constant, reflect, edge or wrap")
     for axis, (low, high) in enumerate(pads):
-        if low or high:
-            x = _extended(call, x, axis, low, high, mode)
+        x = images.pad_from_image(call, x, axis, low, high, mode)
     return x
-
-
-def _extended(call: Call, x: Value, axis: int, low: int, high: int, mode: str) -> Value:
-    """Padding by the image itself (reflect, edge, wrap): a gather of constant positions."""
-    extent = x.shape[axis]
-    modes = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
-    if not isinstance(extent, int) or mode not in modes:
-        raise Unsupported(f"padding in mode {mode!r} of a dimension of {extent}", "fix the dimension, or pad by zeros")
-    positions = np.pad(np.arange(extent), (low, high), mode=modes[mode])  # type: ignore[call-overload]
-    return call.op("gather", x, call.constant(positions, "positions"), axis=axis)
 
 
 @rule("Shape", "Size")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.graph.core import Value
@@ -199,6 +199,20 @@ def constant_pad(
         x = call.slice(x, axis, max(0, -low), simplify(lift(x.shape[axis]) - max(0, -high)))
         pads[axis] = (max(0, low), max(0, high))
     return call.op("pad", x, pads=pads, value=value or 0) if any(pair != (0, 0) for pair in pads) else x
+
+
+def _pad_from_image(mode: str) -> Callable[[Call, Value, Sequence[int]], Value]:
+    def apply(call: Call, x: Value, pad: Sequence[int]) -> Value:
+        for index in range(len(pad) // 2):
+            x = images.pad_from_image(call, x, x.rank - 1 - index, pad[2 * index], pad[2 * index + 1], mode)
+        return x
+
+    return apply
+
+
+for _count in (1, 2, 3):
+    TABLE.add(f"reflection_pad{_count}d.default", _pad_from_image("reflect"))
+    TABLE.add(f"replication_pad{_count}d.default", _pad_from_image("edge"))
 
 
 @rule("tril.default")
