@@ -31,8 +31,9 @@ def shapes_of(fused: FusedGraph) -> list[tuple[str, list[str]]]:
 
 
 def weights(b: GraphBuilder, *shape: int) -> Value:
+    """A constant unlike all others, so that equal subexpressions are not shared."""
     count = int(np.prod(shape))
-    return b.constant((np.arange(count) / 1024 + 1).astype(np.float32).reshape(shape), "w")
+    return b.constant((np.arange(count) / 1024 + 1 + len(b.graph.constants)).astype(np.float32).reshape(shape), "w")
 
 
 def linear(b: GraphBuilder, x: Value, width: int, bias: bool = True) -> Value:
