@@ -1,0 +1,25 @@
+"""The code of docs/tile-language.md runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "tile-language.md").read_text(encoding="utf-8")
+
+
+def test_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert len(blocks) == 2
+    path = tmp_path / "document.py"
+    path.write_text("\n".join(blocks), encoding="utf-8")
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "document"})
+    assert capsys.readouterr().out
+
+
+def test_files_named_exist() -> None:
+    package = Path(__file__).parents[2] / "tilewright"
+    for name in re.findall(r"`((?:language|frontend|ir)/[\w/]+\.py)`", DOCUMENT):
+        assert (package / name).exists(), name
