@@ -234,6 +234,11 @@ def test_missing_and_unknown_parameters() -> None:
         kernel.trace(TYPES, {"m": 3})
 
 
+def test_functions_of_the_language_need_a_kernel() -> None:
+    with pytest.raises(CompilationError, match="only inside a kernel\n  help: call them in a function decorated"):
+        tl.arange(0, 8)
+
+
 def test_kernels_without_source_say_so() -> None:
     names: dict[str, object] = {}
     exec("def kernel(x):\n    pass\n", names)

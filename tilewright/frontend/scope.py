@@ -56,10 +56,10 @@ class FunctionState:
         """Run `action`; whatever goes wrong in it is a `CompilationError` at `node`."""
         try:
             return action(*arguments)
-        except CompilationError:
-            raise
         except LanguageError as error:
             raise self.error(node, error.message, error.advice) from None
+        except CompilationError:
+            raise
         except InvalidIRError as error:
             raise self.error(node, str(error)) from error
         except RecursionError:

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from tilewright.errors import CompilationError
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Attribute, Operation, Region, Value
 
 
-class LanguageError(Exception):
-    """A rule of the language is broken; the front end adds where and turns it into a `CompilationError`."""
+class LanguageError(CompilationError):
+    """A rule of the language is broken; inside a kernel the front end adds the place."""
 
     def __init__(self, message: str, advice: str = "") -> None:
-        super().__init__(message)
+        super().__init__(f"{message}\n  help: {advice}" if advice else message)
         self.message = message
         self.advice = advice
 
