@@ -32,9 +32,11 @@ from tilewright.tactics.source import (
     merge_axes,
 )
 from tilewright.tactics.trace import Coordinates, Expression, Tracer, axes_of
+from tilewright.tune.cost import expected
 
 FLAT_BLOCK = 8192  # elements of one program of a flat kernel
 ROW_ELEMENTS = 16384  # elements of one program of a row kernel
+PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
 COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
 TILE = 32
 
@@ -172,10 +174,10 @@ def _decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: s
         return lines
     rest = whole
     for position in reversed(range(len(variables))):
-        extent = writer.size(variables[position].extent)
         if position == 0:
             lines.append(f"{names[0]} = {rest}")
         else:
+            extent = writer.size(variables[position].extent)
             lines.append(f"{names[position]} = {rest} % {extent}")
             lines.append(f"rest_{position} = {rest} // {extent}")
             rest = f"rest_{position}"
@@ -183,7 +185,7 @@ def _decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: s
 
 
 def _names(count: int, single: str) -> list[str]:
-    return [single] if count == 1 else [f"d{position}" for position in range(count)]
+    return [single] if count == 1 else [f"{single}_{position}" for position in range(count)]
 
 
 def _source(name: str, parameters: Sequence[str], constants: Sequence[str], body: Sequence[str]) -> str:
@@ -238,14 +240,22 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
     whole = isinstance(inner.extent, int) and inner.extent <= COLUMN_BLOCK
     block = inner.extent if whole else 1024
     assert isinstance(block, int)
-    rows = product([variable.extent for variable in outer])
+    # A long innermost row variable is walked by itself; only then no row needs divisions.
+    separate = len(outer) > 1 and expected(outer[-1].extent) * block >= PLANE_ELEMENTS
+    planes, walked = (outer[:-1], outer[-1:]) if separate else ([], outer)
+    rows = product([variable.extent for variable in walked])
     rows_per_program = max(1, ROW_ELEMENTS // block)
     if isinstance(rows, int):
-        programs = 2 * -(-rows // (2 * rows_per_program))
+        programs = -(-rows // rows_per_program) if separate else 2 * -(-rows // (2 * rows_per_program))
         rows_per_program = max(1, -(-rows // programs))
-    names = _names(len(outer), "row")
-    writer = Writer(traced.tracer, references, variables, [*names, "column"], "" if whole else "mask")
-    loop = ["row = index.to(tl.int64)", *_decompose(outer, names, "row", writer)]
+    plane_names = _names(len(planes), "plane")
+    row_names = _names(len(walked), "row")
+    names = [*plane_names, *row_names, "column"]
+    writer = Writer(traced.tracer, references, variables, names, "" if whole else "mask")
+    head = ["first = tl.program_id(0) * ROWS"]
+    if planes:
+        head += ["plane = tl.program_id(2).to(tl.int64)", *_decompose(planes, plane_names, "plane", writer)]
+    loop = ["row = index.to(tl.int64)", *_decompose(walked, row_names, "row", writer)]
     if whole:
         loop.append("column = tl.arange(0, COLUMNS)")
     else:
@@ -253,11 +263,15 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
         loop.append(f"mask = column < {writer.size(inner.extent)}")
     loop += _store_all(traced, writer)
     body = [
-        "first = tl.program_id(0) * ROWS",
+        *head,
         f"for index in range(first, tl.minimum(first + ROWS, {writer.size(rows)})):",
         *(f"    {line}" for line in loop),
     ]
-    grid = (ceil_divide(rows, rows_per_program), ceil_divide(inner.extent, block), 1)
+    grid = (
+        ceil_divide(rows, rows_per_program),
+        ceil_divide(inner.extent, block),
+        product([variable.extent for variable in planes]),
+    )
     return _finish(name, writer, references, {"ROWS": rows_per_program, "COLUMNS": block}, body, grid)
 
 

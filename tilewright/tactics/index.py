@@ -44,7 +44,15 @@ class Division:
     extent: Size
 
 
-Atom = Union[Coordinate, Loaded, Division]
+@dataclass(frozen=True)
+class Bounded:
+    """An index that is only used where it lies in 0 to `extent` - 1 (a guard sees to that)."""
+
+    index: Index
+    extent: Size
+
+
+Atom = Union[Coordinate, Loaded, Division, Bounded]
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,19 @@ class Index:
             if isinstance(atom, Coordinate) and atom.axis == axis:
                 return coefficient
         return 0
+
+    def expanded(self) -> Index:
+        """The same without `Bounded`, which has done its work once divisions are simplified."""
+        total = number(self.constant)
+        for atom, coefficient in self.terms:
+            if isinstance(atom, Bounded):
+                total = total.plus(atom.index.expanded().times(coefficient))
+            elif isinstance(atom, Division):
+                inner = Division(atom.index.expanded(), atom.divisor, atom.remainder, atom.extent)
+                total = total.plus(Index(((inner, coefficient),)))
+            else:
+                total = total.plus(Index(((atom, coefficient),)))
+        return total
 
     def nested(self) -> Iterator[Index]:
         """This index and those inside its quotients and remainders."""
@@ -157,6 +178,11 @@ def _is_below(value: Size, limit: Size) -> bool:
 def number(value: Size) -> Index:
     """A constant."""
     return Index((), simplify(value))
+
+
+def bounded(index: Index, extent: Size) -> Index:
+    """An index with a range that only holds under a guard."""
+    return Index(((Bounded(index, extent), 1),))
 
 
 def coordinate(axis: int, extent: Size) -> Index:

@@ -199,6 +199,7 @@ class Writer:
             elif isinstance(atom, Loaded):
                 text = self._loaded_text(atom)
             else:
+                assert isinstance(atom, Division)
                 text = self._division_text(atom)
             parts.append(text if coefficient == 1 else f"{text} * {self._factor(coefficient)}")
         if index.constant != 0 or not parts:

@@ -17,7 +17,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
 from tilewright.symbolic import Size, lift, lower_bound, simplify
 from tilewright.tactics.expressions import EXPRESSIONS
-from tilewright.tactics.index import Index, Loaded, coordinate, flatten, number, unflatten
+from tilewright.tactics.index import Index, Loaded, bounded, coordinate, flatten, number, unflatten
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Tracer:
         data = self.constants.get(value)
         if data is not None and data.size == 1:
             return Literal(data.reshape(()).item(), value.dtype)
-        return Load(value, flatten(coordinates, value.shape), guards)
+        return Load(value, flatten(coordinates, value.shape).expanded(), guards)
 
     def _trace_node(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         rule = getattr(self, f"_{node.op}", None)
@@ -188,9 +188,10 @@ class Tracer:
         source = _input(node, 0)
         moved, conditions = list(coordinates), []
         for axis, (low, high) in enumerate(node.attributes["pads"]):
-            moved[axis] = coordinates[axis].plus(number(simplify(-1 * lift(low))))
             if low != 0 or high != 0:
-                conditions.append(Guard(moved[axis], source.shape[axis]))
+                shifted = coordinates[axis].plus(number(simplify(-1 * lift(low))))
+                moved[axis] = bounded(shifted, source.shape[axis])
+                conditions.append(Guard(shifted.expanded(), source.shape[axis]))
         inner = self.trace(source, tuple(moved), guards + tuple(conditions))
         return Choice(tuple(conditions), inner, Literal(node.attributes["value"], source.dtype))
 
@@ -201,8 +202,9 @@ class Tracer:
         for source in node.inputs:
             assert source is not None
             moved = list(coordinates)
-            moved[axis] = coordinates[axis].plus(number(simplify(-1 * lift(start))))
-            guard = Guard(moved[axis], source.shape[axis])
+            shifted = coordinates[axis].plus(number(simplify(-1 * lift(start))))
+            moved[axis] = bounded(shifted, source.shape[axis])
+            guard = Guard(shifted.expanded(), source.shape[axis])
             pieces.append((guard, self.trace(source, tuple(moved), (*guards, guard))))
             start = simplify(lift(start) + source.shape[axis])
         result = pieces[-1][1]
@@ -243,8 +245,8 @@ class Tracer:
         index = coordinates[attributes["axis"]] if node.output.rank else Index()
         step, start = attributes["step"], attributes["start"]
         if isinstance(step, float) or isinstance(start, float):
-            return Position(index, node.output.dtype, float(step), float(start))
-        return Position(index.times(step).plus(number(start)), node.output.dtype)
+            return Position(index.expanded(), node.output.dtype, float(step), float(start))
+        return Position(index.expanded().times(step).plus(number(start)), node.output.dtype)
 
     def _full(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         return Literal(node.attributes["value"], node.output.dtype)
