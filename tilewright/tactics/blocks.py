@@ -102,8 +102,7 @@ def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Ite
     for row_tiles in range(1, min(MOST_ROWS, ceil(rows / tile_rows)) + 1):
         row_blocks = ceil(rows / min(row_tiles * tile_rows, rows))
         block_m = ceil(rows / row_blocks)  # equal blocks instead of a short last one
-        if row_blocks > 1:
-            block_m = ceil(block_m / tile_rows) * tile_rows
+        block_m += block_m % 2 if row_blocks > 1 else 0  # the product handles rows in pairs
         if block_m in seen:
             continue
         seen.add(block_m)
