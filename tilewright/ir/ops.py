@@ -72,6 +72,7 @@ class OpInfo:
     regions: int = 0
     terminator: bool = False
     commutative: bool = False
+    speculatable: bool = True  # may run though the program would not have reached it
     section: str = ""
 
 
@@ -203,7 +204,8 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _shape("join", "two blocks stacked on a new last axis of extent 2", operands=(2, 2)),
         _shape("split", "the two halves of a last axis of extent 2"),
         _shape("cat", "blocks one after the other along `axis`", operands=(2, None), attributes=_AXIS),
-        _shape("gather", "source[…, index, …] along `axis`; indices are in range", operands=(2, 2), attributes=_AXIS),
+        _shape("gather", "source[…, index, …] along `axis`; indices are in range", operands=(2, 2), attributes=_AXIS,
+               speculatable=False),
     ),
     "memory": (
         # Masked-off lanes touch no memory: a load gives `other` there, or zero without one.
@@ -233,10 +235,10 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
     "control flow": (
         # The index runs lower, lower + step, … below upper; step is positive. Results: last carried values.
         OpInfo("for", "for(lower, upper, step, initial…) {(index, carried…) … yield carried…}", (3, None),
-               inference.for_loop, regions=1,
+               inference.for_loop, regions=1, speculatable=False,
                attributes={"num_stages": AttributeInfo("int", 0), "unroll": AttributeInfo("int", 0)}),
         OpInfo("while", "while(initial…) {before: … condition(c, values…)} {(values…) … yield next…}", (0, None),
-               inference.while_loop, regions=2),
+               inference.while_loop, regions=2, speculatable=False),
         OpInfo("if", "if(condition) {… yield values…} {… yield values…}", (1, 1), inference.if_branch, regions=2),
         OpInfo("yield", "ends a region with its values", (0, None), inference.no_result, terminator=True),
         OpInfo("condition", "ends a while's before region: continue?, values", (1, None), inference.condition,
@@ -284,8 +286,16 @@ def effects_of(operation: Operation) -> frozenset[Effect]:
 
 
 def is_pure(operation: Operation) -> bool:
-    """True when only the results matter, so that it may be removed, repeated, merged or moved."""
+    """True when only the results matter, so that it may be removed, repeated or merged."""
     return not effects_of(operation) and not OPS[operation.opcode].terminator
+
+
+def is_speculatable(operation: Operation) -> bool:
+    """True for a pure operation that may also run where the program would not have reached it.
+
+    Loops may not, because they might not end there; nor `gather`, whose indices might be out of range.
+    """
+    return is_pure(operation) and all(OPS[inner.opcode].speculatable for inner in operation.walk())
 
 
 def complete_attributes(opcode: str, given: Mapping[str, Attribute]) -> dict[str, Attribute]:

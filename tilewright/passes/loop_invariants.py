@@ -1,14 +1,13 @@
 """Moves out of `for` loops what is the same in every iteration.
 
-Only pure operations move: computing them when the loop runs zero times does no harm, because no pure
-operation traps (see the conventions of `ir.ops`).  `while` bodies keep theirs: a condition is run at least once,
-so the gain is small.
+Only operations move that do no harm when the loop runs zero times (`ir.ops.is_speculatable`).  `while` bodies
+keep theirs: a condition is run at least once, so the gain is small.
 """
 
 from __future__ import annotations
 
 from tilewright.ir.core import Function, Operation, Region, Value
-from tilewright.ir.ops import is_pure
+from tilewright.ir.ops import is_speculatable
 from tilewright.ir.rewrite import Rebuilder, Replacement
 
 
@@ -28,7 +27,7 @@ class _Hoister(Rebuilder):
         inside = set(body.arguments)
         staying = []
         for operation in body.operations:
-            if is_pure(operation) and not _free_values(operation) & inside:
+            if is_speculatable(operation) and not _free_values(operation) & inside:
                 self.current.operations.append(operation)
                 self.changed = True
             else:

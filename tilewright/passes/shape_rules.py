@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from tilewright.dtypes import int32
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of, defined_by
 
 SHAPE_RULES = RuleTable("shape")
 on = SHAPE_RULES.on
+
+
+@on("arange")
+def range_of_one(operation: Operation, build: Rewriter) -> Value | None:
+    """A range of one number is that number."""
+    start, shape = operation.attributes["start"], operation.result.type.shape
+    assert isinstance(start, int)
+    return build.constant(start, int32, shape) if shape == (1,) else None
 
 
 @on("splat", "expand_dims", "broadcast", "reshape", "permute", "hint")
