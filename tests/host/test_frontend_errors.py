@@ -243,7 +243,7 @@ def test_kernels_without_source_say_so() -> None:
     names: dict[str, object] = {}
     exec("def kernel(x):\n    pass\n", names)
     with pytest.raises(CompilationError, match="source of kernel 'kernel' is not available"):
-        tilewright.jit(names["kernel"]).trace({"x": "*f32"}, {})  # type: ignore[arg-type]
+        tilewright.jit(names["kernel"]).trace({"x": "*f32"}, {})
 
 
 GOOD = """
@@ -291,7 +291,7 @@ def _mutate(source: str, choose: Callable[[int], int]) -> str:
         if isinstance(getattr(victim, "ctx", None), ast.Store):
             continue
         tree = _Replace(victim, replacement).visit(tree)
-    body = tree.body[0].body  # type: ignore[attr-defined]
+    body = tree.body[0].body
     action = choose(4)
     if action == 0 and len(body) > 1:
         del body[choose(len(body))]

@@ -77,7 +77,7 @@ def test_torch_tensors_and_dlpack() -> None:
             self.array = array
 
         def __dlpack__(self, **keywords: object) -> object:
-            return self.array.__dlpack__(**keywords)  # type: ignore[arg-type]
+            return self.array.__dlpack__(**keywords)
 
         def __dlpack_device__(self) -> tuple[int, int]:
             return self.array.__dlpack_device__()
@@ -121,7 +121,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES)
-def test_wrong_arguments(call, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_arguments(call, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         call()
 
@@ -222,7 +222,7 @@ def test_the_key_covers_everything_reached(monkeypatch: pytest.MonkeyPatch) -> N
             "debug": False,
             **changes,
         }
-        return binaries.Request(by_global, **request).key(tilewright.targets.registry.get_target("cpu"))  # type: ignore
+        return binaries.Request(by_global, **request).key(tilewright.targets.registry.get_target("cpu"))
 
     keys = [key(), key(types={"out": "*i64"}), key(debug=True), key(options={"a": 1}), key(constants={"N": 1}),
             key(constants={"N": True}), key(constants={"N": helper}), key(constants={"N": by_global})]  # fmt: skip

@@ -15,12 +15,12 @@ SEEN: list[tl.dtype] = []
 
 
 @tilewright.constexpr_function
-def record(dtype):  # type: ignore[no-untyped-def]
+def record(dtype):
     SEEN.append(dtype)
 
 
 @tilewright.jit
-def apply(x, y, OPERATOR: tl.constexpr, LITERAL: tl.constexpr):  # type: ignore[no-untyped-def]
+def apply(x, y, OPERATOR: tl.constexpr, LITERAL: tl.constexpr):
     if LITERAL is None:
         if OPERATOR == "+":
             record((x + y).dtype)
@@ -152,7 +152,7 @@ def test_signs_do_not_mix_in_integer_division() -> None:
 
 
 @tilewright.jit
-def kinds_of_numbers(x, scale, n):  # type: ignore[no-untyped-def]
+def kinds_of_numbers(x, scale, n):
     record((x * scale).dtype)  # an argument is a tensor: fp16 * fp32
     record((x * 2.5).dtype)  # a literal is not
     factor = 2.5
