@@ -59,11 +59,13 @@ class Weights:
         end = max((entry.offset + entry.bytes for entry in entries.values()), default=0)
         data = _aligned(start + end)
         data[:start] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+        position = start
         for name, array in arrays.items():
             entry = entries[name]
             begin = start + entry.offset
-            place = data[begin : begin + entry.bytes].view(entry.dtype.numpy).reshape(entry.shape)
-            np.copyto(place, array)
+            data[position:begin] = 0
+            position = begin + entry.bytes
+            np.copyto(data[begin:position].view(entry.dtype.numpy).reshape(entry.shape), array)
         return cls(data, entries, start)
 
     @classmethod
@@ -139,7 +141,7 @@ def _entry(name: str, data: Any, limit: int) -> WeightEntry:
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Zeroed bytes that start at a multiple of `ALIGNMENT`."""
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    """Uninitialised bytes that start at a multiple of `ALIGNMENT`."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + size]
