@@ -113,7 +113,7 @@ def make_package(features: tuple[str, ...] = ()) -> Package:
     data = plan_to_json(plan)
     symbol_name = plan_symbol(data, weights.offsets)
     texts = {**KERNELS, "plan": plan_codegen.generate(plan, symbol_name, {k: k for k in KERNELS}, weights.offsets)}
-    objects = {f"kernels/{name}.o": _compile(text) for name, text in texts.items()}
+    objects = {f"kernels/{name}.o": compile_text(text) for name, text in texts.items()}
     program = {
         "target": {"name": "cpu", "triple": host_cpu().triple, "features": list(features)},
         "plan": data,
@@ -133,7 +133,8 @@ def expected(x: np.ndarray) -> np.ndarray:
     return (x * np.float32(2) + np.arange(COLUMNS, dtype=np.float32)) * np.float32(2)
 
 
-def _compile(text: str) -> bytes:
+def compile_text(text: str) -> bytes:
+    """The object file of LLVM text for this machine."""
     module = llvm.parse_assembly(text, context=llvm.create_context())
     module.verify()
     return host_machine().emit_object(module)

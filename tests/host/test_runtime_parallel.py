@@ -10,10 +10,11 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from tests.host.handmade import compile_text
 from tilewright.runtime import parallel
 from tilewright.runtime.glue import glue_text
 from tilewright.runtime.launch import launch
-from tilewright.runtime.library import host_machine, load_objects, system_address
+from tilewright.runtime.library import load_objects, system_address
 from tilewright.runtime.memory import ALIGNMENT, BufferPool
 from tilewright.settings import _cpu_quota, settings
 
@@ -48,10 +49,6 @@ define void @exponential(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) {
   ret void
 }
 """
-
-
-def compile_text(text: str) -> bytes:
-    return host_machine().emit_object(llvm.parse_assembly(text))
 
 
 @pytest.fixture(scope="module")
