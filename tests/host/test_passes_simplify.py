@@ -409,6 +409,16 @@ def test_uses_are_counted():
     assert count_uses(function)[function.region.arguments[0]] == 2
 
 
+def test_every_stage_is_dumped(tmp_path):
+    function = parse_function(MATMUL)
+    with settings.scope(dump_directory=tmp_path):
+        result = simplify(function)
+    names = sorted(path.name.split(".", 2)[2] for path in tmp_path.iterdir())
+    assert names[0] == "00.input.tile" and names[1] == "01.remove_dead_code.tile"
+    last = max(tmp_path.iterdir(), key=lambda path: path.name).read_text(encoding="utf-8")
+    assert last == print_function(result, locations=True)
+
+
 MATMUL = """
 kernel matmul(%a: *k f16 {divisibility = 16}, %b: *k f16 {divisibility = 16}, %c: *f32 {divisibility = 16}, %k: i32) {
   %sixteen = constant 16 : i32

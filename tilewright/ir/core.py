@@ -111,6 +111,12 @@ class Function:
     parameters: list[Parameter]
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """The kernel's text, without locations (`ir.printer`)."""
+        from tilewright.ir.printer import print_function
+
+        return print_function(self)
+
     def walk(self) -> Iterator[Operation]:
         """All operations in program order."""
         for operation in self.region.operations:

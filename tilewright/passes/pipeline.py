@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from tilewright.ir.core import Function
+from tilewright.ir.printer import print_function
 from tilewright.ir.verifier import verify
 from tilewright.passes.canonicalize import canonicalize
 from tilewright.passes.common_subexpressions import merge_common_subexpressions
@@ -26,20 +28,32 @@ SIMPLIFICATION: tuple[tuple[Pass, str], ...] = (
 
 
 def simplify(function: Function) -> Function:
-    """A kernel with the same meaning and less in it; the same object when there is nothing to gain.
-
-    With `settings.verify` the verifier runs before the first pass and after each.
-    """
+    """A kernel with the same meaning and less in it; the same object when there is nothing to gain."""
     return run_passes(function, tuple(step for step, _ in SIMPLIFICATION))
 
 
 def run_passes(function: Function, passes: tuple[Pass, ...]) -> Function:
-    """Apply passes in order, verified between when `settings.verify` is on."""
-    if settings.verify:
-        verify(function)
-    for step in passes:
+    """Apply passes in order.
+
+    With `settings.verify` the kernel is verified before the first and after each that changed it; with
+    `settings.dump_directory` its text is written there at the same places, as ``<kernel>.<hash>.<number>.<pass>.tile``.
+    """
+    stem = function.name
+    if settings.dump_directory is not None:  # kernels of one name differ in their text
+        stem += "." + hashlib.sha256(print_function(function).encode()).hexdigest()[:8]
+    _observe(function, stem, "00.input")
+    for number, step in enumerate(passes, 1):
         result = step(function)
-        if settings.verify and result is not function:
-            verify(result)
+        if result is not function:
+            _observe(result, stem, f"{number:02}.{step.__name__}")
         function = result
     return function
+
+
+def _observe(function: Function, stem: str, stage: str) -> None:
+    if settings.verify:
+        verify(function)
+    if settings.dump_directory is not None:
+        settings.dump_directory.mkdir(parents=True, exist_ok=True)
+        path = settings.dump_directory / f"{stem}.{stage}.tile"
+        path.write_text(print_function(function, locations=True), encoding="utf-8")
