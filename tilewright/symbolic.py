@@ -196,22 +196,36 @@ def round_up(value: Size, multiple: int) -> Size:
     return simplify(lift(ceil_divide(value, multiple)) * multiple)
 
 
+def _at_most(left: Size, right: Size) -> bool:
+    """Whether ``left <= right`` is certain for every value of the symbols."""
+    return upper_bound(left) <= lower_bound(right) or upper_bound(simplify(lift(left) - right)) <= 0
+
+
+def _covers(function: str, outer: Size, inner: Size) -> bool:
+    """Whether `outer` is that function of `inner` and something: ``min(min(a, b), b)`` is ``min(a, b)``."""
+    terms = _terms(outer)
+    if len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1:
+        return False
+    atom, power = terms[0][0][0]
+    return isinstance(atom, Call) and power == 1 and atom.function == function and lift(inner) in atom.arguments
+
+
 def maximum(left: Size, right: Size) -> Size:
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return max(left, right)
-    if left == right or lower_bound(left) >= upper_bound(right):
+    if _at_most(right, left) or _covers("max", left, right):
         return left
-    return right if lower_bound(right) >= upper_bound(left) else _call("max", left, right)
+    return right if _at_most(left, right) or _covers("max", right, left) else _call("max", left, right)
 
 
 def minimum(left: Size, right: Size) -> Size:
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return min(left, right)
-    if left == right or upper_bound(left) <= lower_bound(right):
+    if _at_most(left, right) or _covers("min", left, right):
         return left
-    return right if upper_bound(right) <= lower_bound(left) else _call("min", left, right)
+    return right if _at_most(right, left) or _covers("min", right, left) else _call("min", left, right)
 
 
 def product(values: list[Size] | tuple[Size, ...]) -> Size:

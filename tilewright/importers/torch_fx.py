@@ -115,6 +115,10 @@ def _fake(argument: Any) -> Any:
 Rule = Callable[..., Any]
 
 
+def nothing(call: Call, *_: Any, **__: Any) -> None:
+    """The rule of assertions on shapes and types: the engine checks its inputs itself."""
+
+
 class Walker:
     """Imports the nodes of one FX graph; problems go to the report, their results become unknown."""
 
@@ -148,7 +152,10 @@ class Walker:
         rule = self.rules.get(name)
         try:
             if isinstance(known, torch.SymInt):
-                self.values[node] = self.symbols.size(known)
+                if all(argument in self.values for argument in node.all_input_nodes):
+                    self.values[node] = self.symbols.size(known)
+            elif rule is nothing:
+                return
             elif isinstance(known, (torch.SymBool, torch.SymFloat)):
                 return  # used by assertions only; a use as a value is reported there
             elif name == "getitem":

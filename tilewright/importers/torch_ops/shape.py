@@ -10,7 +10,7 @@ from tilewright.importers import images
 from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import Call, nothing
 from tilewright.symbolic import Size, lift, maximum, minimum, simplify
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
@@ -90,6 +90,8 @@ def slice_(
 ) -> Value:
     axis = dim % x.rank
     first, last = bounds(x, axis, start, end)
+    if step == 1:
+        last = simplify(lift(first) + call.shape[axis])  # PyTorch knows the length in its simplest form
     return call.slice(x, axis, first, last, step)
 
 
@@ -250,14 +252,12 @@ def pixel_unshuffle(call: Call, x: Value, factor: int) -> Value:
     return images.space_to_depth(call, x, factor, columns_first=False)
 
 
-@rule(
+for _name in (
     "_assert_tensor_metadata.default",
     "_assert_scalar.default",
     "_assert_async.msg",
     "_assert_async.default",
     "sym_constrain_range.default",
     "sym_constrain_range_for_size.default",
-)
-def nothing(call: Call, *_: Any, **__: Any) -> None:
-    """Assertions on shapes and types: the engine checks its inputs itself."""
-    return None
+):
+    TABLE.add(_name, nothing)

@@ -1,0 +1,231 @@
+"""The PyTorch importer: inputs, outputs, dynamic shapes, mutations, element types, saved programs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tilewright import dtypes  # noqa: E402
+from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+
+
+class Function(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self.function(*arguments, **named)
+
+
+class Affine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.linear(x) * scale
+        return {"scaled": y, "size": torch.tensor(x.shape[0])}
+
+
+def test_named_outputs_and_keyword_inputs() -> None:
+    module = Affine().eval()
+    x, scale = torch.randn(2, 4), torch.randn(3)
+    graph = import_model(module, {"x": x, "scale": scale}, {"x": {0: "rows"}})
+    assert [value.name for value in graph.inputs] == ["x", "scale"]
+    assert graph.output_names == ["scaled", "size"]
+    found = reference.run(graph, {"x": np.ones((5, 4), np.float32), "scale": scale.numpy()})
+    assert found["size"] == 5
+
+
+@pytest.mark.parametrize(
+    "dynamic_shapes",
+    [
+        {"x": {0: ("rows", 1, 9)}},
+        {"x": [("rows", 1, 9), None]},
+        {"x": {0: torch.export.Dim("rows", min=1, max=9)}, "scale": None},
+        ({0: torch.export.Dim("rows", min=1, max=9)}, None),
+    ],
+    ids=["axes", "list", "torch-dict", "torch-tuple"],
+)
+def test_dynamic_shapes_in_every_form(dynamic_shapes: Any) -> None:
+    graph = import_model(Affine().eval(), (torch.randn(2, 4), torch.randn(3)), dynamic_shapes)
+    (symbol,) = graph.symbols.values()
+    assert (symbol.name, symbol.low, symbol.high) == ("rows", 1, 9)
+    assert str(graph.inputs[0].shape[0]) == "rows"
+
+
+def test_nested_inputs_are_named_by_path() -> None:
+    def forward(pair: Any, extra: Any) -> torch.Tensor:
+        return pair[0] + pair[1] * extra["gain"]
+
+    class Nested(nn.Module):
+        def forward(self, pair: Any, extra: Any) -> torch.Tensor:
+            return forward(pair, extra)
+
+    example = ((torch.randn(2, 3), torch.randn(2, 3)), {"gain": torch.randn(3)})
+    shapes = {"pair_0": {0: "n"}, "pair_1": {0: "n"}}
+    graph = import_model(Nested(), example, shapes)
+    assert [value.name for value in graph.inputs] == ["pair_0", "pair_1", "extra_gain"]
+    assert str(graph.inputs[1].shape[0]) == "n"
+
+
+def test_sizes_in_arithmetic() -> None:
+    """Products, quotients and remainders of dynamic sizes stay symbolic."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape
+        flat = x.reshape(rows * columns)
+        return flat[: (rows * columns) // 2] * rows + columns % 3
+
+    graph = import_model(Function(forward), (torch.randn(4, 6),), {"arguments_0": {0: ("r", 2, 64), 1: ("c", 2, 64)}})
+    x = np.random.default_rng(0).standard_normal((7, 8)).astype(np.float32)
+    (found,) = reference.run(graph, {"arguments_0": x}).values()
+    np.testing.assert_allclose(found, x.reshape(-1)[:28] * 7 + 2, rtol=1e-6)
+
+
+class Cache(nn.Module):
+    """State in a buffer, written in several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("state", torch.zeros(2, 6, 3))
+
+    def forward(self, new: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        if self.how == "index_copy":
+            self.state.index_copy_(1, place, new)
+        elif self.how == "index_put":
+            self.state[:, place] = new
+        elif self.how == "slice":
+            self.state[:, 2:4] = new
+        elif self.how == "copy":
+            self.state[:, 1:3].copy_(new)
+        else:
+            self.state.add_(1.0)
+        return self.state.sum(1)
+
+
+@pytest.mark.parametrize("how", ["index_copy", "index_put", "slice", "copy", "add"])
+def test_mutated_buffers_become_mutated_inputs(how: str) -> None:
+    """A buffer that the model changes is an input with its name; the caller keeps its memory."""
+    module = Cache(how)
+    new, place = torch.randn(2, 2, 3), torch.tensor([4, 1])
+    graph = import_model(module, (new, place))
+    assert [value.name for value in graph.inputs] == ["state", "new", "place"]
+    state = torch.randn(2, 6, 3)
+    found = reference.run(graph, {"state": state.numpy(), "new": new.numpy(), "place": place.numpy()})
+    module.state = state.clone()
+    with torch.no_grad():
+        expected = module(new, place)
+    np.testing.assert_allclose(found["state"], module.state.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found[graph.output_names[0]], expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_parameters_share_memory() -> None:
+    module = nn.Linear(4, 3, bias=False).to(torch.bfloat16)
+    graph = import_model(module, (torch.randn(2, 4).to(torch.bfloat16),))
+    ((value, data),) = graph.constants.items()
+    assert value.dtype == dtypes.bfloat16
+    assert np.shares_memory(data.view(np.int16), module.weight.detach().view(torch.int16).numpy())
+
+
+def test_tied_parameters_are_one_constant() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(7, 4)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(ids))
+
+    graph = import_model(Tied(), (torch.tensor([1, 2]),))
+    assert len(graph.constants) == 1
+
+
+def test_saved_program(tmp_path: Path) -> None:
+    module = Affine().eval()
+    rows = torch.export.Dim("rows", min=1, max=9)
+    program = torch.export.export(module, (torch.randn(2, 4), torch.randn(3)), dynamic_shapes=({0: rows}, None))
+    path = tmp_path / "affine.pt2"
+    torch.export.save(program, path)
+    named = import_model(path, dynamic_shapes={"x": {0: ("rows", 1, 5)}})
+    assert [(s.name, s.low, s.high) for s in named.symbols.values()] == [("rows", 1, 5)]
+    assert named.name == "affine"
+    plain = import_model(program)
+    assert [(s.name, s.low, s.high) for s in plain.symbols.values()] == [("x_0", 1, 9)]
+
+
+def test_training_mode_is_reported_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        graph = import_model(module, (torch.randn(2, 4),))
+    assert "training mode" in caplog.text
+    assert all(child.training for child in module.modules())
+    assert "dropout" not in {node.op for node in graph.nodes}
+
+
+def test_outputs_that_are_inputs_or_repeated() -> None:
+    graph = import_model(Function(lambda x: (x, x + 1, x + 0)), (torch.randn(3),))
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+    found = reference.run(graph, {graph.inputs[0].name: x})
+    np.testing.assert_array_equal(found["output_0"], x)
+    np.testing.assert_array_equal(found["output_1"], x + 1)
+
+
+def test_every_unsupported_operation_is_listed(golden: Callable[..., None]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Function(lambda x: torch.sort(x, dim=-1).values)
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(self.linear(x))
+            z = torch.nonzero(y)
+            pooled = torch.nn.functional.adaptive_avg_pool1d(x[None], 3)
+            return y.sum() + z.sum() + torch.cdist(x, x).sum() + pooled.sum()
+
+    with pytest.raises(UnsupportedOperationError) as error:
+        import_model(Model().eval(), (torch.randn(2, 4),))
+    golden(_without_lines(str(error.value)))
+
+
+def _without_lines(text: str) -> str:
+    """Line numbers of this file are not part of the text that is kept."""
+    import re
+
+    return re.sub(r"(\.py):\d+", r"\1:LINE", text) + "\n"
+
+
+def test_missing_example_and_unexportable_model() -> None:
+    with pytest.raises(ImportModelError, match="needs example_inputs"):
+        import_model(nn.Linear(2, 2))
+
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(ImportModelError, match="PyTorch cannot export Function"):
+        import_model(Function(branch), (torch.randn(2),))
+
+
+def test_unknown_names_in_dynamic_shapes() -> None:
+    with pytest.raises(ImportModelError, match="an input 'y' that the model does not have"):
+        import_model(Affine().eval(), (torch.randn(2, 4), torch.randn(3)), {"y": {0: "n"}})
+    with pytest.raises(ImportModelError, match="names axis 5"):
+        import_model(Affine().eval(), (torch.randn(2, 4), torch.randn(3)), {"x": {5: "n"}})
