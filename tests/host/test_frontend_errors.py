@@ -246,7 +246,16 @@ def test_kernels_without_source_say_so() -> None:
         tilewright.jit(names["kernel"]).trace({"x": "*f32"}, {})
 
 
-GOOD = """
+@tilewright.jit
+def add_pair(pair, *rest):
+    total = pair[0] + pair[1]
+    for value in rest:
+        total += value
+    return total, len(rest)
+
+
+GOOD = [
+    """
 def kernel(x, out, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n, other=0.0)
@@ -261,7 +270,24 @@ def kernel(x, out, n, BLOCK: tl.constexpr):
     while total > 1.0:
         total = total / 2
     tl.store(out + i, tl.exp(acc) + total, mask=i < n)
-"""
+""",
+    """
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    rows, columns = tl.arange(0, BLOCK), tl.arange(0, 4)
+    half: tl.constexpr = BLOCK // 2
+    if n > half and n < 100:
+        return
+    value = tl.load(x + rows[:, None] * 4 + columns[None, :])
+    acc = tl.zeros((BLOCK, 4), tl.float32)
+    for k in tl.static_range(half):
+        acc += tl.dot(value, tl.trans(value)[0:BLOCK, :] if k > 9 else tl.full((4, 4), k, tl.float32))
+    total, count = outer((acc, value), 1.5, n)
+    best, place = tl.max(total, 1, return_indices=True)
+    tl.static_assert(count == 2, f"{count} values")
+    sizes = [extent * 2 for extent in acc.shape if extent > 1]
+    tl.store(out + rows, best + place.to(tl.float32) + sizes[0] - n.to(tl.float32))
+""",
+]
 SNIPPETS = [
     "n",
     "x",
@@ -308,11 +334,19 @@ class _Replace(ast.NodeTransformer):
         return self.replacement if node is self.victim else self.generic_visit(node)
 
 
+@pytest.mark.parametrize("good", GOOD)
+def test_the_kernels_to_mutate_compile(good: str) -> None:
+    kernel = JITFunction.from_source(good, "kernel", {"tl": tl, "outer": add_pair})
+    assert kernel.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"BLOCK": 8})
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_malformed_kernels_raise_only_compilation_errors(data: st.DataObject) -> None:
-    source = _mutate(GOOD, lambda count: data.draw(st.integers(0, count - 1)))
-    kernel = JITFunction.from_source(source, "kernel", {"tl": tl})
+    good = data.draw(st.sampled_from(GOOD))
+    source = _mutate(good, lambda count: data.draw(st.integers(0, count - 1)))
+    kernel = JITFunction.from_source(source, "kernel", {"tl": tl, "outer": add_pair})
     try:
         kernel.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"BLOCK": 8})
     except CompilationError as error:

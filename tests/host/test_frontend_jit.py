@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -130,6 +131,19 @@ def test_a_read_only_array_may_be_read() -> None:
     out = np.ones(8, np.float32)
     scale[(1,)](READ_ONLY, out, 8, 2.0, BLOCK=8)
     assert not out.any()
+
+
+def test_launches_from_several_threads() -> None:
+    kernel = tilewright.JITFunction(scale.function)
+
+    def work(factor: float) -> bool:
+        x, out = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
+        for _ in range(20):
+            kernel[(2,)](x, out, 16, factor, BLOCK=8)
+        return out.tolist() == (factor * x).tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, [1.5, 2.0, 3.0, 4.0]))
 
 
 def test_one_signature_is_compiled_once() -> None:
