@@ -228,6 +228,44 @@ def conjuncts(mask: Value, axes: Axes | None = None) -> list[tuple[Value, Axes]]
     return [(mask, own)]
 
 
-def false_outside(mask: Value, compare: Value) -> bool:
-    """Whether `mask` is a conjunction that contains `compare`."""
-    return any(part is compare for part, _ in conjuncts(mask))
+PrefixKey = tuple[str, Value, Value]
+
+
+def prefix_key(compare: Value) -> PrefixKey | None:
+    """What a comparison compares, without broadcasts: two with equal keys along one axis hold together."""
+    operation = compare.definition
+    if operation is None or operation.opcode != "compare":
+        return None
+    left, right = operation.operands
+    predicate = str(operation.attributes["predicate"])
+    if predicate in ("gt", "ge"):
+        left, right, predicate = right, left, {"gt": "lt", "ge": "le"}[predicate]
+    return (predicate, _plain(left), _plain(right))
+
+
+def _plain(value: Value) -> Value:
+    """A value without what only repeats or widens it."""
+    while value.definition is not None:
+        operation = value.definition
+        source = operation.operands[0] if operation.operands else value
+        widening = operation.opcode == "cast" and (
+            source.type.dtype.is_signed
+            and value.type.dtype.is_signed
+            and value.type.dtype.bits >= source.type.dtype.bits
+        )
+        if operation.opcode in ("expand_dims", "broadcast", "splat", "hint") or widening:
+            value = source
+        else:
+            break
+    return value
+
+
+def masks_out(mask: Value, axis: int, key: PrefixKey, analysis: AffineAnalysis) -> bool:
+    """Whether `mask` is a conjunction that is false wherever the prefix `key` along its `axis` is false."""
+    for part, axes in conjuncts(mask):
+        if prefix_key(part) != key:
+            continue
+        prefix = prefix_of(part, analysis)
+        if prefix is not None and axes[prefix.axis] == axis:
+            return True
+    return False

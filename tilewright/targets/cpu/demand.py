@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 
 from tilewright.ir.core import Operation, Value
-from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, false_outside, operand_axes
+from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
+from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.placement import Program
 
 
-def unneeded_outside(program: Program, value: Value, axis: int, compares: frozenset[Value]) -> bool:
-    """Whether nobody uses the elements of `value` along `axis` for which every one of `compares` is false.
+def unneeded_outside(program: Program, analysis: AffineAnalysis, value: Value, axis: int, key: PrefixKey) -> bool:
+    """Whether nobody uses the elements of `value` along `axis` for which the prefix `key` is false.
 
     Uses are followed through elementwise and shape operations, loops, and products, down to stores
     with such a mask and to selections that drop those elements.
     """
-    return _Demand(program, compares).unneeded(value, axis)
+    return _Demand(program, analysis, key).unneeded(value, axis)
 
 
 class _Demand:
-    def __init__(self, program: Program, compares: frozenset[Value]) -> None:
+    def __init__(self, program: Program, analysis: AffineAnalysis, key: PrefixKey) -> None:
         self.program = program
-        self.compares = compares
+        self.analysis = analysis
+        self.key = key
         self.visiting: set[tuple[Value, int]] = set()
 
     def unneeded(self, value: Value, axis: int) -> bool:
@@ -31,16 +33,16 @@ class _Demand:
         self.visiting.add((value, axis))
         return all(self._use(value, axis, user) for user in self.program.uses.get(value, ()))
 
-    def _masked(self, mask: Value) -> bool:
-        return any(false_outside(mask, compare) for compare in self.compares)
+    def _masked(self, mask: Value, axis: int) -> bool:
+        return masks_out(mask, axis, self.key, self.analysis)
 
     def _use(self, value: Value, axis: int, user: Operation) -> bool:
         opcode = user.opcode
         if opcode == "store":
-            return len(user.operands) > 2 and self._masked(user.operands[2])
+            return len(user.operands) > 2 and self._masked(user.operands[2], axis)
         if opcode == "load":
-            return len(user.operands) > 1 and user.operands[1] is not value and self._masked(user.operands[1])
-        if opcode == "select" and self._dropped(value, user):
+            return len(user.operands) > 1 and user.operands[1] is not value and self._masked(user.operands[1], axis)
+        if opcode == "select" and self._dropped(value, axis, user):
             return True
         if opcode == "dot":
             return self._dot(value, axis, user)
@@ -57,9 +59,9 @@ class _Demand:
             return self._forwarded(value, axis, user)
         return False
 
-    def _dropped(self, value: Value, user: Operation) -> bool:
+    def _dropped(self, value: Value, axis: int, user: Operation) -> bool:
         condition, then, otherwise = user.operands
-        return value is then and value is not otherwise and value is not condition and self._masked(condition)
+        return value is then and value is not otherwise and value is not condition and self._masked(condition, axis)
 
     def _dot(self, value: Value, axis: int, user: Operation) -> bool:
         left, right, accumulator = user.operands

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir.core import Operation, Value
-from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, operand_axes, prefix_of
+from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, operand_axes, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
 from tilewright.targets.cpu.dot import Accumulator, DotShape, LeftOperand, RightOperand, emit_dot, scratch_bytes
@@ -168,7 +168,9 @@ def mask_parts(placement: Placement, dot: Operation, operand: Value, side: str) 
     outer = operand.type.rank - (2 if side == "left" else 1)
     for part in parts:
         if part.axis == outer and panels is None:
-            if not unneeded_outside(placement.program, dot.result, part.axis, frozenset({part.compare})):
+            key = prefix_key(part.compare)
+            assert key is not None
+            if not unneeded_outside(placement.program, placement.analysis, dot.result, part.axis, key):
                 return None
     return parts
 
@@ -253,7 +255,27 @@ class DotEmitter:
                 place = (0 if first else 2) if side == "left" else (2 if first else 1)
                 known = limits[place]
                 limits[place] = count if known is None else self.builder.minimum(known, count)
+        for place in (0, 1):
+            limits[place] = limits[place] or self._demanded(operation, place)
         return limits
+
+    def _demanded(self, operation: Operation, place: int) -> LLVMValue | None:
+        """How many leading rows (0) or columns (1) of the result anyone uses, when a later mask says so."""
+        result = operation.result
+        axis = result.type.rank - 2 + place
+        extent = result.type.shape[axis]
+        for key, prefix in self.placement.prefixes:
+            if prefix.index.type.shape[prefix.axis] != extent or not self._is_known(prefix):
+                continue
+            if unneeded_outside(self.placement.program, self.placement.analysis, result, axis, key):
+                return count_of_prefix(self.evaluator, prefix.index, prefix.limit, prefix.inclusive, extent)
+        return None
+
+    def _is_known(self, prefix: Prefix) -> bool:
+        """Whether a comparison's operands can be computed at this point of the program."""
+        roots = [(value, tuple(range(value.type.rank))) for value in (prefix.index, prefix.limit)]
+        reads = self.placement.walker.reads(roots)
+        return not reads.buffers and not reads.loads and all(value in self.evaluator.scalars for value in reads.scalars)
 
     # -- Operands ---------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from math import gcd
 
 from tilewright.dtypes import DType
 from tilewright.ir.core import Value
-from tilewright.targets.cpu.access import conjuncts, prefix_of
+from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
 from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices, Phase
@@ -36,8 +36,9 @@ Accumulators = list[LLVMValue]
 
 @dataclass(frozen=True)
 class Limit:
-    """A run-time count of leading elements of an axis for which `compares` hold."""
+    """A run-time count of leading elements of an axis for which `compares`, all of one key, hold."""
 
+    key: PrefixKey
     compares: dict[Value, int]
     count: LLVMValue
 
@@ -400,40 +401,37 @@ class NestEmitter:
 
     def _limit(self, roots: Sequence[Root], axes: dict[Root, int]) -> Limit | None:
         """The prefix mask along an axis that most roots have."""
-        found: dict[tuple[Value, Value, bool], dict[Value, int]] = {}
-        votes: dict[tuple[Value, Value, bool], int] = {}
+        found: dict[PrefixKey, dict[Value, int]] = {}
+        votes: dict[PrefixKey, int] = {}
         for root in roots:
             for compare, mapping in root.reads.compares:
-                prefix = prefix_of(compare, self.analysis)
-                if prefix is None or mapping[prefix.axis] != axes[root]:
+                prefix, key = prefix_of(compare, self.analysis), prefix_key(compare)
+                if prefix is None or key is None or mapping[prefix.axis] != axes[root]:
                     continue
-                key = (prefix.index, prefix.limit, prefix.inclusive)
                 found.setdefault(key, {})[compare] = prefix.axis
                 votes[key] = votes.get(key, 0) + 1
         if not found:
             return None
         key = max(votes, key=lambda item: votes[item])
-        index, limit, inclusive = key
+        prefix = prefix_of(next(iter(found[key])), self.analysis)
+        assert prefix is not None
         extent = roots[0].domain[axes[roots[0]]]
-        return Limit(found[key], self._count(index, limit, inclusive, extent))
-
-    def _count(self, index: Value, limit: Value, inclusive: bool, extent: int) -> LLVMValue:
-        return count_of_prefix(self.evaluator, index, limit, inclusive, extent)
+        count = count_of_prefix(self.evaluator, prefix.index, prefix.limit, prefix.inclusive, extent)
+        return Limit(key, found[key], count)
 
     def _needs_outside(self, root: Root, axis: int, limit: Limit) -> bool:
-        compares = frozenset(limit.compares)
         if root.kind == "store":
             operands = root.operation.operands
-            parts = [part for part, _ in conjuncts(operands[2])] if len(operands) > 2 else []
-            return not any(part in compares for part in parts)
+            return len(operands) < 3 or not masks_out(operands[2], axis, limit.key, self.analysis)
         program = self.placement.program
         if root.kind == "buffer":
             assert root.value is not None
-            return not unneeded_outside(program, root.value, axis, compares)
+            return not unneeded_outside(program, self.analysis, root.value, axis, limit.key)
         if axis == root.reduced_axis:
-            return not self._reduction(root).is_neutral_outside(compares)
+            return not self._reduction(root).is_neutral_outside(frozenset(limit.compares))
         kept = axis - (root.reduced_axis < axis)  # type: ignore[operator]
-        return not all(unneeded_outside(program, result, kept, compares) for result in root.operation.results)
+        results = root.operation.results
+        return not all(unneeded_outside(program, self.analysis, result, kept, limit.key) for result in results)
 
 
 def count_of_prefix(evaluator: Evaluator, index: Value, limit: Value, inclusive: bool, extent: int) -> LLVMValue:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from tilewright.ir.core import Function, Operation, Region, Value
 from tilewright.targets.base import Remark
-from tilewright.targets.cpu.access import SCATTERED, SHAPE_OPS, Aliasing, Walker
+from tilewright.targets.cpu.access import (
+    SCATTERED,
+    SHAPE_OPS,
+    Aliasing,
+    Prefix,
+    PrefixKey,
+    Walker,
+    prefix_key,
+    prefix_of,
+)
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.target import CPUTarget
@@ -92,7 +101,18 @@ class Placement:
         self._sites: dict[Value, list[Site]] = {}
         self._costs: dict[Value, float] = {}
         self._writers = [op for op in self.program.operations if op.opcode in WRITERS or op.attributes.get("volatile")]
+        self.prefixes = self._find_prefixes()
         self._decide()
+
+    def _find_prefixes(self) -> list[tuple[PrefixKey, Prefix]]:
+        """The prefix comparisons of the function, one for each key."""
+        found: dict[PrefixKey, Prefix] = {}
+        for operation in self.program.operations:
+            if operation.opcode == "compare" and operation.result.type.rank:
+                key, prefix = prefix_key(operation.result), prefix_of(operation.result, self.analysis)
+                if key is not None and prefix is not None:
+                    found.setdefault(key, prefix)
+        return list(found.items())
 
     def sites(self, value: Value) -> list[Site]:
         """Where a lazy or stored value is evaluated or read, through lazy operations."""
