@@ -1,0 +1,147 @@
+"""`torch.compile(model, backend="tilewright")`: engines for inference graphs, PyTorch for the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilewright.engine.builder  # noqa: E402
+from tests.host.model_support import specification  # noqa: E402
+from tilewright.errors import TilewrightError  # noqa: E402
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that were built into engines."""
+    graphs: list[Any] = []
+    build = tilewright.engine.builder.build
+
+    def record(graph: Any, *arguments: Any, **options: Any) -> Any:
+        graphs.append(graph)
+        return build(graph, *arguments, **options)
+
+    monkeypatch.setattr(tilewright.engine.builder, "build", record)
+    return graphs
+
+
+def compiled(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(module, backend="tilewright", **options)
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.nn.functional.gelu(self.norm(self.first(x))))
+
+
+def test_parameters_are_constants(built: list[Any]) -> None:
+    module = Network().eval()
+    run = compiled(module)
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+        run(x)
+    (graph,) = built
+    assert len(graph.inputs) == 1
+    assert {value.shape for value in graph.constants if value.rank == 2} == {(8, 6), (3, 8)}
+
+
+def test_changed_parameters_are_seen(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    module = Network().eval()
+    run = compiled(module)
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        run(x)
+        module.second.weight.mul_(2.0)
+        with caplog.at_level(logging.WARNING, logger="tilewright"):
+            torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert len(built) == 2
+    assert "parameters changed" in caplog.text
+
+
+def test_dynamic_shapes_need_one_engine(built: list[Any]) -> None:
+    module = Network().eval()
+    run = compiled(module, dynamic=True)
+    with torch.no_grad():
+        for rows in (5, 2, 7, 16):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert len(built) == 1
+
+
+def test_inputs_are_updated_in_place(built: list[Any]) -> None:
+    spec = specification("decode")
+    run = compiled(spec.module)
+    inputs = spec.make_inputs(batch=2, past=9)
+    expected = spec.run(inputs)
+    with torch.no_grad():
+        logits = run(*inputs.values())
+    for found, want in zip([logits, *(inputs[name] for name in spec.mutated)], expected, strict=True):
+        torch.testing.assert_close(found, want, **TOLERANCE)
+    assert len(built) == 1
+
+
+def test_results_have_pytorchs_strides() -> None:
+    run = compiled(lambda x: (x.relu().transpose(0, 1), x.shape[0], None, x + 1))
+    x = torch.randn(3, 4)
+    found, want = run(x), (x.relu().transpose(0, 1), 3, None, x + 1)
+    assert found[0].stride() == want[0].stride()
+    assert found[1:3] == want[1:3]
+    torch.testing.assert_close(found[3], want[3])
+
+
+def test_graph_breaks_stay_with_pytorch(built: list[Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.relu() + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(compiled(function)(x), function(x))
+    assert len(built) == 2
+
+
+def test_unsupported_operations_fall_back_with_a_report(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x.relu()).values + 1
+
+    x = torch.randn(3, 4)
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        torch.testing.assert_close(compiled(function)(x), function(x))
+    assert not built
+    assert "stays with PyTorch" in caplog.text and "aten.sort" in caplog.text
+
+
+def test_training_falls_back_with_a_report(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    module = Network()
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        compiled(module)(torch.randn(4, 6)).sum().backward()
+    assert module.first.weight.grad is not None
+    assert not built
+    assert "training graph" in caplog.text
+
+
+def test_unknown_options() -> None:
+    from tilewright.importers.torch_compile import backend
+
+    with pytest.raises(TilewrightError, match="unknown options"):
+        backend(torch.fx.symbolic_trace(nn.Identity()), [torch.randn(2)], options={"novel": 1})
