@@ -22,7 +22,7 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 
 SHAPES = ((), (), (4,), (8,), (3,), (2, 4), (1, 4), (4, 1), (2, 2, 2))
 STORED = (float32, int32, float16, int64)
-ELEMENTS = 64  # of each buffer
+ELEMENTS = 128  # of each buffer
 GRID = (2, 1, 2)
 
 
@@ -48,7 +48,8 @@ class KernelMaker:
         self.makers: list[Callable[[], None]] = [
             self.elementwise, self.elementwise, self.elementwise, self.compare_select, self.convert, self.shape,
             self.shape, self.load, self.store, self.atomic, self.reduce, self.dot, self.gather, self.branch,
-            self.for_loop, self.while_loop, self.facts, self.index,
+            self.for_loop, self.while_loop, self.facts, self.index, self.indirect_load, self.rows, self.loaded_dot,
+            self.pointer_walk,
         ]  # fmt: skip
 
     def kernel(self, length: int) -> Function:
@@ -202,6 +203,85 @@ class KernelMaker:
         cache = self.random.choice(["", "ca", "cg"])
         self.add(self.build.emit("load", pointers, *extra, cache=cache, volatile=self.random.random() < 0.2))
 
+    def indirect_load(self) -> None:
+        """At addresses that depend on data."""
+        dtype, shape = self.random.choice(STORED), self.random.choice(SHAPES)
+        index = self.build.emit("and", self.value(TensorType(shape, int32)), self.build.constant(31, int32, shape))
+        pointer = self.pointers[f"in_{dtype.text}"]
+        if shape:
+            pointer = self.build.emit("splat", pointer, shape=shape)
+        self.add(self.build.emit("load", self.build.emit("offset", pointer, index)))
+
+    def limit(self) -> Value:
+        """A scalar in 0 … 7 that is known at run time."""
+        return self.build.emit("and", self.value(scalar(int32)), self.build.constant(7))
+
+    def block(self, dtype: DType, rows: int, columns: int, masked: bool = True) -> tuple[Value, Value | None]:
+        """[rows, columns] of an input read by row and column pointers, and its mask `row < m and column < n`."""
+        emit = self.build.emit
+        row = emit("expand_dims", emit("arange", start=0, end=rows), axis=1)
+        column = emit("expand_dims", emit("arange", start=0, end=columns), axis=0)
+        step = self.build.constant(self.random.choice([1, columns]), int32, (rows, 1))
+        base = emit("splat", self.pointers[f"in_{dtype.text}"], shape=(rows, 1))
+        base = emit("broadcast", emit("offset", base, emit("multiply", row, step)), shape=(rows, columns))
+        pointers = emit("offset", base, emit("broadcast", column, shape=(rows, columns)))
+        masks = []
+        for index in (row, column):
+            if masked and self.random.random() < 0.6:
+                bound = emit("splat", self.limit(), shape=index.type.shape)
+                inside = emit("compare", index, bound, predicate="lt")
+                masks.append(emit("broadcast", inside, shape=(rows, columns)))
+        if not masks:
+            return emit("load", pointers), None
+        mask = emit("and", *masks) if len(masks) == 2 else masks[0]
+        extra = [mask]
+        if self.random.random() < 0.4:
+            extra.append(self.build.constant(self.random.choice([0, 7]), dtype, (rows, columns)))
+        return emit("load", pointers, *extra), mask
+
+    def rows(self) -> None:
+        """A masked block, something elementwise, reduced along an axis: the shape of most kernels."""
+        dtype = self.random.choice((float32, int32))
+        block, mask = self.block(dtype, self.random.choice([2, 4, 8]), self.random.choice([4, 7, 8]))
+        double = self.build.emit("add", block, block)
+        if mask is not None and self.random.random() < 0.5:
+            double = self.build.emit("select", mask, double, self.build.constant(0, dtype, double.type.shape))
+        axis, opcode = self.random.randrange(2), self.random.choice(["add", "maximum"])  # sums of small whole numbers
+        (total,) = self.build.reduce([double], axis, lambda left, right: [self.build.emit(opcode, *left, *right)])
+        whole = self.build.emit("broadcast", self.build.emit("expand_dims", total, axis=axis), shape=double.type.shape)
+        self.add([total, self.build.emit("subtract", double, whole)])
+
+    def loaded_dot(self) -> None:
+        """Of whole numbers, so that every order of the sum is exact; the operands masked, the result too."""
+        rows, depth, columns = (self.random.choice([2, 4, 8]) for _ in range(3))
+        dtype = self.random.choice((float32, float16))
+        a, _ = self.block(dtype, rows, depth)
+        b, _ = self.block(dtype, depth, columns)
+        if self.random.random() < 0.3:
+            transposed, _ = self.block(dtype, columns, depth)
+            b = self.build.emit("permute", transposed, order=(1, 0))
+        start = self.build.constant(self.random.choice([0, 1]), float32, (rows, columns))
+        product = self.build.emit("dot", a, b, start)
+        if self.random.random() < 0.5:
+            product = self.build.emit("dot", a, b, product)
+        self.add(product)
+
+    def pointer_walk(self) -> None:
+        """A loop that carries a block of pointers and a sum."""
+        dtype, shape = self.random.choice((float32, int32)), self.random.choice([(4,), (2, 4)])
+        start = self.lanes(self.pointers[f"in_{dtype.text}"], shape, 0)
+        step = self.build.constant(self.random.choice([1, 4]), int32, shape)
+
+        def body(index: Value, carried: list[Value]) -> list[Value]:
+            bound = self.build.emit("splat", index, shape=shape)
+            mask = self.build.emit("compare", self.build.constant(2, int32, shape), bound, predicate="ge")
+            loaded = self.build.emit("load", carried[0], mask)
+            return [self.build.emit("offset", carried[0], step), self.build.emit("add", carried[1], loaded)]
+
+        zero, one = self.build.constant(0), self.build.constant(1)
+        results = self.build.for_loop(zero, self.limit(), one, [start, self.build.constant(0, dtype, shape)], body)
+        self.add(results[1])
+
     def store(self) -> None:
         self.store_value(self.any_value())
 
@@ -258,7 +338,7 @@ class KernelMaker:
         self.build.create("barrier")
         value = self.any_value("integer")
         self.add(self.build.emit("hint", value, divisibility=(1,) * max(1, value.type.rank)))
-        if self.random.random() < 0.02:
+        if self.random.random() < 0.15:
             self.build.create("print", [value], {"prefix": "value: "})
 
     # Control flow
@@ -285,6 +365,8 @@ class KernelMaker:
         dtype = self.random.choice([int32, int64, int8])
         lower, upper, step = (self.random.choice(numbers) for numbers in ([-3, 0], [-5, 1, 4], [1, 2, 5]))
         bounds = [self.build.constant(number, dtype) for number in (lower, upper, step)]
+        if dtype == int32 and self.random.random() < 0.5:
+            bounds[1] = self.limit()
         initial = [self.value(type_) for type_ in self.results()]
         types = [value.type for value in initial]
         attributes = {"num_stages": self.random.choice([0, 3])}
