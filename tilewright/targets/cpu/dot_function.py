@@ -70,7 +70,8 @@ class Blocking:
         itemsize = accumulator.itemsize
         self.max_rows, self.width = target.microtile(accumulator)
         self.lanes = target.lanes(accumulator)
-        self.panels = self._panels_at_once(target, shape, layout)
+        self.registers, self.shape, self.layout = target.vector_registers, shape, layout
+        self.panels = self.panels_at_once(shape.rows)
         # a panel of `right` fills the level 1 cache; what `left` displaces comes back from level 2 in time
         longest = max(64, target.l1_bytes // (self.width * itemsize) // 64 * 64)
         if layout == "rows" and shape.rows <= self.max_rows and shape.columns > self.panels * self.width:
@@ -86,12 +87,12 @@ class Blocking:
         self.right_offset = round_up(left, _LINE)
         self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, _LINE)
 
-    def _panels_at_once(self, target: CPUTarget, shape: DotShape, layout: str) -> int:
-        """Panels that one micro-kernel takes: as many as the registers hold beside few rows."""
+    def panels_at_once(self, rows: int) -> int:
+        """Panels that one micro-kernel takes: as many as the registers hold beside so few rows."""
         vectors = self.width // self.lanes
         for panels in (4, 2):
-            fits = (shape.rows + 1) * vectors * panels < target.vector_registers
-            if layout != "columns" and fits and shape.columns >= panels * self.width:
+            fits = (rows + 1) * vectors * panels < self.registers
+            if self.layout != "columns" and fits and self.shape.columns >= panels * self.width:
                 return panels
         return 1
 
@@ -135,6 +136,7 @@ class _Run:
     length: LLVMValue
     left: LLVMValue
     accumulate: LLVMValue
+    rows: range  # run-time numbers of rows
 
 
 class _DotFunction:
@@ -197,23 +199,44 @@ class _DotFunction:
     def emit(self) -> None:
         builder = self.builder
         self._plan_row_groups()
-        if self.plan.shape.depth <= self.blocking.depth:
-            self._depth_run(builder.integer(0), self.depth, self.accumulate)
-        else:
-            with builder.loop(builder.integer(0), self.depth, self.blocking.depth, hint="runs") as loop:
-                length = builder.minimum(builder.subtract(self.depth, loop.index), self.blocking.depth)
-                later = builder.compare("sgt", loop.index, 0)
-                self._depth_run(loop.index, length, builder.binary("or", later, self.accumulate))
+        least = 1
+        for most in self._few_rows():
+            with builder.when(builder.compare("sle", self.rows, most), hint="few"):
+                self._product(range(least, most + 1))
+                builder.ret()
+            least = most + 1
+        self._product(range(least, self.plan.shape.rows + 1))
         builder.finish()
 
-    def _depth_run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue) -> None:
+    def _few_rows(self) -> list[int]:
+        """Run-time numbers of rows for which more panels fit the registers than for all rows of the block."""
+        plan, blocking = self.plan, self.blocking
+        if not plan.limits[0] or not self.right_in_place and plan.shape.rows > blocking.max_rows:
+            return []
+        counts = {rows: blocking.panels_at_once(rows) for rows in range(2, min(plan.shape.rows, blocking.max_rows), 2)}
+        most = {panels: max(rows for rows in counts if counts[rows] == panels) for panels in set(counts.values())}
+        return sorted(rows for panels, rows in most.items() if panels > blocking.panels)
+
+    def _product(self, rows: range) -> None:
+        """The whole walk; the run-time number of rows is one of `rows`, or zero."""
+        builder = self.builder
+        if self.plan.shape.depth <= self.blocking.depth:
+            self._depth_run(builder.integer(0), self.depth, self.accumulate, rows)
+            return
+        with builder.loop(builder.integer(0), self.depth, self.blocking.depth, hint="runs") as loop:
+            length = builder.minimum(builder.subtract(self.depth, loop.index), self.blocking.depth)
+            later = builder.compare("sgt", loop.index, 0)
+            self._depth_run(loop.index, length, builder.binary("or", later, self.accumulate), rows)
+
+    def _depth_run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue, rows: range) -> None:
         """One run of the depth: all panels of `right` and all rows."""
         builder, blocking, columns = self.builder, self.blocking, self.plan.shape.columns
-        run = _Run(start, length, self._prepare_left(start, length), accumulate)
+        run = _Run(start, length, self._prepare_left(start, length), accumulate, rows)
+        panels = blocking.panels_at_once(rows[-1])
         done = 0
         limit = builder.minimum(self.columns, columns // blocking.width * blocking.width)
         first = builder.integer(0)
-        for count in (blocking.panels, 1) if blocking.panels > 1 else (1,):
+        for count in (panels, 1) if panels > 1 else (1,):
             step = count * blocking.width
             last = columns // step * step
             if last <= done and not self.plan.limits[1]:
@@ -384,21 +407,28 @@ class _DotFunction:
             self.small = builder.binary("udiv", units, builder.maximum(self.group_count, 1))
             self.extra = builder.subtract(units, builder.multiply(self.small, self.group_count))
 
+    def _group_sizes(self, rows: range) -> list[int]:
+        """All sizes of groups, in units, that `_plan_row_groups` gives for these numbers of rows."""
+        sizes = set()
+        for count in rows:
+            small, extra = divmod(-(-count // self.unit), -(-count // self.blocking.max_rows))
+            sizes |= {small, small + 1} if extra else {small}
+        return sorted(sizes)
+
     def _limited_row_groups(self, run: _Run, panel: _Panel) -> None:
         """Groups of the sizes that `_plan_row_groups` found: one micro-kernel for each size."""
         builder = self.builder
-        largest = min(self.blocking.max_rows, round_up(self.plan.shape.rows, self.unit)) // self.unit
-        most_groups = -(-self.plan.shape.rows // self.blocking.max_rows)
+        likely_groups = max(1, run.rows[-1] // self.blocking.max_rows)
         with builder.loop(builder.integer(0), self.group_count, 1, [builder.integer(0)], hint="groups") as loop:
             first = loop.values[0]
             larger = builder.cast("zext", builder.compare("slt", loop.index, self.extra), "i64")
             size = builder.add(self.small, larger)
-            blocks = [builder.new_block("size") for _ in range(largest)]
+            blocks = {number: builder.new_block("size") for number in self._group_sizes(run.rows)}
             done = builder.new_block("sized")
-            builder.switch(size, done, [(number + 1, block) for number, block in enumerate(blocks)])
-            for number, block in enumerate(blocks):
+            builder.switch(size, done, list(blocks.items()))
+            for number, block in blocks.items():
                 builder.start(block)
-                self._run_tile(run, panel, first, (number + 1) * self.unit, loop.index, most_groups)
+                self._run_tile(run, panel, first, number * self.unit, loop.index, likely_groups)
                 builder.branch(done)
             builder.start(done)
             loop.next([builder.add(first, builder.multiply(size, self.unit))])
