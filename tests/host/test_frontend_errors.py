@@ -283,7 +283,7 @@ def kernel(x, out, n, BLOCK: tl.constexpr):
         acc += tl.dot(value, tl.trans(value)[0:BLOCK, :] if k > 9 else tl.full((4, 4), k, tl.float32))
     total, count = outer((acc, value), 1.5, n)
     best, place = tl.max(total, 1, return_indices=True)
-    tl.static_assert(count == 2, f"{count} values")
+    tl.static_assert(count == 2, f"{count}")
     sizes = [extent * 2 for extent in acc.shape if extent > 1]
     tl.store(out + rows, best + place.to(tl.float32) + sizes[0] - n.to(tl.float32))
 """,

@@ -326,9 +326,10 @@ class Expressions(FunctionState):
         return "".join(str(self.evaluate(part)) for part in node.values)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> str:
-        value = self.evaluate(node.value)
-        if isinstance(value, tensor):
+        known = self.known(self.evaluate(node.value))
+        if known is None:
             raise LanguageError("an f-string holds compile-time values only", "use tl.device_print for run-time values")
+        (value,) = known
         conversions: dict[int, Callable[[Any], Any]] = {114: repr, 115: str, 97: ascii}
         if node.conversion in conversions:
             value = conversions[node.conversion](value)

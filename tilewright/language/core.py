@@ -284,13 +284,13 @@ def ravel(x: Any, can_reorder: bool = False) -> tensor:
 @member
 def trans(input: tensor, *dims: Any) -> tensor:
     """Permute the axes; without `dims` the last two are swapped. *method*, also as ``x.T``"""
-    return shapes.transpose(input, shapes.shape_arguments(dims) if dims else ())
+    return shapes.transpose(convert.to_tensor(input), shapes.shape_arguments(dims) if dims else ())
 
 
 @member
 def permute(input: tensor, *dims: Any) -> tensor:
     """Permute the axes: axis i of the result is axis ``dims[i]`` of the input. *method*"""
-    return shapes.permute(input, shapes.shape_arguments(dims))
+    return shapes.permute(convert.to_tensor(input), shapes.shape_arguments(dims))
 
 
 @builtin
@@ -302,43 +302,43 @@ def join(a: Any, b: Any) -> tensor:
 @member
 def split(a: tensor) -> tuple[tensor, tensor]:
     """The inverse of `join`: the two halves of a last axis of extent 2. *method*"""
-    return shapes.split(a)
+    return shapes.split(convert.to_tensor(a))
 
 
 @builtin
 def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:
     """One block after the other along `dim`; the order is always kept."""
-    return shapes.cat(input, other, dim)
+    return shapes.cat(convert.to_tensor(input), convert.to_tensor(other), dim)
 
 
 @member
 def gather(src: tensor, index: tensor, axis: int) -> tensor:
     """Elements of a block picked by a block of indices along an axis. *method*"""
-    return shapes.gather(src, index, axis)
+    return shapes.gather(convert.to_tensor(src), convert.to_tensor(index), axis)
 
 
 @member
 def flip(x: tensor, dim: int = -1) -> tensor:
     """The elements of an axis in reverse order. *method*"""
-    return shapes.flip(x, dim)
+    return shapes.flip(convert.to_tensor(x), dim)
 
 
 @member
 def squeeze(x: tensor, dim: int) -> tensor:
     """Drop an axis of extent 1. *method*"""
-    return shapes.squeeze(x, dim)
+    return shapes.squeeze(convert.to_tensor(x), dim)
 
 
 @member
 def unsqueeze(x: tensor, dim: int) -> tensor:
     """Insert an axis of extent 1. *method*"""
-    return shapes.expand_dims(x, dim)
+    return shapes.expand_dims(convert.to_tensor(x), dim)
 
 
 @member
 def item(x: tensor) -> tensor:
     """The only element of a block, as a scalar. *method*"""
-    return shapes.item(x)
+    return shapes.item(convert.to_tensor(x))
 
 
 # Products, reductions, scans ---------------------------------------------------------------------
@@ -408,7 +408,7 @@ def assume(cond: Any) -> None:
 @builtin
 def expect_zero(x: tensor, mask: Any) -> tensor:
     """The value itself; promises that it is zero under the mask."""
-    return hint.expect_zero(x, mask)
+    return hint.expect_zero(convert.to_tensor(x), mask)
 
 
 @builtin

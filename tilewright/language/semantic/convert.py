@@ -54,6 +54,7 @@ def full(shape: tuple[int, ...], value: Any, element: DType) -> tensor:
     value = unwrap(value)
     if is_literal(value):
         return constant(value, element, shape)
+    value = to_tensor(value)
     if value.shape:
         raise LanguageError(f"the fill value must be a scalar, got a block of shape {value.shape}")
     return broadcast_to(cast(value, element), shape)

@@ -47,7 +47,7 @@ def _result_dtype(element: DType, out_dtype: Any, accumulator: tensor | None) ->
         return element
     if element in (dtypes.float32, dtypes.bfloat16):
         natural = dtypes.float32
-    elif accumulator is not None:
+    elif accumulator is not None and accumulator.number in (dtypes.float16, dtypes.float32):
         natural = accumulator.number
     else:
         natural = dtypes.float32
@@ -69,11 +69,11 @@ def dot(a: Any, b: Any, acc: Any, input_precision: Any, allow_tf32: Any, out_dty
     if a.element != b.element and not (a.number.is_float and b.number.is_float and a.number.bits == b.number.bits == 8):
         raise LanguageError(f"dot needs operands of one dtype, got {a.dtype} and {b.dtype}", "cast one of them")
     shape = _check_shapes(a, b)
+    if acc is not None and (not isinstance(acc, tensor) or acc.shape != shape or acc.is_pointer):
+        raise LanguageError(f"acc must have shape {list(shape)}, got {type_text(acc)}", "tl.zeros makes one")
     result = _result_dtype(a.number, out_dtype, acc)
     if acc is None:
         acc = constant(0, result, shape)
-    elif not isinstance(acc, tensor) or acc.shape != shape:
-        raise LanguageError(f"acc must have shape {list(shape)}, got {type_text(acc)}")
     elif acc.element != result:
         raise LanguageError(f"dot of {a.dtype} accumulates in {wrap(result)}, acc is {acc.dtype}", "cast acc first")
     precision = _precision(input_precision, allow_tf32)
