@@ -121,12 +121,14 @@ def test_pools(op, ceil_mode, layout, rng):
     given = x if layout == "NCHW" else np.moveaxis(x, 1, -1)
     result = compute(op.removesuffix("_with_padding"), [given], ceil_mode=ceil_mode, layout=layout, **attributes)
     result = result if layout == "NCHW" else np.moveaxis(result, -1, 1)
-    np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-12, atol=1e-14)
 
 
 def test_matmul_broadcasts_batches(rng):
     a, b = rng.standard_normal((2, 1, 3, 4)), rng.standard_normal((5, 6, 4))
-    np.testing.assert_allclose(compute("matmul", [a, b], transpose_b=True), a @ np.swapaxes(b, -1, -2), rtol=1e-12)
+    np.testing.assert_allclose(
+        compute("matmul", [a, b], transpose_b=True), a @ np.swapaxes(b, -1, -2), rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -139,7 +141,7 @@ def test_attention(causal, rng):
         mask = mask.masked_fill(~torch.tril(torch.ones(5, 7, dtype=torch.bool), diagonal=2), float("-inf"))
     tensors = [torch.from_numpy(item) for item in (q, k, v)]
     wanted = functional.scaled_dot_product_attention(*tensors, attn_mask=mask, scale=0.3, enable_gqa=True)
-    np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-10, atol=1e-13)
 
 
 def test_attention_rows_without_a_key_give_zeros(rng):
@@ -152,18 +154,22 @@ def test_norms_and_row_ops(rng):
     x, scale, bias = rng.standard_normal((2, 6, 5, 4)), rng.standard_normal((5, 4)), rng.standard_normal((5, 4))
     tensor = torch.from_numpy(x)
     wanted = functional.layer_norm(tensor, (5, 4), torch.from_numpy(scale), torch.from_numpy(bias), 1e-5)
-    np.testing.assert_allclose(compute("layer_norm", [x, scale, bias], axis=2, epsilon=1e-5), wanted, rtol=1e-10)
+    np.testing.assert_allclose(
+        compute("layer_norm", [x, scale, bias], axis=2, epsilon=1e-5), wanted, rtol=1e-10, atol=1e-13
+    )
     wanted = functional.rms_norm(tensor, (5, 4), torch.from_numpy(scale), 1e-5)
-    np.testing.assert_allclose(compute("rms_norm", [x, scale], axis=2, epsilon=1e-5), wanted, rtol=1e-10)
+    np.testing.assert_allclose(compute("rms_norm", [x, scale], axis=2, epsilon=1e-5), wanted, rtol=1e-10, atol=1e-13)
     parameters = [np.abs(rng.standard_normal(6)) + 0.5 for _ in range(4)]
     weight, shift, mean, variance = map(torch.from_numpy, parameters)
     wanted = functional.batch_norm(tensor, mean, variance, weight, shift, eps=1e-5)
-    np.testing.assert_allclose(compute("batch_norm", [x, *parameters], epsilon=1e-5), wanted, rtol=1e-10)
+    np.testing.assert_allclose(compute("batch_norm", [x, *parameters], epsilon=1e-5), wanted, rtol=1e-10, atol=1e-13)
     wanted = functional.group_norm(tensor, 3, weight, shift, 1e-5)
-    np.testing.assert_allclose(compute("group_norm", [x, *parameters[:2]], groups=3, epsilon=1e-5), wanted, rtol=1e-10)
+    np.testing.assert_allclose(
+        compute("group_norm", [x, *parameters[:2]], groups=3, epsilon=1e-5), wanted, rtol=1e-10, atol=1e-13
+    )
     np.testing.assert_allclose(compute("softmax", [x], axis=1), functional.softmax(tensor, 1), rtol=1e-12)
     np.testing.assert_allclose(compute("log_softmax", [x], axis=1), functional.log_softmax(tensor, 1), rtol=1e-12)
-    np.testing.assert_allclose(compute("cumsum", [x], axis=2), np.cumsum(x, 2), rtol=1e-12)
+    np.testing.assert_allclose(compute("cumsum", [x], axis=2), np.cumsum(x, 2), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(compute("reduce_product", [x], axes=(0, -1)), x.prod(axis=(0, 3)), rtol=1e-12)
     assert compute("argmax", [x], axis=1, keepdims=True).tolist() == np.argmax(x, 1, keepdims=True).tolist()
 

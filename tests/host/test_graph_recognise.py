@@ -408,3 +408,16 @@ def test_outputs_are_separate_tensors():
     graph = optimize(b.finish())
     assert ops_of(graph) == ["relu", "copy", "copy", "copy"]
     assert len(set(graph.outputs)) == 4
+
+
+@pytest.mark.parametrize("op", ["add", "multiply"])
+def test_recognisers_take_no_exponential_time(op):
+    """Sixty doublings: whoever follows both operands of each never returns."""
+    b = GraphBuilder("doublings")
+    x = b.input("x", float32, (1, 4, 4))
+    value = x
+    for _ in range(60):
+        value = b.op(op, [value, value])
+    weights = b.op("softmax", [value], axis=-1)
+    b.output(b.op("matmul", [weights, x]), "y")
+    assert "matmul" in ops_of(optimize(b.finish()))

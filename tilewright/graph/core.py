@@ -59,6 +59,7 @@ class Graph:
     `constants` maps a value to its data (often memory-mapped, never changed in place).
     `mutations` maps an input to the value that it holds after the run: the caller's buffer is
     updated in place (a static KV cache); such values may or may not be outputs as well.
+    `remarks` are the decisions that passes made, for the user.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[Value, np.ndarray] = field(default_factory=dict)
     mutations: dict[Value, Value] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
     def producers(self) -> dict[Value, Node]:
         """Each computed value's node."""

@@ -32,6 +32,7 @@ class Rewriter:
         self.changed = False
         self.nodes: list[Node] = []
         self.constants: dict[Value, np.ndarray] = dict(graph.constants)
+        self.remarks = list(graph.remarks)
         self._map: dict[Value, Value] = {}
         self._producers: dict[Value, Node] = {}
         self._names = {value.name for value in [*graph.inputs, *graph.constants]}
@@ -98,6 +99,10 @@ class Rewriter:
         self._names.add(candidate)
         return candidate
 
+    def remark(self, text: str) -> None:
+        """Note a decision for the user, with where the node being rewritten came from."""
+        self.remarks.append(f"{text} (from {self._source})" if self._source else text)
+
     # The walk
 
     def run(self, rules: Rules) -> Graph:
@@ -124,6 +129,7 @@ class Rewriter:
         result = Graph(old.name, dict(old.symbols), list(old.inputs), outputs, list(old.output_names), self.nodes)
         result.mutations = mutations
         result.constants = self.constants
+        result.remarks = self.remarks
         return drop_dead(result)
 
     def _rewrite(self, node: Node, rules: Sequence[Rule]) -> bool:
@@ -176,7 +182,7 @@ def drop_dead(graph: Graph) -> Graph:
     if len(kept) == len(graph.nodes) and len(constants) == len(graph.constants):
         return graph
     result = Graph(graph.name, graph.symbols, graph.inputs, graph.outputs, graph.output_names, kept[::-1])
-    result.mutations, result.constants = graph.mutations, constants
+    result.mutations, result.constants, result.remarks = graph.mutations, constants, graph.remarks
     return result
 
 

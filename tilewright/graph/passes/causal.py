@@ -14,6 +14,8 @@ from tilewright.graph.core import Node, Value
 from tilewright.graph.rewrite import Rewriter
 from tilewright.symbolic import Size, lift, simplify
 
+_DEEPEST = 8  # positions nested deeper are not looked at; sums of sums would take exponential time
+
 
 @dataclass(frozen=True)
 class Line:
@@ -76,7 +78,7 @@ def _compares(node: Node | None, rows: Size, keys: Size, negated: bool, rewriter
     return (difference.row, difference.column) == (-1, 1) and simplify(lift(bound) - lift(keys) + rows) == 0
 
 
-def _line(value: Value | None, rewriter: Rewriter) -> Line | None:
+def _line(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> Line | None:
     """The line that a value is."""
     if value is None:
         return None
@@ -87,26 +89,26 @@ def _line(value: Value | None, rewriter: Rewriter) -> Line | None:
     if data is not None:
         return _constant_line(data)
     node = rewriter.producer(value)
-    if node is None:
+    if node is None or depth == 0:
         return None
     if node.op == "dimension":
         return Line(0, 0, node.attributes["expression"])
     if node.op == "iota" and value.rank == 1:
         return Line(0, node.attributes["step"], node.attributes["start"])
     if node.op in ("add", "subtract"):
-        left, right = (_line(item, rewriter) for item in node.inputs)
+        left, right = (_line(item, rewriter, depth - 1) for item in node.inputs)
         return None if left is None or right is None else left.plus(right, 1 if node.op == "add" else -1)
     if node.op in ("cast", "broadcast_to"):
-        return _line(node.inputs[0], rewriter)
+        return _line(node.inputs[0], rewriter, depth - 1)
     if node.op == "reshape":
-        return _reshaped(node, rewriter)
+        return _reshaped(node, rewriter, depth - 1)
     return None
 
 
-def _reshaped(node: Node, rewriter: Rewriter) -> Line | None:
+def _reshaped(node: Node, rewriter: Rewriter, depth: int) -> Line | None:
     """A reshape that moves the one long dimension to the last place (columns) or the one before (rows)."""
     source = node.inputs[0]
-    inner = _line(source, rewriter)
+    inner = _line(source, rewriter, depth)
     if inner is None or source is None:
         return None
     place = _long_dimension(node.output)

@@ -38,6 +38,7 @@ def _windowed(node: Node, rewriter: Rewriter) -> Value | None:
     image = node.inputs[0]
     if node.attributes["layout"] != "NCHW" or image is None:
         return None
+    rewriter.remark(f"{node.op} %{node.output.name} is channels-last")
     inner = rewriter.op("permute", [image], order=_last(image.rank))
     result = rewriter.op(node.op, [inner, *node.inputs[1:]], **{**node.attributes, "layout": "NHWC"})
     return rewriter.op("permute", [result], order=_first(image.rank))

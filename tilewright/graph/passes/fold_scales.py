@@ -60,6 +60,7 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
     if bias is not None:
         moved = rewriter.constants[bias].astype(np.float64) * scale
         inputs.append(_rounded(moved, bias, rewriter, bias.name))
+    rewriter.remark(f"the scale after conv %{conv.output.name} is in its weights")
     return rewriter.op("conv", inputs, **conv.attributes)
 
 

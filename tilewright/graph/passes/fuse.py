@@ -30,7 +30,7 @@ def fuse(graph: Graph) -> FusedGraph:
     Every node belongs to one group; views and cheap nodes may be repeated in the groups that read them.
     """
     drafts = Drafts(graph)
-    remarks: list[str] = []
+    remarks = list(graph.remarks)
     for kind in ("contraction", "reduction"):
         for draft in list(drafts.all()):
             if draft.kind == kind:

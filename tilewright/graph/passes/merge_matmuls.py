@@ -50,6 +50,7 @@ def _merge(family: list[_Projection], node: Node, rewriter: Rewriter) -> None:
     weights = [rewriter.constants[weight] for item in family if (weight := item.product.inputs[1]) is not None]
     joined = rewriter.new_constant(np.concatenate(weights, axis=0 if transposed else 1), "merged_weight")
     result = rewriter.op("matmul", [node.inputs[0], joined], transpose_b=transposed)
+    rewriter.remark(f"{len(family)} matmuls of one input are one, %{result.name}")
     widths = [weight.shape[0 if transposed else 1] for weight in weights]
     if any(item.bias is not None for item in family):
         parts = [

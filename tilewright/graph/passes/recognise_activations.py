@@ -13,6 +13,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 
 _TOLERANCE = 1e-3  # models write 0.7978845608 or 0.797885
+_DEEPEST = 6  # products nested deeper are no activation; squares of squares would take exponential time
 
 
 def recognise_activations(graph: Graph) -> Graph:
@@ -29,23 +30,23 @@ def _close(number: float | None, wanted: float) -> bool:
     return number is not None and math.isclose(number, wanted, rel_tol=_TOLERANCE)
 
 
-def factors(value: Value | None, rewriter: Rewriter) -> tuple[float, list[Value]]:
-    """A product as (number, other factors), seen through multiplications and divisions by numbers."""
+def factors(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> tuple[float, list[Value]]:
+    """A product as (number, other factors), seen through `depth` multiplications and divisions by numbers."""
     if value is None:
         return 1.0, []
     number = rewriter.uniform(value)
     if number is not None and value.rank == 0:
         return number, []
     node = rewriter.producer(value, "multiply", "divide")
-    if node is None:
+    if node is None or depth == 0:
         return 1.0, [value]
     if node.op == "divide":
         divisor = rewriter.uniform(node.inputs[1])
         if not divisor:
             return 1.0, [value]
-        scale, rest = factors(node.inputs[0], rewriter)
+        scale, rest = factors(node.inputs[0], rewriter, depth - 1)
         return scale / divisor, rest
-    left, right = (factors(item, rewriter) for item in node.inputs)
+    left, right = (factors(item, rewriter, depth - 1) for item in node.inputs)
     return left[0] * right[0], left[1] + right[1]
 
 

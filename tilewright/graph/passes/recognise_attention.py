@@ -23,6 +23,7 @@ from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Size, lift, simplify
 
 _LOW_ENOUGH = -1e9  # after softmax such a score is zero beside any other
+_DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
 
 
 def recognise_attention(graph: Graph) -> Graph:
@@ -69,6 +70,8 @@ def _attention(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     inputs = operands if bias is None else [*operands, bias]
     result = rewriter.op("attention", inputs, scale=scores.scale, causal=scores.causal)
+    mask = " and ".join(["a causal mask"] * scores.causal + ["a bias"] * (bias is not None)) or "no mask"
+    rewriter.remark(f"attention %{node.output.name} was found in its parts, with {mask}")
     return result if weights.rank == 4 else rewriter.op("reshape", [result], shape=node.output.shape)
 
 
@@ -165,12 +168,12 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
     return found
 
 
-def _leads_to_matmul(value: Value | None, rewriter: Rewriter) -> bool:
+def _leads_to_matmul(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
     """Whether a value is a product, perhaps scaled and masked."""
     node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where")
-    if node is None or node.op == "matmul":
-        return node is not None
-    return any(_leads_to_matmul(item, rewriter) for item in node.inputs)
+    if node is None or node.op == "matmul" or depth == 0:
+        return node is not None and node.op == "matmul"
+    return any(_leads_to_matmul(item, rewriter, depth - 1) for item in node.inputs)
 
 
 def _masked(node: Node, rewriter: Rewriter) -> tuple[Value, Value, float] | None:
@@ -250,10 +253,11 @@ def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
     if rest is bias:
         return None
     inputs = [query, key, values] if rest is None else [query, key, values, rest]
+    rewriter.remark(f"the mask of attention %{node.output.name} is provably causal: keys beyond it are not computed")
     return rewriter.op("attention", inputs, scale=node.attributes["scale"], causal=True)
 
 
-def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter) -> Value | None:
+def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter, depth: int = _DEEPEST) -> Value | None:
     """The bias without its causal part; None when nothing is left, `bias` when nothing is causal."""
     node = rewriter.producer(bias, "where", "add", "reshape", "broadcast_to")
     data = rewriter.constant(bias)
@@ -263,20 +267,20 @@ def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter) -> 
         if hidden.size and np.all(hidden <= _LOW_ENOUGH) and is_causal_array(seen, rows, keys):
             return None
         return bias
-    if node is None:
+    if node is None or depth == 0:
         return bias
     if node.op == "add":
         for index in (0, 1):
             part, other = node.inputs[index], node.inputs[1 - index]
             assert part is not None
-            rest = _without_causal(part, rows, keys, rewriter)
+            rest = _without_causal(part, rows, keys, rewriter, depth - 1)
             if rest is not part:
                 return other if rest is None else rewriter.op("add", [rest, other])
         return bias
     if node.op in ("reshape", "broadcast_to"):
         source = node.inputs[0]
         matrix = source is not None and source.rank >= 2 and source.shape[-2:] == bias.shape[-2:]
-        rest = _without_causal(source, rows, keys, rewriter) if matrix and source is not None else bias
+        rest = _without_causal(source, rows, keys, rewriter, depth - 1) if matrix and source is not None else bias
         return None if rest is None else bias
     condition, shown, hidden_value = node.inputs
     low = rewriter.uniform(hidden_value)

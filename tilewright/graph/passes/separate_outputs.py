@@ -27,7 +27,7 @@ def separate_outputs(graph: Graph) -> Graph:
     for position in copied:
         outputs[position] = rewriter.op("copy", [graph.outputs[position]])
     result = Graph(graph.name, graph.symbols, graph.inputs, outputs, graph.output_names, rewriter.nodes)
-    result.constants, result.mutations = graph.constants, graph.mutations
+    result.constants, result.mutations, result.remarks = graph.constants, graph.mutations, graph.remarks
     return result
 
 
