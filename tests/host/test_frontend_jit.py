@@ -117,6 +117,7 @@ MISTAKES = [
     (lambda: scale[(1,)](X, X, 2**70, 2.0, BLOCK=8), "does not fit in 64 bits"),
     (lambda: scale[(1,)](X, X, 8, 2.0, BLOCK=X), "cannot be a tl.constexpr argument"),
     (lambda: scale[(1,)](torch.zeros(8, device="meta"), X, 8, 2.0, BLOCK=8), "tensor on meta.*tensor.cpu"),
+    (lambda: scale[(1,)](torch.eye(3).to_sparse(), X, 8, 2.0, BLOCK=8), "no plain memory: pass tensor.to_dense"),
     (lambda: scale[(1,)](X.astype("U1"), X, 8, 2.0, BLOCK=8), "cannot be passed to a kernel"),
 ]
 

@@ -100,7 +100,10 @@ def _classify_torch(value: Any) -> Classified:
     classes = _TORCH_CLASSES.get(value.dtype) or _torch_classes(value.dtype)
     if not value.is_cpu:
         raise LaunchError(f"a tensor on {value.device} was passed to a kernel for the CPU; pass tensor.cpu()")
-    address = value.data_ptr()
+    try:
+        address = value.data_ptr()
+    except RuntimeError as error:  # sparse and other tensors without storage
+        raise LaunchError(f"a tensor of layout {value.layout} has no plain memory: pass tensor.to_dense()") from error
     return classes[address & 15 != 0], address
 
 
