@@ -117,11 +117,6 @@ class Function:
 
         return print_function(self)
 
-    def __str__(self) -> str:
-        from tilewright.ir.printer import print_function  # the printer is built on this module
-
-        return print_function(self)
-
     def walk(self) -> Iterator[Operation]:
         """All operations in program order."""
         for operation in self.region.operations:
