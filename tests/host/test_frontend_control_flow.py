@@ -240,7 +240,7 @@ def test_names_used_inside_a_loop_only_are_not_carried() -> None:
     assert loop_operands == [1, 1]
 
 
-def make_kernel(factor: int):  # type: ignore[no-untyped-def]
+def make_kernel(factor: int):
     @tilewright.jit
     def scaled(out):
         tl.store(out, factor)
