@@ -12,6 +12,7 @@ from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import Module
 
@@ -26,7 +27,11 @@ class LoweredKernel:
     remarks: tuple[Remark, ...] = ()
 
 
-CPU_PASSES: tuple[tuple[Pass, str], ...] = ()
+CPU_PASSES: tuple[tuple[Pass, str], ...] = (
+    (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
+    (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
+    (simplify, "what the pass before left over"),
+)
 
 
 def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> LoweredKernel:
@@ -36,7 +41,6 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     launch's (`num_warps` and the like): none changes CPU code.
     """
     symbol = _symbol(function, target, options)
-    function = simplify(function)
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
     module = Module()
     lowering = KernelLowering(function, target, module, symbol)
