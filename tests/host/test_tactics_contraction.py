@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import check
-from tilewright.dtypes import float32
+from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 
@@ -94,6 +94,32 @@ def test_run_time_depth(draw: Draw, compiled: bool) -> None:
         check(b.finish(), {"x": draw(5, depth), "y": draw(depth, 33)}, compiled, 1e-4)
 
 
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_integer_product(transpose_b: bool, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("integers")
+    n = b.symbol("n", 1, 9)
+    x, y = b.input("x", int32, (n, 3, 5)), b.input("y", int32, (4, 5) if transpose_b else (5, 4))
+    b.output(b.op("add", [b.op("matmul", [x, y], transpose_b=transpose_b), 1]), "z")
+    inputs = {"x": draw.integers(-9, 9, (2, 3, 5)), "y": draw.integers(-9, 9, (4, 5) if transpose_b else (5, 4))}
+    check(b.finish(), {name: array.astype(np.int32) for name, array in inputs.items()}, compiled)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float64])
+def test_other_element_types(dtype: DType, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("types")
+    n = b.symbol("n", 1, 9)
+    x, w = b.input("x", dtype, (n, 6, 16)), b.constant(draw(16, 40).astype(dtype.numpy))
+    y = b.op("gelu", [b.op("matmul", [x, w])])
+    b.output(b.op("layer_norm", [y], axis=2, epsilon=1e-5))
+    b.output(b.op("softmax", [b.op("exp", [y])], axis=2))
+    heads = b.op("reshape", [y], shape=(n, 6, 4, 10))
+    q = b.op("permute", [heads], order=(0, 2, 1, 3))
+    b.output(b.op("attention", [q, q, q], scale=0.3))
+    b.output(b.op("reduce_mean", [x], axes=(1,)))
+    tolerance = {float16: 2e-2, bfloat16: 0.15, float64: 1e-6}[dtype]
+    check(b.finish(), {"x": draw(2, 6, 16).astype(dtype.numpy)}, compiled, tolerance)
+
+
 def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **changes: int) -> Case:
     """A convolution with bias and ReLU on a small image of any batch."""
     size = {
@@ -148,6 +174,28 @@ def test_convolution(name: str, draw: Draw, compiled: bool) -> None:
     graph, inputs = make(draw)
     (chosen,) = check(graph, inputs, compiled)
     assert chosen.name == expected
+
+
+@pytest.mark.parametrize("groups", [1, 2, 16])
+def test_convolution_with_run_time_weights(groups: int, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("convolution")
+    x, w = b.input("x", float32, (2, 9, 8, 16)), b.input("w", float32, (48, 16 // groups, 3, 2))
+    attributes: dict[str, Any] = {"strides": (1, 2), "padding": ((1, 1), (0, 1)), "dilation": (1, 1), "layout": "NHWC"}
+    b.output(b.op("conv", [x, w], groups=groups, **attributes))
+    check(b.finish(), {"x": draw(2, 9, 8, 16), "w": draw(48, 16 // groups, 3, 2)}, compiled)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_windows_along_a_line(layout: str, draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("line")
+    n = b.symbol("n", 1, 9)
+    shape = (20, 16) if layout == "NHWC" else (16, 20)
+    x, w = b.input("x", float32, (n, *shape)), b.constant(draw(24, 16, 3))
+    windows: dict[str, Any] = {"strides": (2,), "padding": ((1, 1),), "dilation": (1,), "layout": layout}
+    b.output(b.op("conv", [x, w, b.constant(draw(24))], **windows))
+    b.output(b.op("max_pool", [x], kernel=(3,), **windows))
+    b.output(b.op("average_pool", [x], kernel=(3,), count_include_pad=True, **windows))
+    check(b.finish(), {"x": draw(2, *shape)}, compiled)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

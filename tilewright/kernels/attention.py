@@ -24,7 +24,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
               HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
-              CAUSAL: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+              CAUSAL: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Blocks of queries against all keys.  Grid: (query blocks, query heads, batch).
 
     Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
@@ -45,10 +45,10 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     bias = bias + (batch * bias_batch + head * bias_head)
 
     q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query[:, None] < queries)
-    q_transposed = tl.trans((q_block * scale).to(k.dtype.element_ty))
-    maximum = tl.full((BLOCK_S,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_S,), tl.float32)
-    acc = tl.zeros((VALUE_HEAD, BLOCK_S), tl.float32)
+    q_transposed = tl.trans((q_block.to(TYPE) * scale).to(k.dtype.element_ty))
+    maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
+    total = tl.zeros((BLOCK_S,), TYPE)
+    acc = tl.zeros((VALUE_HEAD, BLOCK_S), TYPE)
     limit = keys
     if CAUSAL:
         limit = tl.minimum(keys, first_query + BLOCK_S + keys - queries)
@@ -59,10 +59,10 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists[:, None])
         scores = tl.dot(k_block, q_transposed, input_precision="ieee")
         if BIAS == 1:
-            scores += tl.load(bias + key_row * bias_key, mask=key_exists)[:, None]
+            scores += tl.load(bias + key_row * bias_key, mask=key_exists).to(TYPE)[:, None]
         elif BIAS == 2:
             scores += tl.load(bias + query.to(tl.int64)[None, :] * bias_row + key_row[:, None] * bias_key,
-                              mask=key_exists[:, None] & (query[None, :] < queries))  # fmt: skip
+                              mask=key_exists[:, None] & (query[None, :] < queries)).to(TYPE)  # fmt: skip
         seen = key_exists[:, None]
         if CAUSAL:
             seen = seen & (key[:, None] <= query[None, :] + (keys - queries))
@@ -89,7 +89,7 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
                      q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
                      out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key,
                      q_offset, k_offset, v_offset, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_T: tl.constexpr,
-                     CAUSAL: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+                     CAUSAL: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """One query against all keys: streams K and V once.  Grid: (queries, query heads, batch)."""
     query = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -102,10 +102,10 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
     v = v + (v_offset + batch * v_batch + shared_head * v_head)
     bias = bias + (batch * bias_batch + head * bias_head + query_row * bias_row)
 
-    q_vector = tl.load(q + (q_offset + batch * q_batch + head * q_head + query_row * q_row) + dim) * scale
-    maximum = float("-inf")
-    total = 0.0
-    acc = tl.zeros((VALUE_HEAD,), tl.float32)
+    q_vector = tl.load(q + (q_offset + batch * q_batch + head * q_head + query_row * q_row) + dim).to(TYPE) * scale
+    maximum = tl.full((), float("-inf"), TYPE)
+    total = tl.zeros((), TYPE)
+    acc = tl.zeros((VALUE_HEAD,), TYPE)
     limit = keys
     if CAUSAL:
         limit = tl.minimum(keys, query + 1 + keys - queries)
@@ -114,9 +114,9 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
         seen = key < limit
         key_row = key.to(tl.int64)
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=seen[:, None])
-        scores = tl.sum(k_block * q_vector[None, :], 1)
+        scores = tl.sum(k_block.to(TYPE) * q_vector[None, :], 1)
         if BIAS > 0:
-            scores += tl.load(bias + key_row * bias_key, mask=seen)
+            scores += tl.load(bias + key_row * bias_key, mask=seen).to(TYPE)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # With no visible key so far the maximum is -inf; subtracting it from itself would give NaN.
@@ -125,7 +125,7 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
         weights = tl.exp(scores - reference)
         total = total * correction + tl.sum(weights, 0)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=seen[:, None])
-        acc = acc * correction + tl.sum(weights[:, None] * v_block, 0)
+        acc = acc * correction + tl.sum(weights[:, None] * v_block.to(TYPE), 0)
         maximum = new_maximum
     tl.store(out + (batch * out_batch + head * out_head + query_row * out_row) + value_dim,
              acc / tl.where(total == 0.0, 1.0, total))  # fmt: skip

@@ -35,7 +35,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr,
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WIDTH: tl.constexpr,
                 MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_PANEL: tl.constexpr,
-                EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out[pixel, :] = EPILOGUE(sum over taps of x[window + tap, :] @ w[tap]).
 
     Grid: (pixel blocks, column blocks, groups).  `CHANNELS` (a multiple of `BLOCK_C`) and `columns`
@@ -51,7 +51,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
     base = ((image.to(tl.int64) * height + top) * width + left) * (CHANNELS * GROUPS) + group * CHANNELS
     w = w + group.to(tl.int64) * panels * (depth * WIDTH)
 
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
     for tap_y in range(0, KERNEL_Y):
         for tap_x in range(0, KERNEL_X):
             inside = pixel < pixels
@@ -86,7 +86,8 @@ def convolution_few_channels(x, w, out, pixels, columns, height, width, out_heig
                              STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
                              DILATION_Y: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                              WIDTH: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
-                             MASK_PANEL: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                             MASK_PANEL: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+                             EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`convolution` for a first layer: a line of the window, all its channels, is one contiguous run.
 
     Needs one group and no dilation along x.  Grid: (pixel blocks, column blocks).
@@ -102,7 +103,7 @@ def convolution_few_channels(x, w, out, pixels, columns, height, width, out_heig
     first_inside = (-left * CHANNELS)[:, None]
     end_inside = ((width - left) * CHANNELS)[:, None]
 
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
     for tap_y in range(0, KERNEL_Y):
         y = top + tap_y * DILATION_Y
         inside = ((pixel < pixels) & (y >= 0) & (y < height))[:, None]
@@ -124,7 +125,8 @@ def depthwise_convolution(x, w, out, pixels, columns, height, width, out_height,
                           KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr,
                           STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
                           DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, ROWS: tl.constexpr,
-                          BLOCK: tl.constexpr, MASK: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                          BLOCK: tl.constexpr, MASK: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+                          EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns].  Grid: (pixel blocks, channel blocks)."""
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = None
@@ -134,7 +136,7 @@ def depthwise_convolution(x, w, out, pixels, columns, height, width, out_height,
     for pixel in range(first, tl.minimum(first + ROWS, pixels)):
         image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
         base = image.to(tl.int64) * height
-        acc = tl.zeros((BLOCK,), tl.float32)
+        acc = tl.zeros((BLOCK,), TYPE)
         for tap_y in range(0, KERNEL_Y):
             y = top + tap_y * DILATION_Y
             if (y >= 0) & (y < height):
@@ -143,6 +145,6 @@ def depthwise_convolution(x, w, out, pixels, columns, height, width, out_height,
                     if (x_position >= 0) & (x_position < width):
                         value = tl.load(x + ((base + y) * width + x_position) * columns + column, mask=mask)
                         weight = tl.load(w + (tap_y * KERNEL_X + tap_x) * columns + column, mask=mask)
-                        acc += value.to(tl.float32) * weight.to(tl.float32)
+                        acc += value.to(TYPE) * weight.to(TYPE)
         row = pixel.to(tl.int64)
         tl.store(out + row * columns + column, EPILOGUE(acc, row, column, mask, extra), mask=mask)

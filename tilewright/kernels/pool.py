@@ -45,7 +45,8 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
                  KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
                  PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
                  COUNT_Y: tl.constexpr, COUNT_X: tl.constexpr, COUNT_END_Y: tl.constexpr, COUNT_END_X: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+                 TYPE: tl.constexpr = tl.float32):  # fmt: skip
     """The mean of each window.
 
     Taps count in the divisor up to `COUNT_*` pixels before the image and `COUNT_END_*` after it.
@@ -59,7 +60,7 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
     for pixel in range(first, tl.minimum(first + ROWS, pixels)):
         image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
         base = image.to(tl.int64) * height
-        total = tl.zeros((BLOCK,), tl.float32)
+        total = tl.zeros((BLOCK,), TYPE)
         count = tl.full((), 0, tl.int32)
         for tap_y in range(0, KERNEL_Y):
             y = top + tap_y * DILATION_Y
@@ -70,5 +71,5 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
                 count += counted.to(tl.int32)
                 if (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width):
                     value = tl.load(x + ((base + y) * width + x_position) * channels + column, mask=mask)
-                    total += value.to(tl.float32)
-        tl.store(out + pixel.to(tl.int64) * channels + column, total / count.to(tl.float32), mask=mask)
+                    total += value.to(TYPE)
+        tl.store(out + pixel.to(tl.int64) * channels + column, total / count.to(TYPE), mask=mask)

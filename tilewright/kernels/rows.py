@@ -4,8 +4,8 @@ Two slots join them to their neighbours in a graph.  `PROLOGUE(row, columns, mas
 input block, `EPILOGUE(value, row, columns, mask, extra)` turns the result into what is stored; `extra`
 are the pointers and sizes that the two functions read.  A program does `ROWS` rows.
 
-Each operation has two forms: a whole row as one block of `COLUMNS` elements, and chunks of `BLOCK`
-columns for rows whose length is known only at run time.
+`TYPE` is the element type that is computed in.  Each operation has two forms: a whole row as one block
+of `COLUMNS` elements, and chunks of `BLOCK` columns for rows whose length is known only at run time.
 """
 
 # mypy: ignore-errors
@@ -20,13 +20,13 @@ from tilewright.kernels.reduce import maximum_of
 
 @tilewright.jit
 def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG: tl.constexpr,
-            PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+            TYPE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """out[row, :] = EPILOGUE(softmax(PROLOGUE(row))); its logarithm when `LOG`."""
     first = tl.program_id(0) * ROWS
     column = tl.arange(0, COLUMNS)
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        x = PROLOGUE(row, column, None, extra).to(tl.float32)
+        x = PROLOGUE(row, column, None, extra).to(TYPE)
         shifted = x - tl.reduce(x, 0, maximum_of)
         weights = tl.exp(shifted)
         total = tl.sum(weights, 0)
@@ -39,29 +39,29 @@ def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG: t
 
 @tilewright.jit
 def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
-                    PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+                    TYPE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """`softmax` for rows of any run-time length."""
     first = tl.program_id(0) * ROWS
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+        largest = tl.full((BLOCK,), float("-inf"), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
-            x = PROLOGUE(row, column, mask, extra).to(tl.float32)
+            x = PROLOGUE(row, column, mask, extra).to(TYPE)
             largest = tl.maximum(largest, tl.where(mask, x, float("-inf")), propagate_nan=tl.PropagateNan.ALL)
         maximum = tl.reduce(largest, 0, maximum_of)
-        totals = tl.zeros((BLOCK,), tl.float32)
+        totals = tl.zeros((BLOCK,), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
-            x = PROLOGUE(row, column, mask, extra).to(tl.float32)
+            x = PROLOGUE(row, column, mask, extra).to(TYPE)
             totals += tl.where(mask, tl.exp(x - maximum), 0.0)
         total = tl.sum(totals, 0)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
-            shifted = PROLOGUE(row, column, mask, extra).to(tl.float32) - maximum
+            shifted = PROLOGUE(row, column, mask, extra).to(TYPE) - maximum
             if LOG:
                 result = shifted - tl.log(total)
             else:
@@ -71,7 +71,7 @@ def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.co
 
 @tilewright.jit
 def normalize(out, rows, epsilon, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CENTER: tl.constexpr,
-              PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+              TYPE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """Layer normalisation (`CENTER`) or RMS normalisation of each row.
 
     out[row, :] = EPILOGUE((x - mean) / sqrt(variance + epsilon)); the mean is taken as 0 without
@@ -81,7 +81,7 @@ def normalize(out, rows, epsilon, *extra, ROWS: tl.constexpr, COLUMNS: tl.conste
     column = tl.arange(0, COLUMNS)
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        x = PROLOGUE(row, column, None, extra).to(tl.float32)
+        x = PROLOGUE(row, column, None, extra).to(TYPE)
         if CENTER:
             x = x - tl.sum(x, 0) * (1.0 / COLUMNS)
         variance = tl.sum(x * x, 0) * (1.0 / COLUMNS)
@@ -91,28 +91,29 @@ def normalize(out, rows, epsilon, *extra, ROWS: tl.constexpr, COLUMNS: tl.conste
 
 @tilewright.jit
 def normalize_chunked(out, rows, columns, epsilon, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                      CENTER: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+                      CENTER: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr,
+                      EPILOGUE: tl.constexpr):  # fmt: skip
     """`normalize` for rows of any run-time length."""
     first = tl.program_id(0) * ROWS
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        mean = tl.zeros((), tl.float32)
+        mean = tl.zeros((), TYPE)
         if CENTER:
-            totals = tl.zeros((BLOCK,), tl.float32)
+            totals = tl.zeros((BLOCK,), TYPE)
             for start in range(0, columns, BLOCK):
                 column = start + tl.arange(0, BLOCK)
                 mask = column < columns
-                totals += tl.where(mask, PROLOGUE(row, column, mask, extra).to(tl.float32), 0.0)
+                totals += tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), 0.0)
             mean = tl.sum(totals, 0) / columns
-        squares = tl.zeros((BLOCK,), tl.float32)
+        squares = tl.zeros((BLOCK,), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
-            x = PROLOGUE(row, column, mask, extra).to(tl.float32) - mean
+            x = PROLOGUE(row, column, mask, extra).to(TYPE) - mean
             squares += tl.where(mask, x * x, 0.0)
         factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / columns + epsilon)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
-            x = PROLOGUE(row, column, mask, extra).to(tl.float32) - mean
+            x = PROLOGUE(row, column, mask, extra).to(TYPE) - mean
             tl.store(out + row * columns + column, EPILOGUE(x * factor, row, column, mask, extra), mask=mask)

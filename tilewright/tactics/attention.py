@@ -12,9 +12,10 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.kernels.attention import attention, attention_decode
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
-from tilewright.tactics.contraction import bind_sizes
+from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
+from tilewright.tactics.expressions import language_type
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
@@ -50,7 +51,7 @@ def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Can
     sizes |= dict(zip(names, (0, 0, 0, 0) if bias is None else _bias_strides(bias), strict=True))
     constants: dict[str, Any] = {
         "HEAD": q.shape[3], "VALUE_HEAD": v.shape[3], "CAUSAL": bool(anchor.attributes["causal"]), "BIAS": bias_form,
-        "scale": float(anchor.attributes["scale"]),
+        "scale": float(anchor.attributes["scale"]), "TYPE": language_type(q.dtype),
     }  # fmt: skip
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)

@@ -19,11 +19,14 @@ from tilewright.graph.fusion import Group
 from tilewright.kernels.matmul import identity, matmul
 from tilewright.kernels.packing import panels_recipe
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.blocks import Blocks, choose_blocks, row_ranges
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.tactics.elementwise import chain_operations, tensor_bytes
+from tilewright.tactics.expressions import language_type
 from tilewright.tactics.generate import epilogue_function
 from tilewright.tactics.index import flatten
+from tilewright.tactics.reduction import reduction
 from tilewright.tactics.source import ExtraReferences, merge_axes
 from tilewright.tactics.trace import align, axes_of
 from tilewright.targets.base import Target
@@ -76,9 +79,37 @@ class Problem:
 def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a group whose anchor is a matmul."""
     assert group.anchor is not None
+    if group.anchor.output.dtype.is_integer:
+        return reduction(_as_sum_of_products(group), graph, target)
     problem = describe(group.anchor, graph, target)
     slots = epilogue_slots(group, graph)
     return [gemm_candidate(problem, slots, group, target)]
+
+
+def _as_sum_of_products(group: Group) -> Group:
+    """An integer product as a reduction: the sum over the depth of a[..., M, 1, K] * b[..., 1, N, K]."""
+    anchor = group.anchor
+    assert anchor is not None
+    a, b = anchor.inputs
+    assert a is not None and b is not None
+    nodes: list[Node] = []
+
+    def step(op: str, inputs: list[Value | None], result_shape: tuple[Size, ...], **attributes: Any) -> Value:
+        result = Value(f"{anchor.output.name}.step{len(nodes)}", anchor.output.dtype, result_shape)
+        nodes.append(Node(op, inputs, [result], attributes, anchor.source))
+        return result
+
+    if not anchor.attributes["transpose_b"]:
+        order = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
+        b = step("permute", [b], tuple(b.shape[axis] for axis in order), order=order)
+    left_shape, right_shape = (*a.shape[:-1], 1, a.shape[-1]), (*b.shape[:-2], 1, *b.shape[-2:])
+    left = step("reshape", [a], left_shape, shape=left_shape)
+    right = step("reshape", [b], right_shape, shape=right_shape)
+    products = step("multiply", [left, right], (*anchor.output.shape, a.shape[-1]))
+    attributes = {"axes": (anchor.output.rank,), "keepdims": False}
+    total = Node("reduce_sum", [products], [anchor.output], attributes, anchor.source)
+    return Group("reduction", [*group.prologue, *nodes, total, *group.epilogue], group.inputs, group.outputs, total,
+                 group.name)  # fmt: skip
 
 
 def describe(node: Node, graph: Graph, target: Target) -> Problem:
@@ -161,7 +192,7 @@ def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[S
         "WHOLE_K": problem.depth == block_k, "MASK_M": not divides(block_m, problem.rows),
         "MASK_N": not divides(block_n, problem.columns), "MASK_K": not divides(block_k, problem.depth),
         "MASK_PANEL": bool(problem.width) and not divides(block_n // problem.width, panels),
-        "EPILOGUE": slots.function,
+        "TYPE": language_type(problem.a.dtype), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"a": problem.a, "b": problem.b, "c": slots.stored}
     types: dict[str, str] = {}
@@ -169,27 +200,3 @@ def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[S
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(problem.rows, block_m), ceil_divide(problem.columns, block_n), problem.batches)
     return KernelCall(matmul, operands, types, constants, grid, condition)
-
-
-def divides(block: int, size: Size) -> bool:
-    """Whether blocks cover a size exactly, whatever its value."""
-    return simplify(lift(size) % block) == 0
-
-
-def bind_sizes(
-    sizes: dict[str, Size], operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any]
-) -> None:
-    """Known sizes become compile-time constants, the others run-time scalars."""
-    for name, size in sizes.items():
-        size = simplify(size)
-        if isinstance(size, int):
-            constants[name] = size
-        else:
-            operands[name] = size
-            types[name] = "i64"
-
-
-def bind_extra(extra: ExtraReferences, operands: dict[str, Operand], types: dict[str, str]) -> None:
-    """The operands of a kernel's slots, named `extra_0`, `extra_1`, …"""
-    operands.update(extra.operands)
-    types.update(extra.types)

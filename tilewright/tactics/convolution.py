@@ -12,19 +12,14 @@ from tilewright.graph.fusion import Group
 from tilewright.kernels.convolution import convolution, convolution_few_channels, depthwise_convolution
 from tilewright.kernels.packing import order_recipe, taps_recipe
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.blocks import Blocks, choose_blocks, row_ranges
-from tilewright.tactics.contraction import (
-    Problem,
-    Slots,
-    bind_extra,
-    bind_sizes,
-    divides,
-    epilogue_slots,
-    gemm_candidate,
-)
-from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
+from tilewright.tactics.contraction import Problem, Slots, epilogue_slots, gemm_candidate
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
+from tilewright.tactics.expressions import language_type
 from tilewright.tactics.reduction import rows_per_program
+from tilewright.tactics.weights import packed_weights
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
@@ -33,48 +28,50 @@ CHANNEL_BLOCK = 256
 
 
 def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The candidates of a group whose anchor is a convolution."""
-    group = _with_bias_in_epilogue(_with_two_dimensions(group))
+    """The candidates of a group whose anchor is a convolution.
+
+    Raises `NotImplementedError` for channels-first images.
+    """
+    group = _with_bias_in_epilogue(group)
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
     if anchor.attributes["layout"] != "NHWC":
         raise NotImplementedError("channels-first convolution")
-    if w not in graph.constants:
+    if x.rank not in (3, 4) or not all(isinstance(extent, int) for extent in w.shape):
         raise UnsupportedOperationError(
-            f"conv (from {anchor.source or 'the graph'}): the weights are computed at run time; "
-            "only constant weights have a kernel"
+            f"conv (from {anchor.source or 'the graph'}) of {x!r} by {w!r}: there are kernels for one and two spatial "
+            "dimensions and weights of a fixed shape"
         )
     slots = epilogue_slots(group, graph)
-    attributes = anchor.attributes
-    groups = attributes["groups"]
-    pointwise = w.shape[2:] == (1, 1) and not any(low or high for low, high in attributes["padding"])
-    if pointwise and groups == 1 and tuple(attributes["strides"]) == (1, 1):
-        width = target.microtile(x.dtype)[1]
-        problem = Problem(
-            product(x.shape[:-1]), w.shape[0], x.shape[-1], x, PackedConstant(w, taps_recipe(width)), x.shape[-1], 1,
-            0, 0, width,
-        )  # fmt: skip
-        candidate = gemm_candidate(problem, slots, group, target)
-        return [replace(candidate, name="pointwise convolution as matmul")]
+    groups, width = anchor.attributes["groups"], target.microtile(x.dtype)[1]
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
-        return [_depthwise(group, slots, target)]
-    return [_implicit(group, slots, target)]
+        weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph)
+        candidate = _depthwise(group, slots, weights.operand, target)
+    else:
+        weights = packed_weights(w, taps_recipe(width, groups), graph)
+        make = _pointwise if _is_pointwise(anchor, w) else _implicit
+        candidate = make(group, slots, weights.operand, target)
+    return [replace(candidate, stages=weights.stages + candidate.stages, temporaries=weights.temporaries)]
 
 
-def _with_two_dimensions(group: Group) -> Group:
-    """A one-dimensional convolution as a two-dimensional one of height 1."""
+def _is_pointwise(anchor: Node, w: Value) -> bool:
+    """Whether each output pixel is a product of one input pixel."""
+    attributes = anchor.attributes
+    moved = any(step != 1 for step in attributes["strides"]) or any(low or high for low, high in attributes["padding"])
+    return attributes["groups"] == 1 and not moved and all(extent == 1 for extent in w.shape[2:])
+
+
+def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """A 1x1 convolution: pixels are rows of a plain matrix product."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
-    if x.rank == 4:
-        return group
-    raise UnsupportedOperationError(
-        f"conv (from {anchor.source or 'the graph'}): only two spatial dimensions have a kernel, "
-        f"this one has {x.rank - 2}"
-    )
+    width, channels = target.microtile(x.dtype)[1], x.shape[-1]
+    problem = Problem(product(x.shape[:-1]), w.shape[0], channels, x, weights, channels, 1, 0, 0, width)
+    return replace(gemm_candidate(problem, slots, group, target), name="pointwise convolution as matmul")
 
 
 def _with_bias_in_epilogue(group: Group) -> Group:
@@ -91,23 +88,26 @@ def _with_bias_in_epilogue(group: Group) -> Group:
 
 
 def window_sizes(x: Value, out: Value) -> dict[str, Size]:
-    """The image sizes that window kernels take."""
-    return {"pixels": product(out.shape[:-1]), "height": x.shape[1], "width": x.shape[2], "out_height": out.shape[1],
-            "out_width": out.shape[2]}  # fmt: skip
+    """The image sizes that window kernels take; a line of pixels is an image of height 1."""
+    height, width = ((1, 1) + x.shape[1:-1])[-2:]
+    out_height, out_width = ((1, 1) + out.shape[1:-1])[-2:]
+    return {"pixels": product(out.shape[:-1]), "height": height, "width": width, "out_height": out_height,
+            "out_width": out_width}  # fmt: skip
 
 
 def window_constants(kernel: Sequence[Size], attributes: dict[str, Any]) -> dict[str, Any]:
     """The compile-time description of windows: kernel, strides, leading padding, dilation."""
+    neutral: tuple[Any, ...] = (1, 1, (0, 0), 1)
+    windows = [neutral] * (2 - len(kernel))
+    windows += zip(kernel, attributes["strides"], attributes["padding"], attributes["dilation"], strict=True)
     found: dict[str, Any] = {}
-    for position, letter in enumerate("YX"):
-        found[f"KERNEL_{letter}"] = kernel[position]
-        found[f"STRIDE_{letter}"] = attributes["strides"][position]
-        found[f"PAD_{letter}"] = attributes["padding"][position][0]
-        found[f"DILATION_{letter}"] = attributes["dilation"][position]
+    for letter, (extent, stride, padding, dilation) in zip("YX", windows, strict=True):
+        found |= {f"KERNEL_{letter}": extent, f"STRIDE_{letter}": stride, f"PAD_{letter}": padding[0],
+                  f"DILATION_{letter}": dilation}  # fmt: skip
     return found
 
 
-def _implicit(group: Group, slots: Slots, target: Target) -> Candidate:
+def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
     """The implicit matrix product, one variant for each range of output pixels."""
     anchor = group.anchor
     assert anchor is not None
@@ -115,8 +115,7 @@ def _implicit(group: Group, slots: Slots, target: Target) -> Candidate:
     assert x is not None and w is not None
     machine = machine_of(target)
     groups = anchor.attributes["groups"]
-    columns, channels = w.shape[0] // groups, w.shape[1]
-    depth = channels * w.shape[2] * w.shape[3]
+    columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
     width = target.microtile(x.dtype)[1]
     pixels = product(anchor.output.shape[:-1])
     calls: list[KernelCall] = []
@@ -125,30 +124,32 @@ def _implicit(group: Group, slots: Slots, target: Target) -> Candidate:
         at_most = span.at_most
         blocks = choose_blocks(span.examples, columns, depth, groups, target, machine, width)
         condition = None if at_most is None else (pixels, at_most)
-        calls.append(_implicit_call(group, slots, blocks, width, condition))
+        calls.append(_implicit_call(group, slots, weights, blocks, width, condition))
         reasons["pixels" if at_most is None else f"pixels <= {at_most}"] = str(blocks)
-    flops = simplify(lift(pixels) * (2 * columns * groups * depth) + chain_operations(group.epilogue))
+    flops = simplify(lift(product([pixels, columns, groups, depth])) * 2 + chain_operations(group.epilogue))
     cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid), x.dtype, 0.75)
     return Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)
 
 
 def _implicit_call(
-    group: Group, slots: Slots, blocks: Blocks, width: int, condition: tuple[Size, int] | None
+    group: Group, slots: Slots, weights: Operand, blocks: Blocks, width: int, condition: tuple[Size, int] | None
 ) -> KernelCall:
+    """One launch of an implicit matrix product."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
     attributes, groups = anchor.attributes, anchor.attributes["groups"]
-    channels, columns = w.shape[1], w.shape[0] // groups
-    assert isinstance(channels, int)
+    channels, columns = w.shape[1], simplify(lift(w.shape[0]) // groups)
+    assert isinstance(channels, int) and isinstance(columns, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
     pixels = sizes["pixels"]
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], attributes), "CHANNELS": channels, "BLOCK_M": blocks.rows,
         "BLOCK_N": blocks.columns, "WIDTH": width, "MASK_M": not divides(blocks.rows, pixels),
         "MASK_N": columns % blocks.columns != 0,
-        "MASK_PANEL": -(-columns // width) % (blocks.columns // width) != 0, "EPILOGUE": slots.function,
+        "MASK_PANEL": -(-columns // width) % (blocks.columns // width) != 0, "TYPE": language_type(x.dtype),
+        "EPILOGUE": slots.function,
     }  # fmt: skip
     if channels <= FEW_CHANNELS and groups == 1 and attributes["dilation"][1] == 1:
         kernel = convolution_few_channels
@@ -157,9 +158,7 @@ def _implicit_call(
         kernel = convolution
         constants |= {"GROUPS": groups, "BLOCK_C": _channel_block(channels),
                       "PADDED": any(low or high for low, high in attributes["padding"])}  # fmt: skip
-    operands: dict[str, Operand] = {
-        "x": x, "w": PackedConstant(w, taps_recipe(width, groups)), "out": slots.stored,
-    }  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
@@ -172,7 +171,8 @@ def _channel_block(channels: int) -> int:
     return next(block for block in range(min(channels, CHANNEL_BLOCK), 0, -1) if channels % block == 0)
 
 
-def _depthwise(group: Group, slots: Slots, target: Target) -> Candidate:
+def _depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """Each channel by itself."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
@@ -183,15 +183,14 @@ def _depthwise(group: Group, slots: Slots, target: Target) -> Candidate:
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
     rows = max(1, rows_per_program(sizes["pixels"], block) // 4)
     constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
-                                 "MASK": columns % block != 0, "EPILOGUE": slots.function}  # fmt: skip
-    operands: dict[str, Operand] = {
-        "x": x, "w": PackedConstant(w, order_recipe((2, 3, 1, 0))), "out": slots.stored,
-    }  # fmt: skip
+                                 "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
+                                 "EPILOGUE": slots.function}  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
     call = KernelCall(depthwise_convolution, operands, types, constants, grid)
-    flops = simplify(lift(product(anchor.output.shape)) * (2 * w.shape[2] * w.shape[3]))
+    flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
     return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

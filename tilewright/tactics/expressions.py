@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Union
 
+import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.core import Node
 
@@ -19,6 +20,12 @@ Rule = Union[str, Callable[[Node], str]]
 def compute_type(dtype: DType) -> DType:
     """The type in which values of `dtype` are computed: narrow floats in float32."""
     return float32 if dtype.is_float and dtype.bits < 32 else dtype
+
+
+def language_type(dtype: DType) -> tl.dtype:
+    """The tile language's name of the type in which values of `dtype` are computed."""
+    found: tl.dtype = getattr(tl, compute_type(dtype).name)
+    return found
 
 
 def literal(value: object, dtype: DType) -> str:

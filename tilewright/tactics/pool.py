@@ -11,10 +11,11 @@ from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.kernels.pool import average_pool, max_pool
 from tilewright.symbolic import ceil_divide, lift, product, simplify
-from tilewright.tactics.contraction import bind_sizes
+from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.convolution import CHANNEL_BLOCK, window_constants, window_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
+from tilewright.tactics.expressions import language_type
 from tilewright.tactics.reduction import rows_per_program
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
@@ -27,9 +28,10 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     x = anchor.inputs[0]
     assert x is not None
     attributes = anchor.attributes
-    if x.rank != 4:
+    if x.rank not in (3, 4):
         raise UnsupportedOperationError(
-            f"{anchor.op} (from {anchor.source or 'the graph'}): only two spatial dimensions have a kernel"
+            f"{anchor.op} (from {anchor.source or 'the graph'}) of {x!r}: there are kernels for one and two spatial "
+            "dimensions"
         )
     if attributes["layout"] != "NHWC" or group.nodes != [anchor]:
         raise NotImplementedError("channels-first pooling")
@@ -46,9 +48,10 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         constants["LOWEST"] = lowest
         kernel = max_pool
     else:
-        for position, letter in enumerate("YX"):
-            low, high = attributes["padding"][position] if attributes["count_include_pad"] else (0, 0)
+        counted = attributes["padding"] if attributes["count_include_pad"] else ()
+        for letter, (low, high) in zip("YX", (((0, 0), (0, 0)) + tuple(counted))[-2:], strict=True):
             constants[f"COUNT_{letter}"], constants[f"COUNT_END_{letter}"] = low, high
+        constants["TYPE"] = language_type(x.dtype)
         kernel = average_pool
     operands: dict[str, Operand] = {"x": x, "out": anchor.output}
     types: dict[str, str] = {}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-import tilewright.language as tl
 from tilewright.dtypes import DType
 from tilewright.errors import UnsupportedOperationError
 from tilewright.frontend.jit import JITFunction
@@ -16,10 +15,10 @@ from tilewright.graph.fusion import Group
 from tilewright.kernels.reduce import arg_extreme, cumulative_sum, reduce_columns, reduce_rows
 from tilewright.kernels.rows import normalize, normalize_chunked, softmax, softmax_chunked
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
-from tilewright.tactics.contraction import bind_extra, bind_sizes, divides
+from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, tensor_bytes
-from tilewright.tactics.expressions import compute_type
+from tilewright.tactics.expressions import compute_type, language_type
 from tilewright.tactics.generate import epilogue_function, prologue_function
 from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
@@ -129,7 +128,8 @@ def _row_operation(group: Group, graph: Graph) -> KernelCall:
     prologue, epilogue, extra = _slots(group, graph, shape, scale_and_bias)
     whole = isinstance(columns, int) and columns <= WHOLE_ROW
     count = rows_per_program(rows, columns)
-    constants: dict[str, Any] = {"ROWS": count, "PROLOGUE": prologue, "EPILOGUE": epilogue}
+    constants: dict[str, Any] = {"ROWS": count, "PROLOGUE": prologue, "EPILOGUE": epilogue,
+                                 "TYPE": language_type(source.dtype)}  # fmt: skip
     operands: dict[str, Operand] = {"out": group.outputs[-1]}
     types: dict[str, str] = {}
     sizes: dict[str, Size] = {"rows": rows}
@@ -197,7 +197,7 @@ def _reduce(group: Group, graph: Graph) -> KernelCall:
     outer, reduced = product(source.shape[:first]), product(source.shape[first : last + 1])
     inner = product(source.shape[last + 1 :])
     kind, dtype = _REDUCTIONS[anchor.op], compute_type(source.dtype)
-    constants: dict[str, Any] = {"KIND": kind, "INITIAL": _initial(kind, dtype), "TYPE": getattr(tl, dtype.name)}
+    constants: dict[str, Any] = {"KIND": kind, "INITIAL": _initial(kind, dtype), "TYPE": language_type(dtype)}
     operands: dict[str, Operand] = {"out": group.outputs[-1]}
     types: dict[str, str] = {}
     if inner == 1:
@@ -267,7 +267,7 @@ def _cumulative_sum(group: Group) -> KernelCall:
     _only_anchor(group)
     inner, outer = product(source.shape[axis + 1 :]), product(source.shape[:axis])
     block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
-    constants: dict[str, Any] = {"BLOCK": block, "TYPE": getattr(tl, compute_type(source.dtype).name)}
+    constants: dict[str, Any] = {"BLOCK": block, "TYPE": language_type(source.dtype)}
     operands: dict[str, Operand] = {"x": source, "out": anchor.output}
     types: dict[str, str] = {}
     bind_sizes({"length": source.shape[axis], "inner": inner}, operands, types, constants)
