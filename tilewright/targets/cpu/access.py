@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
+from tilewright.targets.cpu.attributes import integer, integers
 
 FIXED, SCATTERED = -1, -2
 Axes = tuple[int, ...]
@@ -69,15 +70,15 @@ def operand_axes(operation: Operation, result: Value, axes: Axes) -> list[tuple[
     """The operands of a lazy operation with the domain axes of theirs, given the result's."""
     opcode, operands = operation.opcode, operation.operands
     if opcode == "expand_dims":
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         return [(operands[0], axes[:axis] + axes[axis + 1 :])]
     if opcode == "broadcast":
         shape = operands[0].type.shape
         return [(operands[0], tuple(FIXED if extent == 1 else axis for extent, axis in zip(shape, axes, strict=True)))]
     if opcode == "permute":
         source: list[int] = [0] * len(axes)
-        for position, axis in enumerate(operation.attributes["order"]):  # type: ignore[union-attr, arg-type]
-            source[axis] = axes[position]  # type: ignore[call-overload]
+        for position, axis in enumerate(integers(operation, "order")):
+            source[axis] = axes[position]
         return [(operands[0], tuple(source))]
     if opcode == "reshape":
         return [(operands[0], _reshaped_axes(operands[0].type.shape, result.type.shape, axes))]
@@ -88,10 +89,10 @@ def operand_axes(operation: Operation, result: Value, axes: Axes) -> list[tuple[
     if opcode == "split":
         return [(operands[0], (*axes, FIXED))]
     if opcode == "cat":
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         return [(operand, (*axes[:axis], SCATTERED, *axes[axis + 1 :])) for operand in operands]
     if opcode == "gather":
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         return [(operands[0], (*axes[:axis], SCATTERED, *axes[axis + 1 :])), (operands[1], axes)]
     return [(operand, axes if operand.type.rank else ()) for operand in operands]
 

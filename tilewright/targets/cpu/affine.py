@@ -15,11 +15,13 @@ pointers (in elements).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.types import TensorType
+from tilewright.ir.types import PointerType, TensorType
+from tilewright.targets.cpu.attributes import integer, integers, number
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,12 @@ class AffineAnalysis:
         return tuple(axes)
 
     def _rule_constant(self, operation: Operation) -> tuple[Along, ...]:
-        value = operation.attributes["value"]
-        multiple = abs(int(value)) if _is_index(operation.result.type) else 1  # type: ignore[arg-type]
+        value = number(operation)
+        multiple = abs(int(value)) if _is_index(operation.result.type) else 1
         return (Along(0, 0, multiple),) * operation.result.type.rank
 
     def _rule_arange(self, operation: Operation) -> tuple[Along, ...]:
-        return (Along(1, 0, abs(int(operation.attributes["start"]))),)  # type: ignore[arg-type]
+        return (Along(1, 0, abs(integer(operation, "start"))),)
 
     def _rule_splat(self, operation: Operation) -> tuple[Along, ...]:
         multiple = self.multiple(operation.operands[0]) if _is_index(operation.result.type) else 1
@@ -144,7 +146,7 @@ class AffineAnalysis:
     def _rule_remainder(self, operation: Operation) -> tuple[Along, ...]:
         return self._quotient(operation, _remainder)
 
-    def _quotient(self, operation: Operation, rule) -> tuple[Along, ...]:  # type: ignore[no-untyped-def]
+    def _quotient(self, operation: Operation, rule: Callable[[Along, int], Along]) -> tuple[Along, ...]:
         left, right = operation.operands
         divisor = constant_of(right)
         if divisor is None or divisor <= 0 or not self.is_nonnegative(left):
@@ -159,21 +161,22 @@ class AffineAnalysis:
 
     def _rule_bitcast(self, operation: Operation) -> tuple[Along, ...]:
         source, result = operation.operands[0], operation.result
-        if source.type.is_pointer and result.type.is_pointer:
-            if source.type.element.element.itemsize == result.type.element.element.itemsize:  # type: ignore[union-attr]
+        old, new = source.type.element, result.type.element
+        if isinstance(old, PointerType) and isinstance(new, PointerType):
+            if old.element.itemsize == new.element.itemsize:
                 return self.all_axes(source)
         return self._invariant(result)
 
     def _rule_hint(self, operation: Operation) -> tuple[Along, ...]:
         source = operation.operands[0]
         axes = list(self.all_axes(source))
-        facts = {name: operation.attributes[name] for name in ("divisibility", "contiguity", "constancy")}
+        facts = {name: integers(operation, name) for name in ("divisibility", "contiguity", "constancy")}
         for axis, known in enumerate(axes):
-            multiple = facts["divisibility"][axis] if facts["divisibility"] else 1  # type: ignore[index]
-            if known.step is None and facts["contiguity"] and facts["contiguity"][axis] > 1:  # type: ignore[index]
-                axes[axis] = Along(1, facts["contiguity"][axis], multiple)  # type: ignore[index]
-            elif known.step is None and facts["constancy"] and facts["constancy"][axis] > 1:  # type: ignore[index]
-                axes[axis] = Along(0, facts["constancy"][axis], multiple)  # type: ignore[index]
+            multiple = facts["divisibility"][axis] if facts["divisibility"] else 1
+            if known.step is None and facts["contiguity"] and facts["contiguity"][axis] > 1:
+                axes[axis] = Along(1, facts["contiguity"][axis], multiple)
+            elif known.step is None and facts["constancy"] and facts["constancy"][axis] > 1:
+                axes[axis] = Along(0, facts["constancy"][axis], multiple)
             elif multiple > 1 and not source.type.is_pointer:
                 axes[axis] = Along(known.step, known.run, _lcm(known.multiple, multiple), known.uniform)
         return tuple(axes)
@@ -181,7 +184,7 @@ class AffineAnalysis:
     # -- Shapes -----------------------------------------------------------------------------------
 
     def _rule_expand_dims(self, operation: Operation) -> tuple[Along, ...]:
-        source, axis = operation.operands[0], int(operation.attributes["axis"])  # type: ignore[arg-type]
+        source, axis = operation.operands[0], integer(operation, "axis")
         axes = list(self.all_axes(source))
         axes.insert(axis, self._still(source))
         return tuple(axes)
@@ -196,7 +199,7 @@ class AffineAnalysis:
 
     def _rule_permute(self, operation: Operation) -> tuple[Along, ...]:
         axes = self.all_axes(operation.operands[0])
-        return tuple(axes[axis] for axis in operation.attributes["order"])  # type: ignore[union-attr, arg-type, index, misc]
+        return tuple(axes[axis] for axis in integers(operation, "order"))
 
     def _rule_reshape(self, operation: Operation) -> tuple[Along, ...]:
         source = operation.operands[0]
@@ -240,7 +243,7 @@ class AffineAnalysis:
             return 1
         operands = operation.operands
         if operation.opcode == "constant":
-            return abs(int(operation.attributes["value"]))  # type: ignore[arg-type]
+            return abs(integer(operation, "value"))
         if operation.opcode in ("add", "subtract", "minimum", "maximum"):
             return gcd(self.multiple(operands[0]), self.multiple(operands[1]))
         if operation.opcode == "multiply":
@@ -248,7 +251,7 @@ class AffineAnalysis:
         if operation.opcode == "cast" and _is_index(operands[0].type):
             return self.multiple(operands[0])
         if operation.opcode == "hint" and operation.attributes["divisibility"]:
-            return _lcm(self.multiple(operands[0]), operation.attributes["divisibility"][0])  # type: ignore[index]
+            return _lcm(self.multiple(operands[0]), integers(operation, "divisibility")[0])
         return 1
 
 
@@ -261,7 +264,7 @@ def constant_of(value: Value) -> int | None:
     if operation is None or not _is_index(value.type):
         return None
     if operation.opcode == "constant":
-        return int(operation.attributes["value"])  # type: ignore[arg-type]
+        return integer(operation, "value")
     if operation.opcode in ("splat", "broadcast", "expand_dims", "reshape", "permute", "cast", "hint"):
         return constant_of(operation.operands[0])
     return None
@@ -353,9 +356,9 @@ def _nonnegative(analysis: AffineAnalysis, value: Value) -> bool:
     if opcode in ("program_id", "num_programs"):
         return True
     if opcode == "constant":
-        return bool(operation.attributes["value"] >= 0)  # type: ignore[operator]
+        return number(operation) >= 0
     if opcode == "arange":
-        return bool(operation.attributes["start"] >= 0)  # type: ignore[operator]
+        return integer(operation, "start") >= 0
     if opcode in ("cast", "hint", "splat", "expand_dims", "broadcast", "reshape", "permute", "remainder"):
         return bool(operands[0].type.dtype.is_integer) and analysis.is_nonnegative(operands[0])
     if opcode in ("add", "multiply", "divide", "minimum"):

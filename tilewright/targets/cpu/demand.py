@@ -7,6 +7,7 @@ import math
 from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.attributes import integer, number
 from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.placement import Program
 
@@ -51,7 +52,7 @@ class _Demand:
         if opcode == "yield":
             return self._yielded(value, axis, user)
         if opcode == "reduce":
-            removed = int(user.attributes["axis"])  # type: ignore[arg-type]
+            removed = integer(user, "axis")
             if removed == axis:
                 return False
             return all(self.unneeded(result, axis - (removed < axis)) for result in user.results)
@@ -120,7 +121,7 @@ def value_outside(value: Value, compares: frozenset[Value]) -> float | int | boo
         return None
     opcode, operands = operation.opcode, operation.operands
     if opcode == "constant":
-        return operation.attributes["value"]  # type: ignore[return-value]
+        return number(operation)
     if opcode in ("splat", "broadcast", "expand_dims", "reshape", "permute", "hint"):
         return value_outside(operands[0], compares)
     if opcode == "load":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, operand_axes, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
+from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
 from tilewright.targets.cpu.dot import Accumulator, DotShape, LeftOperand, RightOperand, emit_dot, scratch_bytes
 from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices
@@ -84,11 +85,11 @@ def address_facts(placement: Placement, value: Value) -> tuple[Along, ...] | Non
         return analysis.all_axes(operation.operands[0])
     if operation.opcode == "permute":
         inner = address_facts(placement, operation.operands[0])
-        order: tuple[int, ...] = operation.attributes["order"]  # type: ignore[assignment]
+        order = integers(operation, "order")
         return None if inner is None else tuple(inner[axis] for axis in order)
     if operation.opcode == "expand_dims":
         inner = address_facts(placement, operation.operands[0])
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         return None if inner is None else (*inner[:axis], Along(0), *inner[axis:])
     if operation.opcode == "broadcast":
         inner = address_facts(placement, operation.operands[0])

@@ -8,6 +8,7 @@ op table says.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
@@ -52,7 +53,8 @@ class Elementwise:
             return self.builder.select(*operands)
         if opcode == "cast":
             rounding = str(operation.attributes["rounding"])
-            return self.converter.cast(operands[0], source, operation.attributes["dtype"], rounding)  # type: ignore[arg-type]
+            target = operation.result.type.dtype
+            return self.converter.cast(operands[0], operation.operands[0].type.dtype, target, rounding)
         if opcode == "bitcast":
             return self._bitcast(operands[0], operation)
         if opcode == "compare":
@@ -77,7 +79,7 @@ class Elementwise:
             return self.builder.select(self.builder.compare("uno", wide_right, wide_right), right, chosen)
         if dtype.is_float:
             wide = [self.converter.widen(value, dtype) for value in (left, right)]
-            return self.converter.narrow(self.builder.binary(_FLOAT_BINARY[opcode], *wide), dtype)
+            return self.converter.narrow(self.builder.binary(_FLOAT_BINARY[opcode], wide[0], wide[1]), dtype)
         return self._integer_binary(opcode, left, right, dtype)
 
     # -- Kinds ------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ class Elementwise:
     def _wide_float(self, operation: Operation, operands: list[LLVMValue]) -> LLVMValue:
         builder, opcode = self.builder, operation.opcode
         if opcode in _FLOAT_BINARY:
-            return builder.binary(_FLOAT_BINARY[opcode], *operands)
+            return builder.binary(_FLOAT_BINARY[opcode], operands[0], operands[1])
         if opcode in _FLOAT_INTRINSICS:
             return builder.intrinsic(_FLOAT_INTRINSICS[opcode], operands)
         if opcode in _MATH:
@@ -119,7 +121,7 @@ class Elementwise:
         chosen = builder.select(better, kept, other)
         return builder.select(builder.compare("uno", left, left), kept, chosen)
 
-    def by_lane(self, function, operands: list[LLVMValue]) -> LLVMValue:  # type: ignore[no-untyped-def]
+    def by_lane(self, function: Callable[..., LLVMValue], operands: list[LLVMValue]) -> LLVMValue:
         """A scalar operation applied lane by lane, for library calls that have no vector form."""
         builder, lanes = self.builder, operands[0].lanes
         if lanes == 1:
@@ -203,7 +205,8 @@ class Elementwise:
         builder = self.builder
         wide = vector_type(f"i{2 * dtype.bits}", operands[0].lanes)
         extend = "sext" if dtype.is_signed else "zext"
-        product = builder.binary("mul", *(builder.cast(extend, operand, wide) for operand in operands))
+        left, right = (builder.cast(extend, operand, wide) for operand in operands)
+        product = builder.binary("mul", left, right)
         high = builder.binary("lshr", product, builder.constant(wide, dtype.bits))
         return builder.cast("trunc", high, operands[0].type)
 

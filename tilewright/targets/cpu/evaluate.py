@@ -21,6 +21,7 @@ from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SHAPE_OPS
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
+from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.conversions import memory_type, register_type
 from tilewright.targets.cpu.elementwise import ELEMENTWISE, Elementwise, pointee_type
 from tilewright.targets.cpu.storage import Storage
@@ -211,7 +212,7 @@ class Evaluator:
             return self._elementwise(operation, indices)
         if opcode in SHAPE_OPS:
             return self._shape(operation, value, indices)
-        return getattr(self, f"_{opcode}")(operation, value, indices)  # type: ignore[no-any-return]
+        return getattr(self, f"_{opcode}")(operation, value, indices)
 
     def _assumed(self, value: Value, indices: Indices) -> LLVMValue | None:
         """A comparison that the loop's phase decides."""
@@ -243,7 +244,7 @@ class Evaluator:
             if one.text == "false":
                 return one
         operands = self.matched([left, right])
-        return self.emit_at(operands, lambda: self.builder.binary("and", *operands))
+        return self.emit_at(operands, lambda: self.builder.binary("and", operands[0], operands[1]))
 
     def matched(self, values: list[LLVMValue]) -> list[LLVMValue]:
         """The values with scalars splat to the lanes of the vectors among them."""
@@ -253,20 +254,20 @@ class Evaluator:
     # -- Sources ----------------------------------------------------------------------------------
 
     def _constant(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
-        return self.number(value.type.element, operation.attributes["value"])  # type: ignore[arg-type]
+        return self.number(value.type.element, number(operation))
 
-    def number(self, element: DType | PointerType, number: float | int | bool) -> LLVMValue:
+    def number(self, element: DType | PointerType, value: float | int | bool) -> LLVMValue:
         """A scalar constant in its register form."""
         text = register_type(element)
         if isinstance(element, DType) and element.is_float and element.bits == 8:
             import numpy as np
 
-            return LLVMValue(text, str(int(np.array(number).astype(element.numpy).view(np.uint8))))
-        return LLVMValue(text, literal(text, number))
+            return LLVMValue(text, str(int(np.array(value).astype(element.numpy).view(np.uint8))))
+        return LLVMValue(text, literal(text, value))
 
     def _arange(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
         (index,) = indices
-        start = int(operation.attributes["start"])  # type: ignore[arg-type]
+        start = integer(operation, "start")
 
         def emit() -> LLVMValue:
             if index.base.constant is not None:
@@ -295,13 +296,13 @@ class Evaluator:
         if opcode == "splat":
             return ()
         if opcode == "expand_dims":
-            axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+            axis = integer(operation, "axis")
             return indices[:axis] + indices[axis + 1 :]
         if opcode == "broadcast":
             shape = operation.operands[0].type.shape
             return tuple(ZERO if extent == 1 else index for extent, index in zip(shape, indices, strict=True))
         if opcode == "permute":
-            order: tuple[int, ...] = operation.attributes["order"]  # type: ignore[assignment]
+            order = integers(operation, "order")
             mapped = [ZERO] * len(order)
             for position, axis in enumerate(order):
                 mapped[axis] = indices[position]
@@ -370,19 +371,23 @@ class Evaluator:
         """The universal fall-back: every lane on its own."""
         place = next(position for position, index in enumerate(indices) if index.lanes > 1)
         index = indices[place]
-        vector: LLVMValue | None = None
+        elements: list[LLVMValue] = []
         for lane in range(index.lanes):
-            base = self.emit_at([index.base], lambda lane=lane: self.builder.add(index.base, lane))  # type: ignore[misc]
-            if index.valid is not None:  # lanes that do not exist repeat the first
-                base = self._existing_lane(index, lane, base)
-            element = self.evaluate(value, (*indices[:place], Index(base), *indices[place + 1 :]))
-            start = vector or self.builder.poison(vector_type(element.type, index.lanes))
-            vector = self.emit_at(
-                [start, element],
-                lambda start=start, element=element, lane=lane: self.builder.insert(start, element, lane),  # type: ignore[misc]
-            )
-        assert vector is not None
-        return vector
+            base = self._lane_position(index, lane)
+            elements.append(self.evaluate(value, (*indices[:place], Index(base), *indices[place + 1 :])))
+
+        def emit() -> LLVMValue:
+            vector = self.builder.poison(vector_type(elements[0].type, index.lanes))
+            for lane, element in enumerate(elements):
+                vector = self.builder.insert(vector, element, lane)
+            return vector
+
+        return self.emit_at(elements, emit)
+
+    def _lane_position(self, index: Index, lane: int) -> LLVMValue:
+        """The position of one lane; lanes that do not exist repeat the first."""
+        base = self.emit_at([index.base], lambda: self.builder.add(index.base, lane))
+        return base if index.valid is None else self._existing_lane(index, lane, base)
 
     def _existing_lane(self, index: Index, lane: int, base: LLVMValue) -> LLVMValue:
         assert index.valid is not None
@@ -412,7 +417,7 @@ class Evaluator:
         return self.evaluate(operation.operands[0], (*indices, Index(LLVMValue("i64", str(half)))))
 
     def _cat(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         index = indices[axis]
         extents = [operand.type.shape[axis] for operand in operation.operands]
         if index.lanes > 1 and any(extent % index.lanes for extent in extents):
@@ -446,7 +451,7 @@ class Evaluator:
 
     def _gather(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
         source, chosen = operation.operands
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         storage = self.storage[source]
         where = self.evaluate(chosen, indices)
         lanes = max(index.lanes for index in indices)
@@ -681,7 +686,7 @@ class Evaluator:
         if opcode in ("add", "subtract", "multiply"):
             parts = [self.wide(operand, indices) for operand in operands]
             operator = {"add": "add", "subtract": "sub", "multiply": "mul"}[opcode]
-            return self.emit_at(parts, lambda: self.builder.binary(operator, *parts))
+            return self.emit_at(parts, lambda: self.builder.binary(operator, parts[0], parts[1]))
         if (
             opcode == "cast"
             and operands[0].type.dtype.is_signed
@@ -695,10 +700,10 @@ class Evaluator:
         if opcode == "hint":
             return self.wide(operands[0], indices)
         if opcode == "arange":
-            start = int(operation.attributes["start"])  # type: ignore[arg-type]
+            start = integer(operation, "start")
             return self.emit_at([indices[0].base], lambda: self.builder.add(indices[0].base, start))
         if opcode == "constant":
-            return self.builder.integer(int(operation.attributes["value"]))  # type: ignore[arg-type]
+            return self.builder.integer(integer(operation, "value"))
         return self._extended(value, indices)
 
     def _extended(self, value: Value, indices: Indices) -> LLVMValue:

@@ -9,6 +9,7 @@ from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.types import Element, PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.conversions import Converter, register_type
 from tilewright.targets.cpu.dot import accumulator_extents
 from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_shape
@@ -160,7 +161,8 @@ class KernelLowering:
                 self.nests.group(step.roots)
             elif step.kind == "copy":
                 (root,) = step.roots
-                self.nests.copy(root, root.source)  # type: ignore[attr-defined]
+                assert step.scratch is not None
+                self.nests.copy(root, step.scratch)
             elif step.kind == "control":
                 assert step.operation is not None
                 getattr(self, f"_{step.operation.opcode}")(step.operation, step.bodies)
@@ -175,7 +177,7 @@ class KernelLowering:
             return
         if operation.opcode in ("program_id", "num_programs"):
             first = 0 if operation.opcode == "program_id" else 3
-            self.scalars[operation.result] = self.grid[first + int(operation.attributes["axis"])]  # type: ignore[arg-type]
+            self.scalars[operation.result] = self.grid[first + integer(operation, "axis")]
             return
         self.evaluator.reset()
         for result in operation.results:
@@ -241,9 +243,9 @@ class KernelLowering:
             self.scalars[before.arguments[place]] = value
         self._steps(bodies[0])
         condition, *forwarded = before.terminator.operands
-        for value, argument, result in zip(forwarded, after.arguments, operation.results, strict=True):
-            if value.type.is_scalar:
-                self.scalars[argument] = self.scalars[result] = self.scalars[value]
+        for source, argument, result in zip(forwarded, after.arguments, operation.results, strict=True):
+            if source.type.is_scalar:
+                self.scalars[argument] = self.scalars[result] = self.scalars[source]
         builder.branch_if(self.scalars[condition], body, done)
         builder.start(body)
         self._steps(bodies[1])

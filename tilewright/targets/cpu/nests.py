@@ -429,7 +429,7 @@ class NestEmitter:
             return not unneeded_outside(program, self.analysis, root.value, axis, limit.key)
         if axis == root.reduced_axis:
             return not self._reduction(root).is_neutral_outside(frozenset(limit.compares))
-        kept = axis - (root.reduced_axis < axis)  # type: ignore[operator]
+        kept = axis - int(root.reduced_axis is not None and root.reduced_axis < axis)
         results = root.operation.results
         return not all(unneeded_outside(program, self.analysis, result, kept, limit.key) for result in results)
 

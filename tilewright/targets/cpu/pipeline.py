@@ -42,7 +42,7 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     """
     symbol = _symbol(function, target, options)
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
-    module = Module()
+    module = Module(features=frozenset(target.features))
     lowering = KernelLowering(function, target, module, symbol)
     scratch_bytes = lowering.run()
     return LoweredKernel(module.text, symbol, scratch_bytes, tuple(lowering.remarks))

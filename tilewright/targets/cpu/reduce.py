@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Region, Value
+from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.conversions import register_type
 from tilewright.targets.cpu.demand import value_outside
 from tilewright.targets.cpu.elementwise import ELEMENTWISE, identity_of, unsupported
@@ -44,8 +45,7 @@ def inline_region(evaluator: Evaluator, region: Region, arguments: Sequence[LLVM
 
     for operation in region.operations[:-1]:
         if operation.opcode == "constant":
-            number = evaluator.number(operation.result.type.element, operation.attributes["value"])  # type: ignore[arg-type]
-            known[operation.result] = number
+            known[operation.result] = evaluator.number(operation.result.type.element, number(operation))
         elif operation.opcode in ELEMENTWISE:
             operands = [operand(value) for value in operation.operands]
             known[operation.result] = evaluator.elementwise.emit(operation, operands)
@@ -81,14 +81,14 @@ class Reduction:
         """Whether elements outside a mask leave the result as it is."""
         if self.known is None:
             return False
-        number = value_outside(self.operands[0], compares)
-        return number is not None and number == identity_of(self.known, self._dtype)
+        outside = value_outside(self.operands[0], compares)
+        return outside is not None and outside == identity_of(self.known, self._dtype)
 
     def start(self, lanes: int) -> Accumulator:
         """Accumulators of `lanes` lanes that hold nothing."""
         if self.known is not None:
-            number = self.evaluator.number(self._wide, identity_of(self.known, self._dtype))
-            return [self.builder.splat(number, lanes)]
+            neutral = self.evaluator.number(self._wide, identity_of(self.known, self._dtype))
+            return [self.builder.splat(neutral, lanes)]
         empty = [self.builder.zero(vector_type(register_type(value.type.element), lanes)) for value in self.operands]
         return [*empty, self.builder.constant(vector_type("i1", lanes), False)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.ir.core import Operation, Value
+from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
 from tilewright.targets.cpu.reduce import inline_region
 from tilewright.targets.cpu.storage import Storage
@@ -27,7 +28,7 @@ class ScanEmitter:
     def _outer(self, operation: Operation, indices: Indices, shape: tuple[int, ...]) -> None:
         """Loops over all axes but the scanned one."""
         place = len(indices)
-        axis = int(operation.attributes["axis"])  # type: ignore[arg-type]
+        axis = integer(operation, "axis")
         if place == len(shape):
             self._scan(operation, indices, axis)
             return

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.targets.cpu.access import Aliasing, Axes, Reads, Walker
+from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.placement import LAZY, Placement, identity_axes
 from tilewright.targets.cpu.storage import Storage, StoragePlan
 
@@ -35,18 +36,18 @@ class Root:
 
     @property
     def reduced_axis(self) -> int | None:
-        return int(self.operation.attributes["axis"]) if self.kind == "reduce" else None  # type: ignore[arg-type]
+        return integer(self.operation, "axis") if self.kind == "reduce" else None
 
 
 @dataclass
 class Step:
-    """`kind`: "scalar" or "whole" (one operation), "group" (roots), "control" (operation with bodies)."""
+    """`kind`: "scalar" or "whole" (one operation), "group" (roots), "copy", "control" (operation with bodies)."""
 
     kind: str
     operation: Operation | None = None
     roots: list[Root] = field(default_factory=list)
     bodies: list[list[Step]] = field(default_factory=list)
-    scratch: Storage | None = None
+    scratch: Storage | None = None  # of a product's own copies; of a "copy", where it copies from
 
 
 class Scheduler:
@@ -223,8 +224,8 @@ class Scheduler:
                     and owned not in carried
                     and self._dies_at(value, self.program.position[operation])
                 )
-                storage = owned if free else self._fresh(argument)
-                self.storage[argument] = storage  # type: ignore[assignment]
+                storage = owned if owned is not None and free else self._fresh(argument)
+                self.storage[argument] = storage
                 deliveries.append((value, storage))
             carried.append(storage)
         self._deliver(deliveries, operation, builder)
@@ -255,14 +256,10 @@ class Scheduler:
         if late:
             builder.flush()
             for value, copy, target in late:
-                builder.steps.append(Step("copy", operation, roots=[self._copy(value, copy, target)]))
+                root = Root("buffer", operation, value, target, value.type.shape, Reads())
+                builder.steps.append(Step("copy", operation, roots=[root], scratch=copy))
                 self._touch(Reads(), [copy, target])
                 self._count += 1
-
-    def _copy(self, value: Value, source: Storage, target: Storage) -> Root:
-        root = Root("buffer", value.definition or Operation("copy", [], []), value, target, value.type.shape, Reads())
-        root.source = source  # type: ignore[attr-defined]
-        return root
 
     # -- Buffers in place -------------------------------------------------------------------------
 
@@ -278,13 +275,15 @@ class Scheduler:
 
     def _prefer_chain(self, value: Value, storage: Storage, argument: Value) -> None:
         """`value` and the accumulators it is built on share `storage`."""
-        while value is not argument and value in self.placement.stored and value.definition is not None:
+        while value is not argument and value in self.placement.stored:
+            definition = value.definition
+            if definition is None:
+                break
             self._preferred[value] = storage
-            if value.definition.opcode == "dot":
-                value = value.definition.operands[2]
-            elif value.definition.opcode == "for":
-                index = value.definition.results.index(value)
-                value = value.definition.operands[3 + index]
+            if definition.opcode == "dot":
+                value = definition.operands[2]
+            elif definition.opcode == "for":
+                value = definition.operands[3 + definition.results.index(value)]
             else:
                 break
 
@@ -339,7 +338,7 @@ class Scheduler:
         self, kind: str, operation: Operation, value: Value | None, storage: Storage | None, inputs: Sequence[Value]
     ) -> Root:
         starts = [(item, identity_axes(item)) for item in inputs]
-        through = value if kind == "buffer" and storage is self.storage.get(value) else None  # type: ignore[arg-type]
+        through = value if value is not None and storage is self.storage.get(value) else None
         domain = inputs[0].type.shape
         return Root(kind, operation, value, storage, domain, self.walker.reads(starts, through))
 
