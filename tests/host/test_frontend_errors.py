@@ -136,8 +136,12 @@ def item_assignment(x, out, n):
     block[0] = 1
 
 
-def element_read(x, out, n):
-    tl.store(out, tl.arange(0, 8)[0])
+def wrong_index(x, out, n):
+    tl.store(out, tl.arange(0, 8)[8])
+
+
+def run_time_slice(x, out, n):
+    tl.store(out, tl.sum(tl.arange(0, 8)[0:n]))
 
 
 def lambda_expression(x, out, n):

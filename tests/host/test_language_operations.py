@@ -150,6 +150,26 @@ def test_shape_operations() -> None:
     np.testing.assert_array_equal(out, np.stack([np.asarray(row, np.float32) for row in expected]))
 
 
+@tilewright.jit
+def indexed(x, out, n):
+    i, j = tl.arange(0, 4), tl.arange(0, 8)
+    block = tl.load(x + i[:, None] * 8 + j[None, :])
+    tl.store(out + j, block[1])
+    tl.store(out + 8 + j, block[n])
+    tl.store(out + 16 + i, block[..., -1])
+    tl.store(out + 20 + tl.arange(0, 3), block[2, 1:7:2])
+    tl.store(out + 23 + i, block[::-1, 0])
+    tl.store(out + 27, block[3, n])
+    tl.store(out + 28 + tl.arange(0, 8), block[1:3, None, 2:6].ravel())
+
+
+def test_elements_and_slices(rng: np.random.Generator) -> None:
+    x, out = rng.normal(size=(4, 8)).astype(np.float32), np.zeros(36, np.float32)
+    launch(indexed, (1,), x, out, 2)
+    parts = [x[1], x[2], x[..., -1], x[2, 1:7:2], x[::-1, 0], x[3, 2:3], x[1:3, 2:6].ravel()]
+    np.testing.assert_array_equal(out, np.concatenate(parts))
+
+
 RECORDER = Recorder()
 record = RECORDER.function
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.language.context import LanguageError
-from tilewright.language.semantic.convert import broadcast, check_shape, to_tensor
+from tilewright import dtypes
+from tilewright.language.context import LanguageError, active
+from tilewright.language.semantic.convert import broadcast, check_shape, constant, to_tensor
 from tilewright.language.tensor import emit, emit_many, tensor, type_text
 from tilewright.language.types import unwrap
 
@@ -71,27 +72,83 @@ def expand_dims(value: tensor, axis: Any) -> tensor:
 
 
 def index(value: tensor, slices: Any) -> tensor:
-    """``x[:, None]``: full slices keep an axis, None inserts one."""
+    """``x[:, None]``: ``:`` keeps an axis, None inserts one, ``a:b:c`` takes a part of one, a number drops one.
+
+    A number may be known at run time only; it must be in range then.
+    """
     slices = unwrap(slices)
     entries = list(slices) if isinstance(slices, tuple) else [slices]
-    if Ellipsis in entries:
-        position = entries.index(Ellipsis)
-        missing = value.rank - sum(entry is not None and entry is not Ellipsis for entry in entries)
-        entries[position : position + 1] = [slice(None)] * missing
-    kept = 0
-    for position, entry in enumerate(entries):
+    entries = _without_ellipsis(entries, value.rank)
+    if sum(entry is not None for entry in entries) > value.rank:
+        raise LanguageError(f"too many indices for a block of rank {value.rank}")
+    axis = 0
+    for entry in entries:
         if entry is None:
-            value = expand_dims(value, position)
-        elif isinstance(entry, slice) and (entry.start, entry.stop, entry.step) == (None, None, None):
-            kept += 1
+            value = expand_dims(value, axis)
+        elif isinstance(entry, slice):
+            value = _part(value, axis, entry)
         else:
-            raise LanguageError(
-                "a block is indexed with ':' and None only",
-                "select elements with a mask and a reduction, or use tl.gather or tl.split",
-            )
-    if kept > value.rank - entries.count(None):
-        raise LanguageError(f"too many indices for a block of rank {value.rank - entries.count(None)}")
+            value = _element(value, axis, entry)
+            continue
+        axis += 1
     return value
+
+
+def _without_ellipsis(entries: list[Any], rank: int) -> list[Any]:
+    positions = [number for number, entry in enumerate(entries) if entry is Ellipsis]
+    if not positions:
+        return entries
+    if len(positions) > 1:
+        raise LanguageError("an index has at most one '...'")
+    missing = rank - sum(entry is not None and entry is not Ellipsis for entry in entries)
+    return [*entries[: positions[0]], *[slice(None)] * missing, *entries[positions[0] + 1 :]]
+
+
+def _part(value: tensor, axis: int, part: slice) -> tensor:
+    """A slice with compile-time bounds along an axis."""
+    if (part.start, part.stop, part.step) == (None, None, None):
+        return value
+    bounds = [
+        None if bound is None else static_int(bound, "a slice's bound") for bound in (part.start, part.stop, part.step)
+    ]
+    places = range(value.shape[axis])[slice(*bounds)]
+    if not places:
+        raise LanguageError(f"the slice {part.start}:{part.stop} of an axis of {value.shape[axis]} elements is empty")
+    if len(places) == value.shape[axis] and places.step > 0:
+        return value
+    numbers = emit("arange", [], {"start": 0, "end": len(places)})
+    shape = (len(places),)
+    for opcode, number in (("multiply", places.step), ("add", places.start)):
+        if number != (1 if opcode == "multiply" else 0):
+            numbers = emit(opcode, [numbers, constant(number, numbers.number, shape)])
+    return _take(value, axis, numbers)
+
+
+def _element(value: tensor, axis: int, place: Any) -> tensor:
+    """The elements at one place of an axis, which is dropped."""
+    extent = value.shape[axis]
+    if not isinstance(place, tensor):
+        number = static_int(place, "an index")
+        if not -extent <= number < extent:
+            message = f"index {number} is out of range for an axis of {extent} elements"
+            raise LanguageError(message, f"indices go from {-extent} to {extent - 1}")
+        place = constant(number % extent, dtypes.int32)
+    if place.shape or place.is_pointer or not place.number.is_integer or place.number.is_bool:
+        raise LanguageError(f"a block is indexed with ':', None and integers, got {place.type}", "use tl.gather")
+    taken = _take(value, axis, emit("splat", [place], {"shape": (1,)}))
+    return emit("reshape", [taken], {"shape": value.shape[:axis] + value.shape[axis + 1 :]})
+
+
+def _take(value: tensor, axis: int, places: tensor) -> tensor:
+    """`gather` with the same places for all other axes."""
+    active().remark("note", "taking elements out of a block moves data between its lanes; a load may be cheaper")
+    shape = value.shape[:axis] + places.shape + value.shape[axis + 1 :]
+    for number in range(value.rank):
+        if number != axis:
+            places = emit("expand_dims", [places], {"axis": number})
+    if places.shape != shape:
+        places = emit("broadcast", [places], {"shape": shape})
+    return gather(value, places, axis)
 
 
 def reshape(value: tensor, shape: tuple[int, ...]) -> tensor:
@@ -176,13 +233,7 @@ def squeeze(value: tensor, axis: Any) -> tensor:
 def flip(value: tensor, axis: Any) -> tensor:
     """The elements of an axis in reverse order."""
     position = axis_of(value, axis, "dim")
-    extent = value.shape[position]
-    backwards = emit("arange", [], {"start": 1 - extent, "end": 1})
-    reverse = emit("negate", [backwards])
-    for number in range(value.rank):
-        if number != position:
-            reverse = expand_dims(reverse, number)
-    return gather(value, emit("broadcast", [reverse], {"shape": value.shape}) if value.rank > 1 else reverse, position)
+    return _part(value, position, slice(None, None, -1))
 
 
 def item(value: tensor) -> tensor:
