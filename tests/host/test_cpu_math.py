@@ -33,9 +33,10 @@ Function = Callable[..., np.ndarray]
 
 
 @cache
-def compiled(opcode: str, element: str = "float", lanes: int = 16) -> Function:
-    """The function over whole arrays (sizes in multiples of `lanes`)."""
-    target, module = CPUTarget.host(), Module()
+def compiled(opcode: str, element: str = "float", lanes: int = 16, special: bool = True) -> Function:
+    """The function over whole arrays (sizes in multiples of `lanes`), with or without `special` instructions."""
+    target = CPUTarget.host()
+    module = Module(features=frozenset(target.features if special else ()))
     parameters = [("ptr", name, "") for name in ("x", "y", "result")] + [("i64", "count", "")]
     b = LLVMBuilder(module, "f", "void", parameters, attributes=function_attributes(target))
     x, y, result, count = b.arguments
@@ -76,6 +77,13 @@ def check(opcode: str, *operands: np.ndarray) -> None:
     worst = int(np.argmax(off))
     inputs = [operand[worst] for operand in operands]
     assert off[worst] <= LIMITS[opcode], f"{opcode}({inputs}): {off[worst]:.3f} units off {expected[worst]}"
+
+
+@pytest.mark.parametrize("opcode", UNARY)
+def test_special_instructions_change_nothing(opcode: str, rng: np.random.Generator) -> None:
+    patterns = rng.integers(0, 2**32, 40_000, dtype=np.uint32).view(np.float32)
+    x = np.concatenate([patterns, rng.uniform(-110, 100, 40_000).astype(np.float32), np.array(SPECIAL, np.float32)])
+    np.testing.assert_array_equal(compiled(opcode)(x), compiled(opcode, special=False)(x))
 
 
 @pytest.mark.parametrize("opcode", UNARY)

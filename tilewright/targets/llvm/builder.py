@@ -121,7 +121,9 @@ class Block:
 class Module:
     """Declarations, globals and functions of one LLVM module; `text` prints it."""
 
-    def __init__(self, header: str = "") -> None:
+    def __init__(self, header: str = "", features: frozenset[str] = frozenset()) -> None:
+        """`features` are the target's, for code that has a better form with some of them."""
+        self.features = features
         self.header = header  # e.g. target triple and data layout lines
         self._declarations: dict[str, str] = {}
         self._globals: dict[str, str] = {}

@@ -159,23 +159,42 @@ class _Emitter:
         biased = self.add(exponent, self.integer(bias))
         return self.from_bits(self.builder.binary("shl", biased, self.integer(shift)))
 
-    def scaled(self, x: LLVMValue, exponent: LLVMValue) -> LLVMValue:
-        """x times 2^exponent, rounded once: in two steps, because 2^exponent itself may not be a number."""
+    def scaled(self, x: LLVMValue, whole: LLVMValue, exponent: LLVMValue, normal: bool = False) -> LLVMValue:
+        """x times 2^exponent, rounded once; `whole` is the exponent as a float.
+
+        In two steps, because 2^exponent itself may not be a number, unless the result is known to be `normal`;
+        in one instruction where there is one.
+        """
+        if self.lanes * 32 in (256, 512) and {"avx512f", "avx512vl"} <= self.builder.module.features:
+            return self._scaled_by_instruction(x, whole)
+        if normal:
+            return self.multiply(x, self.power_of_two(exponent))
         half = self.builder.binary("ashr", exponent, self.integer(1))
         once = self.multiply(x, self.power_of_two(half))
         return self.multiply(once, self.power_of_two(self.subtract(exponent, half)))
+
+    def _scaled_by_instruction(self, x: LLVMValue, whole: LLVMValue) -> LLVMValue:
+        """AVX-512's vscalefps, all lanes."""
+        mask = self.builder.integer(-1, f"i{max(8, self.lanes)}")
+        arguments = [x, whole, x, mask]
+        name = f"llvm.x86.avx512.mask.scalef.ps.{32 * self.lanes}"
+        if self.lanes == 16:
+            current_rounding = self.builder.integer(4, "i32")
+            declared = [self.type, self.type, self.type, "i16", "i32 immarg"]
+            return self.builder.call(name, self.type, [*arguments, current_rounding], declared=declared)
+        return self.builder.call(name, self.type, arguments)
 
 
 def _float_bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
-def _exp_reduced(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
-    """e^x as a number in [0.7, 1.5] and a power of two."""
+def _exp_reduced(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
+    """e^x as a number in [0.7, 1.5] and a power of two, given as a float and as an integer."""
     whole, exponent = m.rounded(x, _LOG2E_HIGH)
     rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -_LN2_HIGH, x))
     tail = m.fma(m.multiply(rest, rest), m.polynomial(rest, _EXP), rest)
-    return m.add(tail, m.number(1.0)), exponent
+    return m.add(tail, m.number(1.0)), whole, exponent
 
 
 def _exp(m: _Emitter, x: LLVMValue) -> LLVMValue:
@@ -187,7 +206,7 @@ def _exp2(m: _Emitter, x: LLVMValue) -> LLVMValue:
     x = m.clamp(x, -151.0, 129.0)
     whole, exponent = m.rounded(x, 1.0)
     rest = m.subtract(x, whole)
-    return m.scaled(m.fma(rest, m.polynomial(rest, _EXP2), 1.0), exponent)
+    return m.scaled(m.fma(rest, m.polynomial(rest, _EXP2), 1.0), whole, exponent)
 
 
 def _sigmoid(m: _Emitter, x: LLVMValue) -> LLVMValue:
@@ -238,8 +257,7 @@ def _tanh(m: _Emitter, x: LLVMValue) -> LLVMValue:
     square = m.multiply(x, x)
     small = m.fma(m.multiply(square, m.polynomial(square, _TANH)), x, x)
     doubled = m.clamp(m.add(size, size), 0.0, 20.0)
-    grown, exponent = _exp_reduced(m, doubled)
-    grown = m.multiply(grown, m.power_of_two(exponent))
+    grown = m.scaled(*_exp_reduced(m, doubled), normal=True)
     quotient = m.builder.binary("fdiv", m.number(2.0), m.add(grown, m.number(1.0)))
     large = m.with_sign_of(m.subtract(m.number(1.0), quotient), x)
     return m.select("olt", size, 0.625, small, large)
@@ -250,8 +268,7 @@ def _erf(m: _Emitter, x: LLVMValue) -> LLVMValue:
     square = m.multiply(x, x)
     small = m.fma(m.polynomial(square, _ERF_SMALL), x, x)
     decay = m.builder.negate(m.polynomial(m.clamp(size, 0.0, 4.0), _ERF_LARGE))
-    shrunk, exponent = _exp_reduced(m, decay)
-    large = m.fma(m.builder.negate(shrunk), m.power_of_two(exponent), 1.0)
+    large = m.subtract(m.number(1.0), m.scaled(*_exp_reduced(m, decay), normal=True))
     return m.select("olt", size, 0.92, small, m.with_sign_of(large, x))
 
 
