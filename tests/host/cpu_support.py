@@ -68,6 +68,7 @@ def emit_product(
     limits: tuple[bool, bool, bool] = (False, False, False),
     row_stride: int | None = None,
     depth_stride: int | None = 1,
+    known_right_stride: int | None = None,
 ) -> tuple[str, tuple[int, int], int]:
     """LLVM text of a function `product` around one `emit_dot`; accumulator extents; scratch bytes."""
     module = Module()
@@ -91,7 +92,7 @@ def emit_product(
             depth_apart if depth_stride is None else depth_stride,
             types[0],
         ),
-        RightOperand(right, layout, right_stride, types[1]),
+        RightOperand(right, layout, right_stride if known_right_stride is None else known_right_stride, types[1]),
         Accumulator(accumulator, extents[1], types[2]),
         scratch,
         rows=rows,

@@ -54,12 +54,12 @@ def run_case(case: Case, rng: np.random.Generator) -> None:
     left, right = random_block(rng, (rows, depth), case.types[0]), random_block(rng, (depth, columns), case.types[1])
     memory, strides = arrange_left(left, case.left)
     known = {"rows": (None, 1), "known rows": (depth, 1), "columns": (1, None), "spread": (None, None)}[case.left]
-    text, extents, scratch_size = emit_product(
-        target, shape, case.layout, case.types, tuple(bool(limit) for limit in case.limits), *known
-    )
+    stored, right_stride = arrange_right(right, case.layout, target.microtile(case.types[2])[1], shape.depth)
+    limited = tuple(bool(limit) for limit in case.limits)
+    known_right = right_stride if case.left == "known rows" else None
+    text, extents, scratch_size = emit_product(target, shape, case.layout, case.types, limited, *known, known_right)
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
     product = load(assemble(text, target), "product", arguments)
-    stored, right_stride = arrange_right(right, case.layout, target.microtile(case.types[2])[1], shape.depth)
     wide = np.float64 if case.types[2].is_float else np.int64
     accumulator = aligned(extents, case.types[2].numpy)
     accumulator[...] = random_block(rng, extents, case.types[2]) if case.types[2].is_float else 7

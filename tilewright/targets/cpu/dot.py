@@ -118,6 +118,7 @@ def emit_dot(
         accumulator.row_stride,
         _known(left.row_stride),
         _known(left.depth_stride),
+        _known(right.stride),
         (rows is not None, columns is not None, depth is not None),
     )
     if plan.name not in emitted_functions(builder.module):

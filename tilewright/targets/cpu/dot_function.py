@@ -11,6 +11,7 @@ for each run of the depth:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
@@ -51,12 +52,13 @@ class DotPlan:
     accumulator_stride: int
     left_row_stride: int | None  # None: known only at run time
     left_depth_stride: int | None
+    right_stride: int | None
     limits: tuple[bool, bool, bool]  # run-time limits on rows, columns, depth
 
     @property
     def name(self) -> str:
         shape, limits = self.shape, "".join("rcd"[i] for i, limited in enumerate(self.limits) if limited)
-        known = (self.left_row_stride, self.left_depth_stride)
+        known = (self.left_row_stride, self.left_depth_stride, self.right_stride)
         strides = "x".join("n" if stride is None else str(stride) for stride in known)
         types = f"{self.left}.{self.right}.{self.accumulator}"
         sizes = f"{shape.rows}x{shape.columns}x{shape.depth}"
@@ -167,6 +169,8 @@ class _DotFunction:
             self.left_row_stride = builder.integer(plan.left_row_stride)
         if plan.left_depth_stride is not None:
             self.left_depth_stride = builder.integer(plan.left_depth_stride)
+        if plan.right_stride is not None:
+            self.right_stride = builder.integer(plan.right_stride)
         self.blocking = Blocking(target, plan.shape, plan.accumulator, plan.layout)
         self.element = _LLVM_TYPES[plan.accumulator.text]
         self.left_type, self.right_type = _LLVM_TYPES[plan.left.text], _LLVM_TYPES[plan.right.text]
@@ -188,11 +192,27 @@ class _DotFunction:
         return spread or plan.shape.rows * row_bytes <= 16 << 10
 
     def _can_read_right(self) -> bool:
-        """Whether panels of `right` are read where they are: when read once, or when packed already."""
-        if self.plan.layout == "columns":
+        """Whether panels of `right` are read where they are: when read once, or when they fit level 1 as they lie."""
+        plan = self.plan
+        if plan.layout == "columns":
             return False
-        packed = self.plan.layout == "panels" and self.right_type == self.element
-        return packed or self.plan.shape.rows <= self.blocking.max_rows
+        if plan.shape.rows <= self.blocking.max_rows:
+            return True
+        if self.right_type != self.element:
+            return False
+        return plan.layout == "panels" or self._rows_fit_level_1()
+
+    def _rows_fit_level_1(self) -> bool:
+        """Whether a panel of a row-major matrix stays in the level 1 cache: rows far apart share few cache sets."""
+        plan = self.plan
+        if plan.right_stride is None:
+            return False
+        itemsize = plan.right.itemsize
+        sets, ways = 64, max(1, self.target.l1_bytes // 4096)
+        row_lines = lines_of(self.blocking.width * itemsize)
+        starts = sets // math.gcd(sets, lines_of(plan.right_stride * itemsize))
+        near = plan.right_stride * itemsize <= 4096
+        return near and self.blocking.depth * row_lines <= min(sets, starts * row_lines) * ways
 
     # -- The walk ---------------------------------------------------------------------------------
 
