@@ -15,8 +15,8 @@ import hashlib
 import json
 import mmap
 import os
+import secrets
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -65,28 +65,20 @@ def write_package(package: Package, path: Path) -> None:
     manifest = json.dumps({**package.manifest, "members": listing}, indent=1).encode()
     guard = f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
     path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "xb") as file:
                 with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                     for name, data in {MANIFEST: manifest, GUARD: guard, **members}.items():
                         _write_member(archive, file.tell(), name, data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise EngineError(f"cannot write the engine {path}: {error}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write_member(archive: zipfile.ZipFile, position: int, name: str, data: Any) -> None:
