@@ -20,6 +20,16 @@ def both(mask, condition):
 
 
 @tilewright.jit
+def fitting(mask, offset):
+    """The mask of a load at `offset`: none where that is one number, which is loaded once for all lanes."""
+    if len(offset.shape) == 0:
+        result = None
+    else:
+        result = mask
+    return result
+
+
+@tilewright.jit
 def maximum(x, y):
     """The larger of two numbers; NaN if either is."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)

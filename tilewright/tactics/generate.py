@@ -47,7 +47,7 @@ def function_from_source(name: str, source: str) -> JITFunction:
     """The compiled-once function of a source text; equal texts give the same object."""
     if source not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}
-        for helper in ("both", "maximum", "minimum", "sign", "sigmoid", "silu", "gelu", "gelu_tanh",
+        for helper in ("both", "fitting", "maximum", "minimum", "sign", "sigmoid", "silu", "gelu", "gelu_tanh",
                        "floor_remainder", "floor_divide_integers", "floor_divide_floats"):  # fmt: skip
             if f"{helper}(" in source:
                 namespace[helper] = getattr(functions, helper)

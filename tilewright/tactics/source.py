@@ -16,7 +16,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, lift, simplify, upper_bound
 from tilewright.tactics.expressions import compute_type, expression, literal, typed_literal
-from tilewright.tactics.index import Coordinate, Division, Index, Loaded
+from tilewright.tactics.index import Bounded, Coordinate, Division, Index, Loaded
 from tilewright.tactics.trace import (
     Choice,
     Expression,
@@ -132,8 +132,16 @@ def merge_axes(
 def expression_indices(roots: Iterable[Expression], tracer: Tracer) -> list[Index]:
     """Every index that occurs in expressions, index tensors' own loads included."""
     found: list[Index] = []
+    for root in (*roots, *tracer.loaded.values()):
+        found += _own_indices(root)
+    return found
+
+
+def _own_indices(root: Expression) -> list[Index]:
+    """Every index that occurs in one expression."""
+    found: list[Index] = []
     seen: set[int] = set()
-    stack: list[Expression] = [*roots, *tracer.loaded.values()]
+    stack: list[Expression] = [root]
     while stack:
         item = stack.pop()
         if id(item) in seen:
@@ -265,9 +273,7 @@ class Writer:
             return self._given[item.value]
         if isinstance(item, Load):
             pointer = self.references.tensor(item.value)
-            # A scalar is loaded once, and is there whatever the mask says.
-            mask = self.load_mask(item.guards) if item.index.terms or item.guards else ""
-            text = f"tl.load({pointer} + ({self.index(item.index)}){mask})"
+            text = f"tl.load({pointer} + {self._masked_index(item)})"
             return self._define("v", text + self._widened(item.dtype))
         if isinstance(item, Choice):
             inside, outside = self._typed(item.inside), self._typed(item.outside)
@@ -275,6 +281,36 @@ class Writer:
         if isinstance(item, Position):
             return self._position(item)
         return self._operation(item)
+
+    def _masked_index(self, item: Load) -> str:
+        """The offset of a load with its mask.
+
+        The mask is a block of columns.  A number that does not depend on the column is loaded once, and
+        is there whatever the mask says; where its guards do depend on it, it becomes a block of copies.
+        """
+        offset = self.index(item.index)
+        if not self.mask or self._follows_columns([item.index]):
+            return f"({offset}){self.load_mask(item.guards)}"
+        if self._follows_columns([guard.index for guard in item.guards]):
+            return f"({offset} + column * 0){self.load_mask(item.guards)}"
+        own = "" if not item.index.terms else f"fitting({self.mask}, {offset})"
+        if not item.guards:
+            return f"({offset}), mask={own}" if own else f"({offset})"
+        inside = self.guards(item.guards)
+        return f"({offset}), mask=both({own}, {inside})" if own else f"({offset}), mask={inside}"
+
+    def _follows_columns(self, indices: Iterable[Index]) -> bool:
+        """Whether any of the indices depends on the innermost loop variable."""
+        stack = list(indices)
+        while stack:
+            for atom, _ in stack.pop().terms:
+                if isinstance(atom, (Division, Bounded)):
+                    stack.append(atom.index)
+                elif isinstance(atom, Loaded):
+                    stack += _own_indices(self.tracer.loaded[atom.identity])
+                elif self._variable_of.get(atom.axis, ("",))[0] == "column":
+                    return True
+        return False
 
     def _operation(self, item: Operation) -> str:
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
