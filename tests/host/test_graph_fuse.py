@@ -144,6 +144,17 @@ def test_a_merge_that_would_wait_for_itself_is_not_made():
     assert shapes_of(fused) == [("contraction", ["matmul", "add", "relu"]), ("contraction", ["matmul", "add"])]
 
 
+def test_nobody_reads_inside_a_group_that_has_joined_a_view():
+    b = GraphBuilder("joined_view")
+    q = b.input("q", float32, (2, 2, 5, 4))
+    context = b.op("permute", [b.op("attention", [q, q, q], scale=1.0)], order=(0, 2, 1, 3))
+    joined = b.op("reshape", [context], shape=(2, 5, 8))
+    b.output(b.op("reduce_max", [joined], axes=(0,)), "largest")
+    b.output(b.op("relu", [joined]), "positive")
+    fused = fused_of(b)
+    assert [len(group.outputs) for group in fused.groups] == [1, 1, 1]
+
+
 def test_reductions_take_both_sides():
     b = GraphBuilder("reduction")
     x, y = b.input("x", float32, (4, 8)), b.input("y", float32, (4, 8))

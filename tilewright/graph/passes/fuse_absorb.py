@@ -158,7 +158,9 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
         index = drafts.producer(value)
         if index is None or value in kept or index in draft.copies or index in draft.nodes:
             continue
-        if index not in vanishing and index not in cheap and drafts.nodes[index].op not in _FREE:
+        alone = len(drafts.owner[index].nodes) == 1  # else reading inside its group would make that group store more
+        readable = index in vanishing or drafts.nodes[index].op in _FREE
+        if index not in cheap and not (alone and readable):
             continue
         draft.copies.add(index)
         waiting += [item for item in drafts.nodes[index].inputs if item is not None]
