@@ -241,18 +241,21 @@ class Scheduler:
         """
         moves = [(value, target) for value, target in values if target is not None]
         moves = [(value, target) for value, target in moves if self.storage.get(value) is not target]
+        direct: list[tuple[Value, Storage]] = []
         late: list[tuple[Value, Storage, Storage]] = []
         for value, target in moves:
             reads = self.walker.reads([(value, identity_axes(value))])
-            sources = {id(self.storage[source]): axes for source, axes in reads.buffers}
-            clash = any(id(other) in sources for _, other in moves if other is not target)
-            own = sources.get(id(target))
-            if clash or (own is not None and own != identity_axes(value)):
+            sources = [(self.storage[source], axes) for source, axes in reads.buffers]
+            others = [other for _, other in moves if other is not target]
+            clash = any(storage is other for storage, _ in sources for other in others)
+            if clash or any(storage is target and axes != identity_axes(value) for storage, axes in sources):
                 copy = self._fresh(value)
                 builder.add(self._root("buffer", operation, value, copy, [value]))
                 late.append((value, copy, target))
             else:
-                builder.add(self._root("buffer", operation, value, target, [value]))
+                direct.append((value, target))
+        for value, target in direct:
+            builder.add(self._root("buffer", operation, value, target, [value]))
         if late:
             builder.flush()
             for value, copy, target in late:
