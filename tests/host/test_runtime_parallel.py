@@ -130,15 +130,18 @@ def test_launches_from_several_threads_do_not_meet(add_one, name):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_can_launch(add_one):
+@pytest.mark.parametrize("name", providers())
+def test_a_forked_child_can_launch(add_one, name):
     x = np.zeros(1000, np.int64)
     slots = struct.pack("<q", x.ctypes.data)
-    launch(add_one, slots, (1000, 1, 1), 8, threads=2)
-    child = os.fork()
-    if child == 0:
+    with settings.scope(parallel=name):
         launch(add_one, slots, (1000, 1, 1), 8, threads=2)
-        os._exit(0 if (x == 2).all() and parallel.provider().name == "threads" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = os.fork()
+        if child == 0:
+            launch(add_one, slots, (1000, 1, 1), 8, threads=2)
+            launch(add_one, slots, (1000, 1, 1), 8, threads=2)
+            os._exit(0 if (x == 3).all() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

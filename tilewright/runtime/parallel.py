@@ -1,4 +1,4 @@
-"""Who provides the threads of a launch or a plan: an OpenMP runtime, libdispatch, or threads of our own.
+"""Who provides the threads of a launch or a plan: threads of our own, libdispatch, or an OpenMP runtime.
 
     run_parallel(body, context, scratch_bytes, workers)
 
@@ -129,21 +129,21 @@ def _work(memory: AlignedBuffer, index: int) -> None:
     glue().join_team(memory.address, index)
 
 
-_provider: Provider | None = None
-_provider_lock = threading.Lock()
+_chosen: tuple[str, Provider] | None = None  # what was asked for, and what was found
+_choice_lock = threading.Lock()
 _forked = False
 
 
 def provider() -> Provider:
     """The provider that `settings.parallel` asks for, found once; raises `ValueError` when it is absent."""
-    global _provider
+    global _chosen
     wanted = settings.parallel
-    current = _provider
-    if current is None or wanted not in ("auto", current.name):
-        with _provider_lock:
-            _provider = current = _find_provider(wanted)
-            _log.debug("parallel provider: %s (%s)", current.name, current.detail)
-    return current
+    current = _chosen
+    if current is None or current[0] != wanted:
+        with _choice_lock:
+            _chosen = current = (wanted, _find_provider(wanted))
+            _log.debug("parallel provider: %s (%s)", current[1].name, current[1].detail)
+    return current[1]
 
 
 def provider_name() -> str:
@@ -155,38 +155,42 @@ def run_parallel(body: int, context: int, scratch_bytes: int, workers: int) -> N
     """Run a native body with up to `workers` threads, each with its own scratch memory."""
     stride = (scratch_bytes + 127) // 128 * 128
     with scratch_pool.borrow(stride * workers) as scratch:
-        chosen = provider() if workers > 1 else _inline
-        chosen.start(body, context, scratch.address, stride, workers)
+        (provider() if workers > 1 else _inline).start(body, context, scratch.address, stride, workers)
 
 
 _inline = InlineProvider()
 
 
 def _find_provider(wanted: str) -> Provider:
-    makers = {"openmp": _find_openmp, "libdispatch": _find_dispatch, "threads": lambda wanted: ThreadProvider()}
-    for name, make in makers.items():
-        if wanted in ("auto", name):
-            found = make(wanted)
-            if found is not None:
-                return found
+    """By name; `auto` is libdispatch where there is one, else threads of our own.
+
+    An OpenMP runtime must be asked for: its regions end only when their slowest thread was scheduled, which
+    takes milliseconds on a busy machine (docs/runtime.md has figures).
+    """
+    found: Provider | None = None
+    if wanted in ("auto", "libdispatch"):
+        found = _find_dispatch()
+    if wanted == "openmp" and not _forked:
+        found = _find_openmp()
+    if wanted == "threads" or (wanted == "auto" and found is None) or (wanted == "openmp" and _forked):
+        found = ThreadProvider()  # an OpenMP runtime's threads don't survive fork(), and it would wait for them
     if wanted == "none":
-        return _inline
-    raise ValueError(
-        f"TILEWRIGHT_PARALLEL={wanted}: not on this machine; use auto, openmp, libdispatch, threads or none"
-    )
+        found = _inline
+    if found is None:
+        raise ValueError(
+            f"TILEWRIGHT_PARALLEL={wanted}: not on this machine; use auto, openmp, libdispatch, threads or none"
+        )
+    return found
 
 
-def _find_openmp(wanted: str) -> Provider | None:
-    if _forked:  # an OpenMP runtime's threads don't survive fork(), and it would wait for them
-        return None
+def _find_openmp() -> Provider | None:
     for path in _openmp_in_process():
         provider = _open(path)
         if provider is not None:
             return provider
-    # One that nobody has loaded yet has no threads to share, and it makes a run wait until its slowest thread
-    # was scheduled, which takes milliseconds on a busy machine; so it must be asked for.  LLVM's and Intel's
-    # runtimes refuse to be loaded twice: a copy of ours could break a library that is imported later.
-    return _open("libgomp.so.1") if wanted == "openmp" and sys.platform != "darwin" else None
+    # LLVM's and Intel's runtimes refuse to be loaded twice, so a copy that we load could break a library that is
+    # imported later; GNU's may be loaded at any time.
+    return _open("libgomp.so.1") if sys.platform != "darwin" else None
 
 
 def _open(path: str) -> Provider | None:
@@ -196,7 +200,7 @@ def _open(path: str) -> Provider | None:
         return None
 
 
-def _find_dispatch(wanted: str) -> Provider | None:
+def _find_dispatch() -> Provider | None:
     if sys.platform != "darwin":
         return None
     try:
@@ -234,8 +238,8 @@ def _loaded_libraries() -> Iterator[str]:
 
 
 def _after_fork() -> None:
-    global _provider, _provider_lock, _forked
-    _provider, _provider_lock, _forked = None, threading.Lock(), True
+    global _chosen, _choice_lock, _forked
+    _chosen, _choice_lock, _forked = None, threading.Lock(), True
 
 
 if hasattr(os, "register_at_fork"):
