@@ -264,3 +264,70 @@ def test_generated_source() -> None:
     broken = tilewright.JITFunction.from_source("def broken(out):\n    tl.store(oust, 1)\n", "broken", {"tl": tl})
     with pytest.raises(CompilationError, match="2 | tl.store"):
         broken.trace({"out": "*i32"}, {})
+
+
+@tilewright.jit
+def leaving(out, n, limit):
+    total, steps, last = 0, 0, -1
+    for i in range(n):
+        if i % 3 == 0:
+            continue
+        steps += 1
+        if total > limit:
+            last = i
+            break
+        elif i == 4:
+            total += 100
+            continue
+        total += i
+    tl.store(out, total)
+    tl.store(out + 1, steps)
+    tl.store(out + 2, last)
+    count = 0
+    while True:
+        count += 1
+        if count * count >= n:
+            break
+    tl.store(out + 3, count)
+    found = -1
+    for i in range(n, 0, -1):
+        for j in range(1, i):
+            if i * j == limit:
+                found = i
+                break
+        if found > 0:
+            break
+    tl.store(out + 4, found)
+    even = 0
+    for i in tl.static_range(10):
+        if i % 2 == 1:
+            continue
+        if i > 6:
+            break
+        even += i
+    tl.store(out + 5, even)
+    x = n
+    while x > 0:
+        x -= 1
+        if x == 5:
+            continue
+        even += 1
+        if x == 2:
+            break
+    tl.store(out + 6, even)
+
+
+def left(n: int, limit: int) -> list[int]:
+    """The kernel in Python."""
+    out = np.zeros(8, np.int32)
+    namespace: dict[str, Any] = {"tl": SimpleNamespace(store=out.__setitem__, static_range=range)}
+    exec(leaving.source, namespace)
+    namespace["leaving"](0, n, limit)
+    return out.tolist()
+
+
+@pytest.mark.parametrize(("n", "limit"), [(10, 3), (10, 200), (12, 35), (2, 0), (5, 6)])
+def test_break_and_continue(n: int, limit: int) -> None:
+    out = integers()
+    launch(leaving, (1,), out, n, limit)
+    assert out.tolist() == left(n, limit)

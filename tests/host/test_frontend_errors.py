@@ -100,9 +100,10 @@ def return_in_loop(x, out, n):
             return
 
 
-def break_in_loop(x, out, n):
-    while n > 3:
-        break
+def break_of_unrolled_loop(x, out, n):
+    for i in tl.static_range(4):
+        if n == i:
+            break
 
 
 def run_time_shape(x, out, n):

@@ -114,6 +114,16 @@ def reads_of(definition: ast.FunctionDef) -> Reads:
     return Reads(definition)
 
 
+def leaves_inside(statements: Iterable[ast.stmt], kinds: tuple[type, ...] = (ast.Break, ast.Continue)) -> bool:
+    """Whether running the statements may reach a break or continue of the loop that they stand in."""
+    for statement in statements:
+        if isinstance(statement, kinds):
+            return True
+        if isinstance(statement, ast.If) and leaves_inside([*statement.body, *statement.orelse], kinds):
+            return True
+    return False
+
+
 def returns_inside(statements: Iterable[ast.stmt]) -> bool:
     """Whether a return statement is reached by running the statements (nested functions do not count)."""
     return any(isinstance(node, ast.Return) for statement in statements for node in ast.walk(statement))

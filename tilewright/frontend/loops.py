@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.frontend.analysis import assigned_names, exposed_names, loaded_names, returns_inside
-from tilewright.frontend.statements import RETURN_IN_LOOP, Statements
+from tilewright.frontend.analysis import assigned_names, exposed_names, leaves_inside, loaded_names, returns_inside
+from tilewright.frontend.statements import RETURN_IN_LOOP, Left, Statements
 from tilewright.frontend.values import Shape, check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
 from tilewright.language import core
@@ -54,11 +54,14 @@ class Loops(Statements):
             return
         items = self.static_items(statement.iter, iterator)
         self._check_body(statement)
-        outer, self.loop = self.loop, self.loop or statement
+        saved = self.loop, self.carried
+        self.loop, self.carried = self.loop or statement, None
         for item in items:
             self.assign(statement.target, item, keep=True)
-            self.execute(statement.body)
-        self.loop = outer
+            outcome = self.execute(statement.body)
+            if isinstance(outcome, Left) and not outcome.running:
+                break
+        self.loop, self.carried = saved
 
     def static_items(self, node: ast.expr, value: Any) -> list[Any]:
         """What an unrolled loop or a comprehension runs over."""
@@ -104,26 +107,29 @@ class Loops(Statements):
         return carried
 
     def _trace_body(
-        self, statement: ast.For | ast.While, region: Region, carried: Carried, bound: dict[str, Any]
-    ) -> None:
-        """The body traced into `region` and ended by the yield of the carried names."""
-        saved = dict(self.names), dict(self.unbound), self.loop
-        self.loop = self.loop or statement
-        self.depth += 1
+        self, statement: ast.For | ast.While, region: Region, carried: Carried, bound: dict[str, Any],
+        leading: Callable[[tensor], list[tensor]] | None = None,
+    ) -> None:  # fmt: skip
+        """The body traced into `region` and ended by the yield of the carried names.
+
+        `leading` gives what is yielded before them, from an int1 scalar: whether the loop runs on.
+        """
+        saved = dict(self.names), dict(self.unbound), self.loop, self.carried
+        self.loop, self.carried = self.loop or statement, carried.names
         with self.session.builder.at(region):
             for name, value in bound.items():
                 self.bind(name, value)
-            self.execute(statement.body)
-            handles: list[Value] = []
+            outcome = self.execute(statement.body)
+            self.mark(statement)
+            running = outcome.running if isinstance(outcome, Left) else True
+            handles = [value.handle for value in leading(to_tensor(running))] if leading is not None else []
             for name, before in zip(carried.names, carried.before, strict=True):
                 if name not in self.names:
                     raise LanguageError(f"'{name}' may have no value at the end of the loop: {self.unbound[name]}")
                 check_same(f"'{name}'", before, self.names[name], ("before the loop", "after one pass"))
                 handles.extend(leaf.handle for leaf in take_apart(self.names[name])[1])
-            self.mark(statement)
             self.session.builder.create("yield", handles)
-        self.depth -= 1
-        self.names, self.unbound, self.loop = saved
+        self.names, self.unbound, self.loop, self.carried = saved
 
     def _leave(self, statement: ast.For | ast.While, carried: Carried, results: Sequence[Value]) -> None:
         """Bind the carried names to the loop's results; other names assigned inside end with it."""
@@ -135,16 +141,17 @@ class Loops(Statements):
     def _range_loop(self, statement: ast.For, loop: core.range) -> None:
         if not isinstance(statement.target, ast.Name):
             raise self.error(statement.target, "the index of a run-time loop is one name")
-        lower, upper, step, backward = self._bounds(statement, loop)
+        bounds = self._bounds(statement, loop)
+        if leaves_inside(statement.body, (ast.Break,)):
+            self._breaking_range_loop(statement, statement.target.id, *bounds)
+            return
+        lower, upper, step, backward = bounds
         carried = self._carried(statement)
-        index = Value(lower.handle.type)
-        region = carried.region([index])
+        region = carried.region([Value(lower.handle.type)])
         builder = self.session.builder
-        position = tensor(index)
         with builder.at(region):
             self.mark(statement)
-            if backward:  # counts up inside, and down for the user
-                position = arithmetic.subtract(arithmetic.add(upper, lower), position)
+            position = _position(tensor(region.arguments[0]), lower, upper, backward)
         bound = carried.rebuild(region.arguments[1:])
         self._trace_body(statement, region, carried, {**bound, statement.target.id: position})
         self.mark(statement)
@@ -154,6 +161,52 @@ class Loops(Statements):
         }
         operands = [value.handle for value in (lower, upper, step, *carried.initial)]
         self._leave(statement, carried, builder.create("for", operands, attributes, [region]).results)
+
+    def _breaking_range_loop(
+        self, statement: ast.For, target: str, lower: tensor, upper: tensor, step: tensor, backward: bool
+    ) -> None:
+        """A loop over a range that may be left early: a while over the index and a flag."""
+        carried = self._carried(statement)
+
+        def test(index: tensor, running: tensor) -> tensor:
+            return arithmetic.logical("and", running, arithmetic.compare("lt", index, upper))
+
+        def bound(index: tensor, running: tensor) -> dict[str, Any]:
+            return {target: _position(index, lower, upper, backward)}
+
+        def following(index: tensor, running: tensor, runs_on: tensor) -> list[tensor]:
+            return [arithmetic.add(index, step), runs_on]
+
+        self._while_loop(statement, carried, [lower, constant(True, dtypes.int1)], test, bound, following)
+
+    def _while_loop(
+        self, statement: ast.For | ast.While, carried: Carried, leading: list[tensor],
+        test: Callable[..., tensor], bound: Callable[..., dict[str, Any]], following: Callable[..., list[tensor]],
+    ) -> None:  # fmt: skip
+        """A `while` over `leading` values of its own and the carried names.
+
+        From the leading values, `test` gives the condition (with the carried names bound), `bound` more names
+        for the body, and `following`, given also whether the body lets the loop run on, their next values.
+        """
+        builder, count = self.session.builder, len(leading)
+        before, after = (carried.region([Value(value.handle.type) for value in leading]) for _ in range(2))
+        names = dict(self.names)
+        with builder.at(before):
+            for name, value in carried.rebuild(before.arguments[count:]).items():
+                self.bind(name, value)
+            self.mark(statement)
+            condition = test(*map(tensor, before.arguments[:count]))
+            handles = [leaf.handle for name in carried.names for leaf in take_apart(self.names[name])[1]]
+            self.mark(statement)
+            builder.create("condition", [condition.handle, *before.arguments[:count], *handles])
+        self.names = names
+        own = [tensor(value) for value in after.arguments[:count]]
+        with builder.at(after):
+            names_of_body = {**carried.rebuild(after.arguments[count:]), **bound(*own)}
+        self._trace_body(statement, after, carried, names_of_body, lambda running: following(*own, running))
+        self.mark(statement)
+        operands = [value.handle for value in (*leading, *carried.initial)]
+        self._leave(statement, carried, builder.create("while", operands, None, [before, after]).results[count:])
 
     def _option(self, value: Any) -> int:
         known = self.known(value)
@@ -188,42 +241,47 @@ class Loops(Statements):
         if statement.orelse:
             raise LanguageError("'else' of a loop is not part of the tile language")
         self._check_body(statement)
-        builder = self.session.builder
         carried = self._carried(statement)
-        before, after = carried.region(), carried.region()
-        names = dict(self.names)
-        with builder.at(before):
-            for name, value in carried.rebuild(before.arguments).items():
-                self.bind(name, value)
-            test = self._while_condition(statement)
-            handles = [leaf.handle for name in carried.names for leaf in take_apart(self.names[name])[1]]
-            self.mark(statement)
-            builder.create("condition", [test.handle, *handles])
-        self.names = names
-        self._trace_body(statement, after, carried, carried.rebuild(after.arguments))
-        self.mark(statement)
-        operands = [value.handle for value in carried.initial]
-        self._leave(statement, carried, builder.create("while", operands, None, [before, after]).results)
+        if leaves_inside(statement.body, (ast.Break,)):
+            leading = [constant(True, dtypes.int1)]
+            test = functools.partial(self._condition_if_running, statement)
+            self._while_loop(statement, carried, leading, test, lambda running: {}, lambda running, runs_on: [runs_on])
+        else:
+            test = functools.partial(self._while_condition, statement)
+            self._while_loop(statement, carried, [], test, dict, lambda runs_on: [])
 
-    def _while_condition(self, statement: ast.While) -> tensor:
+    def _condition_if_running(self, statement: ast.While, running: tensor) -> tensor:
+        """The condition of a loop that may be left early; it is not evaluated any more after that."""
+        region, otherwise = Region(), Region()
+        with self.session.builder.at(region):
+            condition = self._while_condition(statement, may_be_left=True)
+        values = [{"the condition": condition}, {"the condition": constant(False, dtypes.int1)}]
+        return self.merge_branches(running, [region, otherwise], values)["the condition"]
+
+    def _while_condition(self, statement: ast.While, may_be_left: bool = False) -> tensor:
         test = self.evaluate(statement.test)
         if isinstance(test, core.condition):
             test = test.condition
         known = self.known(test)
-        if known is not None:
-            if known[0]:
-                message = "this loop never ends: its condition is true at compile time"
-                raise self.error(statement.test, message, "loop on a value that changes inside")
-            return constant(False, dtypes.int1)
-        return self.branch_condition(statement.test, test)
+        if known is None:
+            return self.branch_condition(statement.test, test)
+        if known[0] and not may_be_left:
+            message = "this loop never ends: its condition is true at compile time"
+            raise self.error(statement.test, message, "loop on a value that changes inside, or use break")
+        return constant(bool(known[0]), dtypes.int1)
+
+
+def _position(index: tensor, lower: tensor, upper: tensor, backward: bool) -> tensor:
+    """What the user's index is: a loop that counts down counts up inside."""
+    return arithmetic.subtract(arithmetic.add(upper, lower), index) if backward else index
 
 
 def _common_integer(values: list[Any]) -> DType:
     """The dtype of a loop's index: int32 unless a bound is wider."""
     tensors = [value.number for value in values if isinstance(value, tensor) and not value.number.is_bool]
     literals = [value for value in values if is_literal(value)]
-    element = reduce(promote, tensors) if tensors else to_tensor(max(literals, key=abs)).number
+    element = functools.reduce(promote, tensors) if tensors else to_tensor(max(literals, key=abs)).number
     if element.bits < 32:
         element = dtypes.int32
-    return reduce(lambda common, value: literal_with_tensor(value, common), [] if not tensors else [
+    return functools.reduce(lambda common, value: literal_with_tensor(value, common), [] if not tensors else [
         value for value in literals if value >= 0], element)  # fmt: skip

@@ -36,7 +36,7 @@ class FunctionState:
         self.constants: set[str] = set()  # names declared ``x: tl.constexpr`` in the body
         self.unbound: dict[str, str] = {}  # why a name that is assigned somewhere has no value here
         self.loop: ast.stmt | None = None  # the outermost loop around the statement being traced
-        self.depth = 0  # of nested run-time regions
+        self.carried: list[str] | None = None  # names that the innermost loop carries; None in an unrolled one
 
     # Places and errors
 

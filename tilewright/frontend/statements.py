@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.frontend.analysis import assigned_names, reads_of, returns_inside
+from tilewright.frontend.analysis import assigned_names, leaves_inside, reads_of, returns_inside
 from tilewright.frontend.calls import Calls
 from tilewright.frontend.values import identical, take_apart
 from tilewright.ir.core import Region
@@ -15,8 +15,6 @@ from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.tensor import tensor, type_text
 
 _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Break: ("break", "put the condition into the loop: `while running & ...`"),
-    ast.Continue: ("continue", "put the rest of the loop body into an if"),
     ast.Try: ("try", "kernels have no exceptions; use tl.device_assert"),
     ast.Raise: ("raise", "kernels have no exceptions; use tl.static_assert or tl.device_assert"),
     ast.FunctionDef: ("a nested function", "define it outside the kernel and decorate it with @tilewright.jit"),
@@ -41,11 +39,21 @@ class Returned:
     value: Any
 
 
+@dataclass(frozen=True)
+class Left:
+    """The statements ended this pass of the loop; `running` (a bool or an int1 scalar) says whether others follow."""
+
+    running: Any
+
+
+Outcome = Returned | Left | None  # None: the statements fell off their end
+
+
 class Statements(Calls):
     """Runs statement nodes."""
 
-    def execute(self, statements: list[ast.stmt]) -> Returned | None:
-        """Trace statements in order; None when they fall off their end."""
+    def execute(self, statements: list[ast.stmt]) -> Outcome:
+        """Trace statements in order; says how they ended."""
         for position, statement in enumerate(statements):
             self.mark(statement)
             if isinstance(statement, ast.If):
@@ -53,6 +61,8 @@ class Statements(Calls):
                 if finished:
                     return outcome
                 continue
+            if isinstance(statement, (ast.Break, ast.Continue)):
+                return Left(isinstance(statement, ast.Continue))
             if isinstance(statement, ast.Return):
                 return self.guarded(statement, self._return, statement)
             self.guarded(statement, self._simple, statement)
@@ -150,8 +160,8 @@ class Statements(Calls):
 
     # Branches
 
-    def _branch(self, statement: ast.If, rest: list[ast.stmt]) -> tuple[Returned | None, bool]:
-        """Trace an if. The flag is True when `rest` was traced too, because a branch returns."""
+    def _branch(self, statement: ast.If, rest: list[ast.stmt]) -> tuple[Outcome, bool]:
+        """Trace an if. The flag is True when `rest` was traced too, because a branch leaves."""
         condition = self.evaluate(statement.test)
         known = self.known(condition)
         if known is not None:
@@ -165,19 +175,17 @@ class Statements(Calls):
         condition = self.branch_condition(statement.test, condition)
         if returns_inside([*statement.body, *statement.orelse]):
             return self._returning_branch(statement, condition, rest), True
+        if leaves_inside([*statement.body, *statement.orelse]):
+            return self._leaving_branch(statement, condition, rest), True
         self._merging_branch(statement, condition)
         return None, False
 
-    def _trace_branch(
-        self, statements: list[ast.stmt]
-    ) -> tuple[Region, dict[str, Any], dict[str, str], Returned | None]:
+    def _trace_branch(self, statements: list[ast.stmt]) -> tuple[Region, dict[str, Any], dict[str, str], Outcome]:
         """A branch traced into its own region from the present names; gives the names it ends with."""
         saved = dict(self.names), dict(self.unbound)
         region = Region()
-        self.depth += 1
         with self.session.builder.at(region):
             outcome = self.execute(statements)
-        self.depth -= 1
         ended = self.names, self.unbound
         self.names, self.unbound = saved
         return region, ended[0], ended[1], outcome
@@ -219,7 +227,7 @@ class Statements(Calls):
             raise LanguageError(*RETURN_IN_LOOP)
         location = self.location(statement)
         traced = [self._trace_branch([*body, *rest]) for body in (statement.body, statement.orelse)]
-        values = [outcome.value if outcome is not None else None for _, _, _, outcome in traced]
+        values = [outcome.value if isinstance(outcome, Returned) else None for _, _, _, outcome in traced]
         if (values[0] is None) != (values[1] is None):
             raise LanguageError("some paths return a value and others do not", "return a value on every path")
         if identical(values[0], values[1]) and not take_apart(values[0])[1]:
@@ -229,3 +237,33 @@ class Statements(Calls):
         self.session.builder.location = location
         merged = self.merge_branches(condition, [entry[0] for entry in traced], named)
         return Returned(merged.get("the returned value", values[0]))
+
+    def _leaving_branch(self, statement: ast.If, condition: tensor, rest: list[ast.stmt]) -> Left:
+        """``if c: break`` (or continue) followed by more: the rest of the pass runs in the other branch.
+
+        What the loop carries on, and whether it runs on, is merged from both.
+        """
+        if self.carried is None:
+            raise LanguageError("a run-time condition cannot leave an unrolled loop", "use range or tl.range")
+        location = self.location(statement)
+        traced = [self._trace_branch([*body, *rest]) for body in (statement.body, statement.orelse)]
+        merged: list[dict[str, Any]] = [{}, {}]
+        running = [outcome.running if isinstance(outcome, Left) else True for _, _, _, outcome in traced]
+        if not identical(running[0], running[1]):
+            merged = [{"running": value} for value in running]
+        for name in self.carried:
+            ends = []
+            for _, names, unbound, _ in traced:
+                if name not in names:
+                    raise LanguageError(f"'{name}' may have no value at the end of the loop: {unbound[name]}")
+                ends.append(names[name])
+            if identical(ends[0], ends[1]):
+                self.bind(name, ends[0])
+            else:
+                merged[0][f"'{name}'"], merged[1][f"'{name}'"] = ends
+        self.session.builder.location = location
+        values = self.merge_branches(condition, [entry[0] for entry in traced], merged)
+        runs_on = values.pop("running", running[0])
+        for name, value in values.items():
+            self.bind(name.strip("'"), value)
+        return Left(runs_on)

@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.errors import CompilationError
 from tilewright.frontend.loops import Loops
 from tilewright.frontend.session import TraceSession
+from tilewright.frontend.statements import Returned
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Function, Location, Parameter, Region, Value
 from tilewright.ir.types import TensorType
@@ -25,7 +26,7 @@ class FunctionTracer(Loops):
     def run(self) -> Any:
         """Trace the whole body; gives the returned value."""
         outcome = self.execute(self.definition.body)
-        return None if outcome is None else outcome.value
+        return outcome.value if isinstance(outcome, Returned) else None
 
 
 def bind_call(function: SourceFunction, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
