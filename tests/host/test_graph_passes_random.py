@@ -60,6 +60,8 @@ def assert_valid(fused: FusedGraph) -> None:
             computed.add(id(node))
         assert group.outputs and set(group.outputs) <= inside - set(group.inputs)
         assert group.anchor is None or group.anchor in group.nodes
+        assert group.kind != "attention" or len(group.outputs) == 1, group.name
+        assert group.kind != "view" or (len(group.nodes) == len(group.inputs) == 1), group.name
         available |= set(group.outputs)
     assert set(fused.graph.results()) <= available
     assert computed == {id(node) for node in fused.graph.nodes}
