@@ -16,7 +16,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-# What compiled code may call: memory intrinsics, scalar math, and the conversions that LLVM turns into
+# What compiled code may call: memory intrinsics, prints, scalar math, and the conversions that LLVM turns into
 # calls where the CPU has no instruction for them.  A name that this system lacks is left out: linking
 # then fails with its name, and only for the objects that need it.
 _MATH = (
@@ -24,8 +24,8 @@ _MATH = (
     "log10 log1p log2 nearbyint pow rint round roundeven sin sinh sqrt tan tanh tgamma trunc"
 ).split()
 _OTHER = (
-    "memcpy memmove memset bcmp memcmp bzero sincos sincosf __extendhfsf2 __truncsfhf2 __truncdfhf2 __truncsfbf2 "
-    "__truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 __multi3 __powisf2 __powidf2"
+    "memcpy memmove memset bcmp memcmp bzero printf fflush abort sincos sincosf __extendhfsf2 __truncsfhf2 "
+    "__truncdfhf2 __truncsfbf2 __truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 __multi3 __powisf2 __powidf2"
 ).split()
 _LIBRARIES = {
     "linux": ("libm.so.6", "libc.so.6", "libgcc_s.so.1"),

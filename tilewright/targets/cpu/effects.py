@@ -1,14 +1,17 @@
 """Operations with effects of their own: scalar stores, atomics, barriers, asserts and prints.
 
-Blocks of atomics go element by element, in row-major order.
+Blocks of atomics go element by element, in row-major order.  Prints go through the C library's
+`printf`, a line for each element and operand; a failed assertion prints where it stands and aborts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, float64, int64
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.conversions import memory_type
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
@@ -24,7 +27,9 @@ _FLOAT_KINDS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}
 class EffectEmitter:
     """Emits one operation at a time."""
 
-    def __init__(self, evaluator: Evaluator, storage: dict[Value, Storage]) -> None:
+    def __init__(self, evaluator: Evaluator, storage: dict[Value, Storage], programs: Sequence[LLVMValue]) -> None:
+        """`programs` are the instance's three program ids."""
+        self.programs = list(programs)
         self.evaluator = evaluator
         self.builder = evaluator.builder
         self.storage = storage
@@ -43,7 +48,7 @@ class EffectEmitter:
         elif opcode == "assert":
             self._for_each(operation.operands[0].type.shape, (), lambda indices: self._assert(operation, indices))
         elif opcode == "print":
-            return
+            self._print(operation)
         else:
             raise unsupported(operation, "the operation is not known to this target")
 
@@ -121,6 +126,37 @@ class EffectEmitter:
         fails, on = builder.new_block("assert.fails"), builder.new_block("assert.holds")
         builder.branch_if(holds, on, fails, (1 << 20, 1))
         builder.start(fails)
-        builder.call("llvm.trap", "void", [])
+        message = str(operation.attributes["message"]).replace("%", "%%")
+        where = f"{operation.location}: " if operation.location else ""
+        self._printf(f"{where.replace('%', '%%')}assertion failed: {message} in program (%d, %d, %d)\n", self.programs)
+        builder.call("abort", "void", [])
         builder.unreachable()
         builder.start(on)
+
+    def _print(self, operation: Operation) -> None:
+        prefix = str(operation.attributes["prefix"]).replace("%", "%%")
+        if not operation.operands:
+            self._printf(f"pid (%d, %d, %d) {prefix}\n", self.programs)
+        for operand in operation.operands:
+            self._for_each(operand.type.shape, (), partial(self._print_element, prefix, operand))
+
+    def _print_element(self, prefix: str, operand: Value, indices: Indices) -> None:
+        builder = self.builder
+        value, element = self.evaluator.evaluate(operand, indices), operand.type.element
+        converter = self.evaluator.elementwise.converter
+        if isinstance(element, PointerType):
+            form = "%p"
+        elif element.is_float:
+            form, value = "%g", converter.cast(value, element, float64)
+        else:
+            form, value = ("%lld" if element.is_signed else "%llu"), converter.cast(value, element, int64)
+        place = f" idx ({', '.join(['%lld'] * len(indices))})" if indices else ""
+        positions = [builder.add(index.base, 0) for index in indices]
+        self._printf(f"pid (%d, %d, %d){place} {prefix}{form}\n", [*self.programs, *positions, value])
+
+    def _printf(self, form: str, values: Sequence[LLVMValue]) -> None:
+        builder = self.builder
+        builder.module.declare("printf", "i32", ["ptr", "..."])
+        listed = ", ".join(map(str, [builder.module.string(form), *values]))
+        builder.emit(f"call i32 (ptr, ...) @printf({listed})", "i32")
+        builder.call("fflush", "i32", [LLVMValue("ptr", "null")])

@@ -117,7 +117,7 @@ class KernelLowering:
         self.evaluator.on_access = self._note_access
         self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator)
         self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage)
-        self.effects = EffectEmitter(self.evaluator, storage)
+        self.effects = EffectEmitter(self.evaluator, storage, grid[:3])
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
         builder.finish()
