@@ -85,6 +85,21 @@ def test_evidence_is_kept(generator):
     json.dumps([step.evidence for step in steps])
 
 
+def test_engines_show_what_they_take_and_give(generator):
+    text = repr(build(perceptron(generator)))
+    assert text == "<Engine perceptron for cpu: (x: float32 [batch, 24]) -> (y: float32 [batch, 24])>"
+
+
+def test_errors_name_the_part_of_the_model(generator, monkeypatch):
+    def fail(*arguments, **keywords):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("tilewright.engine.kernels.KernelSet.choice", fail)
+    with pytest.raises(RuntimeError, match="no luck") as caught:
+        build(perceptron(generator))
+    assert caught.value.__notes__ == ["while building 000-matmul-add-relu: matmul %matmul (up), add %add, relu %relu"]
+
+
 def test_progress_names_stages_and_kernels(generator):
     events = []
     build(perceptron(generator), progress=lambda stage, item, seconds: events.append((stage, item, seconds)))

@@ -227,6 +227,30 @@ def test_any_weights_round_trip_and_are_aligned(layout, random):
         assert weights.offsets[name] % ALIGNMENT == 0
 
 
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789_-é", min_size=1, max_size=20)
+OBJECTS = st.dictionaries(NAMES.map(lambda name: f"kernels/{name}.o"), st.binary(max_size=9000), max_size=6)
+
+
+@given(OBJECTS, st.binary(max_size=6000), st.integers(0, 3000))
+@settings(max_examples=60, deadline=None)
+def test_any_package_round_trips_and_large_members_are_on_pages(tmp_path_factory, objects, graph, weight):
+    path = tmp_path_factory.mktemp("package") / "some.engine"
+    weights = Weights.pack({"w": np.arange(weight, dtype=np.float32)})
+    manifest = {"format": file.FORMAT, "version": file.VERSION, "programs": []}
+    file.write_package(file.Package(manifest, weights, graph, objects), path)
+    read = file.read_package(path)
+    assert (read.objects, read.graph) == (objects, graph)
+    np.testing.assert_array_equal(read.weights.array("w"), weights.array("w"))
+    whole = np.memmap(path, np.uint8, "r")
+    base = whole.ctypes.data
+    archive = file.Archive(path)
+    for data in archive.members.values():
+        if len(data) >= 4096:
+            start = np.frombuffer(data, np.uint8)
+            offset = whole.tobytes().index(bytes(data))
+            assert offset % 4096 == 0 and start.ctypes.data % 4096 == base % 4096
+
+
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_arbitrary_bytes_are_no_weights_or_harmless(data):

@@ -92,7 +92,7 @@ class _Builder:
             if group.kind == "view":
                 scheduled.append((group, None))
                 continue
-            with self._stage("choose kernels", group.name):
+            with self._stage("choose kernels", group.name), _naming(group):
                 found = candidates(group, self.graph, self.target)
                 chosen = choose(found)
             scheduled.append((group, chosen))
@@ -126,18 +126,18 @@ class _Builder:
         def place(operand: Operand) -> BufferReference:
             return self._place(number, operand, storage)
 
-        operations = tuple(_description(node.op, node.output.name, node.source) for node in task.group.nodes)
-        return [
-            Step(
-                name=task.group.name if len(stages) == 1 else f"{task.group.name}.{position}",
-                choices=tuple(self.kernels.choice(call, place) for call in stage.calls),
-                operations=operations,
-                bytes=floor_divide(task.candidate.cost.bytes, len(stages)),
-                flops=floor_divide(task.candidate.cost.flops, len(stages)),
-                evidence=evidence,
-            )
-            for position, stage in enumerate(stages)
-        ]
+        with _naming(task.group):
+            return [
+                Step(
+                    name=task.group.name if len(stages) == 1 else f"{task.group.name}.{position}",
+                    choices=tuple(self.kernels.choice(call, place) for call in stage.calls),
+                    operations=_operations(task.group),
+                    bytes=floor_divide(task.candidate.cost.bytes, len(stages)),
+                    flops=floor_divide(task.candidate.cost.flops, len(stages)),
+                    evidence=evidence,
+                )
+                for position, stage in enumerate(stages)
+            ]
 
     # -- Constants ------------------------------------------------------------------------------
 
@@ -245,8 +245,21 @@ def _jsonable(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 
-def _description(op: str, output: str, source: str) -> str:
-    return f"{op} %{output}" + (f" ({source})" if source else "")
+def _operations(group: Group) -> tuple[str, ...]:
+    """The graph nodes of a group, for people."""
+    return tuple(
+        f"{node.op} %{node.output.name}" + (f" ({node.source})" if node.source else "") for node in group.nodes
+    )
+
+
+@contextmanager
+def _naming(group: Group) -> Iterator[None]:
+    """Errors inside tell which part of the model they are about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while building {group.name}: {', '.join(_operations(group))}")
+        raise
 
 
 def _producer() -> str:

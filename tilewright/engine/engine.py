@@ -103,6 +103,13 @@ class Engine:
         """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
         write_package(self._package, Path(path))
 
+    def __repr__(self) -> str:
+        takes, gives = (
+            ", ".join(f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs)
+            for specs in (self.inputs, self.outputs)
+        )
+        return f"<Engine {self.name} for {self.target}: ({takes}) -> ({gives})>"
+
     # -- What it takes and gives ----------------------------------------------------------------
 
     @property
