@@ -351,6 +351,8 @@ def prologue_function(
     for target, index, item in stores:
         writer.store(target, index, item)
     text = writer.write(root)
+    if not writer.follows_columns(expression_indices([root], tracer)):
+        text = f"tl.where(column >= 0, {text}, {text})"  # a row of one number, or of equal ones: still a block
     name = chain_name(nodes, "load_input")
     source = _source(name, ["row", "column", "mask", "extra"], [], [*lines, *writer.lines, f"return {text}"])
     return function_from_source(name, source)

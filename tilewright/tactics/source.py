@@ -289,9 +289,9 @@ class Writer:
         is there whatever the mask says; where its guards do depend on it, it becomes a block of copies.
         """
         offset = self.index(item.index)
-        if not self.mask or self._follows_columns([item.index]):
+        if not self.mask or self.follows_columns([item.index]):
             return f"({offset}){self.load_mask(item.guards)}"
-        if self._follows_columns([guard.index for guard in item.guards]):
+        if self.follows_columns([guard.index for guard in item.guards]):
             return f"({offset} + column * 0){self.load_mask(item.guards)}"
         own = "" if not item.index.terms else f"fitting({self.mask}, {offset})"
         if not item.guards:
@@ -299,7 +299,7 @@ class Writer:
         inside = self.guards(item.guards)
         return f"({offset}), mask=both({own}, {inside})" if own else f"({offset}), mask={inside}"
 
-    def _follows_columns(self, indices: Iterable[Index]) -> bool:
+    def follows_columns(self, indices: Iterable[Index]) -> bool:
         """Whether any of the indices depends on the innermost loop variable."""
         stack = list(indices)
         while stack:
