@@ -13,7 +13,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 # ruff: noqa: F401
 from builtins import tuple
 
-from tilewright.language import core, math, random, standard
+from tilewright.language import core, extra, math, random, standard
 from tilewright.language.core import (
     PropagateNan,
     add,

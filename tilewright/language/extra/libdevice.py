@@ -1,0 +1,231 @@
+"""The mathematical library under the names that GPU kernels use: ``from tilewright.language.extra import libdevice``.
+
+Written in the tile language, so that it means the same on every target.  Functions of floats compute in the
+dtype of their argument (narrow floats in fp32).
+"""
+
+# Their bodies are tile language, which Python's type rules do not describe.
+# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment,attr-defined,operator"
+from __future__ import annotations
+
+from tilewright.language import core
+from tilewright.language import math as tl_math
+from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.math import (
+    abs,
+    ceil,
+    cos,
+    erf,
+    exp,
+    exp2,
+    floor,
+    fma,
+    log,
+    log2,
+    pow,
+    rint,
+    rsqrt,
+    sin,
+    sqrt,
+    tanh,
+    trunc,
+)
+from tilewright.language.types import int32, uint32
+
+fabs, nearbyint, fmaf = abs, rint, fma
+fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = exp, exp2, log, log2, sin, cos, pow
+mulhi, umulhi = tl_math.umulhi, tl_math.umulhi
+
+LOG_10 = 2.302585092994046
+LOG10_E = 0.4342944819032518
+
+
+@constexpr_function
+def _bits(dtype, signed):
+    """The integer dtype as wide as a float dtype."""
+    from tilewright.language.types import get_int_dtype
+
+    return get_int_dtype(dtype.primitive_bitwidth, signed)
+
+
+@constexpr_function
+def _sign_bit(dtype):
+    return 1 << (dtype.primitive_bitwidth - 1)
+
+
+@language_function
+def fast_dividef(x, y):
+    """x / y"""
+    return core.fdiv(x, y)
+
+
+@language_function
+def fmin(x, y):
+    """The smaller; NaN only where both are."""
+    return core.minimum(x, y)
+
+
+@language_function
+def fmax(x, y):
+    """The larger; NaN only where both are."""
+    return core.maximum(x, y)
+
+
+@language_function
+def fmod(x, y):
+    """The remainder of x / y with the sign of x."""
+    return x % y
+
+
+@language_function
+def rcp(x):
+    """1 / x"""
+    return (1.0 / x).to(x.dtype)
+
+
+@language_function
+def isnan(x):
+    """Whether x is not a number."""
+    return x != x
+
+
+@language_function
+def isinf(x):
+    """Whether x is infinite."""
+    return abs(x) == float("inf")
+
+
+@language_function
+def finitef(x):
+    """Whether x is neither infinite nor NaN."""
+    return abs(x) < float("inf")
+
+
+@language_function
+def signbit(x):
+    """Whether the sign bit is set, that of zeros and NaNs included."""
+    return x.to(_bits(x.dtype, True), bitcast=True) < 0
+
+
+@language_function
+def copysign(x, y):
+    """The magnitude of x with the sign of y."""
+    bits: core.constexpr = _bits(x.dtype, False)
+    sign: core.constexpr = _sign_bit(x.dtype)
+    magnitude = x.to(bits, bitcast=True) & (sign - 1)
+    return (magnitude | (y.to(x.dtype).to(bits, bitcast=True) & sign)).to(x.dtype, bitcast=True)
+
+
+@language_function
+def round(x):
+    """The nearest whole number, halves away from zero."""
+    whole = trunc(x)
+    return whole + core.where(abs(x - whole) >= 0.5, copysign(core.full(x.shape, 1, x.dtype), x), 0.0).to(x.dtype)
+
+
+@language_function
+def exp10(x):
+    """10 to the power x."""
+    return exp(x * LOG_10)
+
+
+@language_function
+def log10(x):
+    """Logarithm to base 10."""
+    return log(x) * LOG10_E
+
+
+@language_function
+def log1p(x):
+    """log(1 + x), accurate near 0: the rounding of 1 + x is divided out (W. Kahan)."""
+    shifted = 1.0 + x
+    near = shifted == 1.0
+    safe = core.where(near, 2.0, shifted)
+    far = core.where(shifted == float("inf"), shifted, log(safe) * (x / (safe - 1.0)))
+    return core.where(near, x, far).to(x.dtype)
+
+
+@language_function
+def expm1(x):
+    """exp(x) - 1, accurate near 0: the rounding of exp(x) is divided out (W. Kahan)."""
+    power = exp(x)
+    ordinary = (power == 1.0) | (abs(x) > 1.0)
+    safe = core.where(ordinary, 2.0, power)
+    near = (safe - 1.0) * (x / log(safe))
+    return core.where(power == 1.0, x, core.where(ordinary, power - 1.0, near)).to(x.dtype)
+
+
+@language_function
+def tan(x):
+    """Tangent of x in radians."""
+    return sin(x) / cos(x)
+
+
+@language_function
+def sinh(x):
+    """Hyperbolic sine."""
+    grown = expm1(abs(x))
+    return copysign(0.5 * (grown + grown / (grown + 1.0)), x)
+
+
+@language_function
+def cosh(x):
+    """Hyperbolic cosine."""
+    power = exp(abs(x))
+    return 0.5 * power + 0.5 / power
+
+
+@language_function
+def hypot(x, y):
+    """The length of (x, y), without overflow on the way."""
+    large = core.maximum(abs(x), abs(y))
+    small = core.minimum(abs(x), abs(y))
+    itself = (large == 0.0) | (large == float("inf"))
+    ratio = core.where(itself, 0.0, small / core.where(itself, 1.0, large))
+    return large * sqrt(1.0 + ratio * ratio)
+
+
+@language_function
+def cbrt(x):
+    """The cube root; one step of Newton's method after the power."""
+    magnitude = abs(x)
+    itself = (magnitude == 0.0) | (magnitude == float("inf"))
+    safe = core.where(itself, 1.0, magnitude)
+    root = exp2(log2(safe) / 3.0)
+    root = root - (root - safe / (root * root)) / 3.0
+    return core.where(itself, x, copysign(root, x))
+
+
+@language_function
+def popc(x):
+    """How many of the 32 bits are set."""
+    bits = x.to(uint32)
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    return ((bits * 0x01010101) >> 24).to(int32)
+
+
+@language_function
+def clz(x):
+    """How many of the 32 bits are zero before the first one that is set."""
+    bits = x.to(uint32)
+    for shift in core.static_range(5):
+        bits = bits | (bits >> (1 << shift))
+    return 32 - popc(bits)
+
+
+@language_function
+def ffs(x):
+    """The number, from 1, of the lowest of the 32 bits that is set; 0 for none."""
+    bits = x.to(uint32)
+    return core.where(bits == 0, 0, popc(bits ^ (bits - 1)))
+
+
+__all__ = [
+    "abs", "cbrt", "ceil", "clz", "copysign", "cos", "cosh", "erf", "exp", "exp10", "exp2", "expm1", "fabs",
+    "fast_cosf", "fast_dividef", "fast_exp2f", "fast_expf", "fast_log2f", "fast_logf", "fast_powf", "fast_sinf", "ffs", "finitef",
+    "floor", "fma", "fmaf", "fmax", "fmin", "fmod", "hypot", "isinf", "isnan", "log", "log10", "log1p", "log2", "mulhi",
+    "nearbyint", "popc", "pow", "rcp", "rint", "round", "rsqrt", "signbit", "sin", "sinh", "sqrt", "tan", "tanh",
+    "trunc", "umulhi",
+]  # fmt: skip
