@@ -224,8 +224,8 @@ def ffs(x):
 
 __all__ = [
     "abs", "cbrt", "ceil", "clz", "copysign", "cos", "cosh", "erf", "exp", "exp10", "exp2", "expm1", "fabs",
-    "fast_cosf", "fast_dividef", "fast_exp2f", "fast_expf", "fast_log2f", "fast_logf", "fast_powf", "fast_sinf", "ffs", "finitef",
-    "floor", "fma", "fmaf", "fmax", "fmin", "fmod", "hypot", "isinf", "isnan", "log", "log10", "log1p", "log2", "mulhi",
-    "nearbyint", "popc", "pow", "rcp", "rint", "round", "rsqrt", "signbit", "sin", "sinh", "sqrt", "tan", "tanh",
-    "trunc", "umulhi",
+    "fast_cosf", "fast_dividef", "fast_exp2f", "fast_expf", "fast_log2f", "fast_logf", "fast_powf", "fast_sinf",
+    "ffs", "finitef", "floor", "fma", "fmaf", "fmax", "fmin", "fmod", "hypot", "isinf", "isnan", "log", "log10",
+    "log1p", "log2", "mulhi", "nearbyint", "popc", "pow", "rcp", "rint", "round", "rsqrt", "signbit", "sin", "sinh",
+    "sqrt", "tan", "tanh", "trunc", "umulhi",
 ]  # fmt: skip
