@@ -25,7 +25,8 @@ _MATH = (
 ).split()
 _OTHER = (
     "memcpy memmove memset bcmp memcmp bzero printf fflush abort sincos sincosf __extendhfsf2 __truncsfhf2 "
-    "__truncdfhf2 __truncsfbf2 __truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 __multi3 __powisf2 __powidf2"
+    "__truncdfhf2 __truncsfbf2 __truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 "
+    "__multi3 __powisf2 __powidf2"
 ).split()
 _LIBRARIES = {
     "linux": ("libm.so.6", "libc.so.6", "libgcc_s.so.1"),
