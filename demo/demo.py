@@ -48,8 +48,8 @@ def similarity_table(embeddings: np.ndarray) -> tuple[Table, bool]:
     similarity = embeddings @ embeddings.T
     nearest = np.argmax(similarity - 2 * np.eye(len(similarity)), axis=1)
     table = Table(title="Cosine similarity (nearest in bold)", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("")
-    table.add_column("sentence", no_wrap=True, max_width=32)
+    table.add_column("", no_wrap=True, min_width=1)
+    table.add_column("sentence", no_wrap=True, max_width=28)
     for column in range(len(SENTENCES)):
         table.add_column(str(column), justify="right", no_wrap=True)
     for row, sentence in enumerate(SENTENCES):
@@ -63,6 +63,7 @@ def main() -> int:
     console = Console()
     folder = checkpoint_folder()
     with BuildProgress("Building the engine") as progress:
+        progress("import", folder.name, 0.0)
         graph = import_model(folder)
         source = import_model(folder)  # the reference runs the graph as imported, before any pass
         engine = build(graph, progress=progress)
@@ -95,7 +96,7 @@ def main() -> int:
 
 def latency_table(measured: dict[str, float]) -> Table:
     """Latency of the engine's process, with what it measured beside it."""
-    table = Table(title="Latency, batch 8, new process", title_justify="left")
+    table = Table(title="Batch 8, new process", title_justify="left")
     table.add_column("")
     table.add_column("median ms", justify="right")
     for name, milliseconds in measured.items():
