@@ -69,6 +69,7 @@ def emit_product(
     row_stride: int | None = None,
     depth_stride: int | None = 1,
     known_right_stride: int | None = None,
+    whole: bool = False,
 ) -> tuple[str, tuple[int, int], int]:
     """LLVM text of a function `product` around one `emit_dot`; accumulator extents; scratch bytes."""
     module = Module()
@@ -91,6 +92,7 @@ def emit_product(
             rows_apart if row_stride is None else row_stride,
             depth_apart if depth_stride is None else depth_stride,
             types[0],
+            whole,
         ),
         RightOperand(right, layout, right_stride if known_right_stride is None else known_right_stride, types[1]),
         Accumulator(accumulator, extents[1], types[2]),

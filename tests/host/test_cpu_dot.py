@@ -144,6 +144,21 @@ def test_any_shape(
     run_case(Case(DotShape(*extents), layout, limits=limits, left=left, accumulate=bool(seed % 2)), rng)  # type: ignore[arg-type]
 
 
+def test_whole_left_operand_in_place(rng: np.random.Generator) -> None:
+    """A buffer of known strides is read where it lies even when rows are limited at run time."""
+    target, shape = CPUTarget.host(), DotShape(20, 64, 48)
+    text, extents, size = emit_product(target, shape, "rows", FLOAT32, (True, False, False), 48, 1, 64, True)
+    arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
+    product = load(assemble(text, target), "product", arguments)
+    left, right = random_block(rng, (20, 48), dtypes.float32), random_block(rng, (48, 64), dtypes.float32)
+    memory = guarded(left), guarded(right)
+    for rows in range(1, 21):
+        accumulator, scratch = aligned(extents, np.float32), aligned((size,), np.uint8)
+        pointers = [array.ctypes.data for array in (*memory, accumulator, scratch)]
+        product(*pointers, 48, 1, 64, rows, 64, 48, False)
+        np.testing.assert_allclose(accumulator[:rows, :64], left[:rows].astype(np.float64) @ right, rtol=0, atol=1e-4)
+
+
 def test_nothing_to_do_keeps_the_accumulator() -> None:
     target, shape = CPUTarget.host(), DotShape(20, 64, 64)
     text, extents, size = emit_product(target, shape, "rows", FLOAT32, (True, True, True))

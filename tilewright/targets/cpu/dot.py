@@ -31,13 +31,15 @@ class LeftOperand:
 
     Any memory will do (the user's, or a scratch copy): the kernel makes its own packed copy where
     that is faster.  Give strides that are known as plain ints: a block whose depth stride is 1 and
-    whose row stride is known and not near a multiple of 4 KiB is read in place.
+    whose row stride is known and no large power of two is read in place.  `whole` promises that all
+    `shape.rows` rows may be read, whatever the run-time limit.
     """
 
     pointer: LLVMValue
     row_stride: Extent
     depth_stride: Extent
     dtype: DType
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def emit_dot(
         _known(left.row_stride),
         _known(left.depth_stride),
         _known(right.stride),
+        left.whole,
         (rows is not None, columns is not None, depth is not None),
     )
     if plan.name not in emitted_functions(builder.module):

@@ -25,6 +25,8 @@ _LLVM_TYPES = {"f32": "float", "f64": "double", "bf16": "bfloat", "f16": "half",
 _IN_PLACE_ROWS = 4  # up to so many rows of `left` are read in place through one pointer each
 _SHORT_RUN = 8  # depth of a run when few rows meet a wide row-major matrix: so many streams from memory
 _LINE = 64
+_CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
+_CROWDED = 4  # lines of one set that the rows of a tile may take
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -53,6 +55,7 @@ class DotPlan:
     left_row_stride: int | None  # None: known only at run time
     left_depth_stride: int | None
     right_stride: int | None
+    left_whole: bool  # all rows of `left` may be read, whatever the limit
     limits: tuple[bool, bool, bool]  # run-time limits on rows, columns, depth
 
     @property
@@ -62,7 +65,8 @@ class DotPlan:
         strides = "x".join("n" if stride is None else str(stride) for stride in known)
         types = f"{self.left}.{self.right}.{self.accumulator}"
         sizes = f"{shape.rows}x{shape.columns}x{shape.depth}"
-        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}"
+        whole = "w" if self.left_whole else ""
+        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}"
 
 
 class Blocking:
@@ -185,11 +189,16 @@ class _DotFunction:
             return False
         if plan.shape.rows <= _IN_PLACE_ROWS:
             return True
-        if plan.left_row_stride is None or plan.limits[0]:
+        if plan.left_row_stride is None or plan.limits[0] and not self._left_can_overrun():
             return False
-        row_bytes = plan.left_row_stride * plan.left.itemsize
-        spread = 512 <= row_bytes % 4096 <= 4096 - 512  # rows in different cache sets
-        return spread or plan.shape.rows * row_bytes <= 16 << 10
+        # the lines that the rows of a tile are at must not crowd into a few sets of the level 1 cache
+        lines = lines_of(plan.left_row_stride * plan.left.itemsize)
+        distinct = _CACHE_SETS // math.gcd(_CACHE_SETS, lines)
+        return plan.left_row_stride * plan.left.itemsize < 4096 and self.blocking.max_rows <= _CROWDED * distinct
+
+    def _left_can_overrun(self) -> bool:
+        """Whether one row beyond the run-time limit may be read in place."""
+        return self.plan.left_whole and self.plan.shape.rows % 2 == 0
 
     def _can_read_right(self) -> bool:
         """Whether panels of `right` are read where they are: when read once, or when they fit level 1 as they lie."""
@@ -208,11 +217,11 @@ class _DotFunction:
         if plan.right_stride is None:
             return False
         itemsize = plan.right.itemsize
-        sets, ways = 64, max(1, self.target.l1_bytes // 4096)
+        ways = max(1, self.target.l1_bytes // (_LINE * _CACHE_SETS))
         row_lines = lines_of(self.blocking.width * itemsize)
-        starts = sets // math.gcd(sets, lines_of(plan.right_stride * itemsize))
+        starts = _CACHE_SETS // math.gcd(_CACHE_SETS, lines_of(plan.right_stride * itemsize))
         near = plan.right_stride * itemsize <= 4096
-        return near and self.blocking.depth * row_lines <= min(sets, starts * row_lines) * ways
+        return near and self.blocking.depth * row_lines <= min(_CACHE_SETS, starts * row_lines) * ways
 
     # -- The walk ---------------------------------------------------------------------------------
 
@@ -417,7 +426,7 @@ class _DotFunction:
         if not self.plan.limits[0]:
             return
         builder, most = self.builder, self.blocking.max_rows
-        self.unit = 1 if self.left_in_place else 2
+        self.unit = 1 if self.left_in_place and not self._left_can_overrun() else 2
         units = self.rows
         if self.unit == 2:
             units = builder.binary("lshr", builder.add(self.rows, 1), builder.integer(1))

@@ -324,7 +324,9 @@ class DotEmitter:
 
     def _left(self, value: Value, batch: Index) -> LeftOperand:
         pointer = self._element(value, batch, 0, 0)
-        return LeftOperand(pointer, self._stride(value, batch, 0), self._stride(value, batch, 1), value.type.dtype)
+        strides = self._stride(value, batch, 0), self._stride(value, batch, 1)
+        whole = shape_source(self.placement, value) in self.placement.stored
+        return LeftOperand(pointer, *strides, value.type.dtype, whole)
 
     def _right(self, value: Value, batch: Index) -> RightOperand:
         panels = panels_of(self.placement, value)
