@@ -46,7 +46,7 @@ def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Can
         operands[name] = source
         sizes |= {f"{name}_offset": view.offset, f"{name}_batch": view.strides[0], f"{name}_head": view.strides[1],
                   f"{name}_row": view.strides[2]}  # fmt: skip
-    operands["bias"], bias_form = (q, 0) if bias is None else (bias, _bias_form(bias))
+    operands["bias"], bias_form = (operands["q"], 0) if bias is None else (bias, _bias_form(bias))
     names = ("bias_batch", "bias_head", "bias_row", "bias_key")
     sizes |= dict(zip(names, (0, 0, 0, 0) if bias is None else _bias_strides(bias), strict=True))
     constants: dict[str, Any] = {
