@@ -14,6 +14,7 @@ from typing import Any
 import llvmlite
 import numpy as np
 
+from tilewright.dtypes import from_numpy
 from tilewright.engine import plan_codegen
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, Package
@@ -21,7 +22,7 @@ from tilewright.engine.graph_json import Placement, graph_to_json
 from tilewright.engine.kernels import KernelSet
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.storage import Storage, Task, assign_storage
-from tilewright.engine.weights import Weights
+from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
@@ -60,7 +61,7 @@ class _Builder:
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
         self.kernels = KernelSet(target, progress)
-        self.weights: dict[str, np.ndarray] = {}
+        self.weights: dict[str, WeightSource] = {}
         self.placements: dict[str, Placement] = {}
 
     @contextmanager
@@ -156,8 +157,7 @@ class _Builder:
         if recipe is not None:
             name += "." + ".".join(str(entry) for _, entry in recipe)
         if name not in self.weights:
-            array = self.graph.constants[value]
-            self.weights[name] = np.asarray(array, order="C") if recipe is None else packing.apply(recipe, array)
+            self.weights[name] = _source(self.graph.constants[value], recipe)
         if recipe is None or value.name not in self.placements:
             self.placements[value.name] = (name, recipe)
         return name
@@ -202,6 +202,13 @@ class _Builder:
             "programs": [program],
         }
         return Package(manifest, weights, graph_to_json(self.graph, self.placements), objects)
+
+
+def _source(array: np.ndarray, recipe: packing.Recipe | None) -> WeightSource:
+    if recipe is None:
+        return WeightSource.of(array)
+    shape = packing.packed_shape(recipe, array.shape)
+    return WeightSource(from_numpy(array.dtype), shape, lambda: packing.apply(recipe, array))
 
 
 def _check_symbols(graph: Graph) -> None:

@@ -9,7 +9,8 @@ The format allows no holes, so the gaps that alignment leaves are tensors of the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,23 @@ class WeightEntry:
     bytes: int
 
 
+@dataclass(frozen=True)
+class WeightSource:
+    """A tensor that is computed only when it is stored: a model's weights are not held twice."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> WeightSource:
+        return cls(dtypes.from_numpy(array.dtype), array.shape, lambda: array)
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 class Weights:
     """A whole weights file: `data` is all of it, `entries` its tensors, `start` where they begin."""
 
@@ -50,9 +68,12 @@ class Weights:
         self.start = start
 
     @classmethod
-    def pack(cls, arrays: Mapping[str, np.ndarray]) -> Weights:
-        """Lay out arrays in their order and copy them into one file image."""
-        entries, header = _layout(arrays)
+    def pack(cls, arrays: Mapping[str, np.ndarray | WeightSource]) -> Weights:
+        """Lay out tensors in their order and copy them into one file image."""
+        sources = {
+            name: array if isinstance(array, WeightSource) else WeightSource.of(array) for name, array in arrays.items()
+        }
+        entries, header = _layout(sources)
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 8) % ALIGNMENT)
         start = 8 + len(text)
@@ -60,12 +81,12 @@ class Weights:
         data = _aligned(start + end)
         data[:start] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
         position = start
-        for name, array in arrays.items():
+        for name, source in sources.items():
             entry = entries[name]
             begin = start + entry.offset
             data[position:begin] = 0
             position = begin + entry.bytes
-            np.copyto(data[begin:position].view(entry.dtype.numpy).reshape(entry.shape), array)
+            np.copyto(data[begin:position].view(entry.dtype.numpy).reshape(entry.shape), source.make())
         return cls(data, entries, start)
 
     @classmethod
@@ -103,25 +124,21 @@ class Weights:
         return self.data[begin : begin + entry.bytes].view(entry.dtype.numpy).reshape(entry.shape)
 
 
-def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, WeightEntry], dict[str, Any]]:
+def _layout(sources: Mapping[str, WeightSource]) -> tuple[dict[str, WeightEntry], dict[str, Any]]:
     entries: dict[str, WeightEntry] = {}
     header: dict[str, Any] = {}
     position = 0
-    for name, array in arrays.items():
+    for name, source in sources.items():
         if name.startswith(_PADDING) or name == "__metadata__":
             raise ValueError(f"a weight cannot be named {name!r}")
         gap = -position % ALIGNMENT
         if gap:
-            header[f"{_PADDING}{position}"] = {
-                "dtype": "U8",
-                "shape": [gap],
-                "data_offsets": [position, position + gap],
-            }
+            offsets = [position, position + gap]
+            header[f"{_PADDING}{position}"] = {"dtype": "U8", "shape": [gap], "data_offsets": offsets}
             position += gap
-        dtype = dtypes.from_numpy(array.dtype)
-        entries[name] = WeightEntry(dtype, array.shape, position, array.nbytes)
-        end = position + array.nbytes
-        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(array.shape), "data_offsets": [position, end]}
+        end = position + source.bytes
+        entries[name] = WeightEntry(source.dtype, source.shape, position, source.bytes)
+        header[name] = {"dtype": _NAMES[source.dtype.name], "shape": source.shape, "data_offsets": [position, end]}
         position = end
     return entries, header
 
