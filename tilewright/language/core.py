@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction
 from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
-from tilewright.language.types import constexpr, dtype, unwrap
+from tilewright.language.types import block_type, constexpr, dtype, get_int_dtype, pointer_type, unwrap
 
 F = TypeVar("F", bound=Callable[..., Any])
 BUILTIN = "__tilewright_builtin__"
@@ -537,4 +537,4 @@ _method("__pow__", arithmetic.power)
 tensor.T = property(lambda self: shapes.transpose(self, ()))  # type: ignore[attr-defined]
 
 __all__ = [name for name, value in list(globals().items()) if getattr(value, BUILTIN, False)]
-__all__ += ["PropagateNan", "constexpr", "dtype", "tensor"]
+__all__ += ["PropagateNan", "block_type", "constexpr", "dtype", "get_int_dtype", "pointer_type", "tensor"]
