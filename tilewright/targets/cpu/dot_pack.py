@@ -73,7 +73,7 @@ class BlockCopy:
                 kind = vector_type(self.source, lanes)
                 places = [builder.gep(pointer, loop.index, self.source) for pointer in pointers]
                 block = [builder.load(kind, column_place, align=1) for column_place in places]
-                for lane, row in enumerate(self._transposed(block)):
+                for lane, row in enumerate(transposed(builder, block)):
                     offset = builder.multiply(builder.add(loop.index, lane), target_stride)
                     self._put(row, builder.gep(place, offset, self.element))
             with builder.loop(full, depth, 1, hint="rest") as rest:
@@ -113,22 +113,24 @@ class BlockCopy:
         value = builder.masked_load(vector_type(stored, self.lanes), place, mask)
         return builder.cast("bitcast", value, vector_type(self.source, self.lanes))
 
-    def _transposed(self, rows: list[LLVMValue]) -> list[LLVMValue]:
-        """The transpose of a square block of vectors, by exchanging ever larger halves of pairs.
 
-        After the step of distance d, lane l of row r holds what differs from the block by having bit d
-        of l and r exchanged; after all steps every bit is exchanged.
-        """
-        distance = 1
-        while distance < self.lanes:
-            exchanged = list(rows)
-            low = [lane if not lane & distance else lane - distance + self.lanes for lane in range(self.lanes)]
-            high = [lane + distance if not lane & distance else lane + self.lanes for lane in range(self.lanes)]
-            for first in range(self.lanes):
-                if not first & distance:
-                    second = first + distance
-                    exchanged[first] = self.builder.shuffle(rows[first], rows[second], low)
-                    exchanged[second] = self.builder.shuffle(rows[first], rows[second], high)
-            rows = exchanged
-            distance *= 2
-        return rows
+def transposed(builder: LLVMBuilder, rows: list[LLVMValue]) -> list[LLVMValue]:
+    """The transpose of a square block of vectors, by exchanging ever larger halves of pairs.
+
+    After the step of distance d, lane l of row r holds what differs from the block by having bit d
+    of l and r exchanged; after all steps every bit is exchanged.
+    """
+    lanes = len(rows)
+    distance = 1
+    while distance < lanes:
+        exchanged = list(rows)
+        low = [lane if not lane & distance else lane - distance + lanes for lane in range(lanes)]
+        high = [lane + distance if not lane & distance else lane + lanes for lane in range(lanes)]
+        for first in range(lanes):
+            if not first & distance:
+                second = first + distance
+                exchanged[first] = builder.shuffle(rows[first], rows[second], low)
+                exchanged[second] = builder.shuffle(rows[first], rows[second], high)
+        rows = exchanged
+        distance *= 2
+    return rows

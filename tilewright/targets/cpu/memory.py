@@ -9,8 +9,11 @@ from tilewright.targets.cpu.evaluate import Evaluator, Indices
 from tilewright.targets.llvm.builder import LLVMValue, vector_type
 
 
-def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices) -> None:
-    """Store the elements of a `store` at `indices`: contiguous, single, or scattered by its pointers' step."""
+def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, known: LLVMValue | None = None) -> None:
+    """Store the elements of a `store` at `indices`: contiguous, single, or scattered by its pointers' step.
+
+    `known` is their value when the caller has computed it.
+    """
     pointer, value = operation.operands[:2]
     mask = evaluator.evaluate(operation.operands[2], indices) if len(operation.operands) > 2 else None
     if mask is not None and mask.text == "false":
@@ -20,7 +23,7 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices) -> 
     place = next((position for position, index in enumerate(indices) if index.lanes > 1), None)
     lanes = 1 if place is None else indices[place].lanes
     element = value.type.element
-    stored = evaluator.to_memory(evaluator.vector(value, indices, lanes), element)
+    stored = evaluator.to_memory(known or evaluator.vector(value, indices, lanes), element)
     masks = [part for part in (mask, evaluator.existing(indices, lanes)) if part is not None]
     if place is None:
         _store_single(evaluator, evaluator.address(pointer, indices), stored, mask, element)

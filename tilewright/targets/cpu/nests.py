@@ -28,6 +28,7 @@ from tilewright.targets.cpu.reduce import Reduction
 from tilewright.targets.cpu.schedule import Cluster, Partitioner, Root, Scheduler
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.cpu.transposition import Transposer, find_turn
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 Bound = dict[Root, dict[int, Index]]
@@ -108,6 +109,13 @@ class NestEmitter:
         count = len(free[roots[0]])
         reduced = _reduced_position(roots, free)
         vectorised = any(index.lanes > 1 for root in roots for index in bound[root].values())
+        if (
+            len(roots) == 1
+            and not vectorised
+            and count > 1
+            and self._transposed(roots[0], bound[roots[0]], free[roots[0]])
+        ):
+            return
         vector = None if vectorised or not count else self._vector_position(roots, free, reduced)
         order = [position for position in range(count) if position not in (vector, reduced)]
         order += [position for position in (vector, reduced) if position is not None]
@@ -145,6 +153,35 @@ class NestEmitter:
             initial = [value for reduction in reductions for value in reduction.start(width)]
             results = self._scalar_axis(extent, None if rest else limit, initial, body)
         self._finish(roots, bound, reductions, results)
+
+    def _transposed(self, root: Root, bound: dict[int, Index], axes: list[int]) -> bool:
+        """Emit a root through transposed tiles, if it reads along one axis and writes along another."""
+        turn = find_turn(self.analysis, root, axes, self.width)
+        if turn is None:
+            return False
+        others = [axis for axis in axes if axis not in (turn.read_axis, turn.written_axis)]
+
+        def body(places: dict[int, Index], remaining: list[int]) -> None:
+            if not remaining:
+                ends = (self._end(root, turn.read_axis), self._end(root, turn.written_axis))
+                Transposer(self.evaluator, root, turn, ends).emit(places)
+                return
+
+            def inner(index: Index, accumulators: Accumulators) -> Accumulators:
+                body({**places, remaining[0]: index}, remaining[1:])
+                return accumulators
+
+            self._scalar_axis(root.domain[remaining[0]], None, [], inner)
+
+        body(bound, others)
+        return True
+
+    def _end(self, root: Root, axis: int) -> LLVMValue:
+        """How many leading elements of an axis must be computed."""
+        limit = self._limit([root], {root: axis})
+        if limit is None or self._needs_outside(root, axis, limit):
+            return self.builder.integer(root.domain[axis])
+        return limit.count
 
     def _reduced_vector(
         self, reductions: list[Reduction], extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool,

@@ -1,0 +1,134 @@
+"""Nests that read along one axis and write along another: square tiles are turned around in registers.
+
+for j in steps of T along the written axis, for i in steps of T along the read axis:
+    T vectors along i (one for each position j + r)  ->  transpose  ->  T vectors along j, stored
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.dot_pack import transposed
+from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
+from tilewright.targets.cpu.memory import emit_store
+from tilewright.targets.cpu.schedule import Root
+from tilewright.targets.llvm.builder import LLVMValue
+
+_LEAST_TILE = 4
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a root is transposed over: the domain axes that it reads and writes along, and the tile's side."""
+
+    read_axis: int
+    written_axis: int
+    side: int
+
+
+def find_turn(analysis: AffineAnalysis, root: Root, axes: list[int], width: int) -> Turn | None:
+    """How to transpose a root over two of its `axes`, when that saves gathers or scatters."""
+    if root.kind == "reduce" or root.reads.reshapes or root.operation.opcode == "constant":
+        return None
+    large = [axis for axis in axes if root.domain[axis] >= _LEAST_TILE]
+    for written in large:
+        if not _writes_along(analysis, root, written):
+            continue
+        irregular = _irregular(analysis, root, written)
+        for read in large:
+            if read != written and _irregular(analysis, root, read) < irregular:
+                smallest = min(root.domain[read], root.domain[written], width)
+                return Turn(read, written, 1 << (smallest.bit_length() - 1))
+    return None
+
+
+def _writes_along(analysis: AffineAnalysis, root: Root, axis: int) -> bool:
+    if root.kind == "buffer":
+        return axis == len(root.domain) - 1
+    fact = analysis.along(root.operation.operands[0], axis)
+    return fact.step == 1 and fact.run == 0
+
+
+def _irregular(analysis: AffineAnalysis, root: Root, axis: int) -> int:
+    """Reads that are neither contiguous nor the same along an axis."""
+    count = 0
+    for load, axes in root.reads.loads:
+        if axis in axes:
+            fact = analysis.along(load.operands[0], axes.index(axis))
+            count += fact.step not in (0, 1) or fact.run != 0
+    for _, axes in root.reads.buffers:
+        count += axis in axes and axes.index(axis) != len(axes) - 1
+    return count
+
+
+class Transposer:
+    """Emits the tiles of one root. `ends` are the run-time ends of the read and the written axis."""
+
+    def __init__(self, evaluator: Evaluator, root: Root, turn: Turn, ends: tuple[LLVMValue, LLVMValue]) -> None:
+        self.evaluator = evaluator
+        self.builder = evaluator.builder
+        self.root = root
+        self.turn = turn
+        self.read_end, self.written_end = ends
+
+    def emit(self, bound: dict[int, Index]) -> None:
+        """All tiles; `bound` has the indices of all other axes."""
+        builder, side = self.builder, self.turn.side
+        with builder.loop(builder.integer(0), self.written_end, side, hint="turn") as outer:
+            with self.evaluator.scope(outer.guard, outer.index):
+                with builder.loop(builder.integer(0), self.read_end, side, hint="turn") as inner:
+                    with self.evaluator.scope(inner.guard, inner.index):
+                        self._tile(bound, outer.index, inner.index)
+                    inner.next([])
+            outer.next([])
+
+    def _tile(self, bound: dict[int, Index], written: LLVMValue, read: LLVMValue) -> None:
+        builder, turn = self.builder, self.turn
+        read_lanes = Index(read, turn.side, None, self._existing(read, self.read_end))
+        written_lanes = Index(written, turn.side, None, self._existing(written, self.written_end))
+        last = builder.subtract(self.written_end, 1)
+        rows = []
+        for number in range(turn.side):
+            place = builder.minimum(builder.add(written, number), last)
+            self.evaluator.know(place)
+            rows.append(self._value({**bound, turn.read_axis: read_lanes, turn.written_axis: Index(place)}))
+        for number, row in enumerate(transposed(builder, rows)):
+            place = builder.add(read, number)
+            self.evaluator.know(place)
+            indices = self._indices({**bound, turn.read_axis: Index(place), turn.written_axis: written_lanes})
+            self._put(place, indices, row, read_lanes.valid is not None)
+
+    def _existing(self, start: LLVMValue, end: LLVMValue) -> LLVMValue | None:
+        if end.constant is not None and end.constant % self.turn.side == 0:
+            return None
+        return self.builder.lane_mask(self.builder.subtract(end, start), self.turn.side)
+
+    def _indices(self, places: dict[int, Index]) -> Indices:
+        return tuple(places[axis] for axis in range(len(self.root.domain)))
+
+    def _value(self, places: dict[int, Index]) -> LLVMValue:
+        root, evaluator = self.root, self.evaluator
+        value = root.value if root.kind == "buffer" else root.operation.operands[1]
+        assert value is not None
+        own = root.kind == "buffer" and evaluator.storage.get(value) is root.storage
+        evaluator.through = value if own else None
+        result = evaluator.vector(value, self._indices(places), self.turn.side)
+        evaluator.through = None
+        return result
+
+    def _put(self, place: LLVMValue, indices: Indices, row: LLVMValue, ragged: bool) -> None:
+        """Store one row of a turned tile, if its `place` on the read axis exists."""
+        if not ragged:
+            self._store(indices, row)
+            return
+        before = self.builder.block
+        with self.builder.when(self.builder.compare("slt", place, self.read_end)), self.evaluator.scope(before):
+            self._store(indices, row)
+
+    def _store(self, indices: Indices, row: LLVMValue) -> None:
+        if self.root.kind == "store":
+            emit_store(self.evaluator, self.root.operation, indices, row)
+        else:
+            assert self.root.storage is not None
+            self.evaluator.write(self.root.storage, indices, row)
