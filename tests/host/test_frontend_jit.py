@@ -186,6 +186,40 @@ def test_tuples_are_flattened() -> None:
         assert out[0] == 10
 
 
+@tilewright.jit
+def fill(*arrays):
+    for array in arrays:
+        tl.store(array, 1.0)
+
+
+def test_read_only_entries_of_tuples_are_refused() -> None:
+    with pytest.raises(LaunchError, match="writes to argument 'arrays', a read-only array"):
+        fill[(1,)](X.copy(), READ_ONLY)
+
+
+def test_functions_as_arguments_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = np.zeros(1, np.int32)
+    for function, expected in ((by_global_slot, 12), (helper, 17)):
+        by_slot[(1,)](out, function)
+        assert out[0] == expected
+    monkeypatch.setitem(globals(), "OFFSET", tl.constexpr(20))
+    by_slot[(1,)](out, helper)
+    assert out[0] == 27
+    monkeypatch.setitem(globals(), "FACTOR", 3)
+    by_slot[(1,)](out, by_global_slot)
+    assert out[0] == 13
+
+
+@tilewright.jit
+def by_slot(out, FUNCTION: tl.constexpr):
+    tl.store(out, FUNCTION(7))
+
+
+@tilewright.jit
+def by_global_slot(x):
+    return 10 + FACTOR
+
+
 def test_compiling_needs_no_arguments() -> None:
     kernel = scale.compile({"x": "*f32", "out": "*f32", "n": "i32", "factor": tl.float32}, {"BLOCK": 8})
     assert kernel.binary.parameters == ("*f32", "*f32", "i32", "f32")

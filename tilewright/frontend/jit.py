@@ -32,7 +32,7 @@ from tilewright.frontend.tracer import Trace, trace_kernel
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
-from tilewright.language.function import ConstexprFunction, ParameterInfo, SourceFunction
+from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.types import dtype, unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
@@ -242,8 +242,10 @@ class JITFunction(SourceFunction):
                 constants[name] = kind.constant
             else:
                 types[name] = _leaf(kind, name, described)
-        if not self._watched:
-            self._watched = list(binaries.watched(self, constants))
+        known = {(id(function), path) for function, path, _ in self._watched}
+        for entry in binaries.watched(self, constants):
+            if (id(entry[0]), entry[1]) not in known:
+                self._watched.append(entry)
         launch = _Launch(self, types, constants, described, debug)
         self._launches[key] = launch
         return launch
@@ -271,11 +273,16 @@ class _Launch:
         else:
             self.kernel = owner.compile(types, constants, described, options={"debug": debug})
             written = self.kernel.written
-        self.written = [index for index, name in enumerate(names) if name in written]
+        self.written = [
+            (index, number if grouped else None)
+            for index, grouped in self.positions
+            for number, name in enumerate(_flat_names(names[index], types[names[index]]))
+            if name in written
+        ]
 
     def run(self, grid: tuple[int, int, int], arguments: tuple[Any, ...], slots: list[Any]) -> CompiledKernel | None:
-        for index in self.written:
-            if not is_writable(arguments[index]):
+        for index, number in self.written:
+            if not is_writable(arguments[index] if number is None else arguments[index][number]):
                 raise LaunchError(
                     f"kernel '{self.owner.name}' writes to argument '{self.owner.argument_names[index]}', "
                     "a read-only array; pass a writable copy"
@@ -304,6 +311,11 @@ class _Launch:
             [as_array(value) if kind.is_pointer else value for kind, value in zip(types, flat, strict=True)],
             grid,
         )
+
+
+def _flat_names(name: str, kind: Any) -> list[str]:
+    """Names of the IR parameters that one parameter becomes: a tuple becomes one for each entry."""
+    return [f"{name}_{number}" for number in range(len(kind))] if isinstance(kind, tuple) else [name]
 
 
 _CONSTANT = object()
@@ -399,4 +411,4 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return decorate if function is None else decorate(function)
 
 
-__all__ = ["CompiledKernel", "ConstexprFunction", "JITFunction", "jit"]
+__all__ = ["CompiledKernel", "JITFunction", "jit"]
