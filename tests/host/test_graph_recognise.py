@@ -361,6 +361,18 @@ def test_a_residual_block_is_channels_last_with_its_norms_folded(rng):
     assert all(node.attributes["layout"] == "NHWC" for node in graph.nodes if node.op == "conv")
 
 
+def test_convolutions_along_a_line_are_rows_of_images(rng):
+    b = GraphBuilder("line")
+    x = b.input("x", float32, (2, 4, 33))
+    window = {"strides": (2,), "padding": ((1, 0),), "dilation": (1,)}
+    y = b.op("conv", [x, b.constant(rng.standard_normal((6, 4, 3)).astype(np.float32), "weight")], **window)
+    y = b.op("max_pool", [b.op("relu", [y])], kernel=(2,), **window)
+    b.output(b.op("average_pool", [y], kernel=(2,), **window), "y")
+    graph = check(b.finish(), {"x": (2, 4, 33)}, rng)
+    assert all(len(node.attributes["strides"]) == 2 for node in graph.nodes if "strides" in node.attributes)
+    assert ops_of(graph) == ["permute", "reshape", "conv", "relu", "max_pool", "average_pool", "reshape", "permute"]
+
+
 @pytest.mark.parametrize("biased", [True, False])
 def test_projections_of_one_input_are_one_product(rng, biased):
     b = GraphBuilder("projections")

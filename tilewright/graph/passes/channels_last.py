@@ -2,7 +2,8 @@
 
 Every conv and pool becomes `permute -> NHWC op -> permute back`.  The permutes back to channels-first
 then sink through elementwise ops, pools, reductions, concats and pads until they meet the next
-`permute` to channels-last and cancel (in `canonicalize`).  What is left are permutes at the region's
+`permute` to channels-last and cancel (in `canonicalize`).  Ops along one dimension become ops on
+images of one row, so that kernels know two spatial dimensions only.  What is left are permutes at the region's
 borders.  Kernels prefer this layout: the channels of a pixel are one dense row, so a convolution is a
 sum of matrix products.
 """
@@ -40,8 +41,26 @@ def _windowed(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     rewriter.remark(f"{node.op} %{node.output.name} is channels-last")
     inner = rewriter.op("permute", [image], order=_last(image.rank))
+    if image.rank == 3:
+        return _as_image(node, inner, rewriter)
     result = rewriter.op(node.op, [inner, *node.inputs[1:]], **{**node.attributes, "layout": "NHWC"})
     return rewriter.op("permute", [result], order=_first(image.rank))
+
+
+def _as_image(node: Node, line: Value, rewriter: Rewriter) -> Value:
+    """A convolution or pool along one dimension [N, L, C], as one over an image of one row."""
+    attributes = {**node.attributes, "layout": "NHWC"}
+    for name, neutral in (("strides", 1), ("dilation", 1), ("kernel", 1), ("padding", (0, 0))):
+        if name in attributes:
+            attributes[name] = (neutral, *attributes[name])
+    rest = list(node.inputs[1:])
+    if rest and rest[0] is not None:
+        weight = rest[0]
+        rest[0] = rewriter.op("reshape", [weight], shape=(*weight.shape[:2], 1, weight.shape[2]))
+    image = rewriter.op("reshape", [line], shape=(line.shape[0], 1, *line.shape[1:]))
+    result = rewriter.op(node.op, [image, *rest], **attributes)
+    result = rewriter.op("reshape", [result], shape=(result.shape[0], *result.shape[2:]))
+    return rewriter.op("permute", [result], order=_first(3))
 
 
 def _source(value: Value | None, rewriter: Rewriter) -> Value | None:
