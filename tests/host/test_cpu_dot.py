@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.host.cpu_support import (
 )
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.host import host_cpu, missing_features
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.dot import DotShape
 from tilewright.targets.cpu.target import CPUTarget
@@ -46,9 +48,9 @@ class Case:
     accumulate: bool = True
 
 
-def run_case(case: Case, rng: np.random.Generator) -> None:
+def run_case(case: Case, rng: np.random.Generator, target: CPUTarget | None = None) -> None:
     """Emit, run on random data and compare with a product in float64 (integers: in int64)."""
-    target, shape = CPUTarget.host(), case.shape
+    target, shape = target or CPUTarget.host(), case.shape
     full = (shape.rows, shape.columns, shape.depth)
     rows, columns, depth = (limit or extent for limit, extent in zip(case.limits, full, strict=True))
     left, right = random_block(rng, (rows, depth), case.types[0]), random_block(rng, (depth, columns), case.types[1])
@@ -171,6 +173,18 @@ def test_nothing_to_do_keeps_the_accumulator() -> None:
     for limits in ((0, 64, 64), (20, 0, 64), (20, 64, 0)):
         product(*pointers, 64, 1, 64, *limits, True)
         assert (accumulator[:20, :64] == 3).all()
+
+
+@pytest.mark.parametrize("name", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_code_for_older_cpus_runs_here(name: str, layout: str, rng: np.random.Generator) -> None:
+    target = dataclasses.replace(CPUTarget.named(name), triple=host_cpu().triple)
+    if CPUTarget.host().architecture != CPUTarget.named(name).architecture or missing_features(target.features):
+        pytest.skip(f"this CPU does not run code for {name}")
+    for shape in (DotShape(1, 70, 33), DotShape(5, 48, 64), DotShape(20, 37, 50)):
+        run_case(Case(shape, layout), rng, target)
+        run_case(Case(shape, layout, limits=(1, 30, 20)), rng, target)
+        run_case(Case(shape, layout, INT8), rng, target)
 
 
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "x86-64-v4", "aarch64", "apple-m1"])

@@ -88,7 +88,7 @@ def emit_micro_kernel(module: Module, target: CPUTarget, kernel: MicroKernel) ->
     model = "sapphirerapids" if target.vector_bits == 512 else None
     attributes = f"noinline {function_attributes(target, model)}"
     builder = LLVMBuilder(module, kernel.name, "void", parameters, linkage="internal", attributes=attributes)
-    _Emitter(builder, kernel).emit()
+    _Emitter(builder, kernel, target.fused_multiply_add).emit()
     builder.finish()
 
 
@@ -108,9 +108,10 @@ def lines_of(size: int) -> int:
 class _Emitter:
     """Writes one micro-kernel."""
 
-    def __init__(self, builder: LLVMBuilder, kernel: MicroKernel) -> None:
+    def __init__(self, builder: LLVMBuilder, kernel: MicroKernel, fused: bool) -> None:
         self.builder = builder
         self.kernel = kernel
+        self.fused = fused
         self.vector = vector_type(kernel.element, kernel.lanes)
         left, left_stride, right, self.right_stride, panel_stride, self.tile, self.depth = builder.arguments[:7]
         self.accumulate, self.ahead, self.ahead_stride = builder.arguments[7:]
@@ -161,8 +162,10 @@ class _Emitter:
         return results
 
     def _multiply_add(self, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
-        if left.is_float:
+        if left.is_float and self.fused:
             return self.builder.intrinsic("fma", [left, right, total])
+        if left.is_float:
+            return self.builder.binary("fadd", total, self.builder.binary("fmul", left, right))
         return self.builder.add(total, self.builder.multiply(left, right))
 
     def _add(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
