@@ -20,6 +20,17 @@ import tilewright.language as tl
 
 
 @tilewright.jit
+def load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS: tl.constexpr):
+    """What is added to the scores of a block, transposed: [keys, queries], or [keys, 1] for one number a key."""
+    pointers = bias + key.to(tl.int64)[:, None] * bias_key
+    exists = key[:, None] < keys
+    if BIAS == 2:
+        pointers = pointers + query.to(tl.int64)[None, :] * bias_row
+        exists = exists & (query[None, :] < queries)
+    return tl.load(pointers, mask=exists)
+
+
+@tilewright.jit
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
@@ -58,11 +69,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         key_row = key.to(tl.int64)
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists[:, None])
         scores = tl.dot(k_block, q_transposed, input_precision="ieee")
-        if BIAS == 1:
-            scores += tl.load(bias + key_row * bias_key, mask=key_exists).to(TYPE)[:, None]
-        elif BIAS == 2:
-            scores += tl.load(bias + query.to(tl.int64)[None, :] * bias_row + key_row[:, None] * bias_key,
-                              mask=key_exists[:, None] & (query[None, :] < queries)).to(TYPE)  # fmt: skip
+        if BIAS > 0:
+            scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE)
         seen = key_exists[:, None]
         if CAUSAL:
             seen = seen & (key[:, None] <= query[None, :] + (keys - queries))
