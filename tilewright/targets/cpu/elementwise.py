@@ -37,9 +37,10 @@ ELEMENTWISE = frozenset(
 
 
 class Elementwise:
-    """Emits elementwise operations through one builder."""
+    """Emits elementwise operations through one builder; a register has `register_lanes` lanes of 32 bits."""
 
-    def __init__(self, builder: LLVMBuilder, converter: Converter) -> None:
+    def __init__(self, builder: LLVMBuilder, converter: Converter, register_lanes: int) -> None:
+        self.register_lanes = register_lanes
         self.builder = builder
         self.converter = converter
 
@@ -97,7 +98,7 @@ class Elementwise:
         if opcode in _FLOAT_INTRINSICS:
             return builder.intrinsic(_FLOAT_INTRINSICS[opcode], operands)
         if opcode in _MATH:
-            return emit_math(builder, opcode, operands[0])
+            return self._by_register(opcode, operands[0])
         if opcode == "negate":
             return builder.negate(operands[0])
         if opcode == "rsqrt":
@@ -108,6 +109,15 @@ class Elementwise:
         if opcode == "power":
             return self.by_lane(lambda x, y: builder.intrinsic("pow", [x, y]), operands)
         raise unsupported(operation, f"'{opcode}' is not defined on floats")
+
+    def _by_register(self, opcode: str, operand: LLVMValue) -> LLVMValue:
+        """A transcendental function on a wide vector, one register at a time, so that machine instructions fit."""
+        if operand.lanes <= self.register_lanes:
+            return emit_math(self.builder, opcode, operand)
+        half = operand.lanes // 2
+        low, high = (self.builder.shuffle(operand, None, range(start, start + half)) for start in (0, half))
+        parts = self._by_register(opcode, low), self._by_register(opcode, high)
+        return self.builder.shuffle(parts[0], parts[1], range(operand.lanes))
 
     def _float_extremum(self, opcode: str, operands: list[LLVMValue], propagate: bool) -> LLVMValue:
         """With one NaN: the other operand, or NaN if `propagate`; by one comparison and one test for NaN."""

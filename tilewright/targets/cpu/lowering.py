@@ -111,7 +111,7 @@ class KernelLowering:
         )
         self.grid = grid
         converter = Converter(builder, self.target.bfloat16_dot)
-        elementwise = Elementwise(builder, converter)
+        elementwise = Elementwise(builder, converter, self.target.vector_bits // 32)
         storage = self.scheduler.storage
         self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)
         self.evaluator.on_access = self._note_access

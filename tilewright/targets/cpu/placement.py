@@ -149,6 +149,8 @@ class Placement:
                 for side, operand in (("left", operation.operands[0]), ("right", operation.operands[1])):
                     if not addressable(self, operation, operand, side):
                         self._store_operand(operand)
+                        self._remark(operation, f"the {side} operand is written to a buffer before the product: it is "
+                                     "computed, or its addresses or its mask are not regular")  # fmt: skip
                 if not is_zero(operation.operands[2]):
                     self._store_operand(operation.operands[2])
             elif operation.opcode == "gather":
@@ -178,7 +180,11 @@ class Placement:
         if operation.opcode == "constant":
             return False
         uses = sum(site.weight for site in sites)
-        return (self.cost(value) - 1) * (uses - 1) > _BUFFER_COST
+        if (self.cost(value) - 1) * (uses - 1) <= _BUFFER_COST:
+            return False
+        self._remark(operation, f"the result of {operation.opcode} is kept in a buffer: computing it again at each of "
+                     f"its {len(sites)} uses would cost more")  # fmt: skip
+        return True
 
     def overwritten(self, load: Operation, sites: list[Site]) -> Operation | None:
         """A write between a load and one of its uses that may change what the use reads."""
