@@ -181,3 +181,12 @@ def test_generated_source(draw: Draw, golden: Callable[..., None]) -> None:
     b.output(b.op("permute", [x], order=(2, 0, 1)), "tiles")
     chosen = check(b.finish(), {"x": draw(2, 5, 24), "row": draw(24), "i": draw.integers(0, 9, (2, 5))})
     golden("\n".join(stage.calls[0].kernel.source for candidate in chosen for stage in candidate.stages))
+
+
+def test_one_column_beside_several(draw: Draw, compiled: bool) -> None:
+    """A piece of a concat that does not follow the columns is read once a row, or not at all."""
+    b = GraphBuilder("columns")
+    n = b.symbol("n", 1, 9)
+    one, three = b.input("one", float32, (n, 1)), b.input("three", float32, (n, 3))
+    b.output(b.op("relu", [b.op("concat", [b.op("negate", [one]), three, one], axis=1)]))
+    check(b.finish(), {"one": draw(4, 1), "three": draw(4, 3)}, compiled)

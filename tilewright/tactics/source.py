@@ -289,10 +289,12 @@ class Writer:
         is there whatever the mask says; where its guards do depend on it, it becomes a block of copies.
         """
         offset = self.index(item.index)
-        if not self.mask or self.follows_columns([item.index]):
+        if self.follows_columns([item.index]):
             return f"({offset}){self.load_mask(item.guards)}"
         if self.follows_columns([guard.index for guard in item.guards]):
             return f"({offset} + column * 0){self.load_mask(item.guards)}"
+        if not self.mask:
+            return f"({offset}){self.load_mask(item.guards)}"
         own = "" if not item.index.terms else f"fitting({self.mask}, {offset})"
         if not item.guards:
             return f"({offset}), mask={own}" if own else f"({offset})"
