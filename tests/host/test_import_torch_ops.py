@@ -204,6 +204,28 @@ add("scaled_dot_product_attention", floats(2, 3, 4, 5, 8), floats(2, 3, 4, 7, 8)
 add("_scaled_dot_product_flash_attention_for_cpu", HEADS, KEYS, KEYS, 0.0, False, attn_mask=floats(5, 7))
 add("_scaled_dot_product_attention_math", HEADS, KEYS, KEYS, floats(5, 7))
 
+SELF = floats(2, 5, 8)
+
+
+def fused_attention(mask: Any) -> None:
+    """PyTorch's fused self-attention: one tensor three times, weights in float64."""
+
+    def draw() -> Case:
+        x = SELF()
+        weights = [item() for item in (floats(24, 8), floats(24), floats(8, 8), floats(8))]
+        chosen = mask() if callable(mask) else None
+        return (x, x, x, 8, 2, *weights, chosen, False), {"mask_type": None if chosen is None else 0}
+
+    CASES.setdefault("aten._native_multi_head_attention.default", []).append(draw)
+
+
+fused_attention(None)
+fused_attention(lambda: torch.ones(5, 5, dtype=torch.bool).triu(1))
+LAYER = [floats(8), floats(8), floats(8), floats(8), floats(12, 8), floats(12), floats(8, 12), floats(8)]
+for first in (False, True):
+    PACKED = [floats(24, 8), floats(24), floats(8, 8), floats(8)]
+    add("_transformer_encoder_layer_fwd", SELF, 8, 2, *PACKED, first, first, 1e-5, *LAYER)
+
 # Norms
 add("layer_norm", X, [4], Y, Y, 1e-5, False)
 add("layer_norm", floats(2, 3, 4), [3, 4], None, None)
@@ -216,6 +238,7 @@ add("native_group_norm", floats(2, 6, 5), floats(6), None, 2, 6, 5, 2, 1e-5)
 add("instance_norm", floats(2, 3, 5), floats(3), floats(3), None, None, True, 0.1, 1e-5, False)
 add("instance_norm", floats(2, 3, 5), None, None, floats(3), positive(3), False, 0.1, 1e-5, False)
 add("_native_batch_norm_legit_no_training", floats(2, 3, 5), floats(3), floats(3), floats(3), positive(3), 0.1, 1e-5)
+add("_native_batch_norm_legit.no_stats", floats(2, 3, 5), floats(3), floats(3), True, 0.1, 1e-5)
 add("batch_norm", floats(2, 3, 5, 2), None, None, floats(3), positive(3), False, 0.1, 1e-5, False)
 
 # Shapes
@@ -352,14 +375,16 @@ ASSERTIONS = {name for name in RULES if "_assert" in name or "sym_constrain" in 
 def call_graph(operation: Any, args: Any, kwargs: Any) -> tuple[fx.Graph, fx.Node, dict[str, Any]]:
     """An FX graph with the one call; tensors are placeholders."""
     graph, inputs = fx.Graph(), {}
+    nodes: dict[int, fx.Node] = {}
 
     def lift(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):
             return item
-        node = graph.placeholder(f"x{len(inputs)}")
-        node.meta["val"] = item
-        inputs[node.name] = item
-        return node
+        if id(item) not in nodes:
+            node = nodes[id(item)] = graph.placeholder(f"x{len(inputs)}")
+            node.meta["val"] = item
+            inputs[node.name] = item
+        return nodes[id(item)]
 
     args, kwargs = pytree.tree_map(lift, (args, kwargs))
     return graph, graph.call_function(operation, tuple(args), dict(kwargs)), inputs

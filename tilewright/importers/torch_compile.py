@@ -115,7 +115,10 @@ class _Compiler:
 
 
 class _Runner:
-    """Runs the engine of one graph; engines are kept by the identity and version of the parameters."""
+    """Runs the engine of one graph; engines are kept by the identity and version of the parameters.
+
+    An entry of None stands for parameters whose engine could not be built.
+    """
 
     def __init__(self, gm: fx.GraphModule, static: Sequence[int], target: str) -> None:
         self.gm = gm
@@ -135,11 +138,9 @@ class _Runner:
 
     def __call__(self, *arguments: Any) -> Any:
         key = tuple(_identity(arguments[position]) for position in self.static)
-        engine = self.engines.get(key)
+        engine = self.engines[key] if key in self.engines else self._build(key, arguments)
         if engine is None:
-            engine = self._build(key, arguments)
-            if engine is None:
-                return self.gm(*arguments)
+            return self.gm(*arguments)
         named = {name: arguments[position] for position, name in self.names}
         values = list(engine.run(named).values())
         found = iter(values[len(values) - self.outputs :])
@@ -166,9 +167,12 @@ class _Runner:
         if self.engines:
             logger.warning("torch.compile: parameters changed; building the engine again")
         graph = self._graph({position: arguments[position] for position in self.static})
-        engine = build(graph, target=self.target)
-        self.engines[key] = engine
-        return engine
+        try:
+            self.engines[key] = build(graph, target=self.target)
+        except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
+            logger.warning("torch.compile: a graph stays with PyTorch: the engine was not built: %s", error)
+            self.engines[key] = None
+        return self.engines[key]
 
     def _graph(self, static: Mapping[int, torch.Tensor | None]) -> Graph:
         """Import the ATen graph; raises `UnsupportedOperationError` and `_Declined`."""

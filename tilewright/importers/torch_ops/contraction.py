@@ -115,3 +115,88 @@ def math_attention(
     enable_gqa: bool = False,
 ) -> tuple[Value, None]:
     return attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale), None
+
+
+# The fused layers that PyTorch uses in inference for nn.MultiheadAttention and nn.TransformerEncoderLayer.
+
+
+def _affine(call: Call, x: Value, weight: Value, bias: Value) -> Value:
+    return call.op("add", call.op("matmul", x, weight, transpose_b=True), bias)
+
+
+def _self_attention(
+    call: Call, x: Value, heads: int, packed: tuple[Value, Value], projection: tuple[Value, Value], mask: Value | None
+) -> Value:
+    """x [B, S, E] with packed query, key and value weights; a boolean mask is true where keys are left out."""
+    if mask is not None and not (mask.dtype.is_bool and mask.rank == 2):
+        raise Unsupported("fused attention with this mask", "call torch.backends.mha.set_fastpath_enabled(False)")
+    batch, length, width = x.shape
+    joined = call.reshape(_affine(call, x, *packed), (batch, length, 3, heads, width // heads))
+    query, key, value = (call.permute(call.select(joined, 2, part), (0, 2, 1, 3)) for part in range(3))
+    kept = None
+    if mask is not None:
+        kept = call.op("logical_not", mask)
+        kept = kept if mask.shape == (length, length) else call.unsqueeze(kept, 1, 2)
+    context = call.attention(query, key, value, kept, causal=False, scale=None)
+    context = call.reshape(call.permute(context, (0, 2, 1, 3)), (batch, length, width))
+    return _affine(call, context, *projection)
+
+
+@rule("_native_multi_head_attention.default")
+def fused_attention(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    embed_dim: int,
+    heads: int,
+    packed_weight: Value,
+    packed_bias: Value,
+    weight: Value,
+    bias: Value,
+    mask: Value | None = None,
+    need_weights: bool = True,
+    average_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Value, None]:
+    if query is not key or key is not value:
+        raise Unsupported(
+            "fused attention over different tensors", "call torch.backends.mha.set_fastpath_enabled(False)"
+        )
+    return _self_attention(call, query, heads, (packed_weight, packed_bias), (weight, bias), mask), None
+
+
+@rule("_transformer_encoder_layer_fwd.default")
+def fused_encoder_layer(
+    call: Call,
+    x: Value,
+    embed_dim: int,
+    heads: int,
+    packed_weight: Value,
+    packed_bias: Value,
+    weight: Value,
+    bias: Value,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    *rest: Value | None,
+    mask: Value | None = None,
+    mask_type: int | None = None,
+) -> Value:
+    """`rest`: scale and bias of both norms, weight and bias of both linear layers, then mask and its type."""
+    scale1, bias1, scale2, bias2, inner, inner_bias, outer, outer_bias, *masks = rest
+    mask = masks[0] if masks else mask
+
+    def norm(value: Value, scale: Value | None, shift: Value | None) -> Value:
+        return call.op("layer_norm", value, scale, shift, axis=value.rank - 1, epsilon=eps)
+
+    def feed_forward(value: Value) -> Value:
+        assert inner is not None and inner_bias is not None and outer is not None and outer_bias is not None
+        hidden = call.op("gelu" if use_gelu else "relu", _affine(call, value, inner, inner_bias))
+        return _affine(call, hidden, outer, outer_bias)
+
+    source = norm(x, scale1, bias1) if norm_first else x
+    x = call.op("add", x, _self_attention(call, source, heads, (packed_weight, packed_bias), (weight, bias), mask))
+    x = x if norm_first else norm(x, scale1, bias1)
+    x = call.op("add", x, feed_forward(norm(x, scale2, bias2) if norm_first else x))
+    return x if norm_first else norm(x, scale2, bias2)

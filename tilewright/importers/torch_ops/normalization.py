@@ -131,6 +131,20 @@ def batch_norm_inference(
     return _batch_norm(call, x, weight, bias, mean, variance, eps), None, None
 
 
+@rule("_native_batch_norm_legit.no_stats")
+def batch_norm_of_batch(
+    call: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, None, None]:
+    """Statistics of the batch itself: what instance normalisation is made of, never a training step."""
+    axes = [axis for axis in range(x.rank) if axis != 1]
+    mean, variance = call.mean_and_variance(x, axes, 0)
+    result = call.op("multiply", call.op("subtract", x, mean), call.op("rsqrt", call.op("add", variance, eps)))
+    for op, item in (("multiply", weight), ("add", bias)):
+        if item is not None:
+            result = call.op(op, result, call.reshape(item, (item.shape[0], *[1] * (x.rank - 2))))
+    return result, None, None
+
+
 @rule("batch_norm.default")
 def batch_norm(
     call: Call,
