@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -55,6 +56,9 @@ define void @exponential(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) {
 def add_one():
     library = load_objects([compile_text(ADD_ONE)], ["add_one"])
     yield library.address("add_one")
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def providers() -> list[str]:
@@ -169,6 +173,31 @@ def test_a_number_of_workers_for_each_run(add_one):
         for threads in (4, 2, 3, 5, 2, 4) * 10:
             launch(add_one, struct.pack("<q", x.ctypes.data), (200, 1, 1), scratch_bytes=64, threads=threads)
     np.testing.assert_array_equal(x, 60)
+
+
+def test_a_system_that_gives_no_threads_is_served(add_one, monkeypatch, caplog):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    x = np.zeros(100, np.int64)
+    with settings.scope(parallel="threads"):
+        launch(add_one, struct.pack("<q", x.ctypes.data), (100, 1, 1), scratch_bytes=8, threads=7)
+    np.testing.assert_array_equal(x, 1)
+    assert "only 1 of 7 threads" in caplog.text
+
+
+def test_a_process_may_end_at_any_time():
+    code = (
+        "import struct, numpy as np\n"
+        "from tests.host.handmade import make_engine\n"
+        "engine = make_engine()\n"
+        "for _ in range(3):\n"
+        "    engine.run({'x': np.ones((64, 8), np.float32), 'cache': np.zeros(4, np.int64)}, threads=3)\n"
+    )
+    for _ in range(5):
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        assert result.returncode == 0, result.stderr
 
 
 def test_an_unknown_provider_is_an_error():

@@ -120,8 +120,12 @@ class _Team:
         self.address = self._memory.address
         glue().create_team(self.address)
         for index in range(1, workers):
-            arguments = (self._memory, index)
-            threading.Thread(target=_work, args=arguments, name=f"tilewright-{index}", daemon=True).start()
+            thread = threading.Thread(target=_work, args=(self._memory, index), name=f"tilewright-{index}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit of the system, or Python is ending: fewer threads do too
+                _log.warning("only %d of %d threads: %s", index, workers, error)
+                break
 
 
 def _work(memory: AlignedBuffer, index: int) -> None:
@@ -141,8 +145,10 @@ def provider() -> Provider:
     current = _chosen
     if current is None or current[0] != wanted:
         with _choice_lock:
-            _chosen = current = (wanted, _find_provider(wanted))
-            _log.debug("parallel provider: %s (%s)", current[1].name, current[1].detail)
+            current = _chosen
+            if current is None or current[0] != wanted:  # nobody was faster
+                _chosen = current = (wanted, _find_provider(wanted))
+                _log.debug("parallel provider: %s (%s)", current[1].name, current[1].detail)
     return current[1]
 
 
@@ -154,8 +160,11 @@ def provider_name() -> str:
 def run_parallel(body: int, context: int, scratch_bytes: int, workers: int) -> None:
     """Run a native body with up to `workers` threads, each with its own scratch memory."""
     stride = (scratch_bytes + 127) // 128 * 128
-    with scratch_pool.borrow(stride * workers) as scratch:
+    scratch = scratch_pool.take(stride * workers)
+    try:
         (provider() if workers > 1 else _inline).start(body, context, scratch.address, stride, workers)
+    finally:
+        scratch_pool.give(scratch)
 
 
 _inline = InlineProvider()

@@ -46,6 +46,7 @@ class Session:
         self._bindings: dict[tuple[int, ...], _Binding] = {}
         self._input_names = {spec.name: number for number, spec in enumerate(plan.inputs)}
         self._output_names = [spec.name for spec in plan.outputs]
+        self._symbol_axes = [[_plain_symbol(size) for size in spec.shape] for spec in plan.inputs]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
 
     def run(
@@ -117,17 +118,15 @@ class Session:
         values: dict[str, int] = {}
         origins: dict[str, str] = {}
         later: list[tuple[TensorSpec, int, int, Expression]] = []
-        for spec, view in zip(self.plan.inputs, views, strict=True):
-            for axis, (size, extent) in enumerate(zip(spec.shape, view.shape, strict=True)):
+        for spec, view, symbols in zip(self.plan.inputs, views, self._symbol_axes, strict=True):
+            for axis, (size, extent, symbol) in enumerate(zip(spec.shape, view.shape, symbols, strict=True)):
                 if isinstance(size, int):
                     if size != extent:
                         raise ShapeError(
                             f"input {spec.name!r}: dimension {axis} is {extent}, the engine was built for {size} "
                             f"(shape {_shape_text(spec)})"
                         )
-                    continue
-                symbol = _plain_symbol(size)
-                if symbol is None:
+                elif symbol is None:
                     later.append((spec, axis, extent, size))
                 elif symbol.name not in values:
                     values[symbol.name] = self._in_range(symbol, extent, spec, axis)
@@ -234,9 +233,9 @@ def profile_buffer(steps: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * (steps + 1))()
 
 
-def _plain_symbol(size: Expression) -> Symbol | None:
-    """The symbol that an expression consists of, or None."""
-    if len(size.terms) == 1:
+def _plain_symbol(size: Size) -> Symbol | None:
+    """The symbol that a size consists of, or None."""
+    if isinstance(size, Expression) and len(size.terms) == 1:
         monomial, factor = size.terms[0]
         if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Symbol):
             return monomial[0][0]

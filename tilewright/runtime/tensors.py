@@ -20,7 +20,7 @@ _TORCH_NAMES = {"bool": "int1", "float8_e5m2": "float8e5", "float8_e4m3fn": "flo
 _TO_TORCH = {name: torch_name for torch_name, name in _TORCH_NAMES.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TensorView:
     """A tensor's memory: address, dtype name and shape; `owner` keeps it alive."""
 
