@@ -35,7 +35,7 @@ def main() -> None:
         application()
     except TilewrightError as error:
         Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        print(error, file=sys.stderr)
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         sys.exit(1)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         Console(stderr=True).print(f"[bold red]error[/]: {error.strerror}: {error.filename}", highlight=False)
