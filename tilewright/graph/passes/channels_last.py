@@ -80,7 +80,8 @@ def _permute_cancels(node: Node, rewriter: Rewriter) -> Value | None:
 
 def _elementwise(node: Node, rewriter: Rewriter) -> Value | None:
     """An elementwise op on channels-first permutations, numbers and per-channel constants."""
-    sources = [_source(item, rewriter) for item in node.inputs]
+    rank = node.output.rank  # an operand of lower rank has its channels elsewhere
+    sources = [_source(item, rewriter) if item is not None and item.rank == rank else None for item in node.inputs]
     if all(source is None for source in sources):
         return None
     inputs: list[Value | None] = []
