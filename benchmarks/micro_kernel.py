@@ -1,25 +1,31 @@
 """Measure the CPU's matrix product on its own: one thread, against NumPy and PyTorch in the same run.
 
-    python benchmarks/micro_kernel.py [--rows 1024 --columns 1024 --depth 1024] [--json]
+    python benchmarks/micro_kernel.py [--rounds 30] [--only 1024] [--save]
 
-Emits a GEMM from `targets/cpu/dot.py` (blocks of `--block`, accumulators in scratch, plain stores), with
-the right operand prepacked in panels and as it is, checks it against float64 and times it.  The
-multiply-add peak of one core is measured beside, because the clock of a shared machine moves.
+Emits a GEMM from `targets/cpu/dot.py` (accumulators in scratch, plain stores), with the right operand
+prepacked in panels, row-major and transposed, checks it against float64 and times it.  Contestants
+take turns; the multiply-add peak of one core runs beside, because the clock of a shared machine moves.
+Results: benchmarks/results/micro_kernel.json (with --save).
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
-for variable in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they would make NumPy run another CPU's kernels
-    os.environ.pop(variable, None)
-for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import argparse  # noqa: E402
+from benchmarks import common
+
+# isort: split
+# After `common`, which cleans the environment that NumPy's BLAS reads when it is loaded.
+import argparse
 import ctypes
 import importlib.util
-import json
 import time
 from collections.abc import Callable
 
@@ -41,6 +47,17 @@ from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, Module, vector_type
 
 Run = Callable[[], None]
+
+PEAK = "multiply-add peak"
+
+# rows, columns, depth of the product -> rows, columns, depth of a block
+CASES = {
+    (512, 512, 512): (128, 512, 512),
+    (1024, 1024, 1024): (256, 512, 512),
+    (128, 1152, 384): (128, 288, 384),
+    (128, 4096, 4096): (128, 256, 512),
+    (1, 4096, 4096): (1, 1024, 4096),
+}
 
 
 def aligned(*shape: int) -> np.ndarray:
@@ -188,14 +205,14 @@ def contestants(sizes: tuple[int, int, int], block: tuple[int, int, int]) -> dic
     """Name -> (run, floating-point operations); ours are checked against float64 here."""
     rows, columns, depth = sizes
     seed = int(time.time())
-    print(f"random seed {seed}")
+    print(f"  random seed {seed}")
     generator = np.random.default_rng(seed)
     left, right, result = aligned(rows, depth), aligned(depth, columns), aligned(rows, columns)
     left[:] = generator.standard_normal(left.shape, np.float32)
     right[:] = generator.standard_normal(right.shape, np.float32)
     expected = left.astype(np.float64) @ right.astype(np.float64)
     work = 2.0 * rows * columns * depth
-    found: dict[str, tuple[Run, float]] = {"multiply-add peak": peak_runner()}
+    found: dict[str, tuple[Run, float]] = {PEAK: peak_runner()}
     for layout in ("panels", "rows", "columns"):
         gemm = Gemm(sizes, block, layout)
         arranged = gemm.arrange(right)
@@ -204,20 +221,23 @@ def contestants(sizes: tuple[int, int, int], block: tuple[int, int, int]) -> dic
         run()
         error = np.abs(output - expected).max() / np.sqrt(depth)
         assert error < 1e-5, f"{layout}: error {error}"
-        found[f"tilewright, {layout}"] = ((lambda run=run, keep=(gemm, arranged, output): run()), work)
-        print(f"{layout}: compiled in {gemm.seconds * 1e3:.0f} ms, error {error:.1e} sqrt(depth)")
-    found["numpy"] = (lambda: np.matmul(left, right, out=result), work)
+        found["tilewright" if layout == "panels" else f"tilewright, B {layout}"] = (
+            (lambda run=run, keep=(gemm, arranged, output): run()),
+            work,
+        )
+        print(f"  {layout}: compiled in {gemm.seconds * 1e3:.0f} ms, error {error:.1e} sqrt(depth)")
+    found["NumPy"] = (lambda: np.matmul(left, right, out=result), work)
     if importlib.util.find_spec("torch"):
         import torch
 
         torch.set_num_threads(1)
         tensors = [torch.from_numpy(array) for array in (left, right, result)]
-        found["torch.mm"] = (lambda: torch.mm(tensors[0], tensors[1], out=tensors[2]), work)
+        found["PyTorch"] = (lambda: torch.mm(tensors[0], tensors[1], out=tensors[2]), work)
     return found
 
 
 def measure(found: dict[str, tuple[Run, float]], rounds: int) -> dict[str, dict[str, float]]:
-    """Median and best GFLOP/s; contestants take turns, so that all meet the same disturbances."""
+    """Median and best milliseconds; contestants take turns, so that all meet the same disturbances."""
     times: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds):
         for name, (run, work) in found.items():
@@ -226,33 +246,43 @@ def measure(found: dict[str, tuple[Run, float]], rounds: int) -> dict[str, dict[
             start = time.perf_counter()
             for _ in range(repeats):
                 run()
-            times[name].append((time.perf_counter() - start) / repeats)
-    return {
-        name: {"median": found[name][1] / float(np.median(values)) / 1e9, "best": found[name][1] / min(values) / 1e9}
-        for name, values in times.items()
-    }
+            times[name].append((time.perf_counter() - start) / repeats * 1e3)
+    return {name: {"median": float(np.median(values)), "best": min(values)} for name, values in times.items()}
+
+
+def report(
+    sizes: tuple[int, int, int], found: dict[str, tuple[Run, float]], results: dict[str, dict[str, float]]
+) -> None:
+    """Print speeds, and for the products what they read and wrote each second."""
+    rows, columns, depth = sizes
+    bytes_moved = 4 * (rows * depth + depth * columns + rows * columns)
+    for name, times in results.items():
+        work = found[name][1]
+        speeds = {kind: work / milliseconds / 1e6 for kind, milliseconds in times.items()}
+        bandwidth = "" if name == PEAK else f"{bytes_moved / times['best'] / 1e6:8.1f} GB/s"
+        print(f"  {name:24s} median {speeds['median']:7.1f}   best {speeds['best']:7.1f} GFLOP/s {bandwidth}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("rows", "columns", "depth"):
-        parser.add_argument(f"--{name}", type=int, default=1024)
-    parser.add_argument("--block", default="128x256x384", help="rows x columns x depth of one product block")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", default="", help="run the shapes whose name contains this")
+    parser.add_argument("--save", action="store_true", help="write the results file")
     arguments = parser.parse_args()
-    rows, columns, depth = (int(part) for part in arguments.block.split("x"))
-    sizes = (arguments.rows, arguments.columns, arguments.depth)
-    results = measure(contestants(sizes, (rows, columns, depth)), arguments.rounds)
-    if arguments.json:
-        print(json.dumps({"sizes": sizes, "block": arguments.block, "cpu": CPUTarget.host().cpu, "gflops": results}))
-        return
-    read = (
-        4.0 * (sizes[0] * sizes[2] + sizes[2] * sizes[1] + sizes[0] * sizes[1]) / (2.0 * sizes[0] * sizes[1] * sizes[2])
-    )
-    for name, figures in results.items():
-        bandwidth = "" if "peak" in name else f"   {figures['best'] * read:7.1f} GB/s"
-        print(f"{name:24s} median {figures['median']:7.1f}   best {figures['best']:7.1f} GFLOP/s{bandwidth}")
+    cases = []
+    for sizes, block in CASES.items():
+        name = " x ".join(map(str, sizes))
+        if arguments.only not in name:
+            continue
+        print(name)
+        found = contestants(sizes, block)
+        results = measure(found, arguments.rounds)
+        report(sizes, found, results)
+        peak = results.pop(PEAK)
+        peak_speed = {kind: found[PEAK][1] / milliseconds / 1e6 for kind, milliseconds in peak.items()}
+        cases.append({"name": name, "milliseconds": results, "peak_gflops": peak_speed})
+    if arguments.save:
+        print(common.save("micro_kernel", 1, cases))
 
 
 if __name__ == "__main__":
