@@ -10,6 +10,7 @@ import pytest
 from tilewright.dtypes import float32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_graph
 from tilewright.graph.reference import run
@@ -387,6 +388,29 @@ def test_projections_of_one_input_are_one_product(rng, biased):
         b.output(y, f"y{index}")
     graph = check(b.finish(), {"x": (2, 5, 8)}, rng)
     assert ops_of(graph).count("matmul") == 1 and ops_of(graph).count("slice") == 3
+
+
+def test_rows_of_a_sequence_first_attention_stay_where_they_are(rng):
+    """The permutes of torch.nn.MultiheadAttention(batch_first=True) become strides of the heads."""
+    b = GraphBuilder("sequence_first")
+    batch = b.symbol("batch", 1, 8)
+    x = b.input("x", float32, (batch, 5, 8))
+    weights = [
+        b.constant(rng.standard_normal(shape).astype(np.float32), "weight") for shape in ((8, 24), (24,), (8, 8))
+    ]
+    rows = b.op("permute", [x], order=(1, 0, 2))
+    projected = b.op("add", [b.op("matmul", [rows, weights[0]]), weights[1]])
+    heads = []
+    for part in range(3):
+        piece = b.op("slice", [projected], axis=2, start=8 * part, stop=8 * part + 8)
+        piece = b.op("permute", [b.op("reshape", [piece], shape=(5, batch * 2, 4))], order=(1, 0, 2))
+        heads.append(b.op("reshape", [piece], shape=(batch, 2, 5, 4)))
+    context = b.op("permute", [b.op("attention", heads, scale=0.5)], order=(2, 0, 1, 3))
+    out = b.op("matmul", [b.op("reshape", [context], shape=(batch * 5, 8)), weights[2]])
+    out = b.op("permute", [b.op("reshape", [out], shape=(5, batch, 8))], order=(1, 0, 2))
+    b.output(b.op("add", [out, x]), "y")
+    graph = check(b.finish(), {"x": (3, 5, 8)}, rng)
+    assert [group.kind for group in fuse(graph).groups] == ["contraction", "attention", "contraction"]
 
 
 def test_gate_and_up_projections_stay_apart(rng):

@@ -13,6 +13,7 @@ from tilewright.graph.passes.decompose import decompose
 from tilewright.graph.passes.fold_constants import fold_constants
 from tilewright.graph.passes.fold_scales import fold_scales
 from tilewright.graph.passes.merge_matmuls import merge_matmuls
+from tilewright.graph.passes.move_row_permutes import move_row_permutes
 from tilewright.graph.passes.recognise_activations import recognise_activations
 from tilewright.graph.passes.recognise_attention import recognise_attention
 from tilewright.graph.passes.recognise_norms import recognise_norms
@@ -40,7 +41,8 @@ PASSES: tuple[Pass, ...] = (
     fold_constants,  # and those of constants are applied
     share_common_subexpressions,  # masks are built once for all layers
     merge_matmuls,  # q, k and v as one product; weights are constants in their final form by now
-    canonicalize,  # slices of the merged product meet the slices that models make
+    move_row_permutes,  # after merging: one product instead of three to move across
+    canonicalize,  # slices of the merged product meet the slices that models make, permutes cancel
     fold_constants,
     separate_outputs,  # last: every output is a tensor that some node computes
 )

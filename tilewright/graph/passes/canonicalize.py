@@ -22,7 +22,7 @@ from tilewright.graph.inference import Shape, broadcast_shapes
 from tilewright.graph.ops import OPS, infer_types
 from tilewright.graph.passes.canonicalize_movement import MOVEMENT_RULES
 from tilewright.graph.rewrite import Rewriter, Rule, apply_rules
-from tilewright.symbolic import Size, floor_divide, lift, simplify
+from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 
 _ELEMENTWISE = [name for name, row in OPS.items() if row.kind == "elementwise"]
 _BROADCASTING = [name for name in _ELEMENTWISE if OPS[name].arity[0] > 1]
@@ -301,10 +301,22 @@ def _merged_rows(value: Value | None, rewriter: Rewriter) -> Value | None:
     return source
 
 
+def _merged_tail(value: Value | None, rewriter: Rewriter) -> Value | None:
+    """[a, b, …, c] of reshape(x) = [a*b*…, c], where x is [a, b, …, c1, c2, …] with c = c1*c2*…"""
+    node = rewriter.producer(value, "reshape")
+    if node is None or node.inputs[0] is None or value is None or value.rank != 2:
+        return None
+    source = node.inputs[0]
+    for cut in range(2, source.rank - 1):
+        if product(source.shape[cut:]) == value.shape[1]:
+            return rewriter.op("reshape", [source], shape=(*source.shape[:cut], value.shape[1]))
+    return None
+
+
 def _matmul_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
     """matmul(reshape(x), w) with a matrix w: multiply first, regroup rows afterwards."""
     left, right = node.inputs
-    source = _merged_rows(left, rewriter)
+    source = _merged_rows(left, rewriter) or _merged_tail(left, rewriter)
     if source is None or right is None or right.rank != 2 or left is None or source.shape == left.shape:
         return None
     return rewriter.op("reshape", [rewriter.op("matmul", [source, right], **node.attributes)], shape=node.output.shape)

@@ -62,6 +62,19 @@ def _permute_between_reshapes(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [rewriter.op("permute", [source], order=order)], shape=node.output.shape)
 
 
+def _permute_below_merge(node: Node, rewriter: Rewriter) -> Value | None:
+    """permute(reshape(x)) where the reshape merges the last dimensions and the permute keeps the last:
+    permute x, then merge."""
+    inner, order = rewriter.producer(node.inputs[0], "reshape"), node.attributes["order"]
+    if inner is None or inner.inputs[0] is None:
+        return None
+    source, rank = inner.inputs[0], inner.output.rank
+    if order[-1] != rank - 1 or source.rank <= rank or source.shape[: rank - 1] != inner.output.shape[:-1]:
+        return None
+    moved = rewriter.op("permute", [source], order=(*order[:-1], *range(rank - 1, source.rank)))
+    return rewriter.op("reshape", [moved], shape=node.output.shape)
+
+
 def _shorter_chain(node: Node, rewriter: Rewriter) -> Value | None:
     """Any chain of reshapes and permutes that only splits and reorders dimensions: split, permute, done.
 
@@ -270,7 +283,14 @@ def _iota_axis(node: Node, rewriter: Rewriter) -> Value | None:
 
 MOVEMENT_RULES: dict[str, list[Rule]] = {
     "reshape": [_nothing, _through, _shorter_chain],
-    "permute": [_nothing, _permute_twice, _permute_of_ones, _permute_between_reshapes, _shorter_chain],
+    "permute": [
+        _nothing,
+        _permute_twice,
+        _permute_of_ones,
+        _permute_between_reshapes,
+        _permute_below_merge,
+        _shorter_chain,
+    ],
     "broadcast_to": [_nothing, _through],
     "slice": [_nothing, _slice_twice, _slice_of_concat, _slice_of_broadcast],
     "pad": [_nothing],

@@ -1,0 +1,77 @@
+"""Permutes of whole rows move across products, to where they meet other views.
+
+A product with a matrix does the same to every row, in whatever order the rows come.  Models that keep
+the sequence first (`torch.nn.MultiheadAttention`) permute rows before the projection and after it:
+
+    split(matmul(permute(x), w))       ->  split(permute(matmul(x, w)))     sinks: all readers are views
+    add(permute(matmul(join(a), w)), r) ->  add(matmul(permute(join(a)), w), r)   rises: the operand is a view
+
+There the permute becomes part of the heads' strides, or cancels with the join's own permute.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import Rewriter
+
+_VIEWS = {"reshape", "permute", "slice"}
+
+
+def move_row_permutes(graph: Graph) -> Graph:
+    """One walk; the same graph when no permute of rows stands beside a product."""
+    users = graph.users()
+    results = set(graph.results())
+
+    def only_views(value: Value) -> bool:
+        """Whether all readers are views, perhaps behind the add of a bias."""
+        readers = users.get(value, [])
+        if len(readers) == 1 and _bias(readers[0]) is not None and value not in results:
+            return only_views(readers[0].output)
+        return value not in results and bool(readers) and all(reader.op in _VIEWS for reader in readers)
+
+    def sink(node: Node, rewriter: Rewriter) -> Value | None:
+        moved = _row_permute(rewriter.producer(node.inputs[0], "permute"))
+        if moved is None or not only_views(node.output):
+            return None
+        if node.op == "matmul" and (node.inputs[1] is None or node.inputs[1].rank != 2):
+            return None
+        if node.op == "add" and _bias(node) is None:
+            return None
+        source, order = moved
+        result = rewriter.op(node.op, [source, *node.inputs[1:]], **node.attributes)
+        return rewriter.op("permute", [result], order=order)
+
+    def rise(node: Node, rewriter: Rewriter) -> Value | None:
+        moved = _row_permute(node)
+        if moved is None or only_views(node.output):
+            return None
+        source, order = moved
+        add = rewriter.producer(source, "add")
+        bias = _bias(add) if add is not None else None
+        product = rewriter.producer(source if add is None else add.inputs[0], "matmul")
+        if product is None or (add is not None and (bias is None or rewriter.uses(add.output) != 1)):
+            return None
+        rows, matrix = product.inputs
+        if rewriter.uses(product.output) != 1 or matrix is None or matrix.rank != 2:
+            return None
+        if rewriter.producer(rows, "reshape", "permute") is None:
+            return None
+        lifted = rewriter.op("permute", [rows], order=order)
+        result = rewriter.op("matmul", [lifted, matrix], **product.attributes)
+        return result if add is None else rewriter.op("add", [result, bias])
+
+    return Rewriter(graph).run({"matmul": [sink], "add": [sink], "permute": [rise]})
+
+
+def _row_permute(node: Node | None) -> tuple[Value, tuple[int, ...]] | None:
+    """(source, order) of a permute that leaves the last dimension where it is."""
+    if node is None or node.inputs[0] is None or node.output.rank < 3:
+        return None
+    order = node.attributes["order"]
+    return (node.inputs[0], order) if order[-1] == node.output.rank - 1 else None
+
+
+def _bias(node: Node) -> Value | None:
+    """The second operand of an add of one number for each column."""
+    right = node.inputs[1] if node.op == "add" else None
+    return right if right is not None and right.rank <= 1 and node.output.rank > 1 else None
