@@ -1,0 +1,144 @@
+"""How a block goes from one distributed layout to another, planned from the two maps alone.
+
+    same registers        nothing to do                                  `RegisterMoves` in place
+    same threads          other numbers for the same registers           `RegisterMoves`
+    inside each warp      rounds of shuffles                             `Shuffles`
+    inside each block     shared memory without conflicts                `SharedExchange`
+
+Every plan is data: it prints itself, knows its cost, is lowered by reading it, and `simulate` runs it.
+
+    >>> source = mma_accumulator((16, 16), (1, 1))
+    >>> print(plan_conversion(source, mma_operand((16, 16), 0, (1, 1), 2), 16))
+    nothing to do
+
+A conversion never looks at what kind of layout it has before it.  With S the source and D the target, a thread that
+is to hold D(place) looks for places of the source with the same element: first among its own registers, then in its
+warp, then in its block.  By linearity it is enough to look for the basis vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilewright.layout.distributed import INPUTS
+from tilewright.layout.exchange import BARRIER_CYCLES, Access, Half, SharedExchange, Side, plan_exchange, spans
+from tilewright.layout.gf2 import Span, combine, extension
+from tilewright.layout.linear import LinearLayout
+from tilewright.layout.shuffles import Shuffles, WarpMaps, plan_shuffles
+
+
+@dataclass(frozen=True)
+class RegisterMoves:
+    """Every thread has what it needs: target register i is source register `registers[i]`; no instruction."""
+
+    registers: tuple[int, ...]
+    in_place: bool
+
+    cost = 0.0
+
+    def __str__(self) -> str:
+        if self.in_place:
+            return "nothing to do"
+        return f"registers {' '.join(map(str, self.registers))}"
+
+
+Plan = RegisterMoves | Shuffles | SharedExchange
+
+
+@lru_cache(maxsize=4096)
+def plan_conversion(source: LinearLayout, target: LinearLayout, element_bits: int) -> Plan:
+    """The cheapest plan that takes a block from `source` to `target`.
+
+    Both have the inputs register, lane, warp, block with equally many lanes, warps and blocks
+    (`distributed.on_threads` fills them up).  Raises `ValueError` for layouts of different blocks or threads, and when
+    a block of the cluster needs elements that only another one has.
+    """
+    _check(source, target)
+    moves = _register_moves(source, target)
+    if moves is not None:
+        return moves
+    inside_warp = plan_shuffles(_warp_maps(source, target), element_bits)
+    if inside_warp is not None and inside_warp.cost <= BARRIER_CYCLES:
+        return inside_warp
+    exchange = _exchange(source, target, element_bits, "block" if inside_warp is None else "warp")
+    if inside_warp is None or exchange.cost < inside_warp.cost:
+        return exchange
+    return inside_warp
+
+
+def _check(source: LinearLayout, target: LinearLayout) -> None:
+    if source.outputs != target.outputs:
+        raise ValueError(f"layouts of different blocks: {source.shape} and {target.shape}")
+    for layout in (source, target):
+        if layout.input_names != INPUTS:
+            raise ValueError(f"a distributed layout has the inputs {INPUTS}, not {layout.input_names}")
+    for name in INPUTS[1:]:
+        if source.size(name) != target.size(name):
+            raise ValueError(f"{source.size(name)} {name}s hold the source, {target.size(name)} the target")
+    inside = [vector for name in INPUTS[:3] for vector in source.bases(name)]
+    needed = [vector for name in INPUTS[:3] for vector in target.bases(name)]
+    if not spans(inside, [*needed, *_differences(source, target, "block")]):
+        raise ValueError(f"a block needs elements of another block of the cluster: {source} to {target}")
+
+
+def _threads(layout: LinearLayout) -> tuple[int, ...]:
+    return tuple(vector for name in INPUTS[1:] for vector in layout.bases(name))
+
+
+def _differences(source: LinearLayout, target: LinearLayout, *names: str) -> tuple[int, ...]:
+    """For the bits of some inputs: the sums of the two layouts' vectors."""
+    return tuple(a ^ b for name in names for a, b in zip(source.bases(name), target.bases(name), strict=True))
+
+
+def _register_moves(source: LinearLayout, target: LinearLayout) -> RegisterMoves | None:
+    if any(_differences(source, target, *INPUTS[1:])):
+        return None
+    own = Span(source.bases("register"))
+    found = [own.solve(vector) for vector in target.bases("register")]
+    chosen = [place for place in found if place is not None]
+    if len(chosen) < len(found):
+        return None
+    registers = tuple(combine(chosen, register) for register in range(target.size("register")))
+    return RegisterMoves(registers, registers == tuple(range(source.size("register"))))
+
+
+def _warp_maps(source: LinearLayout, target: LinearLayout) -> WarpMaps:
+    return WarpMaps(
+        source.bases("register"),
+        source.bases("lane"),
+        target.bases("register"),
+        target.bases("lane"),
+        _differences(source, target, "warp", "block"),
+    )
+
+
+def _exchange(source: LinearLayout, target: LinearLayout, element_bits: int, scope: str) -> SharedExchange:
+    """Each block of a cluster moves its own elements: relative to what the source has at the block's number."""
+    kept = [extension((), layout.bases("register")) for layout in (source, target)]
+    halves = []
+    for layout, registers in zip((source, target), kept, strict=True):
+        threads = [vector for name in INPUTS[1:3] for vector in layout.bases(name)]
+        threads += [v ^ own for v, own in zip(layout.bases("block"), source.bases("block"), strict=True)]
+        halves.append(Half(tuple(registers), tuple(threads), len(layout.bases("lane"))))
+    elements = extension((), [*halves[0].registers, *halves[0].threads])
+    memory, store, load = plan_exchange(halves[0], halves[1], elements, source.outputs, max(1, element_bits // 8))
+    loaded = Span(kept[1])
+    numbers = [loaded.solve(target.element(register=register)) for register in range(target.size("register"))]
+    return SharedExchange(
+        memory,
+        _renumbered(store, source, kept[0]),
+        load,
+        tuple(number for number in numbers if number is not None),
+        scope,
+    )
+
+
+def _renumbered(side: Side, layout: LinearLayout, kept: list[int]) -> Side:
+    """A side whose registers are numbered by the vectors `kept`, with the layout's own register numbers."""
+    bits = [1 << layout.bases("register").index(vector) for vector in kept]
+    accesses = tuple(
+        Access(access.offset, tuple(combine(bits, register) for register in access.registers))
+        for access in side.accesses
+    )
+    return Side(accesses, side.threads, side.wavefronts)

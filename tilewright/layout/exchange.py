@@ -1,0 +1,260 @@
+"""Conversions through shared memory: a memory layout computed for one pair of distributed layouts.
+
+The memory is a basis of the elements' space: bit i of an offset stands for the element `memory[i]`.  Its bits are
+
+    vector bits    neighbours in memory that a thread moves at once: common register vectors of both layouts, then
+                   (in the wider of the two) more register vectors of that one
+    word bits      what fills a word of 4 bytes, where vectors are narrower
+    bank bits      the rest of the 128 bytes of all banks
+    row bits       the elements of a bank's different rows
+
+Lanes that a phase of an access serves together conflict when the sum of their vectors lies in the span of the word
+bits and row bits (and outside that of the word bits).  So row bits are chosen to meet the span of the phase's lanes as
+little as can be, on the store and the load side at once: `gf2.common_complement`.  All pairs of vector widths are
+tried; the fewest wavefronts win.  When both sides move vectors of the same width there are no conflicts at all.
+
+The rest of what must hold is that no lane finds the elements of its vector in another order: vectors of threads have
+zeros in the vector bits of their side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewright.layout.gf2 import Span, combine, common_complement, extension, intersection, rank
+from tilewright.layout.linear import LinearLayout
+from tilewright.layout.shared import ROW_BYTES
+
+ACCESS_BYTES = 16  # the widest access of a thread
+BARRIER_CYCLES = 24  # what a barrier and the latency of two accesses cost a warp, beside its wavefronts
+
+
+@dataclass(frozen=True)
+class Access:
+    """One instruction: the registers of a thread that lie at consecutive offsets, from `offset` ^ the thread's on."""
+
+    offset: int
+    registers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The stores or the loads.  `threads` is the XOR of offsets for each lane, then warp, then block bit."""
+
+    accesses: tuple[Access, ...]
+    threads: tuple[int, ...]
+    wavefronts: int  # of one warp, for all accesses
+
+    @property
+    def width(self) -> int:
+        return len(self.accesses[0].registers)
+
+    def __str__(self) -> str:
+        return f"{len(self.accesses)} x {self.width} elements in {self.wavefronts} wavefronts"
+
+
+@dataclass(frozen=True)
+class SharedExchange:
+    """A conversion through memory: all stores, a barrier of `scope`, all loads.
+
+    `registers` gives for each target register the loaded one that has its element.  Threads that hold copies store
+    equal values to one place.
+    """
+
+    memory: LinearLayout
+    store: Side
+    load: Side
+    registers: tuple[int, ...]
+    scope: str  # "warp" or "block"
+
+    @property
+    def size(self) -> int:
+        """Elements of memory."""
+        return self.memory.size("offset")
+
+    @property
+    def cost(self) -> float:
+        """Cycles of a warp."""
+        return self.store.wavefronts + self.load.wavefronts + BARRIER_CYCLES
+
+    def __str__(self) -> str:
+        return f"shared memory of {self.size} elements, store {self.store}, {self.scope} barrier, load {self.load}"
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of the two layouts: packed vectors of registers (in which none is a sum of others) and of threads."""
+
+    registers: tuple[int, ...]
+    threads: tuple[int, ...]
+    lanes: int  # the first of `threads` are lane bits
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A candidate: the basis, and the number of vector bits of the two halves."""
+
+    basis: tuple[int, ...]
+    words: tuple[int, ...]  # word bits
+    rows: tuple[int, ...]
+    bits: tuple[int, int]
+
+
+def plan_exchange(
+    source: Half, target: Half, elements: Sequence[int], outputs: tuple[tuple[str, int], ...], element_bytes: int
+) -> tuple[LinearLayout, Side, Side]:
+    """The memory layout with the fewest wavefronts, then the fewest instructions, and what to do with it.
+
+    `elements` is a basis of the space of the elements that pass through.
+    """
+    halves = (source, target)
+    most = max(0, (ACCESS_BYTES // element_bytes).bit_length() - 1)
+    candidates = sorted(_vector_bits(halves, elements, most), key=lambda found: _least(halves, found[2], element_bytes))
+    best: tuple[tuple[int, int], _Memory] | None = None
+    for vectors, kernel, bits in candidates:
+        if best is not None and best[0] <= _least(halves, bits, element_bytes):
+            break
+        memory = _complete(halves, vectors, kernel, bits, element_bytes)
+        cost = _cost(halves, memory, element_bytes)
+        if best is None or cost < best[0]:
+            best = cost, memory
+    assert best is not None  # no vector bits at all are always possible
+    memory = best[1]
+    sides = [_side(half, memory, bits, element_bytes) for half, bits in zip(halves, memory.bits, strict=True)]
+    return LinearLayout((("offset", memory.basis),), outputs), sides[0], sides[1]
+
+
+def _vector_bits(
+    halves: tuple[Half, Half], elements: Sequence[int], most: int
+) -> Iterator[tuple[list[int], list[int], tuple[int, int]]]:
+    """Candidates: the vector bits, a complement of their span in which the threads' vectors lie, the two widths."""
+    common = intersection(halves[0].registers, halves[1].registers)
+    for narrow in range(min(most, len(common)), -1, -1):
+        for wide in (0, 1):
+            chosen: list[int] = []
+            for candidate in common:
+                if len(chosen) == narrow:
+                    break
+                if _kernel(halves, elements, [*chosen, candidate], len(chosen) + 1, wide) is not None:
+                    chosen.append(candidate)
+            if len(chosen) < narrow:
+                continue
+            yield from _widened(halves, elements, most, chosen, wide)
+
+
+def _widened(
+    halves: tuple[Half, Half], elements: Sequence[int], most: int, chosen: list[int], wide: int
+) -> Iterator[tuple[list[int], list[int], tuple[int, int]]]:
+    """The common vector bits alone, then with more and more register vectors of the wider half."""
+    narrow, vectors = len(chosen), list(chosen)
+    for candidate in [None, *halves[wide].registers]:
+        if candidate is not None:
+            if len(vectors) == most or candidate in Span(vectors):
+                continue
+            if _kernel(halves, elements, [*vectors, candidate], narrow, wide) is None:
+                continue
+            vectors.append(candidate)
+        kernel = _kernel(halves, elements, vectors, narrow, wide)
+        assert kernel is not None
+        yield list(vectors), kernel, (len(vectors), narrow) if wide == 0 else (narrow, len(vectors))
+
+
+def _kernel(
+    halves: tuple[Half, Half], elements: Sequence[int], vectors: Sequence[int], narrow: int, wide: int
+) -> list[int] | None:
+    """A complement of the vector bits that holds all threads of the wider half, and of the other half's all but
+    what the bits beyond its own `narrow` may add; None when a lane would find its vector in another order."""
+    span = Span(vectors)
+    count, complement, inserted = len(vectors), [], list(vectors)
+    for half, own in ((halves[wide], count), (halves[1 - wide], narrow)):
+        for thread in half.threads:
+            parts = span.solve(thread)
+            if parts is None:
+                span.insert(thread)
+                inserted.append(thread)
+                complement.append(thread)
+            elif parts & (1 << own) - 1:
+                return None
+    complement += extension(inserted, elements)
+    return complement
+
+
+def _phase(half: Half, bits: int, element_bytes: int) -> tuple[int, ...]:
+    """Vectors of the lanes that one phase of an access serves."""
+    width = max(4, element_bytes << bits)
+    lanes = min(half.lanes, (ROW_BYTES // width).bit_length() - 1)
+    return half.threads[:lanes]
+
+
+def _complete(
+    halves: tuple[Half, Half], vectors: list[int], kernel: list[int], bits: tuple[int, int], element_bytes: int
+) -> _Memory:
+    """Word, bank and row bits for given vector bits, all inside the complement `kernel`."""
+    word_bits = max(0, (4 // element_bytes).bit_length() - 1)
+    row_bits = max(0, len(vectors) + len(kernel) - (ROW_BYTES // element_bytes).bit_length() + 1)
+    words = vectors[:word_bits]
+    busy = []
+    for half, own in zip(halves, bits, strict=True):
+        together = [*words, *vectors[:own], *_phase(half, own, element_bytes)]
+        busy.append(intersection(together, kernel))
+    fill = extension((), [*intersection(busy[0], busy[1]), *busy[0], *busy[1], *kernel])[: word_bits - len(words)]
+    rest = extension(fill, kernel)
+    basis = Span([*fill, *rest])
+    low = (1 << len(fill)) - 1
+    # Modulo the word bits, written with representatives in the span of `rest`.
+    reduced = [
+        [combine([*fill, *rest], (basis.solve(vector) or 0) & ~low) for vector in vectors_of_half]
+        for vectors_of_half in busy
+    ]
+    rows = common_complement(rest, extension((), reduced[0]), extension((), reduced[1]), row_bits)
+    banks = extension(rows, [*reduced[0], *reduced[1], *rest])
+    return _Memory((*vectors, *fill, *banks, *rows), (*words, *fill), tuple(rows), bits)
+
+
+def _wavefronts(half: Half, memory: _Memory, bits: int, element_bytes: int) -> int:
+    """Of one warp for all its accesses: every phase takes as many as some bank has rows to give."""
+    phase = _phase(half, bits, element_bytes)
+    moved = [*memory.basis[:bits], *phase]
+    conflicts = len(intersection(moved, [*memory.words, *memory.rows])) - len(intersection(moved, memory.words))
+    phases = half.lanes - len(phase)
+    return 1 << (len(half.registers) - bits + phases + conflicts)
+
+
+def _least(halves: tuple[Half, Half], bits: tuple[int, int], element_bytes: int) -> tuple[int, int]:
+    """`_cost` of widths if nothing conflicts."""
+    accesses = [len(half.registers) - own for half, own in zip(halves, bits, strict=True)]
+    phases = [half.lanes - len(_phase(half, own, element_bytes)) for half, own in zip(halves, bits, strict=True)]
+    return sum(1 << a + p for a, p in zip(accesses, phases, strict=True)), sum(1 << a for a in accesses)
+
+
+def _cost(halves: tuple[Half, Half], memory: _Memory, element_bytes: int) -> tuple[int, int]:
+    """Wavefronts, then instructions."""
+    pairs = list(zip(halves, memory.bits, strict=True))
+    instructions = sum(1 << (len(half.registers) - bits) for half, bits in pairs)
+    return sum(_wavefronts(half, memory, bits, element_bytes) for half, bits in pairs), instructions
+
+
+def _side(half: Half, memory: _Memory, bits: int, element_bytes: int) -> Side:
+    """The accesses of one half; registers are numbered by its independent vectors."""
+    places = Span(memory.basis)
+
+    def offset(vector: int) -> int:
+        found = places.solve(vector)
+        assert found is not None  # everything that is moved lies in the memory
+        return found
+
+    groups: dict[int, dict[int, int]] = {}
+    for register in range(1 << len(half.registers)):
+        start, member = divmod(offset(combine(half.registers, register)), 1 << bits)
+        groups.setdefault(start << bits, {})[member] = register
+    accesses = tuple(
+        Access(start, tuple(group[member] for member in range(1 << bits))) for start, group in sorted(groups.items())
+    )
+    threads = tuple(offset(vector) for vector in half.threads)
+    return Side(accesses, threads, _wavefronts(half, memory, bits, element_bytes))
+
+
+def spans(vectors: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether all of `others` lie in the span of `vectors`."""
+    return rank([*vectors, *others]) == rank(vectors)
