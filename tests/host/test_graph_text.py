@@ -17,6 +17,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_fused, print_graph
 from tilewright.graph.serialize import from_data, to_data
+from tilewright.settings import settings as configuration
 
 
 def small_graph() -> Graph:
@@ -129,3 +130,11 @@ def _paths(tree, prefix=()):
     for key, item in items:
         yield (*prefix, key)
         yield from _paths(item, (*prefix, key))
+
+
+def test_the_graph_after_each_pass_can_be_written_to_files(tmp_path):
+    with configuration.scope(dump_directory=tmp_path / "dump"):
+        optimize(small_graph())
+    names = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    assert names[0] == "small.00-imported.txt" and all(name.startswith("small.") for name in names)
+    assert (tmp_path / "dump" / names[0]).read_text() == SMALL_TEXT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tilewright.graph.core import Graph
@@ -18,6 +19,7 @@ from tilewright.graph.passes.recognise_activations import recognise_activations
 from tilewright.graph.passes.recognise_attention import recognise_attention
 from tilewright.graph.passes.recognise_norms import recognise_norms
 from tilewright.graph.passes.separate_outputs import separate_outputs
+from tilewright.graph.printer import print_graph
 from tilewright.graph.verifier import verify
 from tilewright.settings import settings
 
@@ -51,10 +53,22 @@ PASSES: tuple[Pass, ...] = (
 def optimize(graph: Graph) -> Graph:
     """The graph in the form that fusion and the kernels want; the given graph is not changed.
 
-    Verified after every pass under ``TILEWRIGHT_VERIFY=1``.
+    Verified after every pass under ``TILEWRIGHT_VERIFY=1``; with a dump directory, the text of the graph
+    after each pass that changed it is written to ``<graph>.<number>-<pass>.txt`` there.
     """
-    for transform in PASSES:
-        graph = transform(graph)
+    _dump(graph, "00-imported")
+    for number, transform in enumerate(PASSES, 1):
+        result = transform(graph)
         if settings.verify:
-            verify(graph)
+            verify(result)
+        if result is not graph:
+            _dump(result, f"{number:02d}-{transform.__name__}")
+        graph = result
     return graph
+
+
+def _dump(graph: Graph, stage: str) -> None:
+    if settings.dump_directory is not None:
+        settings.dump_directory.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", graph.name) or "graph"
+        (settings.dump_directory / f"{name}.{stage}.txt").write_text(print_graph(graph), encoding="utf-8")
