@@ -14,7 +14,9 @@ class Group:
     `kind` is the class: elementwise, reduction, contraction, attention, movement (gather, concat,
     scatter, pad, …), pool, or view (no work: the output is the input's memory).  `anchor` is the node
     that gives the loop structure (the matmul, the convolution, the softmax, …), None for elementwise.
-    `nodes` are in topological order; `prologue`/`epilogue` are those before and after the anchor.
+    `nodes` are in topological order; `prologue` are those that lead to the anchor, `epilogue` the others.
+    Views, index arithmetic and cheap nodes may be in several groups: each computes them for itself, and
+    only the group that has them in `outputs` stores them.
     """
 
     kind: str
