@@ -1,8 +1,8 @@
 """Conversions between element types, on scalars and vectors in registers.
 
-Registers hold i1 as i1, integers as iN, float8 as i8, the other floats as LLVM's half, bfloat, float
-and double.  Memory holds i1 as a byte.  float8 and, where the CPU has no instruction, bfloat16 are
-converted by integer arithmetic, because LLVM would call library functions for them.
+Registers hold i1 as i1, integers as iN, float8 and bfloat16 as their bits, i8 and i16, the other floats
+as LLVM's half, float and double.  Memory holds i1 as a byte.  float8 and, where the CPU has no
+instruction, bfloat16 are converted by integer arithmetic, because LLVM would call library functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tilewright.dtypes import DType
 from tilewright.ir.types import Element, PointerType
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
-_FLOAT_TEXT = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "double"}
+_FLOAT_TEXT = {"float16": "half", "float32": "float", "float64": "double"}
 _FLOAT8 = {"float8e5": (2, 15), "float8e4nv": (3, 7)}  # mantissa bits, exponent bias
 
 
@@ -113,7 +113,7 @@ class Converter:
         if source == dtypes.float16:
             return builder.cast("fpext", value, single)
         if source == dtypes.bfloat16:
-            bits = builder.cast("zext", builder.cast("bitcast", value, self._type("i16", value)), word)
+            bits = builder.cast("zext", value, word)
             return builder.cast("bitcast", builder.binary("shl", bits, builder.constant(word, 16)), single)
         if source == dtypes.float8e5:
             half = builder.binary("shl", builder.cast("zext", value, self._type("i16", value)), self._half_shift(value))
@@ -144,7 +144,8 @@ class Converter:
             return builder.cast("fptrunc", value, self._type("half", value))
         if target == dtypes.bfloat16:
             if self.bfloat16_instructions and value.lanes >= 8:
-                return builder.cast("fptrunc", value, self._type("bfloat", value))
+                rounded = builder.cast("fptrunc", value, self._type("bfloat", value))
+                return builder.cast("bitcast", rounded, self._type("i16", value))
             return self._round_bfloat16(value)
         return self._encode_float8(value, target)
 
@@ -157,9 +158,7 @@ class Converter:
         quiet = builder.binary("or", bits, builder.constant(word, 0x400000))
         chosen = builder.select(builder.compare("uno", value, value), quiet, rounded)
         high = builder.binary("lshr", chosen, builder.constant(word, 16))
-        return builder.cast(
-            "bitcast", builder.cast("trunc", high, self._type("i16", value)), self._type("bfloat", value)
-        )
+        return builder.cast("trunc", high, self._type("i16", value))
 
     def _encode_float8(self, value: LLVMValue, target: DType) -> LLVMValue:
         """To nearest even; beyond the greatest finite number: that number."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
-from tilewright.targets.cpu.dot_function import Blocking, DotPlan, DotShape, emit_function, emitted_functions, round_up
+from tilewright.targets.cpu.dot_function import Blocking, DotPlan, DotShape, emit_function, round_up
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
@@ -124,7 +124,7 @@ def emit_dot(
         left.whole,
         (rows is not None, columns is not None, depth is not None),
     )
-    if plan.name not in emitted_functions(builder.module):
+    if plan.name not in builder.module.defined:
         emit_function(builder.module, target, plan)
 
     def value(extent: Extent) -> LLVMValue:

@@ -103,19 +103,12 @@ class Blocking:
         return 1
 
 
-def emitted_functions(module: Module) -> set[str]:
-    """Names of the product functions and micro-kernels that a module has already."""
-    names: set[str] = module.__dict__.setdefault("_dot_functions", set())
-    return names
-
-
 def emit_function(module: Module, target: CPUTarget, plan: DotPlan) -> None:
     """Add the function `plan.name` to the module.
 
     `void (ptr left, i64 left_row_stride, i64 left_depth_stride, ptr right, i64 right_stride, ptr accumulator,
     ptr scratch, i64 rows, i64 columns, i64 depth, i1 accumulate)`; strides in elements.
     """
-    emitted_functions(module).add(plan.name)
     _DotFunction(module, target, plan).emit()
 
 
@@ -480,8 +473,7 @@ class _DotFunction:
             signed=plan.right.kind != "uint",
             ahead_lines=self._lines_ahead(panel, groups),
         )
-        if kernel.name not in emitted_functions(self.module):
-            emitted_functions(self.module).add(kernel.name)
+        if kernel.name not in self.module.defined:
             emit_micro_kernel(self.module, self.target, kernel)
         stride = self.left_row_stride if row_stride is None else builder.integer(row_stride)
         left = builder.gep(run.left, builder.multiply(first, stride), self.element)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tilewright.dtypes import DType, float64, int64
+from tilewright.dtypes import DType, bfloat16, float64, int64
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.conversions import memory_type
@@ -72,8 +72,9 @@ class EffectEmitter:
         kind, order = self._kind(operation, dtype), _ORDERINGS[str(operation.attributes["semantics"])]
 
         def emit() -> LLVMValue:
-            text = f"atomicrmw {kind} {address}, {operand} {order}, align {dtype.itemsize}"
-            return builder.emit(text, operand.type)
+            number = builder.cast("bitcast", operand, "bfloat") if dtype == bfloat16 else operand
+            text = f"atomicrmw {kind} {address}, {number} {order}, align {dtype.itemsize}"
+            return builder.cast("bitcast", builder.emit(text, number.type), operand.type)
 
         if mask is None or mask.text == "true":
             self._result(operation, indices, emit())

@@ -86,7 +86,7 @@ class Elementwise:
     # -- Kinds ------------------------------------------------------------------------------------
 
     def _float(self, operation: Operation, operands: list[LLVMValue], dtype: DType) -> LLVMValue:
-        if operation.opcode == "negate" and dtype.bits >= 16:
+        if operation.opcode == "negate" and operands[0].is_float:
             return self.builder.negate(operands[0])
         wide = [self.converter.widen(operand, dtype) for operand in operands]
         return self.converter.narrow(self._wide_float(operation, wide), dtype)

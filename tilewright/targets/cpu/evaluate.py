@@ -259,10 +259,10 @@ class Evaluator:
     def number(self, element: DType | PointerType, value: float | int | bool) -> LLVMValue:
         """A scalar constant in its register form."""
         text = register_type(element)
-        if isinstance(element, DType) and element.is_float and element.bits == 8:
+        if isinstance(element, DType) and element.is_float and text.startswith("i"):
             import numpy as np
 
-            return LLVMValue(text, str(int(np.array(value).astype(element.numpy).view(np.uint8))))
+            return LLVMValue(text, str(int(np.array(value).astype(element.numpy).view(f"u{element.itemsize}"))))
         return LLVMValue(text, literal(text, value))
 
     def _arange(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
