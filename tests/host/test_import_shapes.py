@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from tilewright.errors import ImportModelError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
-from tilewright.importers.shapes import Dimension, parse_dynamic_shapes
+from tilewright.importers.shapes import Dimension, parse_dynamic_shapes, symbol_name
 from tilewright.symbolic import evaluate
 
 
@@ -25,10 +27,32 @@ def test_neutral_forms() -> None:
     assert parsed == {"a": {0: n, 1: m, 2: Dimension("a_2", 1, 4), 3: 7}, "b": {0: n, 2: n}, "d": {0: 5}}
 
 
-@pytest.mark.parametrize("entry", [True, 1.5, ("n", 5, 2), ("n",), (1, 2, 3, 4), object()])
+@pytest.mark.parametrize("entry", [True, 1.5, ("n", 5, 2), ("n",), (1, 2, 3, 4), object(), "two words", ""])
 def test_malformed_entries(entry: Any) -> None:
     with pytest.raises(ImportModelError, match=r"dynamic_shapes\['x'\]\[0\]"):
         parse_dynamic_shapes({"x": {0: entry}})
+
+
+def test_names_from_files_become_identifiers() -> None:
+    assert [symbol_name(text) for text in ("batch", "batch-size", "2*n", "unk__12")] == [
+        "batch",
+        "batch_size",
+        "d2_n",
+        "unk__12",
+    ]
+
+
+@pytest.mark.parametrize(("package", "extra", "file"), [("torch", "torch", "m.pt2"), ("onnx", "onnx", "m.onnx")])
+def test_missing_packages_are_named(
+    package: str, extra: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewright.errors import MissingDependencyError
+    from tilewright.importers import import_model
+
+    (tmp_path / file).touch()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"pip install 'tilewright\[{extra}\]'"):
+        import_model(tmp_path / file)
 
 
 def test_two_ranges_of_one_name() -> None:

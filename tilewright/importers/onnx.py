@@ -22,7 +22,7 @@ from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_known import UNKNOWN, evaluate
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Problem, Report, Unsupported
-from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
+from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes, symbol_name
 from tilewright.symbolic import Size
 
 logger = logging.getLogger("tilewright")
@@ -162,7 +162,7 @@ class _Importer:
             return chosen[dim.dim_param]
         if entry is not None:
             return self._size(entry)
-        return self.builder.symbol(dim.dim_param or default)
+        return self.builder.symbol(symbol_name(dim.dim_param or default))
 
     def initializers(self, graph: onnx.GraphProto) -> None:
         """Constants by name; they enter the graph when something uses them."""

@@ -8,6 +8,7 @@ For each input and axis: ``(name, low, high)``, ``(low, high)``, a name, an int 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,21 +56,27 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None) -> dict[str, 
 
 
 def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
-    if entry is None:
-        return None
-    if isinstance(entry, bool):
-        raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
-    if isinstance(entry, (int, Dimension)):
+    """One entry; `default_name` is for a range without a name."""
+    if entry is None or isinstance(entry, Dimension):
         return entry
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return entry
+    name, low, high = _fields(entry, symbol_name(default_name))
+    numbers = isinstance(low, int) and isinstance(high, int) and 0 <= low <= high
+    if not (numbers and isinstance(name, str) and name.isidentifier()):
+        raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
+    return low if low == high else Dimension(name, low, high)
+
+
+def _fields(entry: Any, default_name: str) -> tuple[Any, Any, Any]:
+    """Name, low and high of an entry as given; an empty name for what is none of the forms."""
     if isinstance(entry, str):
-        return Dimension(entry)
-    if isinstance(entry, Sequence):
-        name, low, high = entry if len(entry) == 3 else (default_name, *entry) if len(entry) == 2 else (None, 0, 0)
-        if isinstance(name, str) and isinstance(low, int) and isinstance(high, int) and 0 <= low <= high:
-            return low if low == high else Dimension(name, low, high)
-    elif hasattr(entry, "min") and hasattr(entry, "max") and hasattr(entry, "__name__"):
-        return Dimension(entry.__name__, max(1, int(entry.min)), min(LARGEST, int(entry.max)))
-    raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
+        return entry, 1, LARGEST
+    if isinstance(entry, Sequence) and len(entry) in (2, 3):
+        return (default_name, *entry) if len(entry) == 2 else tuple(entry)  # type: ignore[return-value]
+    if all(hasattr(entry, attribute) for attribute in ("__name__", "min", "max")):
+        return entry.__name__, max(1, int(entry.min)), min(LARGEST, int(entry.max))
+    return "", 0, 0
 
 
 def _merge(seen: dict[str, Dimension], dimension: Dimension) -> Dimension:
@@ -87,6 +94,12 @@ def _merge(seen: dict[str, Dimension], dimension: Dimension) -> Dimension:
 
 def _latest(seen: Mapping[str, Dimension], entry: Dimension | int) -> Dimension | int:
     return seen[entry.name] if isinstance(entry, Dimension) else entry
+
+
+def symbol_name(text: str) -> str:
+    """A name from a model file as an identifier: ``batch-size`` becomes ``batch_size``, ``2*n`` ``d2_n``."""
+    name = re.sub(r"\W", "_", text)
+    return name if name.isidentifier() else f"d{name}"
 
 
 def check_names(dynamic_shapes: Mapping[str, Any], inputs: Mapping[str, Sequence[Size]]) -> None:
