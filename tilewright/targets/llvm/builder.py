@@ -130,6 +130,7 @@ class Module:
         self._metadata: dict[str, int] = {}
         self._metadata_nodes: list[str] = []
         self.functions: list[str] = []
+        self.defined: set[str] = set()  # names of the functions that are or are being written
 
     def declare(self, name: str, return_type: str, parameters: Sequence[str], attributes: str = "") -> None:
         """Declare an external function or intrinsic once."""
@@ -213,6 +214,7 @@ class LLVMBuilder:
     ) -> None:
         """`parameters` are (type, name, attribute text); `attributes` go on the function."""
         self.module = module
+        module.defined.add(name)
         self.name = name
         self.return_type = return_type
         self.parameters = list(parameters)
