@@ -73,7 +73,7 @@ def _fields(entry: Any, default_name: str) -> tuple[Any, Any, Any]:
     if isinstance(entry, str):
         return entry, 1, LARGEST
     if isinstance(entry, Sequence) and len(entry) in (2, 3):
-        return (default_name, *entry) if len(entry) == 2 else tuple(entry)  # type: ignore[return-value]
+        return (default_name, *entry) if len(entry) == 2 else tuple(entry)
     if all(hasattr(entry, attribute) for attribute in ("__name__", "min", "max")):
         return entry.__name__, max(1, int(entry.min)), min(LARGEST, int(entry.max))
     return "", 0, 0
