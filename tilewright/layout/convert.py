@@ -58,10 +58,10 @@ def plan_conversion(source: LinearLayout, target: LinearLayout, element_bits: in
     moves = _register_moves(source, target)
     if moves is not None:
         return moves
-    inside_warp = plan_shuffles(_warp_maps(source, target), element_bits)
+    inside_warp = shuffles_between(source, target, element_bits)
     if inside_warp is not None and inside_warp.cost <= BARRIER_CYCLES:
         return inside_warp
-    exchange = _exchange(source, target, element_bits, "block" if inside_warp is None else "warp")
+    exchange = exchange_between(source, target, element_bits)
     if inside_warp is None or exchange.cost < inside_warp.cost:
         return exchange
     return inside_warp
@@ -103,18 +103,26 @@ def _register_moves(source: LinearLayout, target: LinearLayout) -> RegisterMoves
     return RegisterMoves(registers, registers == tuple(range(source.size("register"))))
 
 
-def _warp_maps(source: LinearLayout, target: LinearLayout) -> WarpMaps:
-    return WarpMaps(
+def shuffles_between(source: LinearLayout, target: LinearLayout, element_bits: int) -> Shuffles | None:
+    """The plan by shuffles; None when a warp needs elements that only another one has."""
+    maps = WarpMaps(
         source.bases("register"),
         source.bases("lane"),
         target.bases("register"),
         target.bases("lane"),
         _differences(source, target, "warp", "block"),
     )
+    return plan_shuffles(maps, element_bits)
 
 
-def _exchange(source: LinearLayout, target: LinearLayout, element_bits: int, scope: str) -> SharedExchange:
-    """Each block of a cluster moves its own elements: relative to what the source has at the block's number."""
+def exchange_between(source: LinearLayout, target: LinearLayout, element_bits: int) -> SharedExchange:
+    """The plan through shared memory.
+
+    Each block of a cluster moves its own elements: relative to what the source has at the block's number.
+    """
+    inside = [vector for name in INPUTS[:2] for vector in source.bases(name)]
+    needed = [vector for name in INPUTS[:2] for vector in target.bases(name)]
+    scope = "warp" if spans(inside, [*needed, *_differences(source, target, "warp", "block")]) else "block"
     kept = [extension((), layout.bases("register")) for layout in (source, target)]
     halves = []
     for layout, registers in zip((source, target), kept, strict=True):
