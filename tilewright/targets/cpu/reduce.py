@@ -35,13 +35,20 @@ def known_combination(region: Region) -> str | None:
 
 
 def inline_region(evaluator: Evaluator, region: Region, arguments: Sequence[LLVMValue]) -> list[LLVMValue]:
-    """The values that a region of elementwise operations yields, on scalars or vectors."""
+    """The values that a region of elementwise operations and branches yields, on scalars or vectors.
+
+    Of a branch both sides are computed and the result selected.
+    """
     known: dict[Value, LLVMValue] = dict(zip(region.arguments, arguments, strict=True))
-    lanes = max(argument.lanes for argument in arguments)
+    return _inline(evaluator, region, known, max(argument.lanes for argument in arguments))
+
+
+def _inline(evaluator: Evaluator, region: Region, known: dict[Value, LLVMValue], lanes: int) -> list[LLVMValue]:
+    builder = evaluator.builder
 
     def operand(value: Value) -> LLVMValue:
         found = known[value] if value in known else evaluator.scalars[value]
-        return evaluator.builder.splat(found, lanes)
+        return builder.splat(found, lanes)
 
     for operation in region.operations[:-1]:
         if operation.opcode == "constant":
@@ -49,8 +56,13 @@ def inline_region(evaluator: Evaluator, region: Region, arguments: Sequence[LLVM
         elif operation.opcode in ELEMENTWISE:
             operands = [operand(value) for value in operation.operands]
             known[operation.result] = evaluator.elementwise.emit(operation, operands)
+        elif operation.opcode == "if":
+            condition = operand(operation.operands[0])
+            sides = [_inline(evaluator, side, known, lanes) for side in operation.regions]
+            for result, then, otherwise in zip(operation.results, *sides, strict=True):
+                known[result] = builder.select(condition, then, otherwise)
         else:
-            raise unsupported(operation, "a combine function may only hold arithmetic, comparisons and selections")
+            raise unsupported(operation, "a combine function may only hold arithmetic, comparisons and branches")
     return [operand(value) for value in region.terminator.operands]
 
 

@@ -1,0 +1,248 @@
+"""Single facts about the code of the CPU lowering, its analyses, remarks and errors."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tests.host.kernel_support import check, lowered
+from tests.host.test_cpu_lowering_blocks import attention, chain, draw, moments, outer, softmax, traced, transpose
+from tilewright.errors import CompilationError
+from tilewright.ir.parser import parse_function
+from tilewright.kernels.matmul import matmul
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.placement import Placement
+from tilewright.targets.cpu.storage import Storage, StoragePlan
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import Module
+
+SERVER = CPUTarget.named("sapphirerapids")
+FLOATS = ("x", "y", "out")
+
+
+def instance(kernel):
+    """The text of the instance function."""
+    return kernel.text.split("\ndefine void")[0]
+
+
+def add_kernel(alias_free=FLOATS, block=1024):
+    types = {name: "*f32" for name in FLOATS} | {"n": "i32"}
+    return traced(chain, types, {"BLOCK": block}, alias_free)
+
+
+# Nests ---------------------------------------------------------------------------------------------
+
+
+def test_elementwise_chain_has_whole_vectors_and_one_masked_tail():
+    text = instance(lowered(add_kernel(), SERVER))
+    assert len(re.findall(r"call .*masked\.store", text)) == 1
+    assert len(re.findall(r"call .*masked\.load", text)) == 2
+    assert "load <32 x float>" in text and "load <16 x float>" in text
+    assert not re.search(r"load float|store float", text)
+
+
+def test_block_without_a_limit_has_no_mask():
+    @tilewright.jit
+    def double(x, N: tl.constexpr):
+        i = tl.program_id(0) * N + tl.arange(0, N)
+        tl.store(x + i, tl.load(x + i) * 2.0)
+
+    assert "masked" not in instance(lowered(traced(double, {"x": "*f32"}, {"N": 256}), SERVER))
+
+
+def test_passes_of_a_softmax_run_row_by_row():
+    types = {"x": "*f32", "out": "*f32", "rows": "i32", "columns": "i32"}
+    kernel = lowered(traced(softmax, types, {"R": 4, "C": 256}, ("x", "out")), SERVER)
+    text = instance(kernel)
+    assert "loop.body.0" in re.findall(r"br i1 .*", text)[-1]  # the loop over rows, around all others
+    assert "llvm.x86.avx512.mask.scalef" in text
+
+
+def test_outer_loop_ends_at_the_row_limit():
+    types = {"x": "*f32", "y": "*f32", "out": "*f32", "rows": "i32", "columns": "i32", "stride": "i32"}
+    text = instance(lowered(traced(outer, types, {"R": 8, "C": 64}, FLOATS), SERVER))
+    assert text.count("llvm.smin.i64(i64") >= 2  # both limits are counts
+    assert "<16 x i1>" in text
+
+
+def test_transposition_needs_no_gather():
+    types = {"x": "*f32", "out": "*f32", "rows": "i32", "columns": "i32"}
+    kernel = lowered(traced(transpose, types, {"R": 32, "C": 32}, ("x", "out")), SERVER)
+    assert "gather" not in kernel.text and "scatter" not in kernel.text
+    assert not kernel.remarks
+
+
+# Products ------------------------------------------------------------------------------------------
+
+
+def product_kernel(width, **constants):
+    types = {name: "*f32" for name in "abc"}
+    types |= {name: "i32" for name in "rows columns depth a_row a_depth b_depth b_column c_row".split()}
+    types |= {"extra": ()}
+    fixed = {"BLOCK_M": 56, "BLOCK_N": 64, "BLOCK_K": 64, "WIDTH": width, "a_depth": 1, "b_column": 1, **constants}
+    types = {name: kind for name, kind in types.items() if name not in fixed}
+    return traced(matmul, types, fixed, ("a", "b", "c"))
+
+
+def test_operands_of_a_matrix_product_are_read_in_place():
+    width = SERVER.microtile(tilewright.dtypes.float32)[1]
+    for function, layout in ((product_kernel(width), "panels"), (product_kernel(0), "rows")):
+        kernel = lowered(function, SERVER)
+        calls = re.findall(r'call void @"?dot\.[^(]*', instance(kernel))
+        assert len(calls) == 1 and f".{layout}." in calls[0]
+        assert not [remark for remark in kernel.remarks if "operand" in remark.message]
+
+
+def test_carried_accumulator_is_updated_in_place():
+    function = product_kernel(0)
+    kernel = lowered(function, SERVER)
+    loop = instance(kernel).split("for.body.0:")[1].split("for.exit.0:")[0]
+    assert "dot." in loop and "loop.body" not in loop  # nothing is copied in the loop
+
+
+def test_operand_that_is_computed_is_remarked():
+    types = {"q": "*f32", "k": "*f32", "v": "*f32", "out": "*f32", "queries": "i32", "keys": "i32"}
+    function = traced(attention, types, {"D": 32, "S": 32, "T": 16, "CAUSAL": False}, ("q", "k", "v", "out"))
+    messages = [remark.message for remark in lowered(function, SERVER).remarks]
+    assert any("left operand is written to a buffer" in message for message in messages)
+
+
+# Remarks, errors, names ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("promise", [False, True])
+def test_copies_for_fear_of_overlap_are_remarked(promise):
+    pointers = ("x", "scale", "bias", "out", "mean_out")
+    types = {name: "*f32" for name in pointers} | {"rows": "i32", "columns": "i32"}
+    function = traced(moments, types, {"R": 4, "C": 128}, pointers if promise else ())
+    copies = [remark for remark in lowered(function, SERVER).remarks if "copied first" in remark.message]
+    assert bool(copies) != promise
+    assert all(remark.file.endswith("test_cpu_lowering_blocks.py") and remark.line for remark in copies)
+
+
+def combination(body):
+    return parse_function(f"""
+    kernel combine(%x: *f32, %out: *f32) {{
+      %i = arange {{start = 0, end = 64}} : <64xi32>
+      %p = splat %x {{shape = [64]}} : <64x*f32>
+      %q = offset %p, %i : <64x*f32>
+      %b = load %q : <64xf32>
+      %r = reduce %b {{axis = 0}} : f32 {{(%l: f32, %s: f32)
+        {body}
+        yield %w
+      }}
+      store %out, %r
+      return
+    }}
+    """)
+
+
+def test_combination_with_a_loop_is_refused_with_its_line():
+    body = """%one = constant 1 : i32
+        %w = for %one, %one, %one, %l : f32 {(%n: i32, %c: f32)
+          %d = add %c, %s : f32
+          yield %d
+        } loc("user.py":7:3)"""
+    with pytest.raises(CompilationError, match="user.py:7.*for"):
+        KernelLowering(combination(body), SERVER, Module(), "kernel").run()
+
+
+def test_combination_with_a_branch_selects():
+    body = """%c = compare %l, %s {predicate = "gt"} : i1
+        %w = if %c : f32 {
+          yield %l
+        } {
+          yield %s
+        }"""
+    check(combination(body), [draw(64), np.zeros(1, np.float32)])
+
+
+def test_names_tell_kernels_and_targets_apart():
+    kernels = [lowered(add_kernel(), SERVER), lowered(add_kernel(), CPUTarget.named("x86-64-v3")),
+               lowered(add_kernel(block=512), SERVER)]  # fmt: skip
+    assert len({kernel.symbol for kernel in kernels}) == 3
+    assert lowered(add_kernel(), SERVER) == kernels[0]
+
+
+@pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "znver5", "aarch64", "apple-m1"])
+@pytest.mark.parametrize("text", ["f32", "bf16", "f16", "i8"])
+def test_compiles_for_other_cpus(name, text):
+    target = CPUTarget.named(name)
+    function = traced(chain, {"x": f"*{text}", "y": f"*{text}", "out": f"*{text}", "n": "i32"}, {"BLOCK": 100})
+    code = assemble(lowered(function, target).text, target, keep_texts=True)
+    assert code.image and not re.search(r"__trunc\w*bf2", code.assembly)
+
+
+# Analyses ------------------------------------------------------------------------------------------
+
+
+def facts_of(body, name):
+    """The steps of a value of a small kernel."""
+    function = parse_function(f"kernel k(%p: *f32, %n: i32 {{divisibility = 16}}) {{\n{body}\n  return\n}}")
+    found = {value.name: value for operation in function.walk() for value in operation.results}
+    return AffineAnalysis(function).all_axes(found[name])
+
+
+INDEX = "  %i = arange {start = 0, end = 128} : <128xi32>\n"
+
+
+@pytest.mark.parametrize(
+    "line,step,run",
+    [
+        ("%x = add %i, %i : <128xi32>", 2, 0),
+        ("%c = constant 32 : <128xi32>\n  %x = divide %i, %c : <128xi32>", 0, 32),
+        ("%c = constant 32 : <128xi32>\n  %x = remainder %i, %c : <128xi32>", 1, 32),
+        ("%c = splat %n {shape = [128]} : <128xi32>\n  %x = add %c, %i : <128xi32>", 1, 0),
+        ("%c = splat %n {shape = [128]} : <128xi32>\n  %x = multiply %c, %i : <128xi32>", None, 0),
+        ("%b = splat %p {shape = [128]} : <128x*f32>\n  %x = offset %b, %i : <128x*f32>", 1, 0),
+    ],
+)
+def test_steps_of_indices(line, step, run):
+    (fact,) = facts_of(f"{INDEX}  {line}", "x")
+    assert (fact.step, fact.run, fact.uniform) == (step, run, True)
+
+
+def test_steps_after_reshape_and_permute():
+    body = INDEX + (
+        "  %r = reshape %i {shape = [4, 32]} : <4x32xi32>\n  %x = permute %r {order = [1, 0]} : <32x4xi32>\n"
+        "  %y = reshape %x {shape = [128]} : <128xi32>"
+    )
+    assert [fact.step for fact in facts_of(body, "r")] == [32, 1]
+    assert [fact.step for fact in facts_of(body, "x")] == [1, 32]
+    (fact,) = facts_of(body, "y")
+    assert (fact.step, fact.run) == (32, 4)
+
+
+def test_values_are_stored_when_computing_again_costs_more():
+    body = INDEX + (
+        "  %b = splat %p {shape = [128]} : <128x*f32>\n  %q = offset %b, %i : <128x*f32>\n"
+        "  %v = load %q : <128xf32>\n  %cheap = negate %v : <128xf32>\n  %dear = exp %v : <128xf32>\n"
+        "  %s = add %cheap, %dear : <128xf32>\n  store %q, %s\n  %t = subtract %cheap, %dear : <128xf32>\n"
+        "  store %q, %t\n"
+    )
+    function = parse_function(f"kernel k(%p: *f32) {{\n{body}\n  return\n}}")
+    stored = {value.name for value in Placement(function, AffineAnalysis(function), SERVER).stored}
+    assert "dear" in stored and "s" not in stored
+
+
+def test_buffers_share_memory_when_their_lives_do_not_meet():
+    from tilewright.dtypes import float32
+
+    plan = StoragePlan(loops=[(4, 8)])
+    lives = [(0, 1), (2, 3), (0, 5), (5, 6), (7, 8)]
+    for first, last in lives:
+        storage = plan.add(Storage.for_block(float32, (64,)))
+        storage.touch(first)
+        storage.touch(last)
+    size = plan.assign()
+    first, second, through, inner, _ = plan.storages
+    assert first.offset == second.offset and through.last == 8  # it lives to the end of the loop
+    assert inner.offset != through.offset and size == 2 * 256
