@@ -101,11 +101,8 @@ class WarpMaps:
 
 def plan_shuffles(maps: WarpMaps, element_bits: int) -> Shuffles | None:
     """Shuffles that convert, in the largest units that a word takes; None when a warp lacks what it needs."""
-    for low in range(_common_bits(maps, element_bits), -1, -1):
-        plan = _plan_units(maps, low, element_bits)
-        if plan is not None:
-            return plan
-    return None
+    plans = [_plan_units(maps, low, element_bits) for low in range(_common_bits(maps, element_bits), -1, -1)]
+    return min((plan for plan in plans if plan is not None), key=lambda plan: plan.cost, default=None)
 
 
 def _common_bits(maps: WarpMaps, element_bits: int) -> int:
@@ -125,13 +122,20 @@ def _plan_units(maps: WarpMaps, low: int, element_bits: int) -> Shuffles | None:
     kept = Span()
     positions = [bit for bit, vector in enumerate(maps.target_registers[low:]) if kept.insert(vector)]
     wanted = [maps.target_registers[low + bit] for bit in positions]
-    solved = [places.solve(vector) for vector in (*wanted, *maps.target_lanes, *maps.others)]
-    found = [place for place in solved if place is not None]
-    if len(found) < len(solved):
-        return None
-    finder = _Finder(len(registers), len(maps.source_lanes), found, len(wanted), places.kernel)
-    lanes = finder.butterflies() or finder.any_lanes(wanted, maps.target_lanes)
-    if lanes is None:
+    # A target that needs little of the source may need more rounds than it has registers: of lanes that want
+    # different registers of one lane, each keeps what came in its own round.
+    spare = extension([*wanted, *maps.target_lanes], [*maps.source_lanes, *registers])
+    for more in range(len(spare) + 1):
+        asked = [*wanted, *spare[:more]]
+        solved = [places.solve(vector) for vector in (*asked, *maps.target_lanes, *maps.others)]
+        found = [place for place in solved if place is not None]
+        if len(found) < len(solved):
+            return None
+        finder = _Finder(len(registers), len(maps.source_lanes), found, len(asked), places.kernel)
+        lanes = finder.butterflies() or finder.any_lanes(asked, maps.target_lanes)
+        if lanes is not None:
+            break
+    else:
         return None
     rounds, send, read, place = finder.rounds(lanes)
     numbers = []
