@@ -181,6 +181,20 @@ def test_compiles_for_other_cpus(name, text):
     assert code.image and not re.search(r"__trunc\w*bf2", code.assembly)
 
 
+def test_long_chains_of_operations_compile():
+    lines = "".join(f"  %v{n + 1} = add %v{n}, %v{n // 2} : <64xf32>\n" for n in range(1500))
+    source = f"""kernel long(%x: *f32) {{
+      %i = arange {{start = 0, end = 64}} : <64xi32>
+      %b = splat %x {{shape = [64]}} : <64x*f32>
+      %p = offset %b, %i : <64x*f32>
+      %v0 = load %p : <64xf32>
+    {lines}
+      store %p, %v1500
+      return
+    }}"""
+    assert lowered(parse_function(source), SERVER).text.count("fadd") >= 1500
+
+
 # Analyses ------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,11 @@ class AffineAnalysis:
         for argument, parameter in zip(function.region.arguments, function.parameters, strict=True):
             if not argument.type.is_pointer:
                 self._multiples[argument] = parameter.divisibility
+        for operation in function.walk():  # in program order: operands are known, so nothing recurses deeply
+            for result in operation.results:
+                self.is_nonnegative(result)
+                self.multiple(result)
+                self.all_axes(result)
 
     def along(self, value: Value, axis: int) -> Along:
         """How `value` changes along one of its axes."""

@@ -32,7 +32,10 @@ class _Demand:
         if (value, axis) in self.visiting:
             return True  # a cycle through a loop is decided by its other uses
         self.visiting.add((value, axis))
-        return all(self._use(value, axis, user) for user in self.program.uses.get(value, ()))
+        for user in self.program.uses.get(value, ()):  # a plain loop: chains of uses can be long
+            if not self._use(value, axis, user):
+                return False
+        return True
 
     def _masked(self, mask: Value, axis: int) -> bool:
         return masks_out(mask, axis, self.key, self.analysis)

@@ -318,15 +318,41 @@ class _DotFunction:
         signed = self.plan.left.kind != "uint"
         copy = BlockCopy(builder, self.left_type, signed, self.element, self.blocking.lanes)
         stride, target = self.blocking.left_stride, self.scratch
-        if self.plan.left_depth_stride == 1:
-            copy.copy_rows(source, self.left_row_stride, target, stride, self.rows, length)
-        elif self._left_is_transposed():
+        if self._left_is_transposed():
             wide = self.blocking.transposed_stride
             copy.copy_rows(source, self.left_depth_stride, target, wide, length, self.rows)
+        elif self.plan.left_depth_stride == 1:
+            copy.copy_rows(source, self.left_row_stride, target, stride, self.rows, length)
         else:
             strides = (self.left_row_stride, self.left_depth_stride)
             copy.copy_elements(source, strides, target, stride, self.rows, length)
+        self._fill_spare_row(copy, source, target, length)
         return target
+
+    def _fill_spare_row(self, copy: BlockCopy, source: LLVMValue, target: LLVMValue, length: LLVMValue) -> None:
+        """Repeat the last row where an odd number of rows is computed in pairs.
+
+        Its products are not used, but what memory happens to hold may be denormal numbers, and those take
+        a hundred times as long to multiply.
+        """
+        if not self.plan.limits[0]:
+            return
+        builder = self.builder
+        spare = builder.emit(f"and i64 {self.rows.text}, 1", "i64")
+        last = builder.gep(
+            source, builder.multiply(self.left_row_stride, builder.subtract(self.rows, 1)), self.left_type
+        )
+        if self._left_is_transposed():
+            wide = self.blocking.transposed_stride
+            place = builder.gep(target, self.rows, self.element)
+            copy.copy_rows(last, self.left_depth_stride, place, wide, length, spare)
+            return
+        stride = self.blocking.left_stride
+        place = builder.gep(target, builder.multiply(self.rows, stride), self.element)
+        if self.plan.left_depth_stride == 1:
+            copy.copy_rows(last, self.left_row_stride, place, stride, spare, length)
+        else:
+            copy.copy_elements(last, (self.left_row_stride, self.left_depth_stride), place, stride, spare, length)
 
     def _left_is_transposed(self) -> bool:
         return self.plan.left_row_stride == 1 and self.plan.left_depth_stride != 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,8 @@ class LoweredKernel:
     remarks: tuple[Remark, ...] = ()
 
 
+_RECURSION_LIMIT = 100_000
+
 CPU_PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
@@ -41,11 +45,44 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     launch's (`num_warps` and the like): none changes CPU code.
     """
     symbol = _symbol(function, target, options)
+    with _deep_recursion:
+        return _lower(function, target, symbol)
+
+
+def _lower(function: Function, target: CPUTarget, symbol: str) -> LoweredKernel:
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
     module = Module(features=frozenset(target.features))
     lowering = KernelLowering(function, target, module, symbol)
     scratch_bytes = lowering.run()
     return LoweredKernel(module.text, symbol, scratch_bytes, tuple(lowering.remarks))
+
+
+class _DeepRecursion:
+    """Room for expressions of thousands of operations, which are evaluated from their end.
+
+    The limit belongs to the whole process: the last of several threads to leave puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._usual = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._usual = sys.getrecursionlimit()
+                sys.setrecursionlimit(max(self._usual, _RECURSION_LIMIT))
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                sys.setrecursionlimit(self._usual)
+
+
+_deep_recursion = _DeepRecursion()
 
 
 def _symbol(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> str:

@@ -144,6 +144,10 @@ class Placement:
 
         for argument in self._block_arguments():
             self.stored.add(argument)
+        for operation in self.program.operations:  # in program order, so that no cost recurses deeply
+            for result in operation.results:
+                if operation.opcode in LAZY:
+                    self.cost(result)
         for operation in reversed(self.program.operations):
             if operation.opcode == "dot":
                 for side, operand in (("left", operation.operands[0]), ("right", operation.operands[1])):
