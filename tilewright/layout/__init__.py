@@ -21,14 +21,17 @@ from tilewright.layout.distributed import (
 )
 from tilewright.layout.exchange import SharedExchange
 from tilewright.layout.linear import LinearLayout
+from tilewright.layout.matrix import Descriptor, MatrixAccess, matrix_access, wgmma_descriptor
 from tilewright.layout.shared import SharedLayout, bank_conflicts, nvmma, padded, swizzled, unswizzled
 from tilewright.layout.shuffles import Shuffles
 from tilewright.layout.vectorize import Facts, VectorAccess, coalesce, widest_access
 
 __all__ = [
     "Blocked",
+    "Descriptor",
     "Facts",
     "LinearLayout",
+    "MatrixAccess",
     "Plan",
     "RegisterMoves",
     "SharedExchange",
@@ -38,6 +41,7 @@ __all__ = [
     "bank_conflicts",
     "coalesce",
     "live_registers",
+    "matrix_access",
     "mma_accumulator",
     "mma_operand",
     "nvmma",
@@ -48,6 +52,7 @@ __all__ = [
     "swizzled",
     "unswizzled",
     "wgmma_accumulator",
+    "wgmma_descriptor",
     "wgmma_operand",
     "widest_access",
 ]
