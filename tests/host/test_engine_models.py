@@ -49,20 +49,26 @@ def engine(name: str, kind: str = "torch") -> Engine:
     return build(import_model(spec.module, spec.example, spec.dynamic_shapes, spec.name))
 
 
+# Where a run has few values, PyTorch may happen to round well: a sum of 128 products, the least that these models
+# have, walks sqrt(128) / 2 roundings away.
+ROUNDING = 6 * 2.0**-23
+
+
 def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: int) -> None:
     """The engine's largest error is at most twice that of PyTorch in float32, both against float64."""
     inputs = spec.make_inputs(**sizes, seed=seed)
     exact = spec.run(inputs, torch.float64)
-    single = spec.run(inputs)
     given = {name: tensor.clone() for name, tensor in inputs.items()}
     outputs = built.run(given)
     found = [*outputs.values(), *(given[name] for name in spec.mutated)]
-    assert len(found) == len(exact)
-    for value, want, reference in zip(found, exact, single, strict=True):
-        assert isinstance(value, torch.Tensor) and value.dtype == torch.float32
-        rounding = 2 * float(want.abs().max()) * 2.0**-23  # where PyTorch happens to round exactly
-        allowed = 2 * float((reference - want).abs().max()) + rounding
-        assert float((value - want).abs().max()) <= allowed, f"{spec.name} {sizes} seed {seed}"
+    assert all(isinstance(value, torch.Tensor) and value.dtype == torch.float32 for value in found)
+    allowed = 2 * largest_error(spec.run(inputs), exact) + ROUNDING
+    assert largest_error(found, exact) <= allowed, f"{spec.name} {sizes} seed {seed}"
+
+
+def largest_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """Over all outputs, relative to the largest value of each."""
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True))
 
 
 @pytest.fixture
