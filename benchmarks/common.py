@@ -45,8 +45,8 @@ def alternate(runs: dict[str, Callable[[], Any]], rounds: int = 5, seconds: floa
 
 
 def processor() -> str:
-    """The CPU's name and what LLVM calls it."""
-    from llvmlite import binding
+    """The CPU's name and the model that tilewright compiles for."""
+    from tilewright.targets.registry import get_target
 
     name = platform.processor() or platform.machine()
     try:
@@ -54,7 +54,7 @@ def processor() -> str:
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{name} ({binding.get_host_cpu_name()})"
+    return f"{name} ({get_target('cpu').description})"
 
 
 def environment(threads: int) -> dict[str, Any]:
