@@ -247,6 +247,12 @@ def test_values_are_stored_when_computing_again_costs_more():
     assert "dear" in stored and "s" not in stored
 
 
+@pytest.mark.parametrize("element", [tilewright.dtypes.int8, tilewright.dtypes.float32, tilewright.dtypes.int64])
+def test_rows_of_buffers_hold_whole_vectors(element):
+    storage = Storage.for_block(element, (2, 20))
+    assert storage.strides[0] % 16 == 0 and storage.bytes == 2 * storage.strides[0] * element.itemsize
+
+
 def test_buffers_share_memory_when_their_lives_do_not_meet():
     from tilewright.dtypes import float32
 

@@ -8,6 +8,7 @@ from math import prod
 from tilewright.ir.types import Element
 
 _LINE = 64  # bytes
+_LANES = 16  # of the longest vector that is read or written in part; see `NestEmitter`
 
 
 @dataclass(eq=False)
@@ -25,7 +26,7 @@ class Storage:
     @classmethod
     def for_block(cls, element: Element, shape: tuple[int, ...], rows: int = 0, row_stride: int = 0) -> Storage:
         """A buffer for a block; `rows` and `row_stride` (elements) enlarge the last two axes."""
-        lanes = _LINE // element.itemsize
+        lanes = max(_LINE // element.itemsize, _LANES)
         pitch = max(row_stride, -(-shape[-1] // lanes) * lanes)
         padded = [*shape[:-1], pitch]
         if len(shape) > 1 and rows:
