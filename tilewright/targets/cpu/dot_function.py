@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.dot_inner import InnerKernel, emit_inner_kernel
 from tilewright.targets.cpu.dot_kernel import MicroKernel, emit_micro_kernel, lines_of
 from tilewright.targets.cpu.dot_pack import BlockCopy
 from tilewright.targets.cpu.target import CPUTarget
@@ -80,6 +81,8 @@ class Blocking:
         self.panels = self.panels_at_once(shape.rows)
         # a panel of `right` fills the level 1 cache; what `left` displaces comes back from level 2 in time
         longest = max(64, target.l1_bytes // (self.width * itemsize) // 64 * 64)
+        if layout == "columns" and shape.rows == 1:
+            longest = shape.depth
         if layout == "rows" and shape.rows <= self.max_rows and shape.columns > self.panels * self.width:
             longest = _SHORT_RUN
         runs = -(-shape.depth // longest)
@@ -174,6 +177,8 @@ class _DotFunction:
         self.right_copy = builder.gep(self.scratch, self.blocking.right_offset, "i8")
         self.left_in_place = self._can_read_left()
         self.right_in_place = self._can_read_right()
+        few = plan.shape.rows <= _IN_PLACE_ROWS
+        self.inner = few and plan.layout == "columns" and plan.left_depth_stride == 1
 
     def _can_read_left(self) -> bool:
         """Whether rows of `left` are read where they are; see `LeftOperand`."""
@@ -252,6 +257,9 @@ class _DotFunction:
 
     def _depth_run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue, rows: range) -> None:
         """One run of the depth: all panels of `right` and all rows."""
+        if self.inner:
+            self._inner_products(start, length, accumulate)
+            return
         builder, blocking, columns = self.builder, self.blocking, self.plan.shape.columns
         run = _Run(start, length, self._prepare_left(start, length), accumulate, rows)
         panels = blocking.panels_at_once(rows[-1])
@@ -275,6 +283,24 @@ class _DotFunction:
             narrow = blocking.lanes if rest <= blocking.lanes else blocking.width
             with builder.when(builder.compare("sgt", self.columns, columns - rest), hint="narrow"):
                 self._columns(run, builder.integer(columns - rest), narrow, 1)
+
+    def _inner_products(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue) -> None:
+        """One run of the depth without panels: each row times one vector of columns after the other."""
+        builder, plan = self.builder, self.plan
+        signs = [operand.kind != "uint" for operand in (plan.left, plan.right)]
+        kernel = InnerKernel(self.left_type, self.right_type, self.element, self.blocking.lanes, *signs)
+        if kernel.name not in self.module.defined:
+            emit_inner_kernel(self.module, self.target, kernel)
+        with builder.loop(builder.integer(0), self.columns, kernel.lanes, hint="columns") as across:
+            right = self._right_place(across.index, start)
+            available = builder.subtract(self.columns, across.index)
+            with builder.loop(builder.integer(0), self.rows, 1, hint="rows") as down:
+                offset = builder.add(builder.multiply(down.index, self.left_row_stride), start)
+                left = builder.gep(self.left, offset, self.left_type)
+                place = builder.add(builder.multiply(down.index, plan.accumulator_stride), across.index)
+                tile = builder.gep(self.accumulator, place, self.element)
+                arguments = [left, right, self.right_stride, tile, length, available, accumulate]
+                builder.call(kernel.name, "void", arguments)
 
     def _columns(self, run: _Run, column: LLVMValue, width: int, count: int) -> None:
         """All rows of `count` panels of `right` from `column`, each `width` wide."""

@@ -44,7 +44,7 @@ class BlockCopy:
             rest = builder.subtract(inner, full)
             if rest.constant != 0:
                 with builder.when(builder.compare("sgt", rest, 0), hint="rest"):
-                    value = self._masked(builder.gep(from_row, full, self.source), rest)
+                    value = masked_part(builder, builder.gep(from_row, full, self.source), self.source, lanes, rest)
                     self._put(value, builder.gep(to_row, full, self.element))
 
     def copy_transposed(
@@ -105,13 +105,13 @@ class BlockCopy:
         wide = widen(self.builder, value, self.element, self.signed)
         self.builder.store(wide, place, align=1 if value.is_vector else 0)
 
-    def _masked(self, place: LLVMValue, count: LLVMValue) -> LLVMValue:
-        """The first `count` elements at `place`, zero after them."""
-        builder = self.builder
-        mask = builder.lane_mask(count, self.lanes)
-        stored = "i16" if self.source in ("half", "bfloat") else self.source  # masked loads of 16-bit floats are slow
-        value = builder.masked_load(vector_type(stored, self.lanes), place, mask)
-        return builder.cast("bitcast", value, vector_type(self.source, self.lanes))
+
+def masked_part(builder: LLVMBuilder, place: LLVMValue, element: str, lanes: int, count: LLVMValue) -> LLVMValue:
+    """The first `count` elements at `place`, zero after them."""
+    mask = builder.lane_mask(count, lanes)
+    stored = "i16" if element in ("half", "bfloat") else element  # masked loads of 16-bit floats are slow
+    value = builder.masked_load(vector_type(stored, lanes), place, mask)
+    return builder.cast("bitcast", value, vector_type(element, lanes))
 
 
 def transposed(builder: LLVMBuilder, rows: list[LLVMValue]) -> list[LLVMValue]:
