@@ -100,6 +100,7 @@ def test_pairs_inside_a_warp_or_block(random, level: str, blocks: int, bits: int
     target = scrambled(random, source, level)
     plan = plan_conversion(source, target, bits)
     ways = [exchange_between(source, target, bits), shuffles_between(source, target, bits)]
+    check(exchange_between(source, target, bits, random.choice([16, 64, 256])), source, target)
     assert level == "warp" or ways[1] is not None
     for way in ways:
         if way is not None:
@@ -184,6 +185,18 @@ def test_a_wide_transpose_has_no_conflicts():
         "shared memory of 8192 elements, store 8 x 8 elements in 32 wavefronts, block barrier, "
         "load 8 x 8 elements in 32 wavefronts"
     )
+
+
+def test_limited_memory_is_used_in_steps():
+    """A 128 x 256 block of 32 bits in 32 KB, as wide and without conflicts as in 128 KB."""
+    source = wgmma_accumulator((128, 256), 256, (2, 1))
+    target = Blocked((1, 4), (2, 16), (8, 1), (1, 0)).layout((128, 256))
+    whole, limited = (plan_conversion(source, target, 32, memory) for memory in (None, 32768))
+    assert isinstance(whole, SharedExchange) and isinstance(limited, SharedExchange)
+    assert (whole.size, limited.size, limited.steps) == (32768, 8192, 4)
+    assert [side.wavefronts for side in (whole.store, whole.load)] == [128, 128]
+    assert [side.wavefronts for side in (limited.store, limited.load)] == [128, 128]
+    check(limited, source, target)
 
 
 def test_errors():

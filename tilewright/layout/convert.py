@@ -18,11 +18,11 @@ warp, then in its block.  By linearity it is enough to look for the basis vector
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilewright.layout.distributed import INPUTS
-from tilewright.layout.exchange import BARRIER_CYCLES, Access, Half, SharedExchange, Side, plan_exchange, spans
+from tilewright.layout.exchange import BARRIER_CYCLES, Half, SharedExchange, Side, plan_exchange, spans
 from tilewright.layout.gf2 import Span, combine, extension
 from tilewright.layout.linear import LinearLayout
 from tilewright.layout.shuffles import Shuffles, WarpMaps, plan_shuffles
@@ -47,8 +47,13 @@ Plan = RegisterMoves | Shuffles | SharedExchange
 
 
 @lru_cache(maxsize=4096)
-def plan_conversion(source: LinearLayout, target: LinearLayout, element_bits: int) -> Plan:
+def plan_conversion(
+    source: LinearLayout, target: LinearLayout, element_bits: int, memory_bytes: int | None = None
+) -> Plan:
     """The cheapest plan that takes a block from `source` to `target`.
+
+    With `memory_bytes`, an exchange goes in steps so that it needs no more shared memory, as far as both layouts have
+    register bits in common to step over; its `size` says what it needs.
 
     Both have the inputs register, lane, warp, block with equally many lanes, warps and blocks
     (`distributed.on_threads` fills them up).  Raises `ValueError` for layouts of different blocks or threads, and when
@@ -61,7 +66,7 @@ def plan_conversion(source: LinearLayout, target: LinearLayout, element_bits: in
     inside_warp = shuffles_between(source, target, element_bits)
     if inside_warp is not None and inside_warp.cost <= BARRIER_CYCLES:
         return inside_warp
-    exchange = exchange_between(source, target, element_bits)
+    exchange = exchange_between(source, target, element_bits, memory_bytes)
     if inside_warp is None or exchange.cost < inside_warp.cost:
         return exchange
     return inside_warp
@@ -115,8 +120,10 @@ def shuffles_between(source: LinearLayout, target: LinearLayout, element_bits: i
     return plan_shuffles(maps, element_bits)
 
 
-def exchange_between(source: LinearLayout, target: LinearLayout, element_bits: int) -> SharedExchange:
-    """The plan through shared memory.
+def exchange_between(
+    source: LinearLayout, target: LinearLayout, element_bits: int, memory_bytes: int | None = None
+) -> SharedExchange:
+    """The plan through shared memory, in steps when it is limited.
 
     Each block of a cluster moves its own elements: relative to what the source has at the block's number.
     """
@@ -130,15 +137,19 @@ def exchange_between(source: LinearLayout, target: LinearLayout, element_bits: i
         threads += [v ^ own for v, own in zip(layout.bases("block"), source.bases("block"), strict=True)]
         halves.append(Half(tuple(registers), tuple(threads), len(layout.bases("lane"))))
     elements = extension((), [*halves[0].registers, *halves[0].threads])
-    memory, store, load = plan_exchange(halves[0], halves[1], elements, source.outputs, max(1, element_bits // 8))
+    element_bytes = max(1, element_bits // 8)
+    needed_bytes = element_bytes << len(elements)
+    step_bits = 0 if memory_bytes is None else (-(-needed_bytes // memory_bytes) - 1).bit_length()
+    basis, step_bits, store, load = plan_exchange(halves[0], halves[1], elements, element_bytes, step_bits)
     loaded = Span(kept[1])
     numbers = [loaded.solve(target.element(register=register)) for register in range(target.size("register"))]
     return SharedExchange(
-        memory,
+        LinearLayout((("offset", basis),), source.outputs),
         _renumbered(store, source, kept[0]),
         load,
         tuple(number for number in numbers if number is not None),
         scope,
+        1 << step_bits,
     )
 
 
@@ -146,7 +157,7 @@ def _renumbered(side: Side, layout: LinearLayout, kept: list[int]) -> Side:
     """A side whose registers are numbered by the vectors `kept`, with the layout's own register numbers."""
     bits = [1 << layout.bases("register").index(vector) for vector in kept]
     accesses = tuple(
-        Access(access.offset, tuple(combine(bits, register) for register in access.registers))
+        replace(access, registers=tuple(combine(bits, register) for register in access.registers))
         for access in side.accesses
     )
-    return Side(accesses, side.threads, side.wavefronts)
+    return replace(side, accesses=accesses)

@@ -7,6 +7,8 @@ The memory is a basis of the elements' space: bit i of an offset stands for the 
     word bits      what fills a word of 4 bytes, where vectors are narrower
     bank bits      the rest of the 128 bytes of all banks
     row bits       the elements of a bank's different rows
+    step bits      where memory is limited: common register vectors, so that each step moves a part of every
+                   thread's registers through the same memory, a barrier after each
 
 Lanes that a phase of an access serves together conflict when the sum of their vectors lies in the span of the word
 bits and row bits (and outside that of the word bits).  So row bits are chosen to meet the span of the phase's lanes as
@@ -20,7 +22,7 @@ zeros in the vector bits of their side.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.layout.gf2 import Span, combine, common_complement, extension, intersection, rank
 from tilewright.layout.linear import LinearLayout
@@ -36,6 +38,7 @@ class Access:
 
     offset: int
     registers: tuple[int, ...]
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,10 @@ class Side:
 
 @dataclass(frozen=True)
 class SharedExchange:
-    """A conversion through memory: all stores, a barrier of `scope`, all loads.
+    """A conversion through memory: the stores of a step, a barrier of `scope`, its loads; a barrier before the next.
 
-    `registers` gives for each target register the loaded one that has its element.  Threads that hold copies store
-    equal values to one place.
+    `memory` maps offsets to elements; offsets from `size` on are those of the later steps.  `registers` gives for each
+    target register the loaded one that has its element.  Threads that hold copies store equal values to one place.
     """
 
     memory: LinearLayout
@@ -67,19 +70,22 @@ class SharedExchange:
     load: Side
     registers: tuple[int, ...]
     scope: str  # "warp" or "block"
+    steps: int = 1
 
     @property
     def size(self) -> int:
         """Elements of memory."""
-        return self.memory.size("offset")
+        return self.memory.size("offset") // self.steps
 
     @property
     def cost(self) -> float:
         """Cycles of a warp."""
-        return self.store.wavefronts + self.load.wavefronts + BARRIER_CYCLES
+        return self.store.wavefronts + self.load.wavefronts + BARRIER_CYCLES * self.steps
 
     def __str__(self) -> str:
-        return f"shared memory of {self.size} elements, store {self.store}, {self.scope} barrier, load {self.load}"
+        steps = f" in {self.steps} steps" if self.steps > 1 else ""
+        memory = f"shared memory of {self.size} elements{steps}"
+        return f"{memory}, store {self.store}, {self.scope} barrier, load {self.load}"
 
 
 @dataclass(frozen=True)
@@ -99,18 +105,22 @@ class _Memory:
     words: tuple[int, ...]  # word bits
     rows: tuple[int, ...]
     bits: tuple[int, int]
+    steps: int = 0  # the last bits of the basis are step bits
 
 
 def plan_exchange(
-    source: Half, target: Half, elements: Sequence[int], outputs: tuple[tuple[str, int], ...], element_bytes: int
-) -> tuple[LinearLayout, Side, Side]:
-    """The memory layout with the fewest wavefronts, then the fewest instructions, and what to do with it.
+    source: Half, target: Half, elements: Sequence[int], element_bytes: int, step_bits: int
+) -> tuple[tuple[int, ...], int, Side, Side]:
+    """The memory's basis, the number of its step bits (at most `step_bits`), and what the two sides do.
 
-    `elements` is a basis of the space of the elements that pass through.
+    It is the memory with the fewest wavefronts, then the fewest instructions.  `elements` is a basis of the space of
+    the elements that pass through.
     """
-    halves = (source, target)
+    whole = (source, target)
+    steps, rest = _step_bits(whole, elements, step_bits)
+    halves = (_without(source, steps, rest), _without(target, steps, rest))
     most = max(0, (ACCESS_BYTES // element_bytes).bit_length() - 1)
-    candidates = sorted(_vector_bits(halves, elements, most), key=lambda found: _least(halves, found[2], element_bytes))
+    candidates = sorted(_vector_bits(halves, rest, most), key=lambda found: _least(halves, found[2], element_bytes))
     best: tuple[tuple[int, int], _Memory] | None = None
     for vectors, kernel, bits in candidates:
         if best is not None and best[0] <= _least(halves, bits, element_bytes):
@@ -120,9 +130,33 @@ def plan_exchange(
         if best is None or cost < best[0]:
             best = cost, memory
     assert best is not None  # no vector bits at all are always possible
-    memory = best[1]
-    sides = [_side(half, memory, bits, element_bytes) for half, bits in zip(halves, memory.bits, strict=True)]
-    return LinearLayout((("offset", memory.basis),), outputs), sides[0], sides[1]
+    memory = replace(best[1], basis=(*best[1].basis, *steps), steps=len(steps))
+    sides = [_side(half, memory, bits, element_bytes) for half, bits in zip(whole, memory.bits, strict=True)]
+    return memory.basis, len(steps), sides[0], sides[1]
+
+
+def _step_bits(halves: tuple[Half, Half], elements: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """Common register vectors, high registers first, and a complement of their span that holds all threads."""
+    chosen: list[int] = []
+    rest = extension((), elements)
+    if not most:
+        return chosen, rest
+    for candidate in reversed(intersection(halves[0].registers, halves[1].registers)):
+        kernel = _kernel(halves, elements, [*chosen, candidate], len(chosen) + 1, 0)
+        if len(chosen) < most and kernel is not None:
+            chosen.append(candidate)
+            rest = kernel
+    return chosen, rest
+
+
+def _without(half: Half, steps: Sequence[int], rest: Sequence[int]) -> Half:
+    """One step of a half: its registers modulo the step bits."""
+    if not steps:
+        return half
+    basis = [*steps, *rest]
+    span, low = Span(basis), (1 << len(steps)) - 1
+    registers = [combine(basis, (span.solve(vector) or 0) & ~low) for vector in half.registers]
+    return replace(half, registers=tuple(extension((), registers)))
 
 
 def _vector_bits(
@@ -248,8 +282,10 @@ def _side(half: Half, memory: _Memory, bits: int, element_bytes: int) -> Side:
     for register in range(1 << len(half.registers)):
         start, member = divmod(offset(combine(half.registers, register)), 1 << bits)
         groups.setdefault(start << bits, {})[member] = register
+    size = 1 << (len(memory.basis) - memory.steps)
     accesses = tuple(
-        Access(start, tuple(group[member] for member in range(1 << bits))) for start, group in sorted(groups.items())
+        Access(start % size, tuple(group[member] for member in range(1 << bits)), start // size)
+        for start, group in sorted(groups.items())
     )
     threads = tuple(offset(vector) for vector in half.threads)
     return Side(accesses, threads, _wavefronts(half, memory, bits, element_bytes))

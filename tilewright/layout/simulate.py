@@ -59,23 +59,35 @@ def _shuffles(plan: Shuffles, values: Registers) -> Registers:
 
 
 def _exchange(plan: SharedExchange, values: Registers) -> Registers:
+    loaded: Registers = np.zeros((*values.shape[:3], 1 + max(plan.registers)), values.dtype)
+    for step in range(plan.steps):
+        memory, stored = _store(plan, values, step)
+        blocks = np.indices(values.shape[:3])[0]
+        threads = _thread_numbers(plan.load.threads, values.shape)
+        for access in plan.load.accesses:
+            for member, register in enumerate(access.registers if access.step == step else ()):
+                places = (threads ^ access.offset) + member
+                if not stored[blocks, places].all():
+                    raise ValueError("a thread loads what nobody stored")
+                loaded[..., register] = memory[blocks, places]
+    return loaded[..., list(plan.registers)]
+
+
+def _store(plan: SharedExchange, values: Registers, step: int) -> tuple[Registers, npt.NDArray[np.bool_]]:
+    """Memory after the stores of a step, for each block, and where something was stored."""
     blocks = np.indices(values.shape[:3])[0]
     memory = np.zeros((values.shape[0], plan.size), values.dtype)
     stored = np.zeros(memory.shape, bool)
     threads = _thread_numbers(plan.store.threads, values.shape)
-    for access in plan.store.accesses:
-        for member, register in enumerate(access.registers):
-            memory[blocks, (threads ^ access.offset) + member] = values[..., register]
-            stored[blocks, (threads ^ access.offset) + member] = True
-    for access in plan.store.accesses:
-        for member, register in enumerate(access.registers):
-            if (memory[blocks, (threads ^ access.offset) + member] != values[..., register]).any():
-                raise ValueError("two threads stored different values to one place")
-    threads = _thread_numbers(plan.load.threads, values.shape)
-    loaded: Registers = np.zeros((*values.shape[:3], 1 + max(plan.registers)), values.dtype)
-    for access in plan.load.accesses:
-        for member, register in enumerate(access.registers):
-            if not stored[blocks, (threads ^ access.offset) + member].all():
-                raise ValueError("a thread loads what nobody stored")
-            loaded[..., register] = memory[blocks, (threads ^ access.offset) + member]
-    return loaded[..., list(plan.registers)]
+    written = [
+        ((threads ^ access.offset) + member, values[..., register])
+        for access in plan.store.accesses
+        if access.step == step
+        for member, register in enumerate(access.registers)
+    ]
+    for places, moved in written:
+        memory[blocks, places] = moved
+        stored[blocks, places] = True
+    if any((memory[blocks, places] != moved).any() for places, moved in written):
+        raise ValueError("two threads stored different values to one place")
+    return memory, stored
