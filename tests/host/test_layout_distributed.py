@@ -8,15 +8,18 @@ import pytest
 from tilewright.layout import (
     Blocked,
     LinearLayout,
+    joined,
     live_registers,
     mma_accumulator,
     mma_operand,
     on_threads,
     plan_conversion,
     slice_of,
+    split,
     wgmma_accumulator,
     wgmma_operand,
 )
+from tilewright.layout.simulate import held
 
 
 def coordinates(layout: LinearLayout, lane: int, warp: int = 0) -> list[tuple[int, ...]]:
@@ -125,6 +128,24 @@ def test_slice_and_expansion():
     expanded = rows.expand(1)
     assert expanded.shape == (32, 1)
     np.testing.assert_array_equal(expanded.table()[0, :, :, 0], parent.table()[0, :, :, 0] // 16)
+
+
+def test_joining_and_splitting_move_nothing():
+    """Registers of the two blocks alternate; a split gives them back."""
+    layout = mma_accumulator((16, 16), (1, 1))
+    left, right = np.arange(256).reshape(16, 16), np.arange(256).reshape(16, 16) + 1000
+    both = joined(layout)
+    registers = held(both, np.stack([left, right], axis=-1))
+    np.testing.assert_array_equal(registers[..., 0::2], held(layout, left))
+    np.testing.assert_array_equal(registers[..., 1::2], held(layout, right))
+    assert split(both) == (layout, 0)
+    assert split(both.with_bases("register", both.bases("register")[::-1])) == (
+        layout.with_bases("register", layout.bases("register")[::-1]),
+        3,
+    )
+    assert split(both.with_bases("register", (3, *both.bases("register")[1:]))) is None
+    assert split(both.with_bases("lane", (1, *both.bases("lane")[1:]))) is None
+    assert split(layout) is None
 
 
 def test_filling_up_threads():

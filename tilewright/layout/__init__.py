@@ -11,11 +11,13 @@ gf2.py           the linear algebra
 from tilewright.layout.convert import Plan, RegisterMoves, plan_conversion
 from tilewright.layout.distributed import (
     Blocked,
+    joined,
     live_registers,
     mma_accumulator,
     mma_operand,
     on_threads,
     slice_of,
+    split,
     wgmma_accumulator,
     wgmma_operand,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "VectorAccess",
     "bank_conflicts",
     "coalesce",
+    "joined",
     "live_registers",
     "matrix_access",
     "mma_accumulator",
@@ -49,6 +52,7 @@ __all__ = [
     "padded",
     "plan_conversion",
     "slice_of",
+    "split",
     "swizzled",
     "unswizzled",
     "wgmma_accumulator",

@@ -192,6 +192,28 @@ def slice_of(parent: LinearLayout, axis: int) -> LinearLayout:
     return parent.drop(axis).without_repeats()
 
 
+def joined(parent: LinearLayout) -> LinearLayout:
+    """Two blocks of the parent's layout joined along a new last dimension of 2: its bit is register bit 0."""
+    wider = LinearLayout(
+        tuple((name, tuple(2 * vector for vector in vectors)) for name, vectors in parent.inputs),
+        (*parent.outputs, (f"dim{len(parent.shape)}", 2)),
+    )
+    return wider.with_bases("register", (1, *wider.bases("register")))
+
+
+def split(parent: LinearLayout) -> tuple[LinearLayout, int] | None:
+    """The layout of the two halves along the last dimension, of 2, and the register bit that tells them apart.
+
+    None when threads or several register bits tell them apart (convert to `joined` of some layout first).
+    """
+    holders = [(name, vector) for name, vectors in parent.inputs for vector in vectors if vector & 1]
+    if parent.shape[-1:] != (2,) or holders != [("register", 1)]:
+        return None
+    bit = parent.bases("register").index(1)
+    rest = parent.with_bases("register", [vector for vector in parent.bases("register") if vector != 1])
+    return rest.drop(len(parent.shape) - 1), bit
+
+
 def on_threads(layout: LinearLayout, lanes: int, warps: int, blocks: int = 1) -> LinearLayout:
     """A layout with these inputs filled up by copies: all threads of a kernel take part in everything."""
     wanted = {"lane": lanes, "warp": warps, "block": blocks}

@@ -136,10 +136,6 @@ class LinearLayout:
         """Extents of the outputs."""
         return tuple(extent for _, extent in self.outputs)
 
-    @property
-    def rank_of_shape(self) -> int:
-        return len(self.outputs)
-
     @cached_property
     def columns(self) -> tuple[int, ...]:
         """The packed vectors of all input bits, first input lowest."""
