@@ -199,6 +199,21 @@ def test_limited_memory_is_used_in_steps():
     check(limited, source, target)
 
 
+def test_warps_with_copies_take_steps_together():
+    """A warp barrier would let one warp store its second step over what another still loads of the first."""
+    lanes = [(1 << bit,) for bit in range(4, 9)]
+    for warp, scope in (([(512,)], "warp"), ([(0,)], "block")):
+        bases = {"register": [(1,), (2,), (4,), (8,)], "lane": lanes, "warp": warp, "block": []}
+        source = LinearLayout.make(bases, (1024 if warp[0][0] else 512,))
+        registers, target = source.bases("register"), source
+        target = target.with_bases("register", (16, 32, *registers[2:]))
+        target = target.with_bases("lane", (*registers[:2], *source.bases("lane")[2:]))
+        plan = exchange_between(source, target, 32, memory_bytes=4 * source.shape[0] // 2)
+        assert plan.steps == 2 and plan.scope == scope
+        assert exchange_between(source, target, 32).scope == "warp"
+        check(plan, source, target)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="different blocks"):
         plan_conversion(ROWS, slice_of(ROWS, 1), 16)

@@ -127,9 +127,6 @@ def exchange_between(
 
     Each block of a cluster moves its own elements: relative to what the source has at the block's number.
     """
-    inside = [vector for name in INPUTS[:2] for vector in source.bases(name)]
-    needed = [vector for name in INPUTS[:2] for vector in target.bases(name)]
-    scope = "warp" if spans(inside, [*needed, *_differences(source, target, "warp", "block")]) else "block"
     kept = [extension((), layout.bases("register")) for layout in (source, target)]
     halves = []
     for layout, registers in zip((source, target), kept, strict=True):
@@ -141,6 +138,7 @@ def exchange_between(
     needed_bytes = element_bytes << len(elements)
     step_bits = 0 if memory_bytes is None else (-(-needed_bytes // memory_bytes) - 1).bit_length()
     basis, step_bits, store, load = plan_exchange(halves[0], halves[1], elements, element_bytes, step_bits)
+    scope = "warp" if _warps_apart(source, target, step_bits) else "block"
     loaded = Span(kept[1])
     numbers = [loaded.solve(target.element(register=register)) for register in range(target.size("register"))]
     return SharedExchange(
@@ -151,6 +149,18 @@ def exchange_between(
         scope,
         1 << step_bits,
     )
+
+
+def _warps_apart(source: LinearLayout, target: LinearLayout, step_bits: int) -> bool:
+    """Whether every warp loads only what it stored itself.
+
+    Warps that hold copies store equal values to one place, which is harmless until a later step stores others there.
+    """
+    inside = [vector for name in INPUTS[:2] for vector in source.bases(name)]
+    needed = [vector for name in INPUTS[:2] for vector in target.bases(name)]
+    if not spans(inside, [*needed, *_differences(source, target, "warp", "block")]):
+        return False
+    return not step_bits or len(extension(inside, source.bases("warp"))) == len(source.bases("warp"))
 
 
 def _renumbered(side: Side, layout: LinearLayout, kept: list[int]) -> Side:

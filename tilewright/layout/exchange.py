@@ -63,6 +63,7 @@ class SharedExchange:
 
     `memory` maps offsets to elements; offsets from `size` on are those of the later steps.  `registers` gives for each
     target register the loaded one that has its element.  Threads that hold copies store equal values to one place.
+    Whatever uses the memory before or after is kept apart by a barrier of the block, also when `scope` is "warp".
     """
 
     memory: LinearLayout
