@@ -67,5 +67,9 @@ class EngineTargetError(EngineError):
     """The engine's code needs a device or CPU features that this machine lacks."""
 
 
+class TargetError(TilewrightError):
+    """A target to compile for that tilewright does not know; the message lists those it knows."""
+
+
 class MissingDependencyError(TilewrightError):
     """An optional package is needed; the message names it and how to install it."""

@@ -9,6 +9,8 @@ with settings.scope(verify=True):    # for this block only
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -18,7 +20,10 @@ from typing import Any
 
 def _default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tilewright"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "tilewright"
+    except RuntimeError:  # a user without a home; nobody else may know a folder that we take machine code from
+        return Path(tempfile.gettempdir()) / f"tilewright-{secrets.token_hex(8)}"
 
 
 def _default_threads() -> int:

@@ -101,6 +101,11 @@ def test_doctor_runs_a_kernel() -> None:
         (["run", "{engine}", "--size", "batch=33"], 1, "1..32"),
         (["run", "{engine}", "--size", "length=3"], 2, "batch"),
         (["run", "{model}"], 1, "not"),
+        (["run", "{engine}", "--seed", "-1"], 2, "seed"),
+        (["run", "{engine}", "--input", "x={model}"], 1, "not an array"),
+        (["build", "{model}", "--target", "abacus"], 1, "unknown target 'abacus'"),
+        (["build", "{model}", "--target", "cpu:abacus"], 1, "unknown CPU 'abacus'"),
+        (["bench", "{engine}", "--threads", "0"], 2, "threads"),
         (["bench", "{engine}", "--vs", "tensorrt"], 2, "tensorrt"),
     ],
 )
@@ -109,6 +114,14 @@ def test_mistakes_are_told(model: Path, engine: Path, arguments: list[str], code
     assert finished.returncode == code, finished.stdout + finished.stderr
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_output_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    from tilewright.cli.tensors import save_outputs
+
+    save_outputs({"../x": np.ones(1), "/y/z": np.zeros(1)}, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".._x.npy", "_y_z.npy"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_help_names_every_command() -> None:

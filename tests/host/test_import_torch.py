@@ -229,3 +229,12 @@ def test_unknown_names_in_dynamic_shapes() -> None:
         import_model(Affine().eval(), (torch.randn(2, 4), torch.randn(3)), {"y": {0: "n"}})
     with pytest.raises(ImportModelError, match="names axis 5"):
         import_model(Affine().eval(), (torch.randn(2, 4), torch.randn(3)), {"x": {5: "n"}})
+
+
+def test_an_element_type_without_a_meaning_here_names_the_input() -> None:
+    class Identity(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(ImportModelError, match=r"input 'x': the element type torch\.complex64"):
+        import_model(Identity().eval(), (torch.zeros(2, dtype=torch.complex64),))

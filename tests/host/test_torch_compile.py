@@ -131,6 +131,19 @@ def test_unsupported_operations_fall_back_with_a_report(built: list[Any], caplog
     assert "stays with PyTorch" in caplog.text and "aten.sort" in caplog.text
 
 
+def test_a_failure_without_a_message_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr("tilewright.engine.builder.build", fail)
+    x = torch.randn(3, 4)
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        torch.testing.assert_close(compiled(torch.relu)(x), x.relu())
+    assert "AssertionError" in caplog.text
+
+
 def test_training_falls_back_with_a_report(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     module = Network()
     with caplog.at_level(logging.WARNING, logger="tilewright"):

@@ -53,8 +53,8 @@ def bench(
     seed: SeedOption = 0,
     vs: Annotated[str, typer.Option(help="Other runtimes, comma separated: torch,onnxruntime.")] = "",
     model: ModelOption = None,
-    seconds: Annotated[float, typer.Option(help="Time to spend on each runtime.")] = 4.0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for every runtime.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time to spend on each runtime.")] = 4.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for every runtime.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Time each step of the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:

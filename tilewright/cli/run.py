@@ -18,7 +18,7 @@ InputOption = Annotated[
     list[str] | None, typer.Option("--input", help="NAME=FILE.npy; inputs not given are drawn at random.")
 ]
 SizeOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=NUMBER: a dynamic size, e.g. batch=4.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of random inputs.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of random inputs.")]
 ModelOption = Annotated[Path | None, typer.Option(help="The model to compare with, if it moved since the build.")]
 
 
@@ -54,9 +54,7 @@ def run(
         table.add_row(name, str(array.dtype), str(list(array.shape)), *(f"{value:.6g}" for value in row))
     console.print(table)
     if save is not None:
-        save.mkdir(parents=True, exist_ok=True)
-        for name, array in outputs.items():
-            np.save(save / f"{name}.npy", array)
+        tensors.save_outputs(outputs, save)
     if peer is not None and not _compare(console, compare or "", outputs, peer(peer_inputs), tolerance):
         raise typer.Exit(3)
 

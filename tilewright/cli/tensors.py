@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import typer
 
-from tilewright.errors import ShapeError
+from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import evaluate, free_symbols
 
@@ -60,7 +61,7 @@ def gather_inputs(specs: list[TensorSpec], files: list[str], sizes: dict[str, in
         name, separator, path = text.partition("=")
         if not separator or name not in names:
             raise typer.BadParameter(f"{text!r}: expected NAME=FILE.npy with NAME one of {', '.join(names)}")
-        given[name] = np.load(Path(path), allow_pickle=False)
+        given[name] = _load_array(name, Path(path))
     for spec in specs:
         if spec.name in given:
             _bind_sizes(spec, given[spec.name], sizes)
@@ -68,6 +69,23 @@ def gather_inputs(specs: list[TensorSpec], files: list[str], sizes: dict[str, in
     return {
         spec.name: given[spec.name] if spec.name in given else random_input(spec, sizes, generator) for spec in specs
     }
+
+
+def _load_array(name: str, path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InputError(f"input {name!r}: {path} is not an array that numpy.save wrote ({error})") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"input {name!r}: {path} holds several arrays (.npz); give one .npy file for each input")
+    return array
+
+
+def save_outputs(outputs: dict[str, np.ndarray], folder: Path) -> None:
+    """Write FOLDER/NAME.npy for every output; what a file name cannot hold becomes ``_``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in outputs.items():  # names come from the model: they must not lead out of the folder
+        np.save(folder / (re.sub(r"[^\w.-]", "_", name) + ".npy"), array)
 
 
 def _bind_sizes(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:

@@ -170,7 +170,8 @@ class _Runner:
         try:
             self.engines[key] = build(graph, target=self.target)
         except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
-            logger.warning("torch.compile: a graph stays with PyTorch: the engine was not built: %s", error)
+            reason = error if isinstance(error, TilewrightError) else repr(error)
+            logger.warning("torch.compile: a graph stays with PyTorch: the engine was not built: %s", reason)
             self.engines[key] = None
         return self.engines[key]
 

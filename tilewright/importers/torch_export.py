@@ -19,7 +19,7 @@ from tilewright.errors import ImportModelError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Report
+from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_ops import RULES
@@ -292,7 +292,10 @@ class _ProgramImporter:
 
     def _input(self, node: fx.Node, name: str, key: str) -> Value:
         fake = node.meta["val"]
-        value = self.builder.input(name, dtype_of(fake.dtype), self.symbols.shape(fake.shape))
+        try:
+            value = self.builder.input(name, dtype_of(fake.dtype), self.symbols.shape(fake.shape))
+        except Unsupported as reason:
+            raise ImportModelError(f"input {name!r}: {reason}; {reason.advice}") from reason
         self.input_values[key] = value
         return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.errors import TargetError
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -16,12 +17,12 @@ TARGETS: dict[str, tuple[Callable[[], Target], Callable[[str], Target]]] = {
 def get_target(name: str | Target = "auto") -> Target:
     """A target by name: ``auto`` (the best of this machine), ``cpu``, or ``cpu:MODEL`` to cross-compile.
 
-    A target object is returned as it is.  Raises `ValueError` naming the known targets.
+    A target object is returned as it is.  Raises `TargetError` naming the known targets.
     """
     if not isinstance(name, str):
         return name
     family, _, model = ("cpu" if name == "auto" else name).partition(":")
     if family not in TARGETS:
-        raise ValueError(f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or FAMILY:MODEL")
+        raise TargetError(f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or FAMILY:MODEL")
     host, named = TARGETS[family]
     return named(model) if model else host()

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.errors import TargetError
 from tilewright.host import arithmetic_features, host_cpu
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
@@ -63,9 +64,9 @@ class CPUTarget:
 
     @classmethod
     def named(cls, name: str) -> CPUTarget:
-        """A CPU by name, for compiling on another machine; raises `ValueError` listing the names."""
+        """A CPU by name, for compiling on another machine; raises `TargetError` listing the names."""
         if name not in _NAMED:
-            raise ValueError(f"unknown CPU {name!r}: choose one of {', '.join(_NAMED)}, or 'auto' for this machine")
+            raise TargetError(f"unknown CPU {name!r}: choose one of {', '.join(_NAMED)}, or 'auto' for this machine")
         triple, cpu, features, l1, l2 = _NAMED[name]
         return cls.from_features(triple, cpu, frozenset(features.split()), l1, l2)
 
