@@ -195,6 +195,26 @@ def test_long_chains_of_operations_compile():
     assert lowered(parse_function(source), SERVER).text.count("fadd") >= 1500
 
 
+@pytest.mark.parametrize(
+    "kind,lower,upper,step", [("i8", 100, 127, 20), ("u8", 200, 255, 30), ("u32", 0, 4000000000, 1000000000)]
+)
+def test_loops_near_the_end_of_their_type(kind, lower, upper, step):
+    source = f"""kernel count(%out: *i32) {{
+      %a = constant {lower} : {kind}
+      %b = constant {upper} : {kind}
+      %c = constant {step} : {kind}
+      %zero = constant 0 : i32
+      %one = constant 1 : i32
+      %n = for %a, %b, %c, %zero : i32 {{(%i: {kind}, %s: i32)
+        %t = add %s, %one : i32
+        yield %t
+      }}
+      store %out, %n
+      return
+    }}"""
+    check(source, [np.zeros(1, np.int32)])
+
+
 # Analyses ------------------------------------------------------------------------------------------
 
 

@@ -199,11 +199,18 @@ class KernelLowering:
     def _for(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
         builder = self.builder
         region = operation.regions[0]
-        lower, upper, step = (self.scalars[value] for value in operation.operands[:3])
+        kind = operation.operands[0].type.dtype
+        # Counted in 64 bits where the type is unsigned, or so narrow that the last step may leave it.
+        wide = kind.bits < 32 or (not kind.is_signed and kind.bits < 64)
+        bounds = [self.scalars[value] for value in operation.operands[:3]]
+        if wide:
+            bounds = [self.evaluator.elementwise.converter.cast(value, kind, dtypes.int64) for value in bounds]
+        lower, upper, step = bounds
         places = [index for index, value in enumerate(operation.results) if value.type.is_scalar]
         carried = [self.scalars[operation.operands[3 + place]] for place in places]
         with builder.loop(lower, upper, step, carried, hint="for") as loop:
-            self.scalars[region.arguments[0]] = loop.index
+            index = builder.cast("trunc", loop.index, register_type(kind)) if wide else loop.index
+            self.scalars[region.arguments[0]] = index
             for place, value in zip(places, loop.values, strict=True):
                 self.scalars[region.arguments[1 + place]] = value
             self._steps(bodies[0])

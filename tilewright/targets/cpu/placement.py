@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from tilewright.ir.core import Function, Operation, Region, Value
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import (
-    SCATTERED,
     SHAPE_OPS,
     Aliasing,
     Prefix,
@@ -273,12 +272,3 @@ def _stretch(user: Operation) -> int:
 
 def identity_axes(value: Value) -> tuple[int, ...]:
     return tuple(range(value.type.rank))
-
-
-def reads_scattered(placement: Placement, value: Value, source: Value) -> bool:
-    """Whether evaluating `value` lane by lane reads `source` at lanes other than its own."""
-    reads = placement.walker.reads([(value, identity_axes(value))], through_stored=value)
-    own = identity_axes(source)
-    return any(buffer is source and axes != own for buffer, axes in reads.buffers) or any(
-        buffer is source and SCATTERED in axes for buffer, axes in reads.buffers
-    )
