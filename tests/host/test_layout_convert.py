@@ -176,6 +176,15 @@ def test_a_register_chosen_by_the_lane_needs_no_shuffle():
     assert isinstance(plan, Shuffles) and plan.shuffles == 0 and plan.selects > 0
 
 
+def test_lanes_that_want_different_registers_of_one_lane():
+    """The target has one register and no copies of it; still two rounds are needed, of which each lane keeps one."""
+    source = LinearLayout.parse("register (8) (13); lane (4) (2); warp (8) (13); block -> dim0=16")
+    target = LinearLayout.parse("register; lane (6) (8); warp (1) (4); block -> dim0=16")
+    plan = shuffles_between(source, target, 32)
+    assert plan is not None and len(plan.rounds) == 2
+    check(plan, source, target)
+
+
 def test_a_wide_transpose_has_no_conflicts():
     """16-byte stores and loads of a block of which each thread has 8 x 8 elements on both sides."""
     source = Blocked((8, 8), (4, 8), (2, 2), (1, 0)).layout((64, 128))

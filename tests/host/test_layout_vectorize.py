@@ -76,6 +76,12 @@ def test_registers_need_not_be_in_order():
     assert widest_access(layout, Facts((1, 4), (4, 16)), 4).groups == ((0, 2), (1, 3))
 
 
+def test_lanes_that_turn_the_order_of_registers_have_no_vectors():
+    """Lane 1 holds elements 3 and 2: the first of its registers is not where a vector could begin."""
+    layout = LinearLayout.parse("register (1); lane (3); warp; block -> dim0=4")
+    assert widest_access(layout, Facts((4,), (16,)), 4).width == 1
+
+
 def test_copies_in_registers_are_accessed_once():
     layout = LinearLayout.make({"register": [(0,), (1,)], "lane": [(2,)], "warp": [], "block": []}, (4,))
     assert widest_access(layout, Facts((4,), (16,)), 4).groups == ((0, 2),)
