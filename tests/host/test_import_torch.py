@@ -238,3 +238,25 @@ def test_an_element_type_without_a_meaning_here_names_the_input() -> None:
 
     with pytest.raises(ImportModelError, match=r"input 'x': the element type torch\.complex64"):
         import_model(Identity().eval(), (torch.zeros(2, dtype=torch.complex64),))
+
+
+def test_example_inputs_may_be_one_tensor_or_the_modules_own() -> None:
+    class Combine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((3,), 5.0))
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+            return a + 10 * b + 100 * c * self.weight
+
+    module = Combine().eval()
+    once = torch.ones(3)
+    graph = import_model(module, (once, once, module.weight))
+    inputs = {name: np.full(3, value, np.float32) for name, value in (("a", 1), ("b", 2), ("c", 3))}
+    (found,) = reference.run(graph, inputs).values()
+    np.testing.assert_array_equal(found, np.full(3, 1521.0))
+
+
+def test_example_inputs_may_be_any_numpy_array() -> None:
+    graph = import_model(Function(lambda x: x + 1).eval(), (np.ones((4, 3), np.float32)[::-1, ::2],))
+    assert list(graph.inputs[0].shape) == [4, 2]

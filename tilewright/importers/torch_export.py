@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -96,7 +97,7 @@ def import_module(
     `torch.export.export` takes.
     Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
     """
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = _arguments(module, example_inputs)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
     with _inference_mode(module), torch.no_grad():
         try:
@@ -110,19 +111,29 @@ def import_module(
     return import_program(program, neutral, name or type(module).__name__)
 
 
-def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(module: torch.nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for the export, NumPy arrays as tensors and no tensor twice.
+
+    Export knows tensors by identity: one that is given for two inputs, or that the module owns, would make
+    the exported program read one of the two wherever it reads the other.
+    """
+    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+    def tensor(leaf: Any) -> Any:
+        if type(leaf).__module__ == "numpy":
+            leaf = torch.from_numpy(np.array(leaf))  # a copy: strides may be negative, memory read-only
+        if isinstance(leaf, torch.Tensor):
+            leaf = leaf.detach().clone() if id(leaf) in seen else leaf
+            seen.add(id(leaf))
+        return leaf
+
     if example_inputs is None:
         raise ImportModelError("a PyTorch module needs example_inputs: a tuple of tensors, or a dict by argument name")
     if isinstance(example_inputs, Mapping):
-        return (), {key: _tensors(value) for key, value in example_inputs.items()}
+        return (), {key: pytree.tree_map(tensor, value) for key, value in example_inputs.items()}
     if isinstance(example_inputs, (tuple, list)):
-        return tuple(_tensors(value) for value in example_inputs), {}
-    return (_tensors(example_inputs),), {}
-
-
-def _tensors(value: Any) -> Any:
-    """NumPy arrays among the example inputs as tensors."""
-    return pytree.tree_map(lambda leaf: torch.from_numpy(leaf) if type(leaf).__module__ == "numpy" else leaf, value)
+        return tuple(pytree.tree_map(tensor, value) for value in example_inputs), {}
+    return (pytree.tree_map(tensor, example_inputs),), {}
 
 
 @contextmanager
