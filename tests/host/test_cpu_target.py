@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilewright import dtypes
+from tilewright.errors import TargetError
 from tilewright.host import host_cpu, host_features, missing_features
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
@@ -63,9 +64,9 @@ def test_registry() -> None:
     assert get_target() is get_target("cpu") is CPUTarget.host()
     assert get_target("cpu:apple-m1") == CPUTarget.named("apple-m1")
     assert get_target(CPUTarget.named("znver5")) == CPUTarget.named("znver5")
-    with pytest.raises(ValueError, match="choose auto, cpu"):
+    with pytest.raises(TargetError, match="choose auto, cpu"):
         get_target("abacus")
-    with pytest.raises(ValueError, match="x86-64-v3"):
+    with pytest.raises(TargetError, match="x86-64-v3"):
         get_target("cpu:abacus")
 
 
