@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.host.cpu_support import guarded
 from tilewright.ir import interpreter
 from tilewright.ir.core import Function
 from tilewright.ir.memory import Pointer
@@ -52,11 +53,14 @@ def run_compiled(function: Function, arguments: Sequence[Any], grid: Sequence[in
 def check(
     source: str | Function, arguments: Sequence[Any], grid: Sequence[int] = (1,), tolerance: float = 2e-6
 ) -> list[Any]:
-    """Run a kernel compiled and interpreted on copies of `arguments`, compare all arrays, return the compiled ones."""
+    """Run a kernel compiled and interpreted on copies of `arguments`, compare all arrays, return the compiled ones.
+
+    The compiled kernel's arrays end where memory ends that it may touch.
+    """
     function = parse_function(source) if isinstance(source, str) else source
     verify(function)
     expected = [value.copy() if isinstance(value, np.ndarray) else value for value in arguments]
-    found = [value.copy() if isinstance(value, np.ndarray) else value for value in arguments]
+    found = [guarded(value) if isinstance(value, np.ndarray) else value for value in arguments]
     interpreter.run(function, expected, grid)
     run_compiled(function, found, grid)
     for number, (left, right) in enumerate(zip(found, expected, strict=True)):
