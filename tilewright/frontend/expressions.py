@@ -16,10 +16,12 @@ from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.semantic import arithmetic, product
 from tilewright.language.semantic.convert import is_literal, to_tensor
-from tilewright.language.standard import METHODS
+from tilewright.language.sorting import METHODS as SORTING_METHODS
+from tilewright.language.standard import METHODS as STANDARD_METHODS
 from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import block_type, dtype, unwrap
 
+METHODS = {**STANDARD_METHODS, **SORTING_METHODS}
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any], Callable[[Any, Any], tensor]]] = {
     ast.Add: ("+", operator.add, arithmetic.add),
     ast.Sub: ("-", operator.sub, arithmetic.subtract),
