@@ -78,6 +78,24 @@ def test_changed_parameters_are_seen(built: list[Any], caplog: pytest.LogCapture
     assert "parameters changed" in caplog.text
 
 
+@pytest.mark.parametrize("way", ["data", "numpy", "inference"])
+def test_changes_around_the_version_counter_are_seen(built: list[Any], way: str) -> None:
+    module = Network().eval()
+    run = compiled(module)
+    x = torch.randn(4, 6)
+    weight = module.second.weight
+    with torch.inference_mode(way == "inference"), torch.no_grad():
+        run(x)
+        if way == "data":
+            weight.data.mul_(2.0)
+        elif way == "numpy":
+            weight.detach().numpy()[:] *= 2.0
+        else:
+            weight.mul_(2.0)
+        torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert len(built) == 2
+
+
 def test_dynamic_shapes_need_one_engine(built: list[Any]) -> None:
     module = Network().eval()
     run = compiled(module, dynamic=True)

@@ -30,6 +30,7 @@ from tilewright.importers.torch_symbols import SymbolTable
 
 logger = logging.getLogger("tilewright")
 
+SAMPLES = 32  # words of each parameter that are compared at each call
 MOST_ENGINES = 4  # engines of one graph for changed parameters; more of them run in PyTorch
 
 
@@ -115,7 +116,7 @@ class _Compiler:
 
 
 class _Runner:
-    """Runs the engine of one graph; engines are kept by the identity and version of the parameters.
+    """Runs the engine of one graph; engines are kept by the state of the parameters (`_Watched`).
 
     An entry of None stands for parameters whose engine could not be built.
     """
@@ -125,6 +126,8 @@ class _Runner:
         self.static = tuple(static)
         self.target = target
         self.engines: dict[Any, Any] = {}
+        self.watched: dict[int, _Watched] = {}
+        self.kept: list[Any] = []  # parameters of all engines: their addresses must not be used again
         self.names: list[tuple[int, str]] = []  # argument position and engine input
         (output,) = [node for node in gm.graph.nodes if node.op == "output"]
         self.results = list(output.args[0])
@@ -137,7 +140,7 @@ class _Runner:
             self._graph({position: None for position in self.static})
 
     def __call__(self, *arguments: Any) -> Any:
-        key = tuple(_identity(arguments[position]) for position in self.static)
+        key = tuple(self._state(position, arguments[position]) for position in self.static)
         engine = self.engines[key] if key in self.engines else self._build(key, arguments)
         if engine is None:
             return self.gm(*arguments)
@@ -145,6 +148,12 @@ class _Runner:
         values = list(engine.run(named).values())
         found = iter(values[len(values) - self.outputs :])
         return tuple(self._finish(node, order, found) for node, order in zip(self.results, self.orders, strict=True))
+
+    def _state(self, position: int, parameter: torch.Tensor) -> tuple[int, int, bytes]:
+        watched = self.watched.get(position)
+        if watched is None or watched.tensor is not parameter or watched.address != parameter.data_ptr():
+            watched = self.watched[position] = _Watched(parameter)
+        return watched.state()
 
     def _finish(self, node: Any, order: list[int] | None, found: Any) -> Any:
         if not isinstance(node, fx.Node):
@@ -167,6 +176,7 @@ class _Runner:
         if self.engines:
             logger.warning("torch.compile: parameters changed; building the engine again")
         graph = self._graph({position: arguments[position] for position in self.static})
+        self.kept += [arguments[position].untyped_storage() for position in self.static]
         try:
             self.engines[key] = build(graph, target=self.target)
         except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
@@ -236,10 +246,24 @@ class _Runner:
             raise _Declined(f"argument {node.name!r} is a {type(fake).__name__}")
 
 
-def _identity(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a parameter's data is and how often it was changed in place."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version
+class _Watched:
+    """A parameter, and what tells that it was changed: its address, version, and a sample of its bytes.
+
+    The version alone is not enough: writes through `.data`, a NumPy view or in inference mode do not
+    raise it.  The sample (`SAMPLES` words spread over the storage) sees them where they touch it, as a
+    step of an optimiser or a loaded checkpoint does.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+        words = data[: data.size // 4 * 4].reshape(-1, 4)
+        self.sample = words[:: max(1, len(words) // SAMPLES)] if len(words) else data
+
+    def state(self) -> tuple[int, int, bytes]:
+        version = 0 if self.tensor.is_inference() else self.tensor._version
+        return self.address, version, self.sample.tobytes()
 
 
 def _ranges(placeholders: Sequence[fx.Node]) -> dict[Any, Any]:
