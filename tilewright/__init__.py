@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tilewright.api import compile as compile
     from tilewright.engine.engine import Engine as Engine
     from tilewright.engine.engine import load as load
+    from tilewright.frontend.autotune import Config as Config
+    from tilewright.frontend.autotune import autotune as autotune
+    from tilewright.frontend.heuristics import heuristics as heuristics
     from tilewright.frontend.jit import JITFunction as JITFunction
     from tilewright.frontend.jit import jit as jit
     from tilewright.frontend.sizes import cdiv as cdiv
@@ -31,12 +34,16 @@ _EXPORTS = {
     "load": "tilewright.engine.engine",
     "jit": "tilewright.frontend.jit",
     "JITFunction": "tilewright.frontend.jit",
+    "Config": "tilewright.frontend.autotune",
+    "autotune": "tilewright.frontend.autotune",
+    "heuristics": "tilewright.frontend.heuristics",
     "constexpr_function": "tilewright.language.function",
     "cdiv": "tilewright.frontend.sizes",
     "next_power_of_2": "tilewright.frontend.sizes",
 }
 __all__ = [
-    "Engine", "JITFunction", "cdiv", "compile", "constexpr_function", "jit", "language", "load", "next_power_of_2",
+    "Config", "Engine", "JITFunction", "autotune", "cdiv", "compile", "constexpr_function", "heuristics", "jit",
+    "language", "load", "next_power_of_2", "testing",
 ]  # fmt: skip
 
 
@@ -45,6 +52,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_EXPORTS[name]), name)
         globals()[name] = value
         return value
-    if name == "language":  # after `import tilewright` alone; the import binds the name
-        return importlib.import_module("tilewright.language")
+    if name in ("language", "testing"):  # after `import tilewright` alone; the import binds the name
+        return importlib.import_module(f"tilewright.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,6 +31,10 @@ class LaunchError(TilewrightError):
     """A kernel was called with arguments it cannot take."""
 
 
+class AutotunerError(TilewrightError):
+    """No configuration of an autotuned kernel runs; the message has a line for each with the reason."""
+
+
 class ExecutionError(TilewrightError):
     """A kernel did what it must not while it was interpreted: access out of bounds, failed assertion, …"""
 

@@ -1,0 +1,221 @@
+"""`autotune`, `Config` and `heuristics`: what is measured, chosen, kept and reported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright import Config
+from tilewright.errors import AutotunerError
+from tilewright.frontend.autotune import Autotuner
+from tilewright.settings import settings
+
+BLOCKS = [Config({"BLOCK": 64}), Config({"BLOCK": 128}), Config({"BLOCK": 256})]
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(tmp_path: Path) -> Iterator[None]:
+    with settings.scope(cache_directory=tmp_path):
+        yield
+
+
+@tilewright.jit
+def increment(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+
+@tilewright.jit
+def picky(x, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK != 128, "128 is not for us")
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, 7.0, mask=i < n)
+
+
+@tilewright.jit
+def flagged(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, 2.0 if EVEN else 3.0, mask=i < n)
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (tilewright.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+class Recorder:
+    """A `do_bench` that runs each configuration once and says that the order in `times` holds."""
+
+    def __init__(self, times: list[float]) -> None:
+        self.times = iter(times)
+        self.calls = 0
+
+    def __call__(self, call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        self.calls += 1
+        call()
+        return [next(self.times)] * len(quantiles)
+
+
+def tuned(kernel: Any = increment, **options: Any) -> Autotuner:
+    given: dict[str, Any] = {"configs": BLOCKS, "key": ["n"], "warmup": 0.1, "rep": 0.1, **options}
+    return tilewright.autotune(**given)(kernel)
+
+
+def test_chooses_the_fastest_once_for_each_key() -> None:
+    bench = Recorder([3, 1, 2, 1, 2, 3, 5, 5, 4])
+    kernel = tuned(do_bench=bench, restore_value=["x"])
+    x = np.zeros(300, np.float32)
+    for expected in (1, 2):
+        kernel[grid](x, 300)
+        assert np.all(x == expected)
+        assert kernel.best_config is BLOCKS[1]
+    assert bench.calls == 3 and list(kernel.configs_timings) == BLOCKS
+    kernel[grid](x, n=200)
+    assert kernel.best_config is BLOCKS[0] and bench.calls == 6
+    kernel[grid](np.zeros(300, np.float64), 300)  # another dtype is another key
+    assert kernel.best_config is BLOCKS[2] and bench.calls == 9
+    assert set(kernel.cache) == {(300, "float32"), (200, "float32"), (300, "float64")}
+
+
+def test_one_configuration_is_not_measured() -> None:
+    kernel = tuned(configs=BLOCKS[:1], do_bench=Recorder([]))
+    x = np.zeros(10, np.float32)
+    kernel[grid](x, 10)
+    assert np.all(x == 1) and kernel.best_config is BLOCKS[0]
+
+
+def test_times_are_kept_for_each_configuration() -> None:
+    x = np.zeros(300, np.float32)
+    first = tuned(configs=BLOCKS[:2])
+    first[grid](x, 300)
+    assert not first.failures
+    again = tuned(configs=BLOCKS)
+    bench_calls: list[Config] = []
+    measure = again._bench
+    again._bench = lambda config, *rest: (bench_calls.append(config), measure(config, *rest))[1]  # type: ignore
+    again[grid](x, 300)
+    assert bench_calls == BLOCKS[2:]
+    assert all(again.configs_timings[config] == first.configs_timings[config] for config in BLOCKS[:2])
+
+
+@pytest.mark.parametrize("options", [{"cache_results": False}, {"pre_hook": lambda arguments, reset_only=False: None}])
+def test_times_that_cannot_be_trusted_are_not_kept(options: dict[str, Any], tmp_path: Path) -> None:
+    tuned(**options)[grid](np.zeros(64, np.float32), 64)
+    assert not list(tmp_path.glob("*/autotune-*"))
+
+
+def test_a_damaged_entry_is_measured_again(tmp_path: Path) -> None:
+    x = np.zeros(64, np.float32)
+    tuned()[grid](x, 64)
+    entries = list(tmp_path.glob("*/autotune-*"))
+    assert len(entries) == 3
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes()[:-1])
+    tuned()[grid](x, 64)
+    assert len(list(tmp_path.glob("*/autotune-*"))) == 3
+
+
+def test_a_failing_configuration_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    kernel = tuned(picky)
+    x = np.zeros(100, np.float32)
+    with caplog.at_level(logging.WARNING, "tilewright.autotune"):
+        kernel[grid](x, 100)
+    assert np.all(x == 7) and list(kernel.failures) == [BLOCKS[1]]
+    assert kernel.configs_timings[BLOCKS[1]][0] == float("inf")
+    assert "BLOCK: 128" in caplog.text and "128 is not for us" in caplog.text
+
+
+def test_all_failing_is_an_error_with_a_table() -> None:
+    kernel = tuned(picky, configs=[Config({"BLOCK": 128}), Config({"BLOCK": 128, "WIDTH": 3})])
+    with pytest.raises(AutotunerError, match="(?s)BLOCK: 128.*128 is not for us.*WIDTH: 3.*WIDTH"):
+        kernel[grid](np.zeros(4, np.float32), 4)
+
+
+def test_hooks_and_arguments_that_are_reset() -> None:
+    x = np.full(100, 5, np.float32)
+    tuned(reset_to_zero=["x"], cache_results=False)[grid](x, 100)
+    assert np.all(x == 1)
+    events: list[Any] = []
+    configs = [Config({"BLOCK": 64}, pre_hook=lambda arguments: events.append(arguments["BLOCK"])), BLOCKS[1]]
+    kernel = tuned(
+        configs=configs,
+        pre_hook=lambda arguments, reset_only=False: events.append(("pre", reset_only)),
+        post_hook=lambda arguments, exception: events.append(("post", exception)),
+        do_bench=Recorder([1, 2]),
+    )
+    kernel[grid](x, 100)
+    once = [("pre", False), ("post", None)]
+    assert events == [64, *once, *once, ("pre", True), 64]
+
+
+def test_restores_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.full((100,), 5.0)
+    tuned(restore_value=["x"])[grid](x, 100)
+    assert bool((x == 6).all())
+
+
+def test_pruning() -> None:
+    seen: list[Any] = []
+
+    def early(configs: list[Config], named: dict[str, Any], **keywords: Any) -> list[Config]:
+        seen.append((named["n"], keywords))
+        return configs[1:]
+
+    prune = {"early_config_prune": early, "perf_model": lambda n, BLOCK, **rest: -BLOCK * n, "top_k": 1}
+    kernel = tuned(prune_configs_by=prune, do_bench=Recorder([1]))
+    kernel[grid](np.zeros(9, np.float32), 9, debug=False)
+    assert seen == [(9, {"debug": False})] and list(kernel.configs_timings) == [BLOCKS[2]]
+    part = tuned(prune_configs_by={"perf_model": lambda BLOCK, **rest: BLOCK, "top_k": 0.7})
+    assert part.prune_configs((None, 9), {}) == BLOCKS[:2]
+    nothing = tuned(prune_configs_by={"early_config_prune": lambda configs, named: []})
+    with pytest.raises(AutotunerError, match="left no configuration"):
+        nothing[grid](np.zeros(9, np.float32), 9)
+
+
+@pytest.mark.parametrize("option", ["key", "reset_to_zero", "restore_value"])
+def test_unknown_names(option: str) -> None:
+    with pytest.raises(ValueError, match=rf"{option}=.*'wrong'.*x, n, BLOCK"):
+        tuned(**{option: ["wrong"]})
+
+
+def test_other_mistakes() -> None:
+    with pytest.raises(ValueError, match="BLOCK, which its configurations set"):
+        tuned()[grid](np.zeros(4, np.float32), 4, BLOCK=64)
+    with pytest.raises(ValueError, match="does not know speed"):
+        tuned(prune_configs_by={"speed": 1})
+    with pytest.raises(ValueError, match="at most 1.0"):
+        tuned(prune_configs_by={"perf_model": len, "top_k": 1.5}).prune_configs((), {})
+    with pytest.raises(TypeError, match="a kernel is needed"):
+        tuned(len)
+    with pytest.raises(TypeError, match="needs a grid"):
+        tuned()(1)
+
+
+def test_heuristics_alone_and_below_autotune() -> None:
+    values = {"EVEN": lambda arguments: arguments["n"] % arguments["BLOCK"] == 0}
+    plain = tilewright.heuristics(values)(flagged)
+    x = np.zeros(128, np.float32)
+    plain[grid](x, 128, BLOCK=64)
+    assert np.all(x == 2)
+    plain[grid](x, 127, BLOCK=64)
+    assert np.all(x[:127] == 3)
+    kernel = tuned(plain)
+    kernel[grid](x, 128)
+    assert np.all(x == (2 if kernel.best_config.kwargs["BLOCK"] != 256 else 3))
+    assert kernel.base_fn is flagged and kernel.fn is plain and kernel.arg_names[0] == "x"
+    with pytest.raises(ValueError, match="'wrong'.*x, n, BLOCK, EVEN"):
+        tilewright.heuristics({"wrong": len})(flagged)
+
+
+def test_warmup_compiles_every_configuration() -> None:
+    x = np.zeros(128, np.float32)
+    compiled = tuned().warmup(x, 128, grid=(1,))
+    assert len(compiled) == 3 and np.all(x == 0)
+    assert tilewright.heuristics({"EVEN": lambda _: True})(flagged).warmup(x, 128, BLOCK=64) is not None

@@ -1,0 +1,347 @@
+"""`@autotune`: the configuration of a kernel is the fastest of several, measured once for each key.
+
+@tilewright.autotune([Config({"BLOCK": 256}), Config({"BLOCK": 1024})], key=["n"])
+@tilewright.jit
+def kernel(x, n, BLOCK: tl.constexpr): ...
+
+kernel[grid](x, n)                   # measures, then launches the best; the next launch with this n just launches
+kernel.best_config, kernel.configs_timings, kernel.failures
+
+Times are kept on disk for each configuration alone: adding one measures one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tilewright
+from tilewright.errors import AutotunerError
+from tilewright.frontend import binaries
+from tilewright.frontend.heuristics import Heuristics, KernelWrapper
+from tilewright.frontend.jit import JITFunction
+from tilewright.language.function import describe
+from tilewright.language.types import unwrap
+from tilewright.settings import settings
+from tilewright.targets.llvm.cache import ObjectCache, content_key
+from tilewright.targets.registry import get_target
+from tilewright.testing import do_bench as measure
+
+logger = logging.getLogger("tilewright.autotune")
+
+QUANTILES = (0.5, 0.2, 0.8)  # of the times of one configuration; the first decides
+_FAILED = [float("inf")] * len(QUANTILES)
+Hook = Callable[..., Any]
+
+
+class Config:
+    """One configuration: values of compile-time parameters, and launch options.
+
+    `pre_hook` is called with the dict of all arguments before each launch with this configuration.
+    """
+
+    def __init__(
+        self,
+        kwargs: Mapping[str, Any],
+        num_warps: int = 4,
+        num_stages: int = 3,
+        num_ctas: int = 1,
+        maxnreg: int | None = None,
+        pre_hook: Hook | None = None,
+        ir_override: str | None = None,
+    ) -> None:
+        self.kwargs = dict(kwargs)
+        self.num_warps = num_warps
+        self.num_stages = num_stages
+        self.num_ctas = num_ctas
+        self.maxnreg = maxnreg
+        self.pre_hook = pre_hook
+        self.ir_override = ir_override
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Parameters and launch options together; options that are None are left out."""
+        names = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**self.kwargs, **options}
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}: {value}' for name, value in self.all_kwargs().items())})"
+
+
+class Autotuner(KernelWrapper):
+    """A kernel that chooses among configurations; see `autotune`.
+
+    `cache` maps tuning keys to configurations; `best_config` is the last one launched, `configs_timings` the
+    last measurement ([median, 20%, 80%] milliseconds, infinite for what failed), `failures` what each failed
+    configuration raised, `bench_time` the seconds that measuring took.
+    """
+
+    def __init__(
+        self,
+        fn: JITFunction | KernelWrapper,
+        configs: Sequence[Config],
+        key: Sequence[str],
+        reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None,
+        pre_hook: Hook | None = None,
+        post_hook: Hook | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        warmup: float | None = None,
+        rep: float | None = None,
+        do_bench: Callable[..., Any] | None = None,
+        cache_results: bool = True,
+    ) -> None:
+        super().__init__(fn)
+        self.configs = list(configs) or [Config({})]
+        self.keys = list(key)
+        self._reset, self._restore = list(reset_to_zero or ()), list(restore_value or ())
+        self._check_names()
+        self.pre_hook = pre_hook or self._prepare_arguments
+        self.post_hook = post_hook or self._restore_arguments
+        prune = dict(prune_configs_by or {})
+        self.early_config_prune: Hook | None = prune.pop("early_config_prune", None)
+        self.perf_model: Hook | None = prune.pop("perf_model", None)
+        self.top_k: int | float = prune.pop("top_k", len(self.configs))
+        if prune:
+            raise ValueError(f"prune_configs_by does not know {', '.join(prune)}")
+        self._warmup, self._rep = 25 if warmup is None else warmup, 100 if rep is None else rep
+        self._measure = do_bench
+        self.cache_results = cache_results
+        self.cache: dict[tuple[Any, ...], Config] = {}
+        self.best_config: Config | None = None
+        self.configs_timings: dict[Config, Any] = {}
+        self.failures: dict[Config, Exception] = {}
+        self.bench_time = 0.0
+        self._saved: dict[str, Any] = {}
+
+    def _check_names(self) -> None:
+        given = {"key": self.keys, "reset_to_zero": self._reset, "restore_value": self._restore}
+        for option, names in given.items():
+            unknown = [name for name in names if name not in self.argument_names]
+            if unknown:
+                raise ValueError(
+                    f"autotune({option}=…) names {', '.join(map(repr, unknown))}: kernel '{self.name}' has only the "
+                    f"parameters {', '.join(self.argument_names)}"
+                )
+
+    # Launching
+
+    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Launch with the best configuration, which is measured when the key is new."""
+        named = self.named(arguments, keywords)
+        self._check_conflicts(named)
+        config = self.configs[0]
+        if len(self.configs) > 1:
+            key = self._key(named)
+            if key not in self.cache:
+                self.cache[key] = self._tune(key, grid, arguments, keywords)
+            config = self.cache[key]
+        self.best_config = config
+        options = config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**named, **options})
+        return self.fn.run(grid, arguments, {**keywords, **options})
+
+    def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> list[Any]:
+        """Compile every configuration that pruning leaves, without running; returns the compiled kernels."""
+        configs = self.prune_configs(arguments, keywords)
+        return [self.fn.warmup(*arguments, grid=grid, **keywords, **config.all_kwargs()) for config in configs]
+
+    def _check_conflicts(self, named: Mapping[str, Any]) -> None:
+        both = sorted({name for config in self.configs for name in config.all_kwargs()} & set(named))
+        if both:
+            raise ValueError(
+                f"kernel '{self.name}' was given {', '.join(both)}, which its configurations set; leave it out"
+            )
+
+    def _key(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Values of the key arguments, then the dtype of every array."""
+        values = [named[name] for name in self.keys if name in named]
+        present = [named[name] for name in self.argument_names if name in named]
+        return (*values, *(str(value.dtype) for value in present if hasattr(value, "dtype")))
+
+    def prune_configs(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Config]:
+        """What is left to measure after `early_config_prune`, then the `top_k` best of `perf_model`."""
+        configs = list(self.configs)
+        if self.early_config_prune is not None:
+            by_name = dict(zip(self.argument_names, arguments, strict=False))
+            configs = list(self.early_config_prune(configs, by_name, **keywords))
+            if not configs:
+                raise AutotunerError(f"kernel '{self.name}': early_config_prune left no configuration")
+        if self.perf_model is not None:
+            count = self.top_k
+            if isinstance(count, float):
+                if count > 1:
+                    raise ValueError(f"top_k is a whole number, or a part of at most 1.0, got {count}")
+                count = int(len(self.configs) * count)
+            if len(configs) > count:
+                named = self.named(arguments, keywords)
+                model = self.perf_model
+                configs.sort(key=lambda config: model(**{**named, **config.all_kwargs()}))
+                configs = configs[: max(1, count)]
+        return configs
+
+    # Measuring
+
+    def _tune(self, key: tuple[Any, ...], grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Config:
+        """The fastest configuration; raises `AutotunerError` with a table of why when all of them fail."""
+        configs = self.prune_configs(arguments, keywords)
+        store = ObjectCache(settings.cache_directory)
+        timings: dict[Config, Any] = {}
+        self.failures = {}
+        measured = False
+        start = time.perf_counter()
+        for config in configs:
+            place = self._place(config, key, arguments, keywords)
+            kept = store.get(place) if place is not None and not settings.always_compile else None
+            if kept is not None:
+                timings[config] = kept.metadata["milliseconds"]
+                continue
+            measured = True
+            try:
+                timings[config] = self._bench(config, grid, arguments, keywords)
+            except Exception as error:  # whatever one configuration does wrong, the others are still candidates
+                timings[config], self.failures[config] = _FAILED, error
+                continue
+            if place is not None:
+                store.put(place, {"milliseconds": timings[config], "kernel": self.name, "config": repr(config)}, b"")
+        self.bench_time = time.perf_counter() - start
+        self.configs_timings = timings
+        if len(self.failures) == len(configs):
+            first = next(iter(self.failures.values()))
+            raise AutotunerError(f"kernel '{self.name}': no configuration runs\n{self._table()}") from first
+        if self.failures:
+            logger.warning("kernel '%s': %d configurations failed\n%s", self.name, len(self.failures), self._table())
+        best = min(timings, key=lambda config: _median(timings[config]))
+        if measured:
+            self.pre_hook({**self.named(arguments, keywords), **best.all_kwargs()}, reset_only=True)
+        logger.info("kernel '%s', key %s: %s in %.4g ms", self.name, key, best, _median(timings[best]))
+        return best
+
+    def _bench(self, config: Config, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Milliseconds of one configuration: its quantiles, or what the user's do_bench returns."""
+        options = config.all_kwargs()
+        named = {**self.named(arguments, keywords), **options}
+
+        def call() -> None:
+            if config.pre_hook is not None:
+                config.pre_hook(named)
+            self.pre_hook(named)
+            try:
+                self.fn.run(grid, arguments, {**keywords, **options})
+            except Exception as error:
+                self.post_hook(named, exception=error)
+                raise
+            self.post_hook(named, exception=None)
+
+        if self._measure is not None:
+            return self._measure(call, quantiles=QUANTILES)
+        return measure(call, warmup=self._warmup, rep=self._rep, quantiles=QUANTILES)
+
+    def _table(self) -> str:
+        """One line for each failed configuration: what it is and why."""
+        rows = [(repr(config), f"{type(error).__name__}: {error}") for config, error in self.failures.items()]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"  {name:<{width}}  {next(iter(why.splitlines()), '')}" for name, why in rows)
+
+    def _place(
+        self, config: Config, key: tuple[Any, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> str | None:
+        """The name on disk of a configuration's time; None where code that cannot be hashed takes part."""
+        hooked = self.pre_hook != self._prepare_arguments or self.post_hook != self._restore_arguments
+        if not self.cache_results or config.pre_hook is not None or hooked or self._measure is not None:
+            return None
+        options = config.all_kwargs()
+        filled = {**keywords, **options}
+        wrapped = self.fn
+        while isinstance(wrapped, KernelWrapper):
+            if not isinstance(wrapped, Heuristics):
+                return None
+            filled = wrapped.fill(arguments, filled)
+            wrapped = wrapped.fn
+        constants = {parameter.name for parameter in self.base_fn.parameters if parameter.constexpr}
+        named = {name: value for name, value in self.named(arguments, filled).items() if name in constants}
+        parts = [
+            tilewright.__version__,
+            binaries.language_digest(),
+            get_target("auto").key,
+            self.base_fn.fingerprint(),
+            describe(key, set()),
+            repr(sorted((name, describe(unwrap(value), set())) for name, value in named.items())),
+            repr(sorted(options.items(), key=lambda item: item[0])),
+            f"{settings.threads} {settings.interpret} {self._reset} {self._restore}",
+        ]
+        return f"autotune-{hashlib.sha256(content_key(*parts).encode()).hexdigest()[:40]}"
+
+    # The default hooks
+
+    def _prepare_arguments(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
+        for name in self._reset:
+            _fill_zero(named[name])
+        if not reset_only:
+            self._saved = {name: _copy(named[name]) for name in self._restore}
+
+    def _restore_arguments(self, named: Mapping[str, Any], exception: Exception | None = None) -> None:
+        for name, value in self._saved.items():
+            _assign(named[name], value)
+        self._saved = {}
+
+
+def _median(timing: Any) -> float:
+    return float(timing[0] if isinstance(timing, (list, tuple)) else timing)
+
+
+def _fill_zero(array: Any) -> None:
+    if hasattr(array, "zero_"):
+        array.zero_()
+    else:
+        np.asarray(array)[...] = 0
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if hasattr(array, "clone") else np.array(array)
+
+
+def _assign(array: Any, value: Any) -> None:
+    if hasattr(array, "copy_"):
+        array.copy_(value)
+    else:
+        np.asarray(array)[...] = value
+
+
+def autotune(
+    configs: Sequence[Config],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Hook | None = None,
+    post_hook: Hook | None = None,
+    warmup: float | None = None,
+    rep: float | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = True,
+) -> Callable[[Any], Autotuner]:
+    """Decorator: launch a kernel with the fastest of `configs`, measured once for each tuning key.
+
+    `key`: arguments whose values, with the dtypes of all arrays, make the tuning key.
+    `prune_configs_by`: dict of ``early_config_prune(configs, named_arguments, **keywords)`` and
+    ``perf_model(**all)`` with ``top_k`` (a number, or a part of at most 1.0).
+    `reset_to_zero`, `restore_value`: arrays zeroed before, or put back after, each measured run.
+    `pre_hook(arguments, reset_only=False)` and `post_hook(arguments, exception)` take the place of these two.
+    `warmup`, `rep`: milliseconds (25, 100).  `do_bench(call, quantiles)` measures instead.
+    `use_cuda_graph` matters to graphics processors only.  `cache_results=False` keeps nothing on disk; times that
+    depend on hooks or on `do_bench` are never kept.
+
+    Launches raise `AutotunerError` when every configuration fails.  Raises `ValueError` for unknown names.
+    """
+    return lambda fn: Autotuner(
+        fn, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup, rep,
+        do_bench, cache_results,
+    )  # fmt: skip

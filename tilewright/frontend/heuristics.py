@@ -1,0 +1,84 @@
+"""`@heuristics`: compile-time arguments computed from the others at each launch.
+
+@tilewright.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@tilewright.jit
+def kernel(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilewright.frontend.jit import JITFunction
+
+
+class KernelWrapper:
+    """Something that chooses arguments and passes the launch on: `Heuristics`, `Autotuner`.
+
+    `fn` is what it wraps, `base_fn` the kernel at the bottom, `arg_names` that kernel's parameters.
+    """
+
+    def __init__(self, fn: JITFunction | KernelWrapper) -> None:
+        if not isinstance(fn, (JITFunction, KernelWrapper)):
+            raise TypeError(f"a kernel is needed (put @tilewright.jit below this decorator), got {fn!r}")
+        self.fn = fn
+        self.base_fn: JITFunction = fn.base_fn if isinstance(fn, KernelWrapper) else fn
+        self.argument_names = self.arg_names = self.base_fn.argument_names
+        self.name = self.__name__ = self.base_fn.name
+        self.__module__ = self.base_fn.__module__
+        self.__qualname__ = self.base_fn.__qualname__
+        self.__doc__ = self.base_fn.__doc__
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *arguments, **keywords: self.run(grid, arguments, keywords)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        raise TypeError(f"kernel '{self.name}' needs a grid: {self.name}[grid](...)")
+
+    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Choose what is left to choose, and launch over `grid`."""
+        raise NotImplementedError
+
+    def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> Any:
+        """Compile for these arguments without running."""
+        raise NotImplementedError
+
+    def named(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of a launch by name."""
+        return {**dict(zip(self.argument_names, arguments, strict=False)), **keywords}
+
+
+class Heuristics(KernelWrapper):
+    """A kernel some of whose arguments are functions of the others; see `heuristics`."""
+
+    def __init__(self, fn: JITFunction | KernelWrapper, values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:
+        super().__init__(fn)
+        unknown = [name for name in values if name not in self.argument_names]
+        if unknown:
+            raise ValueError(
+                f"heuristics for {', '.join(map(repr, unknown))}: kernel '{self.name}' has only the parameters "
+                f"{', '.join(self.argument_names)}"
+            )
+        self.values = dict(values)
+
+    def fill(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords with every heuristic's value; later ones see the values of earlier ones."""
+        filled = dict(keywords)
+        for name, function in self.values.items():
+            filled[name] = function(self.named(arguments, filled))
+        return filled
+
+    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return self.fn.run(grid, arguments, self.fill(arguments, keywords))
+
+    def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> Any:
+        return self.fn.warmup(*arguments, grid=grid, **self.fill(arguments, keywords))
+
+
+def heuristics(values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> Callable[[Any], Heuristics]:
+    """Decorator: fill the parameters named in `values` at each launch, by functions of the dict of arguments.
+
+    Raises `ValueError` for a name that is no parameter.
+    """
+    return lambda fn: Heuristics(fn, values)

@@ -1,0 +1,204 @@
+"""Timing and comparing kernels: `do_bench`, `assert_close`, and tables of benchmarks (`perf_report`).
+
+milliseconds = tilewright.testing.do_bench(lambda: add[grid](x, y, out, n, BLOCK=1024))
+median, low, high = do_bench(call, quantiles=(0.5, 0.2, 0.8))
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import MissingDependencyError
+
+_MODES: dict[str, Callable[[np.ndarray], Any]] = {
+    "min": lambda times: float(times.min()),
+    "max": lambda times: float(times.max()),
+    "mean": lambda times: float(times.mean()),
+    "median": lambda times: float(np.median(times)),
+    "all": lambda times: times.tolist(),
+}
+_ESTIMATES = 5  # runs that decide how many more there are
+
+
+def do_bench(
+    fn: Callable[[], Any],
+    warmup: float = 25,
+    rep: float = 100,
+    grad_to_none: Sequence[Any] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """Milliseconds that a call of `fn` takes.
+
+    `warmup` and `rep` are milliseconds to spend before and while timing; at least one call each.
+    `grad_to_none` are tensors whose ``.grad`` is dropped before each call.  With `quantiles` the result is a
+    list of these (a number when there is one), else what `return_mode` says: min, max, mean, median, or all.
+    Caches are not flushed between the calls: operands that fit in them are timed warm.
+    Raises `ValueError` for another mode; what `fn` raises passes through.
+    """
+    if return_mode not in _MODES:
+        raise ValueError(f"return_mode is one of {', '.join(_MODES)}, got {return_mode!r}")
+    fn()  # compiles
+    estimate = _estimate(fn, rep)
+    for _ in range(max(1, int(warmup / estimate))):
+        fn()
+    times = []
+    for _ in range(max(1, int(rep / estimate))):
+        for tensor in grad_to_none or ():
+            tensor.grad = None
+        times.append(_milliseconds(fn))
+    measured = np.array(times)
+    if quantiles is None:
+        return _MODES[return_mode](measured)
+    found = np.quantile(measured, list(quantiles)).tolist()
+    return found[0] if len(found) == 1 else found
+
+
+def _milliseconds(fn: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    fn()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _estimate(fn: Callable[[], Any], limit: float) -> float:
+    """Milliseconds of one call, roughly; stops early when the calls take longer than `limit` together."""
+    spent, calls = 0.0, 0
+    while calls < _ESTIMATES and spent <= limit:
+        spent += _milliseconds(fn)
+        calls += 1
+    return max(spent / calls, 1e-4)
+
+
+def assert_close(x: Any, y: Any, atol: Any = None, rtol: Any = None, err_msg: str = "") -> None:
+    """Raise `AssertionError` unless |x - y| <= atol + rtol |y| everywhere; NaN equals NaN, infinities are exact.
+
+    `x`, `y`: arrays, tensors, numbers or sequences.  Tolerances default to atol=1e-2, rtol=0; a dict gives one
+    for each dtype name (without ``torch.``), with the default for the others.
+    """
+    left, right = _as_float64(x), _as_float64(y)
+    name = str(getattr(y, "dtype", getattr(x, "dtype", ""))).removeprefix("torch.")
+    absolute = _tolerance(atol, name, 1e-2)
+    relative = _tolerance(rtol, name, 0.0)
+    np.testing.assert_allclose(left, right, atol=absolute, rtol=relative, equal_nan=True, err_msg=err_msg)
+
+
+def _tolerance(given: Any, name: str, default: float) -> float:
+    if isinstance(given, dict):
+        by_name = {str(key).removeprefix("torch."): value for key, value in given.items()}
+        given = by_name.get(name)
+    return default if given is None else float(given)
+
+
+def _as_float64(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        return tensor.double().numpy() if not tensor.is_complex() else tensor.numpy()
+    array = np.asarray(value)
+    return array if array.dtype.kind == "c" else array.astype(np.float64)
+
+
+@dataclass
+class Benchmark:
+    """One table: a row for each of `x_vals`, a column for each of `line_vals`.
+
+    The measured function gets `x_names` (each the row's value, or one entry of it when that is a tuple),
+    `line_arg`, and the constant `args`.  The styles, axis names and scales are for plots.
+    """
+
+    x_names: list[str]
+    x_vals: Sequence[Any]
+    line_arg: str
+    line_vals: Sequence[Any]
+    line_names: Sequence[str]
+    plot_name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    xlabel: str = ""
+    ylabel: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    styles: Sequence[tuple[str, str]] | None = None
+
+
+class Mark:
+    """A function with its benchmarks; ``run`` measures and prints them."""
+
+    def __init__(self, fn: Callable[..., Any], benchmarks: Benchmark | Sequence[Benchmark]) -> None:
+        self.fn = fn
+        self.benchmarks = [benchmarks] if isinstance(benchmarks, Benchmark) else list(benchmarks)
+
+    def run(
+        self,
+        show_plots: bool = False,
+        print_data: bool = False,
+        save_path: str = "",
+        return_df: bool = False,
+        **kw: Any,
+    ) -> Any:
+        """Measure every benchmark; ``kw`` goes to the function.
+
+        `print_data` prints the tables, `save_path` is a folder for one CSV file each.  A plot is not drawn:
+        with `show_plots` the table is printed.  `return_df` returns pandas data frames (one, or a list) and
+        raises `MissingDependencyError` without pandas.
+        """
+        frames = []
+        for benchmark in self.benchmarks:
+            header, rows = self._measure(benchmark, kw)
+            if print_data or show_plots:
+                print(f"{benchmark.plot_name}:\n{_table(header, rows)}")
+            if save_path:
+                _write_csv(Path(save_path) / f"{benchmark.plot_name}.csv", header, rows)
+            if return_df:
+                frames.append(_frame(header, rows))
+        if not return_df:
+            return None
+        return frames[0] if len(frames) == 1 else frames
+
+    def _measure(self, benchmark: Benchmark, kw: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
+        header = [*benchmark.x_names, *benchmark.line_names]
+        rows = []
+        for point in benchmark.x_vals:
+            values = list(point) if isinstance(point, (tuple, list)) else [point] * len(benchmark.x_names)
+            if len(values) != len(benchmark.x_names):
+                raise ValueError(f"the row {point!r} does not fit the names {benchmark.x_names}")
+            row = dict(zip(benchmark.x_names, values, strict=True))
+            results = [
+                self.fn(**row, **{benchmark.line_arg: line}, **benchmark.args, **kw) for line in benchmark.line_vals
+            ]
+            # a function may return (value, low, high); tables show the value
+            rows.append([*values, *(result[0] if isinstance(result, (tuple, list)) else result for result in results)])
+        return header, rows
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    cells = [list(header)] + [[f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def _frame(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingDependencyError("return_df=True needs pandas: pip install pandas") from error
+    return pandas.DataFrame(rows, columns=list(header))
+
+
+def perf_report(benchmarks: Benchmark | Sequence[Benchmark]) -> Callable[[Callable[..., Any]], Mark]:
+    """Decorator: a function that measures one point becomes a `Mark` that measures whole tables."""
+    return lambda fn: Mark(fn, benchmarks)
+
+
+__all__ = ["Benchmark", "Mark", "assert_close", "do_bench", "perf_report"]
