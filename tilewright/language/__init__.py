@@ -124,6 +124,14 @@ from tilewright.language.standard import (
     zeros_like,
 )
 from tilewright.language.tensor import tensor
+from tilewright.language.tiles import (
+    advance,
+    load_tensor_descriptor,
+    make_block_ptr,
+    make_tensor_descriptor,
+    store_tensor_descriptor,
+    tensor_descriptor,
+)
 from tilewright.language.types import (
     bfloat16,
     block_type,

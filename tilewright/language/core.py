@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction
+from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction, tiled
 from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
 from tilewright.language.types import block_type, constexpr, dtype, get_int_dtype, pointer_type, unwrap
@@ -162,8 +162,13 @@ def load(
     """The elements that a pointer, or a block of pointers, points to.
 
     Where `mask` is false no access happens and the result is `other`, or zero without it.
-    `cache_modifier` (".ca", ".cg", ".cs", ".cv") and `eviction_policy` are hints.
+    `cache_modifier` (".ca", ".cg", ".cs", ".cv") and `eviction_policy` are hints.  A block pointer takes no mask:
+    `boundary_check` names the axes to check, `padding_option` ("zero", "nan") what lies outside.
     """
+    tile = unwrap(pointer)
+    if isinstance(tile, tiled.block_pointer):
+        hints = cache_modifier, eviction_policy, volatile
+        return tiled.load_block(tile, mask, other, boundary_check, padding_option, *hints)
     if unwrap(boundary_check) or unwrap(padding_option):
         raise convert.LanguageError("boundary_check is for block pointers", "use mask= with a block of pointers")
     return memory.load(pointer, mask, other, cache_modifier, eviction_policy, volatile)
@@ -178,7 +183,14 @@ def store(
     cache_modifier: str = "",
     eviction_policy: str = "",
 ) -> None:
-    """Write a value, cast to the pointer's element type and broadcast to its shape, where `mask` holds."""
+    """Write a value, cast to the pointer's element type and broadcast to its shape, where `mask` holds.
+
+    Through a block pointer the elements outside the tensor are left out, on the axes that `boundary_check` names.
+    """
+    tile = unwrap(pointer)
+    if isinstance(tile, tiled.block_pointer):
+        tiled.store_block(tile, value, mask, boundary_check, cache_modifier, eviction_policy)
+        return
     if unwrap(boundary_check):
         raise convert.LanguageError("boundary_check is for block pointers", "use mask= with a block of pointers")
     memory.store(pointer, value, mask, cache_modifier, eviction_policy)
