@@ -55,6 +55,7 @@ class Settings:
     interpret: bool = False  # run kernels in the NumPy interpreter
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
+    explain_recompile: bool = False  # log why a kernel is compiled for another signature
     parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
     log: str = "warning"  # logging level of the "tilewright" logger
 

@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any, overload
 
 from tilewright.errors import CompilationError, LaunchError
-from tilewright.frontend import binaries
+from tilewright.frontend import binaries, recompile
 from tilewright.frontend.arguments import (
     ArgumentClass,
     argument_class,
@@ -62,6 +62,7 @@ class JITFunction(SourceFunction):
         self.debug = bool(debug)
         self._launches: dict[Any, _Launch] = {}
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
+        self._pre_run_hooks: list[Callable[..., Any]] = []
 
     @classmethod
     def from_source(cls, source: str, name: str, namespace: Mapping[str, Any]) -> JITFunction:
@@ -131,6 +132,8 @@ class JITFunction(SourceFunction):
 
     def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | None:
         """Bind, specialise, compile if this signature is new, and launch over `grid`."""
+        for hook in self._pre_run_hooks:
+            hook(*arguments, **keywords)
         launch, arguments, slots = self._find(arguments, keywords)
         if callable(grid):
             grid = grid(dict(zip(self.argument_names, arguments, strict=True)))
@@ -146,6 +149,10 @@ class JITFunction(SourceFunction):
         if launch is None or (self._watched and self._changed()):
             launch = self._prepare(key, arguments, debug)
         return launch, arguments, slots
+
+    def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
+        """Call ``hook(*arguments, **keywords)`` before each launch."""
+        self._pre_run_hooks.append(hook)
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> CompiledKernel | None:
         """Compile for these arguments without running."""
@@ -222,6 +229,8 @@ class JITFunction(SourceFunction):
             for name in path[1:]:
                 current = getattr(current, name, None)
             if current is not value and unwrap(current) != unwrap(value):
+                if settings.explain_recompile:
+                    recompile.report_captured(self.name, path, value, current)
                 self._watched.clear()
                 self._launches.clear()
                 return True
@@ -229,6 +238,8 @@ class JITFunction(SourceFunction):
 
     def _prepare(self, key: Any, arguments: tuple[Any, ...], debug: bool) -> _Launch:
         """Trace or compile for a signature that is new."""
+        if settings.explain_recompile and self._launches:
+            recompile.report(self.name, self.parameters, key, self._launches)
         types: dict[str, Any] = {}
         constants: dict[str, Any] = {}
         described: dict[str, Parameter] = {}
