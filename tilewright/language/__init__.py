@@ -104,6 +104,7 @@ from tilewright.language.random import (
     randn4x,
     uint_to_uniform_float,
 )
+from tilewright.language.scaled import dot_scaled
 from tilewright.language.sorting import argsort, bitonic_merge, histogram, sort, topk
 from tilewright.language.standard import (
     argmax,
