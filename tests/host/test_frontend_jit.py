@@ -341,3 +341,18 @@ def test_cdiv(x: int, y: int, expected: int) -> None:
 
 def test_next_power_of_2() -> None:
     assert [tilewright.next_power_of_2(n) for n in (0, 1, 2, 3, 5, 1024, 1025)] == [1, 1, 2, 4, 8, 1024, 2048]
+
+
+def test_compiled_kernels_take_all_arguments_or_the_run_time_ones() -> None:
+    x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    compiled = scale.warmup(x, out, 64, 2.0, BLOCK=64, grid=(1,))
+    assert compiled is not None
+    compiled._init_handles()
+    for arguments in ((x, out, 64, 2.0), (x, out, 64, 2.0, 64)):
+        out[:] = 0
+        compiled[(1,)](*arguments)
+        np.testing.assert_array_equal(out, 2 * x)
+    assert compiled.metadata.name == "scale" and compiled.metadata.hash == compiled.hash == compiled.binary.key
+    assert compiled.metadata.shared >= 1 and compiled.n_regs >= 16
+    with pytest.raises(LaunchError, match="takes 4 run-time arguments, got 3"):
+        compiled[(1,)](x, out, 64)

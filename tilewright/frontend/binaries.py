@@ -77,7 +77,7 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
         if binary is not None:
             remarks = tuple(Remark(**remark) for remark in entry.metadata["remarks"])
             interface = Interface(frozenset(entry.metadata["written"]), remarks)
-            return CompiledKernel(name, target, binary, interface, lambda: trace().function)
+            return _named(CompiledKernel(name, target, binary, interface, lambda: trace().function), request)
     traced = trace()
     _verify(traced.function)
     for remark in traced.remarks:
@@ -91,7 +91,16 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
         "remarks": [asdict(remark) for remark in interface.remarks],
     }
     cache.put(key, metadata, b"")
-    return CompiledKernel(name, target, binary, interface, lambda: traced.function)
+    return _named(CompiledKernel(name, target, binary, interface, lambda: traced.function), request)
+
+
+def _named(compiled: CompiledKernel, request: Request) -> CompiledKernel:
+    """Tell a compiled kernel the arguments of its source, unless some are tuples that became several."""
+    if not any(isinstance(kind, tuple) for kind in request.types.values()):
+        names = request.kernel.argument_names
+        compiled.argument_names = names
+        compiled.run_time = tuple(index for index, name in enumerate(names) if name in request.types)
+    return compiled
 
 
 def _verify(function: Function) -> None:

@@ -31,12 +31,25 @@ class Interface:
     remarks: tuple[Remark, ...]
 
 
+@dataclass(frozen=True)
+class KernelMetadata:
+    """Facts about compiled code under the names that host code reads; launch options have no effect on the CPU."""
+
+    name: str
+    hash: str
+    target: Target
+    shared: int  # bytes of scratch memory for a worker, at least 1: occupancy formulas divide by it
+    num_warps: int = 1
+    num_stages: int = 1
+    num_ctas: int = 1
+
+
 class CompiledKernel:
     """Machine code of one specialization of a kernel.
 
     `binary` holds the code, `function` its Tile IR (traced again when the code came from the cache),
     `remarks` what the compiler reports.  ``compiled[grid](*arguments)`` launches it: run-time arguments
-    only, in the order of `function`'s parameters.
+    in the order of `function`'s parameters, or all arguments of the source, whose constants are ignored.
     """
 
     def __init__(
@@ -48,6 +61,8 @@ class CompiledKernel:
         self.written = interface.written
         self.remarks = (*interface.remarks, *binary.remarks)
         self._trace = trace
+        self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
+        self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
 
     @cached_property
     def function(self) -> Function:
@@ -100,10 +115,31 @@ class CompiledKernel:
             raise LaunchError(f"kernel '{self.name}': arguments do not fit its parameters ({kinds}): {error}") from None
         launch(self.address, packed, grid, self.binary.scratch_bytes)
 
+    @property
+    def hash(self) -> str:
+        """The binary's content key."""
+        return self.binary.key
+
+    @property
+    def metadata(self) -> KernelMetadata:
+        """Name, scratch memory and the like."""
+        return KernelMetadata(self.name, self.hash, self.target, max(1, self.binary.scratch_bytes))
+
+    @property
+    def n_regs(self) -> int:
+        """Vector registers of the target: a CPU's code may use all of them."""
+        return int(getattr(self.target, "vector_registers", 16))
+
+    def _init_handles(self) -> None:
+        """Load the code now instead of at the first launch."""
+        self._library  # noqa: B018
+
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
         extents = full_grid(grid)
 
         def call(*arguments: Any) -> None:
+            if self.argument_names and len(arguments) == len(self.argument_names):
+                arguments = tuple(arguments[index] for index in self.run_time)
             if len(arguments) != len(self.binary.parameters):
                 count = len(self.binary.parameters)
                 raise LaunchError(f"kernel '{self.name}' takes {count} run-time arguments, got {len(arguments)}")

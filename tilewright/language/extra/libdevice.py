@@ -30,7 +30,7 @@ from tilewright.language.math import (
     tanh,
     trunc,
 )
-from tilewright.language.types import int32, uint32
+from tilewright.language.types import float32, int32, int64, uint32
 
 fabs, nearbyint, fmaf = abs, rint, fma
 fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = exp, exp2, log, log2, sin, cos, pow
@@ -38,6 +38,9 @@ mulhi, umulhi = tl_math.umulhi, tl_math.umulhi
 
 LOG_10 = 2.302585092994046
 LOG10_E = 0.4342944819032518
+LOG_2 = 0.6931471805599453
+PI = 3.141592653589793
+LARGE = 1e9  # beyond it the 1 in sqrt(x * x + 1) is lost, and x * x might overflow
 
 
 @constexpr_function
@@ -197,6 +200,105 @@ def cbrt(x):
 
 
 @language_function
+def llrint(x):
+    """The nearest whole number, halves to even, as int64."""
+    return rint(x).to(int64)
+
+
+@language_function
+def fdim(x, y):
+    """x - y where it is positive, else 0; NaN where either is."""
+    return core.where(x <= y, 0.0, x - y).to(x.dtype)
+
+
+@language_function
+def _wide(x):
+    """Narrow floats as fp32."""
+    return x.to(float32) if x.dtype.primitive_bitwidth < 32 else x
+
+
+@constexpr_function
+def _arctangent_terms(dtype):
+    """Terms of the series for the dtype's precision at the largest argument that is left, tan(pi / 16)."""
+    return 13 if dtype.primitive_bitwidth == 64 else 6
+
+
+@language_function
+def _arctangent(ratio):
+    """Arctangent of numbers in [0, 1]: the angle is halved twice, then its power series."""
+    half = ratio / (1.0 + sqrt(1.0 + ratio * ratio))
+    quarter = half / (1.0 + sqrt(1.0 + half * half))
+    square = quarter * quarter
+    count: core.constexpr = _arctangent_terms(ratio.dtype)
+    series = core.full(ratio.shape, 0.0, ratio.dtype)
+    for term in core.static_range(count):
+        series = 1.0 / (2 * (count - term) - 1) - square * series
+    return 4.0 * quarter * series
+
+
+@language_function
+def atan2(y, x):
+    """The angle of the point (x, y), from -pi to pi; within 4 units in the last place."""
+    height, width = abs(_wide(y)), abs(_wide(x))
+    large, small = core.maximum(height, width), core.minimum(height, width)
+    equal = large == small  # two zeros and two infinities too
+    ratio = small / core.where(equal, 1.0, large)
+    angle = _arctangent(core.where(equal, core.where(large == 0.0, 0.0, 1.0), ratio).to(height.dtype))
+    angle = core.where(height > width, PI / 2 - angle, angle)
+    angle = core.where(signbit(x), PI - angle, angle)
+    angle = core.where((x != x) | (y != y), float("nan"), angle)
+    return copysign(angle.to(y.dtype), y)
+
+
+@language_function
+def atan(x):
+    """Arctangent, from -pi/2 to pi/2; within 4 units in the last place."""
+    return atan2(x, core.full(x.shape, 1.0, x.dtype))
+
+
+@language_function
+def asin(x):
+    """Arcsine, from -pi/2 to pi/2; NaN outside [-1, 1]."""
+    sine = _wide(x)
+    return atan2(sine, sqrt((1.0 - sine) * (1.0 + sine))).to(x.dtype)
+
+
+@language_function
+def acos(x):
+    """Arccosine, from 0 to pi; NaN outside [-1, 1]."""
+    cosine = _wide(x)
+    return (2.0 * atan2(sqrt(1.0 - cosine), sqrt(1.0 + cosine))).to(x.dtype)
+
+
+@language_function
+def asinh(x):
+    """Inverse hyperbolic sine."""
+    size = abs(_wide(x))
+    safe = core.where(size > LARGE, 1.0, size)
+    near = log1p(safe + safe * (safe / (1.0 + sqrt(1.0 + safe * safe))))
+    return copysign(core.where(size > LARGE, log(size) + LOG_2, near).to(x.dtype), x)
+
+
+@language_function
+def acosh(x):
+    """Inverse hyperbolic cosine; NaN below 1."""
+    wide = _wide(x)
+    excess = core.where(wide > LARGE, 1.0, wide - 1.0)
+    near = log1p(excess + sqrt(excess * (excess + 2.0)))
+    return core.where(wide < 1.0, float("nan"), core.where(wide > LARGE, log(wide) + LOG_2, near)).to(x.dtype)
+
+
+@language_function
+def atanh(x):
+    """Inverse hyperbolic tangent; NaN outside [-1, 1]."""
+    size = abs(_wide(x))
+    ends = size == 1.0
+    inner = core.where(ends, 0.0, size)
+    result = core.where(ends, float("inf"), 0.5 * log1p(2.0 * (inner / (1.0 - inner))))
+    return copysign(core.where(size > 1.0, float("nan"), result).to(x.dtype), x)
+
+
+@language_function
 def popc(x):
     """How many of the 32 bits are set."""
     bits = x.to(uint32)
@@ -223,9 +325,9 @@ def ffs(x):
 
 
 __all__ = [
-    "abs", "cbrt", "ceil", "clz", "copysign", "cos", "cosh", "erf", "exp", "exp10", "exp2", "expm1", "fabs",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clz", "copysign", "cos", "cosh", "erf", "exp", "exp10", "exp2", "expm1", "fabs", "fdim",
     "fast_cosf", "fast_dividef", "fast_exp2f", "fast_expf", "fast_log2f", "fast_logf", "fast_powf", "fast_sinf",
-    "ffs", "finitef", "floor", "fma", "fmaf", "fmax", "fmin", "fmod", "hypot", "isinf", "isnan", "log", "log10",
+    "ffs", "finitef", "floor", "fma", "fmaf", "fmax", "fmin", "fmod", "hypot", "isinf", "isnan", "llrint", "log", "log10",
     "log1p", "log2", "mulhi", "nearbyint", "popc", "pow", "rcp", "rint", "round", "rsqrt", "signbit", "sin", "sinh",
     "sqrt", "tan", "tanh", "trunc", "umulhi",
 ]  # fmt: skip
