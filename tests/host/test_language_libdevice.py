@@ -32,6 +32,8 @@ FUNCTIONS = [
     ("sinh", np.sinh),
     ("cosh", np.cosh),
     ("cbrt", np.cbrt),
+    ("atan", np.arctan),
+    ("asinh", np.arcsinh),
     ("round", lambda x: np.copysign(np.floor(abs(x) + 0.5), x)),
     ("rcp", lambda x: 1 / x),
     ("isnan", np.isnan),
@@ -68,7 +70,44 @@ def test_special_values() -> None:
         np.testing.assert_allclose(out, expected, rtol=3e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "reference"), [
+    ("asin", np.arcsin), ("acos", np.arccos), ("atanh", np.arctanh), ("acosh", np.arccosh),
+    ("atan", np.arctan), ("asinh", np.arcsinh),
+])  # fmt: skip
+def test_inverse_functions(name: str, reference, dtype: str, rng: np.random.Generator) -> None:
+    x = np.concatenate([rng.uniform(-1, 1, 26), [1, -1, 0, -0.0, 1e-5, np.nan]]).astype(dtype)
+    x = {"acosh": x * 1000 + 1001, "asinh": x * 1e10}.get(name, x).astype(dtype)
+    with np.errstate(divide="ignore"):
+        expected = reference(x.astype(np.float64))
+    out = np.zeros_like(x)
+    launch(unary, (1,), x, out, FUNCTION=getattr(libdevice, name), N=32)
+    tolerance = 2e-6 if dtype == "float32" else 1e-13
+    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance * 1e-3)
+    assert (np.signbit(out) == np.signbit(expected))[~np.isnan(expected)].all()
+
+
+def test_outside_their_domains_inverse_functions_are_nan() -> None:
+    x = np.array([-1.5, 1.5, 0.5, 2.0], np.float32)
+    outside = [True, True, False, True]
+    for name, expected in [("asin", outside), ("acos", outside), ("atanh", outside), ("acosh", [True, False] * 2)]:
+        out = np.zeros_like(x)
+        launch(unary, (1,), x, out, FUNCTION=getattr(libdevice, name), N=4)
+        assert np.isnan(out).tolist() == expected, name
+
+
+def test_angles_of_all_signs() -> None:
+    ends = np.array([0.0, -0.0, 1.0, -2.0, np.inf, -np.inf, 3e-20, np.nan], np.float32)
+    y, x = (entry.ravel().copy() for entry in np.meshgrid(ends, ends))
+    out = np.zeros_like(x)
+    launch(binary, (1,), y, x, out, FUNCTION=libdevice.atan2, N=64)
+    expected = np.arctan2(y.astype(np.float64), x)
+    np.testing.assert_allclose(out, expected, rtol=5e-7)
+    assert (np.signbit(out) == np.signbit(expected))[~np.isnan(expected)].all()
+
+
+@pytest.mark.parametrize(("name", "reference"), [
+    ("fdim", lambda x, y: np.maximum(x - y, 0)), ("atan2", np.arctan2),
     ("copysign", np.copysign), ("hypot", np.hypot), ("fmod", np.fmod), ("fmin", np.fmin), ("fmax", np.fmax),
     ("fast_dividef", np.divide),
 ])  # fmt: skip

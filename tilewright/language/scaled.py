@@ -6,7 +6,7 @@ formats times a power of two, within its exponent range; other combinations are 
 
 # Their bodies are tile language, which Python's type rules do not describe.
 # mypy: disallow-untyped-defs=False, check-untyped-defs=False
-# mypy: disable-error-code="assignment,attr-defined,operator,arg-type,index"
+# mypy: disable-error-code="assignment,attr-defined,operator,arg-type,index,union-attr"
 
 from __future__ import annotations
 
