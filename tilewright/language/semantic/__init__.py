@@ -1,5 +1,6 @@
 """What language functions mean: promotion, broadcasting, checks, and the operations they emit.
 
 One module a section: `promotion` (types of binary operators), `convert` (constants and casts),
-`arithmetic`, `shape`, `memory`, `reduction`, `product` (dot), `atomic`, `hint`.
+`arithmetic`, `shape`, `memory` (atomics too), `tiled` (block pointers, descriptors), `reduction`,
+`product` (dot), `hint`.
 """
