@@ -31,6 +31,10 @@ class LaunchError(TilewrightError):
     """A kernel was called with arguments it cannot take."""
 
 
+class SettingsError(TilewrightError, ValueError):
+    """A `TILEWRIGHT_*` variable that is malformed, or asks for what this machine does not have."""
+
+
 class AutotunerError(TilewrightError):
     """No configuration of an autotuned kernel runs; the message has a line for each with the reason."""
 

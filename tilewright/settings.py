@@ -8,6 +8,8 @@ with settings.scope(verify=True):    # for this block only
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import secrets
 import tempfile
@@ -16,6 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from tilewright.errors import SettingsError
+
+PREFIX = "TILEWRIGHT_"
+_CHOICES = {
+    "parallel": ("auto", "openmp", "libdispatch", "threads", "none"),
+    "log": ("debug", "info", "warning", "error", "critical"),
+}
+_log = logging.getLogger("tilewright")
 
 
 def _default_cache() -> Path:
@@ -57,17 +68,34 @@ class Settings:
     always_compile: bool = False  # ignore the object cache
     explain_recompile: bool = False  # log why a kernel is compiled for another signature
     parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
-    log: str = "warning"  # logging level of the "tilewright" logger
+    log: str | None = None  # level of the "tilewright" logger, set at import; None leaves logging to the program
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Settings from the environment; raises `ValueError` naming the variable that is malformed."""
+        """Settings from the environment; warns of unknown variables.
+
+        An empty path or word counts as not set.  Raises `SettingsError` naming the variable that is malformed.
+        """
+        _warn_of_unknown([entry.name for entry in fields(cls)])
         values: dict[str, Any] = {"cache_directory": _default_cache(), "threads": _default_threads()}
         for entry in fields(cls):
-            text = os.environ.get(f"TILEWRIGHT_{entry.name.upper()}")
-            if text is not None:
+            text = os.environ.get(PREFIX + entry.name.upper())
+            if text or (text is not None and entry.type == "int"):
                 values[entry.name] = _parse(entry.name, str(entry.type), text)
         return cls(**values)
+
+    def dump(self, name: str, text: str) -> None:
+        """Write a stage's text to a file of the dump directory, if there is one; raises `SettingsError`."""
+        if self.dump_directory is None:
+            return
+        try:
+            self.dump_directory.mkdir(parents=True, exist_ok=True)
+            (self.dump_directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(
+                f"cannot write {name} to the dump directory {self.dump_directory} ({error.strerror}); "
+                "name a folder that you may write to in TILEWRIGHT_DUMP_DIRECTORY, or unset it"
+            ) from error
 
     @contextmanager
     def scope(self, **overrides: Any) -> Iterator[Settings]:
@@ -82,19 +110,39 @@ class Settings:
                 setattr(self, name, value)
 
 
+def _warn_of_unknown(names: list[str]) -> None:
+    known = [PREFIX + name.upper() for name in names]
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            close = difflib.get_close_matches(variable, known, 1)
+            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            _log.warning("the environment variable %s has no meaning; %s", variable, meant)
+
+
 def _parse(name: str, kind: str, text: str) -> Any:
-    variable = f"TILEWRIGHT_{name.upper()}"
+    variable = PREFIX + name.upper()
     if kind.startswith("Path"):
         return Path(text).expanduser()
     if kind == "int":
         if not text.isdigit() or int(text) < 1:
-            raise ValueError(f"{variable}={text!r}: expected a positive whole number")
+            raise SettingsError(f"{variable}={text!r}: expected a positive whole number")
         return int(text)
     if kind == "bool":
-        if text.lower() not in ("0", "1", "true", "false", ""):
-            raise ValueError(f"{variable}={text!r}: expected 0 or 1")
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise SettingsError(f"{variable}={text!r}: expected 0 or 1")
         return text.lower() in ("1", "true")
-    return text
+    if text.lower() not in _CHOICES[name]:
+        raise SettingsError(f"{variable}={text!r}: expected one of {', '.join(_CHOICES[name])}")
+    return text.lower()
+
+
+def _set_log_level(level: str) -> None:
+    """Show messages from this level on: on standard error, when the program has not set up logging itself."""
+    _log.setLevel(level.upper())
+    if not _log.hasHandlers():
+        _log.addHandler(logging.StreamHandler())
 
 
 settings = Settings.from_environment()
+if settings.log is not None:
+    _set_log_level(settings.log)

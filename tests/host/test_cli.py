@@ -1,6 +1,7 @@
 """The command line as a user meets it: a model file in, an engine out, and clear refusals."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+
+from tilewright.cli.run import _compare
+from tilewright.host import host_cpu
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +50,57 @@ def engine(model: Path) -> Path:
     return path
 
 
-def tilewright(*arguments: str) -> subprocess.CompletedProcess[str]:
+def tilewright(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tilewright.cli.main", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tilewright.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
+
+
+def test_an_engine_of_another_cpu_is_inspected_and_built_again(model: Path, tmp_path: Path) -> None:
+    other, ours = tmp_path / "other.engine", tmp_path / "ours.engine"
+    target = "cpu:apple-m1" if "arm" not in host_cpu().triple and "aarch" not in host_cpu().triple else "cpu:skylake"
+    assert tilewright("build", str(model), "--target", target, "-o", str(other), "-q").returncode == 0
+    assert "steps" in tilewright("inspect", str(other)).stdout
+    refused = tilewright("run", str(other))
+    assert refused.returncode == 1 and "tilewright build OLD.engine -o NEW.engine" in refused.stderr
+    built = tilewright("build", str(other), "-o", str(ours), "-q")
+    assert built.returncode == 0, built.stderr
+    compared = tilewright("run", str(ours), "--compare", "onnxruntime")  # the source is still known
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+
+
+def test_malformed_settings_are_told() -> None:
+    finished = tilewright("doctor", TILEWRIGHT_THREADS="0")
+    assert finished.returncode == 1 and "TILEWRIGHT_THREADS='0'" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "parallel provider" in tilewright("doctor", TILEWRIGHT_LOG="debug").stderr
+
+
+def test_sizes_must_fit_the_arrays_given(engine: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 64), np.float32))
+    finished = tilewright("run", str(engine), "--size", "batch=7", "--input", f"x={tmp_path / 'x.npy'}")
+    assert finished.returncode == 1 and "--size batch=7, but dimension 0" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agree"),
+    [
+        ({"a": [1, np.nan, np.inf]}, {"a": [1, np.nan, np.inf]}, True),
+        ({"a": [1, np.nan]}, {"a": [1, 2]}, False),
+        ({"a": [1], "b": [2]}, {"b": [2], "0": [1]}, True),
+        ({"a": [1], "b": [2]}, {"a": [1]}, False),
+        ({"a": [1]}, {"a": [1], "b": [2]}, False),
+        ({"a": [1], "cache": [2]}, {"0": [1]}, True),
+        ({"a": []}, {"a": []}, True),
+    ],
+)
+def test_comparing_outputs(ours: dict[str, list[float]], theirs: dict[str, list[float]], agree: bool) -> None:
+    arrays = [{name: np.array(values, np.float32) for name, values in side.items()} for side in (ours, theirs)]
+    assert _compare(Console(quiet=True), "torch", arrays[0], arrays[1], 1e-3, {"cache"}) == agree
 
 
 def test_run_compares_with_other_runtimes(engine: Path, tmp_path: Path) -> None:
@@ -96,7 +148,10 @@ def test_doctor_runs_a_kernel() -> None:
     [
         (["build", "absent.onnx"], 1, "absent.onnx"),
         (["run", "absent.engine"], 1, "absent.engine"),
-        (["build", "{model}", "--shapes", "x:0..4x64"], 2, "range"),
+        (["build", "{model}", "--shapes", "x:0..4x64"], 2, "start at 1"),
+        (["build", "{model}", "--shapes", "x:4..2x64"], 2, "empty"),
+        (["build", "{model}", "-o", "/nodir/x.engine"], 2, "no folder"),
+        (["build", "{engine}"], 2, "-o NEW.engine"),
         (["build", "{model}", "--shapes", "y:1x64"], 1, "no input 'y'"),
         (["run", "{engine}", "--size", "batch=33"], 1, "1..32"),
         (["run", "{engine}", "--size", "length=3"], 2, "batch"),

@@ -251,11 +251,12 @@ def change_member(path, name: str, change) -> None:
 def test_damaged_engines_are_built_again_when_asked(generator, tmp_path):
     graph = perceptron(generator)
     path = tmp_path / "p.engine"
-    build(graph).save(path)
+    build(graph, source="p.onnx").save(path)
     change_member(path, "kernels/plan.o", lambda data: data[:-1])
     with pytest.raises(EngineDamagedError, match=r"plan\.o has changed"):
         Engine.load(path)
     engine = Engine.load(path, rebuild=True)
+    assert engine.source == "p.onnx"
     check(engine, graph, {"x": generator.standard_normal((9, 24), np.float32)})
     engine.save(path)
     check(Engine.load(path), graph, {"x": generator.standard_normal((9, 24), np.float32)})
@@ -302,4 +303,5 @@ def test_engines_for_other_cpus_are_built_saved_and_refused(generator, tmp_path)
     engine.save(tmp_path / "arm.engine")
     with pytest.raises(EngineTargetError, match="aarch64"):
         Engine.load(tmp_path / "arm.engine")
+    assert Engine.read(tmp_path / "arm.engine").plan == engine.plan
     check(Engine.load(tmp_path / "arm.engine", rebuild=True), graph, inputs)

@@ -1,10 +1,12 @@
 """The engine file: what is written is what is read, and nothing else is accepted."""
 
+import copy
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import pickle
 import zipfile
 
 import numpy as np
@@ -269,3 +271,9 @@ def test_the_digest_sees_every_bit(position, extra):
     before = file.digest(data)
     data[position * 2] ^= 1
     assert file.digest(data) != before
+
+
+def test_engines_are_saved_not_pickled(package):
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(EngineError, match="Save it with"):
+            attempt(Engine(package))

@@ -1,10 +1,12 @@
 """Settings from the environment."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from tilewright.settings import Settings
+from tilewright.errors import SettingsError
+from tilewright.settings import Settings, settings
 
 
 def test_a_user_without_a_home_has_a_cache_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +26,34 @@ def test_a_malformed_variable_is_named(monkeypatch: pytest.MonkeyPatch, text: st
     monkeypatch.setenv("TILEWRIGHT_THREADS", text)
     with pytest.raises(ValueError, match="TILEWRIGHT_THREADS"):
         Settings.from_environment()
+
+
+@pytest.mark.parametrize("variable", ["TILEWRIGHT_PARALLEL", "TILEWRIGHT_LOG"])
+def test_words_are_checked(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "abacus")
+    with pytest.raises(SettingsError, match=f"{variable}='abacus': expected one of"):
+        Settings.from_environment()
+
+
+def test_empty_means_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CACHE_DIRECTORY", "DUMP_DIRECTORY", "PARALLEL", "VERIFY"):
+        monkeypatch.setenv(f"TILEWRIGHT_{name}", "")
+    found = Settings.from_environment()
+    assert found.cache_directory.name.startswith("tilewright")
+    assert (found.dump_directory, found.parallel, found.verify) == (None, "auto", False)
+
+
+def test_unknown_variables_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("TILEWRIGHT_THREAD", "2")
+    with caplog.at_level(logging.WARNING, "tilewright"):
+        Settings.from_environment()
+    assert "TILEWRIGHT_THREAD has no meaning; did you mean TILEWRIGHT_THREADS?" in caplog.text
+
+
+def test_a_dump_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with settings.scope(dump_directory=tmp_path / "file"), pytest.raises(SettingsError, match="dump directory"):
+        settings.dump("kernel.tile", "text")
+    with settings.scope(dump_directory=tmp_path / "folder"):
+        settings.dump("kernel.tile", "text")
+    assert (tmp_path / "folder" / "kernel.tile").read_text() == "text"

@@ -69,7 +69,7 @@ def bench(
         settings.threads = threads
     loaded = Engine.load(engine)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
-    arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed)
+    arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     runs: dict[str, Callable[[], Any]] = {"tilewright": lambda: loaded.run(arrays)}
     missing: dict[str, str] = {}
     for name in names:

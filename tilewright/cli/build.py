@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from tilewright.cli.progress import BuildProgress
+
+if TYPE_CHECKING:
+    from tilewright.graph.core import Graph
 
 _DIMENSION = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -25,7 +29,9 @@ def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
             if not (separator and name and match):
                 raise typer.BadParameter(f"{text!r}: expected NAME:SIZExSIZE…, where SIZE is 128 or a range 1..64")
             low, high = int(match[1]), int(match[2] or match[1])
-            if not 1 <= low <= high:
+            if low < 1:
+                raise typer.BadParameter(f"{text!r}: in {part}, the range starts at {low}; sizes start at 1")
+            if low > high:
                 raise typer.BadParameter(f"{text!r}: the range {part} is empty")
             ranges.append((low, high))
         shapes[name] = ranges
@@ -33,7 +39,9 @@ def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
 
 
 def build(
-    model: Annotated[Path, typer.Argument(help="MODEL.onnx, MODEL.pt2 or a Hugging Face checkpoint folder.")],
+    model: Annotated[
+        Path, typer.Argument(help="MODEL.onnx, MODEL.pt2, a Hugging Face checkpoint folder, or an engine.")
+    ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
     shapes: Annotated[
         list[str] | None,
@@ -42,20 +50,20 @@ def build(
     target: Annotated[str, typer.Option(help="What to compile for: auto or cpu.")] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
-    """Build an engine from a trained model."""
-    from tilewright.engine import builder
-    from tilewright.graph.specialize import restrict_shapes
-    from tilewright.importers import import_model
-
+    """Build an engine from a trained model, or again from the graph inside an engine."""
     ranges = parse_shapes(shapes or [])
     path = output or Path(f"{model.resolve().stem}.engine")
+    _check_output(model, path, given=output is not None)
+    from tilewright.engine import builder
+    from tilewright.graph.specialize import restrict_shapes
+
     progress = BuildProgress(f"Building {path.name}", Console(stderr=True, quiet=quiet))
     with progress:
         progress("import", str(model), 0.0)
-        graph = import_model(model)
+        graph, source = _read(model)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, target=target, progress=progress, source=str(model.resolve()))
+        engine = builder.build(graph, target=target, progress=progress, source=source)
         progress("save", path.name, 0.0)
         engine.save(path)
     if not quiet:
@@ -64,3 +72,26 @@ def build(
         for spec in (*engine.inputs, *engine.outputs):
             kind = "input " if spec in engine.inputs else "output"
             console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]", markup=False)
+
+
+def _check_output(model: Path, path: Path, given: bool) -> None:
+    """Refuse, before the build, what could not be written after it."""
+    if model.suffix == ".engine" and not given:
+        raise typer.BadParameter("building an engine again needs -o NEW.engine")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"-o {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise typer.BadParameter(f"-o {path} is a folder; name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise typer.BadParameter(f"-o {path}: the folder {path.parent} cannot be written to")
+
+
+def _read(model: Path) -> tuple[Graph, str]:
+    """The graph of a model file or of an engine, and where the model came from."""
+    if model.suffix == ".engine":
+        from tilewright.engine.rebuild import read_graph
+
+        return read_graph(model)
+    from tilewright.importers import import_model
+
+    return import_model(model), str(model.resolve())

@@ -24,7 +24,7 @@ def inspect(
     """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory."""
     from tilewright.engine import Engine
 
-    loaded = Engine.load(engine)
+    loaded = Engine.read(engine)  # it may be for another machine
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     data = describe(loaded, sizes)
     if as_json:

@@ -11,28 +11,33 @@ import sys
 import typer
 from rich.console import Console
 
-from tilewright.cli import bench, build, doctor, inspect, run
 from tilewright.errors import TilewrightError
 
-application = typer.Typer(
-    name="tilewright",
-    help="Compile trained models to engines, run, time and inspect them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-application.command("build")(build.build)
-application.command("run")(run.run)
-application.command("bench")(bench.bench)
-application.command("inspect")(inspect.inspect)
-application.command("doctor")(doctor.doctor)
+
+def application() -> typer.Typer:
+    """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
+    from tilewright.cli import bench, build, doctor, inspect, run
+
+    commands = typer.Typer(
+        name="tilewright",
+        help="Compile trained models to engines, run, time and inspect them.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    commands.command("build")(build.build)
+    commands.command("run")(run.run)
+    commands.command("bench")(bench.bench)
+    commands.command("inspect")(inspect.inspect)
+    commands.command("doctor")(doctor.doctor)
+    return commands
 
 
 def main() -> None:
     """Entry point of the `tilewright` and `tw` commands."""
     try:
-        application()
+        application()()
     except TilewrightError as error:
         Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
         print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +44,7 @@ def run(
     console = Console()
     loaded = Engine.load(engine)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
-    arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed)
+    arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     peer = peers.load_peer(compare, loaded, model, settings.threads) if compare else None
     peer_inputs = {name: array.copy() for name, array in arrays.items()}  # a run may update inputs in place
     outputs = {name: np.asarray(value) for name, value in loaded.run(arrays).items()}
@@ -55,28 +56,55 @@ def run(
     console.print(table)
     if save is not None:
         tensors.save_outputs(outputs, save)
-    if peer is not None and not _compare(console, compare or "", outputs, peer(peer_inputs), tolerance):
-        raise typer.Exit(3)
+    if peer is not None:
+        updated = {spec.name for spec in loaded.outputs if spec.mutates is not None}
+        if not _compare(console, compare or "", outputs, peer(peer_inputs), tolerance, updated):
+            raise typer.Exit(3)
 
 
 def _compare(
-    console: Console, name: str, ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float
+    console: Console,
+    name: str,
+    ours: dict[str, np.ndarray],
+    theirs: dict[str, np.ndarray],
+    tolerance: float,
+    updated: Collection[str] = (),
 ) -> bool:
-    """Print the differences; outputs are matched by name, else by position."""
+    """Print the differences; outputs are matched by name, the rest in order. Any that only one side has differ,
+    but for `updated` inputs, which other runtimes do not hand out."""
     table = Table("output", "largest difference", "relative to largest", "", title=f"Compared with {name}")
+    others = [label for label in theirs if label not in ours]
     fits = True
-    for (label, array), (other_label, other) in zip(ours.items(), theirs.items(), strict=False):
-        other = np.asarray(theirs.get(label, other), np.float64)
+    for label, array in ours.items():
+        partner = label if label in theirs else others.pop(0) if others and label not in updated else None
+        if partner is None:
+            fits &= label in updated
+            table.add_row(label, f"{name} has no such output", "", "not compared" if label in updated else "differs")
+            continue
+        other = np.asarray(theirs[partner])
         if other.shape != array.shape:
-            table.add_row(
-                label, f"shape {list(array.shape)} against {list(other.shape)} of {other_label}", "", "differs"
-            )
+            shapes = f"shape {list(array.shape)} against {list(other.shape)} of {partner}"
+            table.add_row(label, shapes, "", "differs")
             fits = False
             continue
-        difference = float(np.abs(array.astype(np.float64) - other).max()) if other.size else 0.0
-        relative = difference / (float(np.abs(other).max()) or 1.0) if other.size else 0.0
+        difference, relative = differences(array, other)
         good = relative <= tolerance
         fits &= good
         table.add_row(label, f"{difference:.3g}", f"{relative:.3g}", "agrees" if good else "differs")
+    for label in others:
+        table.add_row(label, "the engine has no such output", "", "differs")
     console.print(table)
-    return fits
+    return fits and not others
+
+
+def differences(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """The largest difference, also relative to the largest finite value of `theirs`; arrays of one shape.
+
+    Equal infinities and two NaNs are equal; a NaN on one side alone is infinitely different.
+    """
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    difference = float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max(initial=0.0))
+    largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    return difference, difference / (largest or 1.0)

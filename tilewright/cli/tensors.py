@@ -53,8 +53,15 @@ def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.G
     return generator.standard_normal(shape).astype(dtype)
 
 
-def gather_inputs(specs: list[TensorSpec], files: list[str], sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Inputs by name: NAME=FILE.npy where given, random otherwise."""
+def gather_inputs(
+    specs: list[TensorSpec], files: list[str], sizes: dict[str, int], seed: int, asked: list[str]
+) -> dict[str, np.ndarray]:
+    """Inputs by name: NAME=FILE.npy where given, random otherwise.
+
+    `sizes` takes the sizes of the given arrays, unless `asked`, the user's ``["batch=4"]``, says otherwise:
+    that is a `ShapeError`.
+    """
+    fixed = {text.partition("=")[0] for text in asked}
     given: dict[str, np.ndarray] = {}
     names = [spec.name for spec in specs]
     for text in files:
@@ -64,7 +71,7 @@ def gather_inputs(specs: list[TensorSpec], files: list[str], sizes: dict[str, in
         given[name] = _load_array(name, Path(path))
     for spec in specs:
         if spec.name in given:
-            _bind_sizes(spec, given[spec.name], sizes)
+            _bind_sizes(spec, given[spec.name], sizes, fixed)
     generator = np.random.default_rng(seed)
     return {
         spec.name: given[spec.name] if spec.name in given else random_input(spec, sizes, generator) for spec in specs
@@ -88,9 +95,15 @@ def save_outputs(outputs: dict[str, np.ndarray], folder: Path) -> None:
         np.save(folder / (re.sub(r"[^\w.-]", "_", name) + ".npy"), array)
 
 
-def _bind_sizes(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
+def _bind_sizes(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int], fixed: set[str]) -> None:
     """Take the sizes that a given array fixes, so that random inputs fit it."""
-    for size, extent in zip(spec.shape, array.shape, strict=False):
-        names = {symbol.name for symbol in free_symbols(size)}
-        if names == {str(size)}:
-            sizes[str(size)] = extent
+    for axis, (size, extent) in enumerate(zip(spec.shape, array.shape, strict=False)):
+        name = str(size)
+        if {symbol.name for symbol in free_symbols(size)} != {name}:
+            continue
+        if name in fixed and sizes[name] != extent:
+            raise ShapeError(
+                f"--size {name}={sizes[name]}, but dimension {axis} of the array given for input {spec.name!r} is "
+                f"{extent}; leave --size {name} out, or give an array of that size"
+            )
+        sizes[name] = extent

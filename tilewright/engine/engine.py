@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from tilewright.engine.file import Package, read_package, read_source, write_package
+from tilewright.engine.file import REBUILD, Package, read_package, write_package
 from tilewright.engine.plan_json import plan_from_json
 from tilewright.errors import EngineDamagedError, EngineError, EngineTargetError, InputError
 from tilewright.host import host_cpu, missing_features
@@ -63,8 +63,7 @@ class Engine:
         """The plan's machine code, linked; raises `EngineTargetError` and `EngineDamagedError`."""
         if None not in self._misfits:
             raise EngineTargetError(
-                f"{self._origin} does not run on this machine: {'; '.join(filter(None, self._misfits))}. "
-                "Load it with rebuild=True, or build it again on this machine."
+                f"{self._origin} does not run on this machine: {'; '.join(filter(None, self._misfits))}. {REBUILD}"
             )
         with self._reading():
             program, package = self._program, self._package
@@ -88,20 +87,34 @@ class Engine:
         """
         path = Path(path)
         try:
-            engine = cls(read_package(path), f"the engine {path}")
+            engine = cls.read(path)
             engine._session  # noqa: B018 - link now, so that what does not fit is told now
             return engine
         except EngineError as error:
             if not rebuild:
                 raise
-            graph, weights = read_source(path)  # raises EngineDamagedError when these are damaged too
             from tilewright.engine.rebuild import rebuild_engine
 
-            return rebuild_engine(graph, weights, error, progress)
+            return rebuild_engine(path, error, progress)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Engine:
+        """Read and verify an engine file without linking its machine code, so that it may be another machine's.
+
+        Everything about the engine can be asked; running it links it then.  Raises as `load` does, but for
+        `EngineTargetError`, which comes from `run`.
+        """
+        return cls(read_package(Path(path)), f"the engine {path}")
 
     def save(self, path: str | Path) -> None:
         """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
         write_package(self._package, Path(path))
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise EngineError(
+            "an engine cannot be pickled or copied: it holds linked machine code. Save it with Engine.save(path), and "
+            "load that file with tilewright.load(path) where it is needed; threads may share one engine."
+        )
 
     def __repr__(self) -> str:
         takes, gives = (

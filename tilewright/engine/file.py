@@ -46,6 +46,10 @@ _EXTRA = struct.Struct("<HH")
 _EXTRA_ID = 0xD935  # the zip extra field that alignment tools use
 _ZIP64_EXTRA = 20
 _DAMAGE = "Build the engine again, or copy the file again from where it came"
+REBUILD = (
+    "Build it again from the graph inside it: `tilewright build OLD.engine -o NEW.engine` on the command line, "
+    "Engine.load(path, rebuild=True) in Python."
+)
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,12 @@ def read_package(path: Path) -> Package:
     return Package(manifest, weights, bytes(members.get(GRAPH, b"")), objects)
 
 
-def read_source(path: Path) -> tuple[bytes, Weights]:
-    """The graph and the weights alone, verified by the zip's own checksums: for rebuilding an engine whose
-    other parts do not load. Raises `EngineDamagedError` when these are damaged too."""
+def read_source(path: Path) -> tuple[bytes, Weights, str]:
+    """The graph and the weights alone, verified by the zip's own checksums, and where the model came from, if that
+    can be read: for rebuilding an engine whose other parts do not load.
+
+    Raises `EngineDamagedError` when the graph or the weights are damaged too.
+    """
     archive = Archive(path)
     for name in (GRAPH, WEIGHTS):
         if name not in archive.members:
@@ -124,7 +131,16 @@ def read_source(path: Path) -> tuple[bytes, Weights]:
         weights = Weights.parse(np.frombuffer(archive.members[WEIGHTS], np.uint8))
     except ValueError as error:
         raise archive.damaged(f"{WEIGHTS}: {error}") from error
-    return bytes(archive.members[GRAPH]), weights
+    return bytes(archive.members[GRAPH]), weights, _recorded_source(archive)
+
+
+def _recorded_source(archive: Archive) -> str:
+    """The manifest's `source`, whatever else is wrong with it; empty when there is none to read."""
+    try:
+        source = json.loads(bytes(archive.members[MANIFEST]))["source"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ""
+    return source if isinstance(source, str) else ""
 
 
 class Archive:
@@ -190,7 +206,7 @@ def _read_manifest(archive: Archive) -> dict[str, Any]:
     if version != VERSION:
         raise EngineVersionError(
             f"the engine {archive.path} has format version {version}, this tilewright reads version {VERSION} "
-            f"(it was written by {manifest.get('producer')}). Load it with rebuild=True, or build it again."
+            f"(it was written by {manifest.get('producer')}). {REBUILD}"
         )
     return manifest
 

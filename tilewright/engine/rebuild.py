@@ -1,29 +1,38 @@
-"""Build an engine again, for this machine, from the graph inside a file that does not load."""
+"""Build an engine again from the graph inside its file, which need not load on this machine."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
+from tilewright.engine.file import read_source
 from tilewright.engine.graph_json import graph_from_json
-from tilewright.engine.weights import Weights
 from tilewright.errors import EngineDamagedError, InvalidIRError
+from tilewright.graph.core import Graph
 
 _log = logging.getLogger("tilewright")
 
 
-def rebuild_engine(
-    graph: bytes, weights: Weights, reason: Exception, progress: Callable[[str, str, float], None] | None
-) -> Engine:
-    """The engine that `graph` and `weights` describe, built anew because of `reason`.
+def rebuild_engine(path: Path, reason: Exception, progress: Callable[[str, str, float], None] | None) -> Engine:
+    """The engine of a file, built anew for this machine because of `reason`.
 
-    Raises `EngineDamagedError` when the graph cannot be read.
+    Raises `EngineDamagedError` when the graph inside cannot be read.
     """
     _log.warning("building the engine again: %s", reason)
+    graph, source = read_graph(path, f"{reason} It cannot be built again from its own graph either")
+    return build(graph, progress=progress, source=source)
+
+
+def read_graph(path: Path, problem: str = "the engine cannot be built again from its own graph") -> tuple[Graph, str]:
+    """The graph that an engine was built from, and where the model came from ("" when unknown).
+
+    Raises `EngineDamagedError`, whose message begins with `problem` when the graph is malformed.
+    """
+    text, weights, source = read_source(path)
     try:
-        source = graph_from_json(graph, weights)
+        return graph_from_json(text, weights), source
     except InvalidIRError as error:
-        raise EngineDamagedError(f"{reason} It cannot be built again from its own graph either: {error}") from error
-    return build(source, progress=progress)
+        raise EngineDamagedError(f"{problem}: {error}") from error

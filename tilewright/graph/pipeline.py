@@ -69,6 +69,5 @@ def optimize(graph: Graph) -> Graph:
 
 def _dump(graph: Graph, stage: str) -> None:
     if settings.dump_directory is not None:
-        settings.dump_directory.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", graph.name) or "graph"
-        (settings.dump_directory / f"{name}.{stage}.txt").write_text(print_graph(graph), encoding="utf-8")
+        settings.dump(f"{name}.{stage}.txt", print_graph(graph))

@@ -54,6 +54,4 @@ def _observe(function: Function, stem: str, stage: str) -> None:
     if settings.verify:
         verify(function)
     if settings.dump_directory is not None:
-        settings.dump_directory.mkdir(parents=True, exist_ok=True)
-        path = settings.dump_directory / f"{stem}.{stage}.tile"
-        path.write_text(print_function(function, locations=True), encoding="utf-8")
+        settings.dump(f"{stem}.{stage}.tile", print_function(function, locations=True))

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
+from tilewright.errors import SettingsError
 from tilewright.runtime.glue import TEAM_BYTES, glue
 from tilewright.runtime.memory import AlignedBuffer, scratch_pool
 from tilewright.settings import settings
@@ -139,7 +140,7 @@ _forked = False
 
 
 def provider() -> Provider:
-    """The provider that `settings.parallel` asks for, found once; raises `ValueError` when it is absent."""
+    """The provider that `settings.parallel` asks for, found once; raises `SettingsError` when it is absent."""
     global _chosen
     wanted = settings.parallel
     current = _chosen
@@ -186,7 +187,7 @@ def _find_provider(wanted: str) -> Provider:
     if wanted == "none":
         found = _inline
     if found is None:
-        raise ValueError(
+        raise SettingsError(
             f"TILEWRIGHT_PARALLEL={wanted}: not on this machine; use auto, openmp, libdispatch, threads or none"
         )
     return found

@@ -39,32 +39,35 @@ class TensorView:
         return math.prod(self.shape) * dtypes.BY_NAME[self.dtype].itemsize
 
 
-def view(value: Any, name: str, dtype: str) -> TensorView:
+def view(value: Any, name: str, dtype: str, role: str = "input") -> TensorView:
     """Look at a caller's tensor as contiguous CPU memory; copies one that is not contiguous.
 
-    `dtype` is what the engine expects: plain Python numbers and lists become it, tensors must have it.
+    `role` and `name` say in errors what it is.  `dtype` is what the engine expects: plain Python numbers and
+    lists become it, tensors must have it.
     Raises `InputError`.
     """
     if isinstance(value, np.ndarray):
-        return _view_numpy(value, name, dtype)
+        return _view_numpy(value, name, dtype, role)
     if is_torch(value):
-        return _view_torch(value, name, dtype)
+        return _view_torch(value, name, dtype, role)
     if hasattr(value, "__dlpack__"):
         try:
-            return _view_numpy(np.from_dlpack(value), name, dtype)
+            return _view_numpy(np.from_dlpack(value), name, dtype, role)
         except (BufferError, RuntimeError, TypeError) as error:
             raise InputError(
-                f"input {name!r}: cannot read this {type(value).__name__} through DLPack: {error}. "
+                f"{role} {name!r}: cannot read this {type(value).__name__} through DLPack: {error}. "
                 "Copy it to the CPU, or pass a NumPy array."
             ) from error
     if isinstance(value, (bool, int, float, list, tuple, np.generic)):
         target = dtypes.BY_NAME[dtype].numpy
         try:
-            return _view_numpy(np.asarray(value, value.dtype if isinstance(value, np.generic) else target), name, dtype)
+            return _view_numpy(
+                np.asarray(value, value.dtype if isinstance(value, np.generic) else target), name, dtype, role
+            )
         except (TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"input {name!r}: these values do not make a {dtype} tensor: {error}") from error
+            raise InputError(f"{role} {name!r}: these values do not make a {dtype} tensor: {error}") from error
     raise InputError(
-        f"input {name!r}: cannot read a {type(value).__name__}; pass a NumPy array, a PyTorch CPU tensor, "
+        f"{role} {name!r}: cannot read a {type(value).__name__}; pass a NumPy array, a PyTorch CPU tensor, "
         "or an object with __dlpack__"
     )
 
@@ -91,24 +94,26 @@ def finish(result: Any, like: Any) -> Any:
     return like.__array_namespace__().from_dlpack(result)
 
 
-def _view_numpy(array: np.ndarray, name: str, dtype: str) -> TensorView:
+def _view_numpy(array: np.ndarray, name: str, dtype: str, role: str) -> TensorView:
     if array.dtype != dtypes.BY_NAME[dtype].numpy:
-        raise _wrong_dtype(name, str(array.dtype), dtype, f".astype(numpy.{dtypes.BY_NAME[dtype].numpy.name})")
+        raise _wrong_dtype(
+            f"{role} {name!r}", str(array.dtype), dtype, f".astype(numpy.{dtypes.BY_NAME[dtype].numpy.name})"
+        )
     copied = False
     if not (array.flags.c_contiguous and array.flags.aligned):
         array, copied = np.array(array, order="C"), True
     return TensorView(array.__array_interface__["data"][0], dtype, array.shape, array, copied)
 
 
-def _view_torch(tensor: Any, name: str, dtype: str) -> TensorView:
+def _view_torch(tensor: Any, name: str, dtype: str, role: str) -> TensorView:
     if tensor.device.type != "cpu":
-        raise InputError(f"input {name!r} is on {tensor.device}, the engine runs on the CPU: pass tensor.cpu()")
+        raise InputError(f"{role} {name!r} is on {tensor.device}, the engine runs on the CPU: pass tensor.cpu()")
     given = str(tensor.dtype).removeprefix("torch.")
     given = _TORCH_NAMES.get(given, given)
     if given != dtype:
-        raise _wrong_dtype(name, given, dtype, f".to(torch.{_TO_TORCH.get(dtype, dtype)})")
+        raise _wrong_dtype(f"{role} {name!r}", given, dtype, f".to(torch.{_TO_TORCH.get(dtype, dtype)})")
     if str(tensor.layout) != "torch.strided":
-        raise InputError(f"input {name!r} is {tensor.layout}: pass tensor.to_dense()")
+        raise InputError(f"{role} {name!r} is {tensor.layout}: pass tensor.to_dense()")
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     address = plain.data_ptr()
     if address % dtypes.BY_NAME[dtype].itemsize:
@@ -117,8 +122,8 @@ def _view_torch(tensor: Any, name: str, dtype: str) -> TensorView:
     return TensorView(address, dtype, tuple(plain.shape), plain, address != tensor.data_ptr())
 
 
-def _wrong_dtype(name: str, given: str, wanted: str, how: str) -> InputError:
-    return InputError(f"input {name!r} is {given}, the engine was built for {wanted}: convert it with {how}")
+def _wrong_dtype(what: str, given: str, wanted: str, how: str) -> InputError:
+    return InputError(f"{what} is {given}, the engine was built for {wanted}: convert it with {how}")
 
 
 def check_writable(found: TensorView, value: Any, role: str) -> None:

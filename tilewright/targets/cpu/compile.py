@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tilewright.ir.core import Function
@@ -45,7 +44,8 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
     texts: dict[str, str] = {}
     if code.assembly is not None:
         texts = {"ir": text, "llvm": lowered.text, "asm": code.assembly}
-        _dump(settings.dump_directory, lowered.symbol, texts)
+        for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("asm", "s")):
+            settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
     metadata = _metadata(function, lowered, seconds)
     cache.put(key, metadata, code.image)
     return _binary(key, metadata, code.image, target, texts)
@@ -84,11 +84,3 @@ def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarg
         texts=texts,
         seconds=metadata["seconds"],
     )
-
-
-def _dump(directory: Path | None, symbol: str, texts: Mapping[str, str]) -> None:
-    if directory is None:
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("asm", "s")):
-        (directory / f"{symbol}.{suffix}").write_text(texts[stage])
