@@ -169,3 +169,17 @@ def test_old_opsets_are_converted() -> None:
         main (float[2, 3] x) => (float[1, 2, 3] y) { y = Unsqueeze <axes: ints = [0]> (x) }
     """)
     assert import_model(model).outputs[0].shape == (1, 2, 3)
+
+
+def test_empty_files_and_undefined_names_are_told(tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(ImportModelError, match="an empty file"):
+        import_model(tmp_path / "empty.onnx")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "ghost"], ["y"])],
+        "haunted",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+    )
+    with pytest.raises(UnsupportedOperationError, match=r"node number 0 \(Add\)\n.*it reads 'ghost', which no input"):
+        import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))

@@ -260,3 +260,35 @@ def test_example_inputs_may_be_one_tensor_or_the_modules_own() -> None:
 def test_example_inputs_may_be_any_numpy_array() -> None:
     graph = import_model(Function(lambda x: x + 1).eval(), (np.ones((4, 3), np.float32)[::-1, ::2],))
     assert list(graph.inputs[0].shape) == [4, 2]
+
+
+class _Doubled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, input: torch.Tensor) -> Any:
+        self.calls.add_(1.0)
+        return input * 2, 5, None
+
+
+def test_examples_of_size_one_stay_dynamic_and_what_is_left_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    graph = import_model(_Doubled().eval(), (torch.randn(1, 4),), {"input": {0: ("b", 1, 4)}})
+    assert [str(size) for size in graph.inputs[-1].shape] == ["b", "4"]
+    assert (graph.symbols["b"].low, graph.symbols["b"].high) == (1, 4)
+    assert any("'calls'" in remark for remark in graph.remarks)
+    assert [remark for remark in graph.remarks if "always 5" in remark or "always None" in remark]
+    assert "always 5" in caplog.text
+
+
+def test_examples_outside_their_range_are_told() -> None:
+    with pytest.raises(ImportModelError, match=r"size 9 along axis 0, outside the range 1\.\.4 of 'b'"):
+        import_model(_Doubled().eval(), (torch.randn(9, 4),), {"input": {0: ("b", 1, 4)}})
+
+
+def test_files_that_are_no_exports(tmp_path: Path) -> None:
+    (tmp_path / "text.pt2").write_text("hello")
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "weights.pt2")
+    for name in ("text.pt2", "weights.pt2"):
+        with pytest.raises(ImportModelError, match=r"not a torch\.export file"):
+            import_model(tmp_path / name)

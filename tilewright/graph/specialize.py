@@ -75,6 +75,7 @@ def _substituted(graph: Graph, replacements: dict[str, Size]) -> Graph:
         nodes=nodes,
         constants={renewed(value): array for value, array in graph.constants.items()},
         mutations={renewed(value): renewed(result) for value, result in graph.mutations.items()},
+        remarks=list(graph.remarks),
     )
 
 

@@ -78,9 +78,13 @@ def import_onnx(
 
 def _load(path: Path) -> ModelProto:
     try:
-        return onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), load_external_data=False)
     except Exception as error:
         raise ImportModelError(f"{path}: not a readable ONNX file ({error}); export it again") from error
+    if not model.graph.output:  # an empty file is a valid message too
+        what = "a model without outputs" if path.stat().st_size else "an empty file"
+        raise ImportModelError(f"{path}: {what}; export the model again, or copy it again from where it came")
+    return model
 
 
 def _opset(model: ModelProto) -> int:
@@ -126,6 +130,7 @@ class _Importer:
         self.report = report
         self.tensors: dict[str, Tensor] = {}
         self.broken: set[str] = set()  # outputs of nodes that were reported, and those in `unavailable`
+        self.numbers: dict[str, int] = {}  # of nodes, by the first output
         self.unavailable: dict[str, NodeProto] = {}  # secondary results that no rule gives, until they are used
 
     def inputs(self, graph: onnx.GraphProto, dimensions: dict[str, Axes]) -> None:
@@ -199,7 +204,8 @@ class _Importer:
 
     def nodes(self, nodes: Iterable[NodeProto]) -> None:
         """Import nodes in order; problems are collected."""
-        for node in nodes:
+        for number, node in enumerate(nodes):
+            self.numbers[node.output[0]] = number
             try:
                 self._node(node)
             except Unsupported as problem:
@@ -223,6 +229,12 @@ class _Importer:
             self.broken.update(node.output)
             self.missing(node.input)
             return
+        undefined = [repr(name) for name in node.input if name and name not in self.tensors]
+        if undefined:
+            raise Unsupported(
+                f"it reads {', '.join(undefined)}, which no input, initializer or earlier node defines",
+                "correct the model; onnx.checker.check_model finds such names",
+            )
         inputs = [self.tensors[name] if name else None for name in node.input]
         if node.op_type == "If":
             self._branch(node, inputs)
@@ -308,7 +320,8 @@ class _Importer:
         self.broken.update(node.output)
         shown = tuple(self._describe(name) for name in node.input if name)
         operation = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-        self.report.add(Problem(operation, node.name or node.output[0], shown, source_of(node), reason, advice))
+        source = source_of(node) or f"node number {self.numbers[node.output[0]]} ({node.op_type})"
+        self.report.add(Problem(operation, node.name or node.output[0], shown, source, reason, advice))
 
     def _describe(self, name: str) -> str:
         tensor = self.tensors.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -99,6 +100,7 @@ def import_module(
     """
     args, kwargs = _arguments(module, example_inputs)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
+    args, kwargs = _in_range(module, args, kwargs, neutral)
     with _inference_mode(module), torch.no_grad():
         try:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=native, strict=False)
@@ -170,6 +172,36 @@ def _both_forms(
     return _named_dims(dynamic_shapes, bound), dynamic_shapes
 
 
+def _in_range(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dimensions: Mapping[str, Axes]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The examples with size 1 along dynamic axes repeated to 2: export takes a 1 for a fixed size.
+
+    Raises `ImportModelError` for an example outside its range.
+    """
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    changed: dict[int, Any] = {}  # by the tensor's identity; no tensor is given twice
+    for path, leaf in pytree.tree_flatten_with_path(dict(bound))[0]:
+        name, tensor = "_".join(_key(key) for key in path), leaf
+        for axis, entry in dimensions.get(name, {}).items():
+            if not (isinstance(entry, Dimension) and isinstance(leaf, torch.Tensor)):
+                continue
+            extent = leaf.shape[axis]
+            if not entry.low <= extent <= entry.high:
+                raise ImportModelError(
+                    f"the example of input {name!r} has size {extent} along axis {axis}, outside the range "
+                    f"{entry.low}..{entry.high} of {entry.name!r}; give an example inside it, or widen the range"
+                )
+            if extent == 1:
+                tensor = tensor.repeat_interleave(2, axis)
+        changed[id(leaf)] = tensor
+
+    def replace(leaf: Any) -> Any:
+        return changed.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(replace, args), pytree.tree_map(replace, kwargs)
+
+
 def _key(key: Any) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
@@ -222,12 +254,23 @@ def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes
 
 def load_program(path: str) -> ExportedProgram:
     """Read a .pt2 file; raises `ImportModelError` when it is missing or damaged."""
+    if not _is_export(path):  # PyTorch would try its older formats, with a page of warnings
+        raise ImportModelError(f"{path}: not a torch.export file; write one with torch.export.save(program, path)")
     try:
         return torch.export.load(path)
     except Exception as error:
         raise ImportModelError(
             f"{path}: not a loadable torch.export file ({error}); save it again with this version"
         ) from error
+
+
+def _is_export(path: str) -> bool:
+    """Whether a file is an archive with an exported program, of PyTorch's present or earlier format."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith((".json", "archive_format")) for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def import_program(
@@ -290,6 +333,7 @@ class _ProgramImporter:
                 self.walker.values[node] = self._input(node, node.name, node.name)
             elif spec.kind == InputKind.BUFFER and spec.target in self.mutated:
                 self.walker.values[node] = self._input(node, str(spec.target), str(spec.target))
+                self._remark(f"buffer {str(spec.target)!r} is written by the model: it is an input, updated in place")
             elif spec.target is not None and isinstance(spec.arg, TensorArgument):
                 self.walker.values[node] = self.walker.constant(self._data(spec), str(spec.target))
 
@@ -328,6 +372,12 @@ class _ProgramImporter:
         for name, node in zip(output_names(self.program.call_spec.out_spec, len(users)), users, strict=True):
             if isinstance(node, fx.Node):
                 declare_output(self.builder, self.walker.values[node], name)
+            else:
+                self._remark(f"{name!r} is always {node!r}, no tensor: it is not among the outputs")
+
+    def _remark(self, text: str) -> None:
+        logger.warning("%s: %s", self.builder.graph.name, text)
+        self.builder.graph.remarks.append(text)
 
 
 def declare_output(builder: GraphBuilder, value: Any, name: str) -> None:
