@@ -57,6 +57,7 @@ class _Builder:
         self.progress = progress
         self.source = source
         self.target = target
+        self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
         _check_symbols(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
@@ -197,7 +198,7 @@ class _Builder:
             "producer": _producer(),
             "name": self.graph.name,
             "source": self.source,
-            "remarks": [*self.kernels.remarks],
+            "remarks": [*self.import_remarks, *self.kernels.remarks],
             "fusion": list(fused.remarks),
             "programs": [program],
         }

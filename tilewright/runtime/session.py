@@ -203,7 +203,7 @@ class Session:
                 continue
             given = out.get(spec.name)
             memory = tensors.allocate(like, spec.dtype, shape) if given is None else given
-            found = tensors.view(memory, spec.name, spec.dtype)
+            found = tensors.view(memory, spec.name, spec.dtype, "out: output")
             if given is not None:
                 if found.shape != shape:
                     raise ShapeError(f"out: output {spec.name!r} has shape {list(shape)}, got {list(found.shape)}")
