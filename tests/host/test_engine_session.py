@@ -67,7 +67,7 @@ def test_out_is_checked(engine):
         engine.run(inputs, out={"y": np.empty((3, COLUMNS), np.float32)})
     with pytest.raises(ShapeError, match="contiguous"):
         engine.run(inputs, out={"y": np.empty((COLUMNS, 2), np.float32).T})
-    with pytest.raises(InputError, match="float64"):
+    with pytest.raises(InputError, match=r"out: output 'y' is float64"):
         engine.run(inputs, out={"y": np.empty((2, COLUMNS))})
     with pytest.raises(InputError, match="unknown output 'z'"):
         engine.run(inputs, out={"z": np.empty(1)})
