@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tilewright.errors import ImportModelError
+from tilewright.errors import ImportModelError, ShapeError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.importers.shapes import Dimension, parse_dynamic_shapes, symbol_name
@@ -164,3 +165,12 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], rng: np.random.Gen
     arrays = [rng.standard_normal(shape) for shape in shapes]
     found = reference.run(builder.finish(), {f"x{index}": data for index, data in enumerate(arrays)})
     np.testing.assert_allclose(found["y"], np.einsum(equation, *arrays), rtol=1e-12, atol=1e-12)
+
+
+def test_ranges_from_zero_are_not_changed_silently(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ShapeError, match="begin the range of 'batch' at 1"):
+        parse_dynamic_shapes({"x": {0: ("batch", 0, 8)}})
+    with caplog.at_level("INFO", "tilewright"):
+        dimension = SimpleNamespace(__name__="batch", min=0, max=8)
+        assert parse_dynamic_shapes({"x": {0: dimension}}) == {"x": {0: Dimension("batch", 1, 8)}}
+    assert "batch: begins at 1, not at 0" in caplog.text

@@ -19,6 +19,7 @@ from tilewright.engine import plan_codegen
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.graph_json import Placement, graph_to_json
+from tilewright.engine.index_ranges import check_constant_indices, index_ranges
 from tilewright.engine.kernels import KernelSet
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.storage import Storage, Task, assign_storage
@@ -59,8 +60,10 @@ class _Builder:
         self.target = target
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
         _check_symbols(graph)
+        check_constant_indices(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
+        _check_sizes(self.graph)
         self.kernels = KernelSet(target, progress)
         self.weights: dict[str, WeightSource] = {}
         self.placements: dict[str, Placement] = {}
@@ -119,7 +122,16 @@ class _Builder:
             for value in self.graph.inputs
         ]
         scratch = max((entry.binary.scratch_bytes for entry in self.kernels.entries.values()), default=0)
-        return Plan(dict(self.graph.symbols), inputs, storage.outputs, steps, storage.arena_bytes, scratch, nanoseconds)
+        return Plan(
+            symbols=dict(self.graph.symbols),
+            inputs=inputs,
+            outputs=storage.outputs,
+            steps=steps,
+            arena_bytes=storage.arena_bytes,
+            scratch_bytes=scratch,
+            nanoseconds=nanoseconds,
+            index_ranges=index_ranges(self.graph),
+        )
 
     def _steps(self, number: int, task: Task, storage: Storage, evidence: dict[str, Any]) -> list[Step]:
         """A step for each stage of the task's candidate."""
@@ -221,6 +233,22 @@ def _check_symbols(graph: Graph) -> None:
             f"the dynamic sizes {', '.join(missing)} are in no input's shape, so that a call cannot tell them; "
             "make them fixed, or add an input that has them"
         )
+
+
+def _check_sizes(graph: Graph) -> None:
+    """Kernels compute at least one element: tensors without any are refused, but as parts of a concat."""
+    for symbol in graph.symbols.values():
+        if symbol.low < 1:
+            raise ShapeError(f"the dynamic size {symbol} may be {symbol.low}: its range must begin at 1 or later")
+    computed = [value for node in graph.nodes for value in node.outputs]
+    read = [value for node in graph.nodes if node.op != "concat" for value in node.inputs if value is not None]
+    for value in (*read, *computed, *graph.outputs):
+        if 0 in value.shape:
+            kind = "input" if value in graph.inputs else "value"
+            raise ShapeError(
+                f"the {kind} {value!r} has a dimension of size 0: there is nothing to compute; "
+                "build the engine for at least one element"
+            )
 
 
 def _evidence(group: Group, found: list[Candidate], chosen: Candidate) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tilewright.errors import EngineDamagedError, EngineError, EngineVersionErro
 from tilewright.settings import settings
 
 FORMAT = "tilewright engine"
-VERSION = 1
+VERSION = 2
 
 MANIFEST = "manifest.json"
 GUARD = "manifest.sha256"

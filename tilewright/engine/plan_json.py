@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright import dtypes
-from tilewright.runtime.plan import Argument, BufferReference, Choice, Plan, Step, TensorSpec
+from tilewright.runtime.plan import Argument, BufferReference, Choice, IndexRange, Plan, Step, TensorSpec
 from tilewright.symbolic import Symbol, from_json, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
@@ -21,6 +21,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "arena_bytes": to_json(plan.arena_bytes),
         "scratch_bytes": plan.scratch_bytes,
         "nanoseconds": to_json(plan.nanoseconds),
+        "index_ranges": [
+            [allowed.input, to_json(allowed.low), to_json(allowed.high), allowed.operation]
+            for allowed in plan.index_ranges
+        ],
         "steps": [_step_to_json(step) for step in plan.steps],
     }
 
@@ -32,14 +36,16 @@ def plan_from_json(data: Any, with_steps: bool = True) -> Plan:
     """
     try:
         symbols = {name: _symbol(name, low, high) for name, low, high in data["symbols"]}
+        inputs = [_spec_from_json(spec, symbols) for spec in data["inputs"]]
         return Plan(
             symbols=symbols,
-            inputs=[_spec_from_json(spec, symbols) for spec in data["inputs"]],
+            inputs=inputs,
             outputs=[_spec_from_json(spec, symbols) for spec in data["outputs"]],
             steps=[_step_from_json(step, symbols) for step in data["steps"]] if with_steps else [],
             arena_bytes=from_json(data["arena_bytes"], symbols),
             scratch_bytes=_natural(data["scratch_bytes"]),
             nanoseconds=from_json(data["nanoseconds"], symbols),
+            index_ranges=[_index_range_from_json(entry, symbols, inputs) for entry in data["index_ranges"]],
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"the plan is malformed: {type(error).__name__} {error}") from error
@@ -57,6 +63,13 @@ def _spec_from_json(data: Any, symbols: dict[str, Symbol]) -> TensorSpec:
     shape = tuple(from_json(size, symbols) for size in data["shape"])
     mutates = data.get("mutates")
     return TensorSpec(_text(data["name"]), dtype, shape, None if mutates is None else _text(mutates))
+
+
+def _index_range_from_json(data: Any, symbols: dict[str, Symbol], inputs: list[TensorSpec]) -> IndexRange:
+    name, low, high, operation = data
+    if name not in [spec.name for spec in inputs]:
+        raise ValueError(f"an index range is for {name!r}, which is no input")
+    return IndexRange(_text(name), from_json(low, symbols), from_json(high, symbols), _text(operation))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.errors import InputError
+
 Array = np.ndarray
 Arrays = Sequence[Any]  # arrays, or None for missing optional inputs
 Attributes = Mapping[str, Any]
@@ -276,13 +278,22 @@ def concat(inputs: Arrays, attributes: Attributes) -> Array:
     return np.concatenate(inputs, axis=attributes["axis"])
 
 
+def _check_indices(op: str, indices: Array, extent: int) -> None:
+    """Indices count from the end when negative; others raise `InputError`."""
+    if indices.size and not -extent <= int(indices.min()) <= int(indices.max()) < extent:
+        wrong = indices[(indices < -extent) | (indices >= extent)].flat[0]
+        raise InputError(f"{op}: the index {wrong} is out of range: it takes {-extent}..{extent - 1}")
+
+
 def gather(inputs: Arrays, attributes: Attributes) -> Array:
+    _check_indices("gather", inputs[1], inputs[0].shape[attributes["axis"]])
     return np.take(inputs[0], inputs[1], axis=attributes["axis"])
 
 
 def gather_elements(inputs: Arrays, attributes: Attributes) -> Array:
     x, indices = inputs
     axis = attributes["axis"]
+    _check_indices("gather_elements", indices, x.shape[axis])
     grid = list(np.indices(indices.shape, sparse=True))
     grid[axis] = indices
     return x[tuple(grid)]
@@ -290,6 +301,7 @@ def gather_elements(inputs: Arrays, attributes: Attributes) -> Array:
 
 def scatter_update(inputs: Arrays, attributes: Attributes) -> Array:
     target, indices, updates = inputs
+    _check_indices("scatter_update", indices, target.shape[attributes["axis"]])
     result = target.copy()
     result[(slice(None),) * attributes["axis"] + (indices,)] = updates
     return result

@@ -8,15 +8,18 @@ For each input and axis: ``(name, low, high)``, ``(low, high)``, a name, an int 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.errors import ImportModelError
+from tilewright.errors import ImportModelError, ShapeError
 from tilewright.symbolic import Size
 
 LARGEST = 2**31 - 1
+
+_log = logging.getLogger("tilewright")
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None) -> dict[str, 
     """The neutral form as `Dimension` (or fixed int) by input name and axis.
 
     Raises `ImportModelError` for an entry that is none of the accepted forms, and for one name with
-    two different ranges.
+    two different ranges; `ShapeError` for a range from 0 (a `torch.export.Dim`, whose range is from 0
+    when it is not given, begins at 1 instead).
     """
     result: dict[str, Axes] = {}
     seen: dict[str, Dimension] = {}
@@ -65,6 +69,10 @@ def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
     numbers = isinstance(low, int) and isinstance(high, int) and 0 <= low <= high
     if not (numbers and isinstance(name, str) and name.isidentifier()):
         raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
+    if low == 0:
+        raise ShapeError(
+            f"{where} = {entry!r}: a dimension of size 0 leaves nothing to compute; begin the range of {name!r} at 1"
+        )
     return low if low == high else Dimension(name, low, high)
 
 
@@ -75,6 +83,10 @@ def _fields(entry: Any, default_name: str) -> tuple[Any, Any, Any]:
     if isinstance(entry, Sequence) and len(entry) in (2, 3):
         return (default_name, *entry) if len(entry) == 2 else tuple(entry)
     if all(hasattr(entry, attribute) for attribute in ("__name__", "min", "max")):
+        if entry.min < 1:
+            _log.info(
+                "dynamic dimension %s: begins at 1, not at %s; empty inputs are refused", entry.__name__, entry.min
+            )
         return entry.__name__, max(1, int(entry.min)), min(LARGEST, int(entry.max))
     return "", 0, 0
 

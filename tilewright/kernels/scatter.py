@@ -14,6 +14,7 @@ def scatter_rows(updates, indices, out, count, extent, inner, BLOCK: tl.constexp
     """out[outer, indices[i], :] = updates[outer, i, :].  Grid: (outer, column blocks).
 
     One program does all indices of its part in order, so that the last of equal indices wins.
+    Updates whose index is out of range are left out.
     """
     outer = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -23,5 +24,6 @@ def scatter_rows(updates, indices, out, count, extent, inner, BLOCK: tl.constexp
     for position in range(0, count):
         index = tl.load(indices + position).to(tl.int64)
         index = tl.where(index < 0, index + extent, index)
-        value = tl.load(updates + (outer * count + position) * inner + column, mask=mask)
-        tl.store(out + (outer * extent + index) * inner + column, value, mask=mask)
+        if (index >= 0) & (index < extent):
+            value = tl.load(updates + (outer * count + position) * inner + column, mask=mask)
+            tl.store(out + (outer * extent + index) * inner + column, value, mask=mask)

@@ -70,6 +70,16 @@ class Step:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class IndexRange:
+    """The numbers that an input of indices may hold: `low` to `high`, because `operation` looks them up."""
+
+    input: str
+    low: Size
+    high: Size
+    operation: str  # for the error message
+
+
 @dataclass
 class Plan:
     """Everything the session needs besides weights and binaries."""
@@ -81,6 +91,7 @@ class Plan:
     arena_bytes: Size
     scratch_bytes: int  # of one worker: the largest of all binaries
     nanoseconds: Size = 0  # rough estimate of a whole run on one core; 0 when unknown
+    index_ranges: list[IndexRange] = field(default_factory=list)  # checked before every run
 
 
 # One core, roughly: what decides whether work is worth sharing, never what is reported as speed.

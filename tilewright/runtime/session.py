@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime import tensors
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import NativeLibrary
 from tilewright.runtime.memory import BufferPool
 from tilewright.runtime.parallel import run_parallel
-from tilewright.runtime.plan import ContextLayout, Plan, TensorSpec
+from tilewright.runtime.plan import ContextLayout, IndexRange, Plan, TensorSpec
 from tilewright.settings import settings
 from tilewright.symbolic import Expression, Size, Symbol, evaluate, free_symbols
 
@@ -28,6 +30,7 @@ class _Binding:
 
     arena_bytes: int
     output_shapes: tuple[tuple[int, ...], ...]
+    index_ranges: tuple[tuple[int, int, int, IndexRange], ...]  # input's number, low, high
     share: bool
 
 
@@ -64,6 +67,8 @@ class Session:
         views = self._bind_inputs(inputs)
         values = self._bind_symbols(views)
         binding = self._bindings.get(values) or self._evaluate(values)
+        if binding.index_ranges:
+            _check_indices(binding.index_ranges, views)
         results, addresses, owners = self._bind_outputs(inputs, views, binding, out or {})
         if self._mutated or out:
             self._check_overlaps(views, owners if out else [])
@@ -174,6 +179,10 @@ class Session:
         binding = _Binding(
             evaluate(self.plan.arena_bytes, symbols),
             tuple(tuple(evaluate(size, symbols) for size in spec.shape) for spec in self.plan.outputs),
+            tuple(
+                (self._input_names[entry.input], evaluate(entry.low, symbols), evaluate(entry.high, symbols), entry)
+                for entry in self.plan.index_ranges
+            ),
             share=nanoseconds == 0 or nanoseconds >= _SHARE_FROM_NANOSECONDS,
         )
         if len(self._bindings) >= _BINDINGS:
@@ -224,6 +233,24 @@ class Session:
                     raise InputError(
                         f"{names[written]} is written in place and shares memory with {names[other]}: pass a copy"
                     )
+
+
+def _check_indices(ranges: Sequence[tuple[int, int, int, IndexRange]], views: Sequence[tensors.TensorView]) -> None:
+    """Raise `InputError` for an input that holds an index out of its range."""
+    extremes: dict[int, tuple[int, int]] = {}
+    for number, low, high, allowed in ranges:
+        if number not in extremes:
+            indices = np.asarray(views[number].owner)
+            if indices.size == 0:
+                continue
+            # The reductions themselves: the methods cost several times as much for a few numbers.
+            extremes[number] = int(np.minimum.reduce(indices, None)), int(np.maximum.reduce(indices, None))
+        least, most = extremes[number]
+        if least < low or most > high:
+            raise InputError(
+                f"input {allowed.input!r} holds {least if least < low else most}, an index out of range: "
+                f"{allowed.operation} takes {low}..{high}"
+            )
 
 
 def profile_buffer(steps: int) -> ctypes.Array[ctypes.c_int64]:

@@ -28,7 +28,7 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A number read from an index tensor, already made non-negative: 0 to `extent` - 1."""
+    """An element of an index tensor, counted from the front and clamped by the kernel: 0 to `extent` - 1."""
 
     identity: int
     extent: Size
@@ -156,6 +156,10 @@ class Index:
     def is_non_negative(self) -> bool:
         """Whether no term can make the value negative."""
         return lower_bound(self.constant) >= 0 and all(lower_bound(c) >= 0 for _, c in self.terms)
+
+    def is_below(self, limit: Size) -> bool:
+        """Whether the value is certainly less than a size."""
+        return _is_below(self.last(), limit)
 
     def _split(self, divisor: Size) -> tuple[Index, Index]:
         """(a, b) with self == a * divisor + b, a as large as its terms show."""

@@ -231,8 +231,11 @@ class Writer:
     def _loaded_text(self, atom: Loaded) -> str:
         if atom.identity not in self._loaded:
             source = self.tracer.loaded[atom.identity]
-            name = self._define("i", f"{self.write(source)}.to(tl.int64)")
-            self.lines.append(f"{name} = tl.where({name} < 0, {name} + {self.size(atom.extent)}, {name})")
+            name = self._define("i", f"{self._typed(source)}.to(tl.int64)")
+            extent = self.size(atom.extent)
+            last = str(int(extent) - 1) if extent.isdigit() else f"{extent} - 1"
+            self.lines.append(f"{name} = tl.where({name} < 0, {name} + {extent}, {name})")
+            self.lines.append(f"{name} = tl.maximum(tl.minimum({name}, {last}), 0)  # nothing else is ever read")
             self._loaded[atom.identity] = name
         return self._loaded[atom.identity]
 

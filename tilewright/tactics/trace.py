@@ -228,11 +228,14 @@ class Tracer:
 
     def _index_of(self, indices: Value, coordinates: Coordinates, extent: Size, guards: Guards) -> Index:
         expression = self.trace(indices, coordinates, guards)
+        known: Index | None = None
         if isinstance(expression, Literal):
-            index = number(int(expression.value))
-            return index.plus(number(extent)) if lower_bound(index.constant) < 0 else index
-        if isinstance(expression, Position) and expression.index.is_non_negative():
-            return expression.index
+            known = number(int(expression.value))
+            known = known.plus(number(extent)) if lower_bound(known.constant) < 0 else known
+        elif isinstance(expression, Position):
+            known = expression.index
+        if known is not None and known.is_non_negative() and known.is_below(extent):
+            return known
         key = (id(expression), extent)
         if key not in self._loaded_by_key:
             atom = Loaded(len(self.loaded), extent)

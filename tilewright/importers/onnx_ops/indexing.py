@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.dtypes import int64
+from tilewright.errors import ShapeError
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Unsupported
@@ -35,7 +36,10 @@ def gather(call: Call) -> Value:
     axis = call.attribute("axis", 0) % x.rank
     index = call.tensor(1)
     if index.known is not None and not index.symbolic and index.known.ndim == 0:
-        return call.select(x, axis, int(index.known))
+        position, extent = int(index.known), x.shape[axis]
+        if isinstance(extent, int) and not -extent <= position < extent:
+            raise ShapeError(f"the index {position} is out of range: dimension {axis} takes {-extent}..{extent - 1}")
+        return call.select(x, axis, position)
     table = call.tensor(0).known is not None and x.rank == 2
     return call.op("gather", x, call[1] if table else from_front(call, 1, x.shape[axis]), axis=axis)
 
