@@ -15,6 +15,7 @@ from tests.host.tactics_support import check
 from tilewright.dtypes import DType, float16, float32, int1, int32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.settings import settings
 
 Case = tuple[Graph, dict[str, np.ndarray]]
 
@@ -179,7 +180,8 @@ def test_generated_source(draw: Draw, golden: Callable[..., None]) -> None:
     b.output(b.op("multiply", [flat, flat]), "flat")
     b.output(b.op("add", [b.op("gather", [b.constant(draw(9, 24)), i], axis=0), row]), "rows")
     b.output(b.op("permute", [x], order=(2, 0, 1)), "tiles")
-    chosen = check(b.finish(), {"x": draw(2, 5, 24), "row": draw(24), "i": draw.integers(0, 9, (2, 5))})
+    with settings.scope(threads=2):  # block sizes follow the number of threads
+        chosen = check(b.finish(), {"x": draw(2, 5, 24), "row": draw(24), "i": draw.integers(0, 9, (2, 5))})
     golden("\n".join(stage.calls[0].kernel.source for candidate in chosen for stage in candidate.stages))
 
 

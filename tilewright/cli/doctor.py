@@ -74,10 +74,11 @@ def check_cpu() -> None:
 
 def report() -> dict[str, Any]:
     """Everything `doctor` prints, as data."""
+    import tilewright
     from tilewright.runtime import parallel
 
     return {
-        "tilewright": importlib.metadata.version("tilewright"),
+        "tilewright": tilewright.__version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "threads": settings.threads,
