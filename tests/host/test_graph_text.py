@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.host.random_graphs import RandomGraph
@@ -68,7 +68,8 @@ def test_fused_graphs_show_groups_and_reasons():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.booleans())
+@example(seed=4429, optimized=True)  # a line of images whose permutes once moved to and fro
+@given(seed=st.integers(0, 2**32 - 1), optimized=st.booleans())
 def test_text_and_data_round_trip(seed, optimized):
     graph = RandomGraph(seed, 15).graph
     graph = optimize(graph) if optimized else graph

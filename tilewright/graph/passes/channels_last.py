@@ -98,7 +98,8 @@ def _elementwise(node: Node, rewriter: Rewriter) -> Value | None:
 def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
     """A number as it is; operands that only vary along channels as [C]; others permuted.
 
-    Permuting an operand costs what permuting the result would, and keeps the region together.
+    Permuting an operand costs what permuting the result would, and keeps the region together.  Not in
+    rank 3, where both orders are one and the same permutation: it would move to and fro for ever.
     """
     if value.rank == 0:
         return value
@@ -107,6 +108,8 @@ def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
     shape: tuple[Size, ...] = (1,) * (rank - value.rank) + value.shape
     if all(extent == 1 for axis, extent in enumerate(shape) if axis != 1):
         return rewriter.op("reshape", [value], shape=(shape[1],))
+    if rank == 3:
+        return None
     full = value if value.rank == rank else rewriter.op("reshape", [value], shape=shape)
     return rewriter.op("permute", [full], order=_last(rank))
 
