@@ -145,3 +145,16 @@ def check(
             scale = max(1.0, float(np.nanmax(np.abs(wanted), initial=0.0)))
             np.testing.assert_allclose(actual, wanted, rtol=tolerance, atol=tolerance * scale, err_msg=name)
     return chosen
+
+
+class Draw:
+    """Random arrays."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+        return self.rng.integers(low, high, shape)

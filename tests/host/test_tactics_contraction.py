@@ -11,36 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.host.tactics_support import check
+from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 
 Case = tuple[Graph, dict[str, np.ndarray]]
-
-
-@pytest.fixture(params=["interpreter", "machine code"])
-def compiled(request: pytest.FixtureRequest) -> bool:
-    """Whether kernels run as machine code."""
-    return bool(request.param == "machine code")
-
-
-class Draw:
-    """Random arrays."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-
-    def __call__(self, *shape: int) -> np.ndarray:
-        return self.rng.standard_normal(shape).astype(np.float32)
-
-    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
-        return self.rng.integers(low, high, shape)
-
-
-@pytest.fixture
-def draw(rng: np.random.Generator) -> Draw:
-    return Draw(rng)
 
 
 def matmul_case(draw: Draw, rows: int, depth: int, columns: int, transpose_b: bool) -> Case:

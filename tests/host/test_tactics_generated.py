@@ -11,37 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.host.tactics_support import check
+from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import DType, float16, float32, int1, int32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.settings import settings
 
 Case = tuple[Graph, dict[str, np.ndarray]]
-
-
-@pytest.fixture(params=["interpreter", "machine code"])
-def compiled(request: pytest.FixtureRequest) -> bool:
-    """Whether kernels run as machine code."""
-    return bool(request.param == "machine code")
-
-
-class Draw:
-    """Random arrays."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-
-    def __call__(self, *shape: int) -> np.ndarray:
-        return self.rng.standard_normal(shape).astype(np.float32)
-
-    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
-        return self.rng.integers(low, high, shape)
-
-
-@pytest.fixture
-def draw(rng: np.random.Generator) -> Draw:
-    return Draw(rng)
 
 
 UNARY = "negate absolute sign exp sin cos tanh erf sigmoid floor ceil round relu silu gelu reciprocal".split()

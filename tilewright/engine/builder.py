@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import llvmlite
 import numpy as np
 
+import tilewright
 from tilewright.dtypes import from_numpy
 from tilewright.engine import plan_codegen
 from tilewright.engine.engine import Engine, plan_symbol
@@ -299,8 +299,4 @@ def _naming(group: Group) -> Iterator[None]:
 
 
 def _producer() -> str:
-    try:
-        ours = version("tilewright")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        ours = "unknown"
-    return f"tilewright {ours}, llvmlite {llvmlite.__version__}"
+    return f"tilewright {tilewright.__version__}, llvmlite {llvmlite.__version__}"
