@@ -89,30 +89,37 @@ class CompiledKernel:
         """Where the kernel's code is in this process."""
         return self._library.address(self.binary.symbol)
 
-    @cached_property
-    def _pack(self) -> Callable[..., bytes]:
-        """Slot values -> the argument array, 8 bytes each."""
+    def packer(self, extra: int = 0) -> Callable[..., bytes]:
+        """A function from slot values, and `extra` integers after them, to the argument array of 8 bytes each."""
         kinds = self.binary.parameters
-        packer = struct.Struct("<" + "".join(_slot_format(kind) for kind in kinds)).pack
+        pack = struct.Struct("<" + "".join(_slot_format(kind) for kind in kinds) + "q" * extra).pack
         narrow = [index for index, kind in enumerate(kinds) if _slot_format(kind) == "H6x"]
         if not narrow:
-            return packer
+            return pack
 
-        def pack(*values: Any) -> bytes:
+        def narrowing(*values: Any) -> bytes:
             slots = list(values)
             for index in narrow:
                 slots[index] = int(np.asarray(slots[index], ml_dtypes.bfloat16).view(np.uint16))
-            return packer(*slots)
+            return pack(*slots)
 
-        return pack
+        return narrowing
+
+    @cached_property
+    def _pack(self) -> Callable[..., bytes]:
+        return self.packer()
+
+    def misfit(self, error: struct.error) -> LaunchError:
+        """What to raise for values that do not fit the parameters."""
+        kinds = ", ".join(self.binary.parameters)
+        return LaunchError(f"kernel '{self.name}': arguments do not fit its parameters ({kinds}): {error}")
 
     def run(self, grid: tuple[int, int, int], slots: Sequence[Any]) -> None:
         """Launch with slot values (addresses and numbers); returns when every instance is done."""
         try:
             packed = self._pack(*slots)
         except struct.error as error:
-            kinds = ", ".join(self.binary.parameters)
-            raise LaunchError(f"kernel '{self.name}': arguments do not fit its parameters ({kinds}): {error}") from None
+            raise self.misfit(error) from None
         launch(self.address, packed, grid, self.binary.scratch_bytes)
 
     @property

@@ -314,13 +314,12 @@ define void @create_team(ptr %team) nounwind {{
   ret void
 }}
 
-; The body of a single launch; `context` holds function, arguments, total.
+; The body of a single launch; `context` holds the function, the total and then the arguments themselves.
 define void @launch_body(ptr %team, ptr %context) nounwind {{
-  %function = load ptr, ptr %context, align 8
-  %arguments.p = getelementptr i64, ptr %context, i64 1
-  %arguments = load ptr, ptr %arguments.p, align 8
-  %total.p = getelementptr i64, ptr %context, i64 2
-  %total = load i64, ptr %total.p, align 8
+  %function = load ptr, ptr %context, align 1
+  %total.p = getelementptr i64, ptr %context, i64 1
+  %total = load i64, ptr %total.p, align 1
+  %arguments = getelementptr i64, ptr %context, i64 2
   call void @parallel_for(ptr %team, ptr %function, ptr %arguments, i64 %total)
   ret void
 }}

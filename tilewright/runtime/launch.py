@@ -13,13 +13,8 @@ from tilewright.runtime.parallel import run_parallel
 from tilewright.settings import settings
 
 _GRID = struct.Struct("<3q")
-_CONTEXT = struct.Struct("<3q")
+_CONTEXT = struct.Struct("<2q")
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kernel(address: int) -> Callable[[bytes, int, int, int], None]:
-    return _KERNEL(address)
 
 
 def launch(
@@ -32,14 +27,30 @@ def launch(
     keeps the memory that the slots point to alive.
     """
     total = grid[0] * grid[1] * grid[2]
-    if total <= 0:
-        return
-    arguments = slots + _GRID.pack(*grid)
-    workers = min(settings.threads if threads is None else threads, total)
-    if workers <= 1:
-        with scratch_pool.borrow(scratch_bytes) as scratch:
-            _kernel(address)(arguments, scratch.address, 0, total)
-        return
-    memory = ctypes.create_string_buffer(arguments)
-    context = ctypes.create_string_buffer(_CONTEXT.pack(address, ctypes.addressof(memory), total))
-    run_parallel(glue().launch_body, ctypes.addressof(context), scratch_bytes, workers)
+    if total > 0:
+        launcher(address, scratch_bytes)(slots + _GRID.pack(*grid), total, threads)
+
+
+@functools.lru_cache(maxsize=4096)
+def launcher(address: int, scratch_bytes: int) -> Callable[..., None]:
+    """``run(arguments, total, threads=None)`` of the kernel at `address`: what a cached launch calls.
+
+    `arguments` are the packed slots and the grid's three extents, `total` the number of instances, at least 1.
+    """
+    kernel = _KERNEL(address)
+    take, give = scratch_pool.take, scratch_pool.give
+
+    def run(arguments: bytes, total: int, threads: int | None = None) -> None:
+        if total > 1 and (workers := settings.threads if threads is None else threads) > 1:
+            context = _CONTEXT.pack(address, total) + arguments
+            run_parallel(glue().launch_body, context, scratch_bytes, min(workers, total))
+        elif scratch_bytes == 0:
+            kernel(arguments, None, 0, total)
+        else:
+            scratch = take(scratch_bytes)
+            try:
+                kernel(arguments, scratch.address, 0, total)
+            finally:
+                give(scratch)
+
+    return run

@@ -32,7 +32,7 @@ class Provider(Protocol):
     name: str  # for `doctor` and the profile
     detail: str  # the library's path or similar
 
-    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
         """Run `body` with up to `workers` threads; returns when it has ended."""
         ...
 
@@ -43,7 +43,7 @@ class InlineProvider:
     name = "none"
     detail = "the calling thread"
 
-    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
         glue().start_inline(None, body, context, scratch, stride, 1)
 
 
@@ -59,7 +59,7 @@ class OpenMPProvider:
         assert address is not None
         self._library, self._entry, self.detail = library, address, detail
 
-    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
         glue().start_openmp(self._entry, body, context, scratch, stride, workers)
 
 
@@ -74,7 +74,7 @@ class DispatchProvider:
         assert address is not None
         self._library, self._entry = library, address
 
-    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
         glue().start_dispatch(self._entry, body, context, scratch, stride, workers)
 
 
@@ -91,7 +91,7 @@ class ThreadProvider:
         self._idle: dict[int, list[_Team]] = {}
         self._counts: Counter[int] = Counter()
 
-    def start(self, body: int, context: int, scratch: int, stride: int, workers: int) -> None:
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
         team = self._take(workers)
         if team is None:
             glue().start_inline(None, body, context, scratch, stride, 1)
@@ -158,8 +158,11 @@ def provider_name() -> str:
     return f"{provider().name} ({provider().detail})"
 
 
-def run_parallel(body: int, context: int, scratch_bytes: int, workers: int) -> None:
-    """Run a native body with up to `workers` threads, each with its own scratch memory."""
+def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: int) -> None:
+    """Run a native body with up to `workers` threads, each with its own scratch memory.
+
+    `context` is an address, or bytes whose address the body gets.
+    """
     stride = (scratch_bytes + 127) // 128 * 128
     scratch = scratch_pool.take(stride * workers)
     try:

@@ -1,0 +1,177 @@
+"""The Python function that a launch of one kernel goes through, generated once for each kernel.
+
+`kernel[grid](...)` binds arguments, finds what each is specialised on, looks the signature up and runs it.
+A loop over the parameters would cost more than many kernels run; so the steps are written out for the kernel's
+own parameters, and Python's call binds them.  For ``def scale(x, n, BLOCK: tl.constexpr)``, in short:
+
+    def scale(_grid, /, x=_missing, n=_missing, BLOCK=_missing, *_rest, **_options):
+        try:
+            _type = type(x)                            # the class and the slot value of each run-time argument
+            if _type is int: ...
+            elif _type in _tensors and x.is_cpu: ...
+            elif _type is _array and ...
+            else: _c0, _s0 = _classify(x)              # whatever is rarer
+            ...
+            _c2 = BLOCK if type(BLOCK) in _plain else _constant_key(BLOCK)
+        except Exception as error:
+            raise _owner._argument_error((x, n, BLOCK), error) from None
+        _key = (_options_key(_options, _rest) if _options or _rest else _default, _settings.interpret, _c0, _c1, _c2)
+        _launch = _launches.get(_key)
+        if _launch is None or (_watched and _changed()):
+            _launch = _owner._prepare(_key, (x, n, BLOCK), _options)
+        return _launch.run(_grid, (x, n, BLOCK), (_s0, _s1, None))
+
+Every name but the kernel's parameters begins with ``_tw_``, so that parameters may be called `type` or `id`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.frontend import arguments
+from tilewright.language.function import ParameterInfo
+from tilewright.settings import settings
+
+
+class Missing:
+    """The value of a parameter that was given none."""
+
+    def __repr__(self) -> str:
+        return "no value"
+
+
+MISSING = Missing()
+PLAIN = frozenset((int, str))  # constants that are their own key: no other key is equal to them
+
+_RUN_TIME = """\
+        _tw_t = _tw_type({value})
+        if _tw_t is _tw_int:
+            _tw_c{i} = _tw_int32[{value} & 15] if {value} != 1 and -2147483648 <= {value} <= 2147483647 \
+else _tw_wide({value})[0]
+            _tw_s{i} = {value}
+        elif _tw_t in _tw_tensors and {value}.is_cpu:
+            _tw_s{i} = {value}.data_ptr()
+            _tw_c{i} = _tw_torch_classes[{value}.dtype][_tw_s{i} & 15 != 0]
+        elif _tw_t is _tw_array and not (_tw_s{i} := {address}) & 15:
+            _tw_c{i} = _tw_array_classes({value}.dtype)[0]
+        else:
+            _tw_c{i}, _tw_s{i} = _tw_classify({value})
+"""
+_CONSTANT = """\
+        _tw_c{i} = {value} if _tw_type({value}) in _tw_plain else _tw_constant_key({value})
+"""
+_RULE = """\
+        _tw_c{i} = _tw_rule{i}(_tw_c{i}, {value})
+"""
+_END = """\
+    except _tw_Exception as _tw_error:
+        raise _tw_owner._argument_error(({values}), _tw_error) from None
+    _tw_key = (_tw_options_key(_tw_options, _tw_rest) if _tw_options or _tw_rest else _tw_default_options, \
+_tw_settings.interpret, {classes})
+    _tw_launch = _tw_launches.get(_tw_key)
+    if _tw_launch is None or (_tw_watched and _tw_changed()):
+        _tw_launch = _tw_owner._prepare(_tw_key, ({values}), _tw_options)
+"""
+_RUN = """\
+    if _tw_type(_tw_grid) is not _tw_tuple and _tw_callable(_tw_grid):
+        _tw_grid = _tw_grid({{{named}}})
+    return _tw_launch.run(_tw_grid, ({values}), ({slots}))
+"""
+_FIND = """\
+    return _tw_launch
+"""
+
+
+def _address_source() -> str:
+    """Source of an array's address: read from the array object where its layout is NumPy's documented one.
+
+    `PyArrayObject` begins with Python's own header and the data pointer; reading it there costs a fraction of
+    what ``__array_interface__`` does.  Checked once on a sample, so that another Python falls back.
+    """
+    sample = np.zeros(3)[1:]
+    header = object.__basicsize__
+    found = None
+    if type(sample).__basicsize__ >= header + ctypes.sizeof(ctypes.c_void_p):
+        found = ctypes.c_void_p.from_address(id(sample) + header).value
+    if found == sample.__array_interface__["data"][0]:
+        return f"(_tw_from_address(_tw_id({{value}}) + {header}).value or 0)"
+    return '{value}.__array_interface__["data"][0]'
+
+
+_ADDRESS = _address_source()
+_COMMON: dict[str, Any] = {
+    "missing": MISSING,
+    "plain": PLAIN,
+    "type": type,
+    "int": int,
+    "id": id,
+    "tuple": tuple,
+    "callable": callable,
+    "Exception": Exception,
+    "rest": (),  # of a kernel that takes all of them
+    "array": np.ndarray,
+    "from_address": ctypes.c_void_p.from_address,
+    "settings": settings,
+    "classify": arguments.classify,
+    "int32": arguments.INT32,
+    "wide": arguments.classify_int,
+    "tensors": arguments.TENSOR_TYPES,
+    "torch_classes": arguments.TORCH_CLASSES,
+    "array_classes": arguments.pointer_classes,
+}
+
+
+def generate(owner: Any, names: Mapping[str, Any], action: str) -> Callable[..., Any]:
+    """The launch function of a kernel (a `JITFunction`): its first argument is the grid, then come the kernel's,
+    and options of the launch by keyword.
+
+    `action` is ``run``, or ``find`` to return the launch without running it.  `names` are what the source
+    refers to besides `_COMMON`.
+    """
+    parameters: tuple[ParameterInfo, ...] = owner.parameters
+    bound = {**_COMMON, **names, "owner": owner}
+    function = owner.name if owner.name.isidentifier() else "launch"
+    lines = [f"def {function}({_parameter_list(parameters)}):\n    try:\n        pass\n"]
+    for index, (parameter, rule) in enumerate(zip(parameters, owner.rules, strict=True)):
+        value = parameter.name
+        if parameter.has_default:
+            bound[f"default{index}"] = parameter.default
+        if parameter.constexpr:
+            lines.append(_CONSTANT.format(i=index, value=value))
+            continue
+        lines.append(_RUN_TIME.format(i=index, value=value, address=_ADDRESS.format(value=value)))
+        if rule is not None:
+            lines.append(_RULE.format(i=index, value=value))
+            bound[f"rule{index}"] = rule
+    pieces = {
+        "values": "".join(f"{entry.name}, " for entry in parameters),
+        "classes": "".join(f"_tw_c{index}, " for index in range(len(parameters))),
+        "slots": "".join("None, " if entry.constexpr else f"_tw_s{index}, " for index, entry in enumerate(parameters)),
+        "named": ", ".join(f"{entry.name!r}: {entry.name}" for entry in parameters),
+    }
+    lines.append(_END.format(**pieces))
+    lines.append(_RUN.format(**pieces) if action == "run" else _FIND)
+    file = f"<{action} {owner.__module__}.{owner.__qualname__} {id(owner):x}>"
+    source = "".join(lines)
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space = {f"_tw_{name}": value for name, value in bound.items()}
+    exec(compile(source, file, "exec"), space)
+    generated: Callable[..., Any] = space[function]
+    return generated
+
+
+def _parameter_list(parameters: tuple[ParameterInfo, ...]) -> str:
+    """Every parameter may be left out, so that the kernel itself says what is missing."""
+    plain, keyword, rest = ["_tw_grid", "/"], [], "*_tw_rest"
+    for index, parameter in enumerate(parameters):
+        if parameter.kind == "variadic":
+            rest = f"*{parameter.name}"
+            continue
+        default = f"_tw_default{index}" if parameter.has_default else "_tw_missing"
+        (plain if parameter.kind == "plain" else keyword).append(f"{parameter.name}={default}")
+    return ", ".join([*plain, rest, *keyword, "**_tw_options"])

@@ -1,0 +1,176 @@
+"""One signature of a kernel, ready to run: on the CPU, or in the interpreter.
+
+A `Launch` is chosen once for each signature; `run(grid, arguments, slots)` is its target's own and all that a cached
+launch still has to do.  `arguments` are the caller's values, one for each parameter, and `slots` what
+`arguments.classify` made of them: addresses and numbers, tuples of these for groups, None for constants.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tilewright.errors import LaunchError
+from tilewright.frontend import hooks
+from tilewright.frontend.arguments import TENSOR_TYPES, as_array, is_writable, leaves
+from tilewright.frontend.compiled import CompiledKernel, full_grid
+from tilewright.frontend.tracer import leaf_names
+from tilewright.frontend.values import Group
+from tilewright.ir.core import Function
+from tilewright.runtime.launch import launcher
+
+Grid = Any  # one to three extents; `full_grid` says what else
+
+
+class Launch(Protocol):
+    """A signature that is ready to run."""
+
+    kernel: CompiledKernel | None  # None in the interpreter, and for what a hook left uncompiled
+
+    def run(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
+        """Run over `grid`; returns the compiled kernel.  Raises `LaunchError`."""
+        ...
+
+
+class Interface:
+    """Which arguments of a kernel are run-time parameters, and which of these it writes."""
+
+    def __init__(self, kernel: str, names: Sequence[str], types: Mapping[str, Any], written: frozenset[str]) -> None:
+        self.kernel = kernel
+        self.names = names
+        self.kinds = {index: types[name] for index, name in enumerate(names) if name in types}
+        self.grouped = any(isinstance(kind, Group) for kind in self.kinds.values())
+        self.written = [
+            (index, number)
+            for index, kind in self.kinds.items()
+            for number, name in enumerate(leaf_names(names[index], kind))
+            if name in written
+        ]
+
+    def flat(self, values: Sequence[Any]) -> list[Any]:
+        """The run-time entries of arguments or slots, in the order of the kernel's parameters."""
+        return [leaf for index, kind in self.kinds.items() for leaf in leaves(kind, values[index])]
+
+    def check_written(self, arguments: Sequence[Any]) -> None:
+        """Raise `LaunchError` for a read-only array that the kernel writes to."""
+        for index, number in self.written:
+            value = list(leaves(self.kinds[index], arguments[index]))[number] if self.grouped else arguments[index]
+            if not is_writable(value):
+                raise LaunchError(
+                    f"kernel '{self.kernel}' writes to argument '{self.names[index]}', "
+                    "a read-only array; pass a writable copy"
+                )
+
+
+class InterpretedLaunch:
+    """A signature that runs in the NumPy interpreter."""
+
+    kernel = None
+
+    def __init__(self, function: Function, interface: Interface) -> None:
+        self.function = function
+        self.interface = interface
+        self._pointers = [value.type.is_pointer for value in function.region.arguments]
+
+    def run(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
+        from tilewright.ir.interpreter import run
+
+        self.interface.check_written(arguments)
+        flat = self.interface.flat(arguments)
+        values = [as_array(value) if array else value for array, value in zip(self._pointers, flat, strict=True)]
+        run(self.function, values, full_grid(grid))
+
+
+class SkippedLaunch:
+    """A signature that a hook wanted left uncompiled: nothing runs."""
+
+    kernel = None
+
+    def run(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
+        return None
+
+
+_RUN = """\
+def run(grid, arguments, slots):
+    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0:
+        x = total = grid[0]
+        y = z = 1
+    else:
+        x, y, z = full_grid(grid)
+        total = x * y * z
+{checks}\
+    try:
+        packed = pack({slots}x, y, z)
+    except struct_error as error:
+        raise misfit(error) from None
+    if entering or leaving:
+        observe(packed, (x, y, z), arguments)
+    elif total > 0:
+        start(packed, total)
+    return kernel
+"""
+_CHECK = """\
+    if type(arguments[{index}]) not in tensors and not is_writable(arguments[{index}]):
+        check_written(arguments)
+"""
+
+
+class CPULaunch:
+    """A signature whose machine code runs on this machine's CPU.
+
+    `run` is generated: it packs exactly this signature's slots and hands them to the native launcher.
+    """
+
+    def __init__(self, kernel: CompiledKernel, interface: Interface, describe: Callable[..., Any] | None) -> None:
+        self.kernel = kernel
+        self.interface = interface
+        self._describe = describe  # the kernel's `launch_metadata`
+        self._start: Callable[[bytes, int], None] | None = None
+        self.run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = self._first
+
+    def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
+        """The first run loads the machine code."""
+        self.run = self._generate()
+        return self.run(grid, arguments, slots)
+
+    def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
+        interface, kernel = self.interface, self.kernel
+        self._start = launcher(kernel.address, kernel.binary.scratch_bytes)
+        if interface.grouped:
+            checks = "    check_written(arguments)\n" if interface.written else ""
+            slots = "*flat(slots), "
+        else:
+            checks = "".join(_CHECK.format(index=index) for index, _ in interface.written)
+            slots = "".join(f"slots[{index}], " for index in interface.kinds)
+        names: dict[str, Any] = {
+            "full_grid": full_grid,
+            "tensors": TENSOR_TYPES,
+            "is_writable": is_writable,
+            "check_written": interface.check_written,
+            "flat": interface.flat,
+            "pack": kernel.packer(3),
+            "struct_error": struct.error,
+            "misfit": kernel.misfit,
+            "entering": hooks.launch_enter.calls,
+            "leaving": hooks.launch_exit.calls,
+            "observe": self._observe,
+            "start": self._start,
+            "kernel": kernel,
+        }
+        exec(compile(_RUN.format(checks=checks, slots=slots), f"<run of {kernel.name}>", "exec"), names)
+        run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
+        return run
+
+    def _observe(self, packed: bytes, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        """A launch that somebody watches."""
+        facts = hooks.LaunchFacts({"name": self.kernel.name, "function": self.kernel.address, "stream": 0})
+        if self._describe is not None:
+            named = dict(zip(self.interface.names, arguments, strict=True))
+            facts.add(self._describe, (grid, self.kernel.metadata, named))
+        hooks.launch_enter(facts)
+        total = grid[0] * grid[1] * grid[2]
+        if total > 0:
+            assert self._start is not None
+            self._start(packed, total)
+        hooks.launch_exit(facts)
