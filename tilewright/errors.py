@@ -40,7 +40,29 @@ class AutotunerError(TilewrightError):
 
 
 class ExecutionError(TilewrightError):
-    """A kernel did what it must not while it was interpreted: access out of bounds, failed assertion, …"""
+    """A kernel did what it must not while it was interpreted: access out of bounds, failed assertion, …
+
+    `message`, `details` and `advice` are the parts of the text.  Where they are known, `location` is the place (an
+    `ir.core.Location`), `program_id` the instance, `element` the index within the block, and `address` the memory
+    as argument name and element, ``out[1024]``.
+    """
+
+    location: Any = None
+    program_id: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        message: str,
+        advice: str = "",
+        details: tuple[str, ...] = (),
+        element: tuple[int, ...] = (),
+        address: str = "",
+        text: str = "",
+    ) -> None:
+        super().__init__(text or message)
+        self.message, self.advice, self.details = message, advice, details
+        self.element, self.address = element, address
+        self.lane: int | None = None  # which of the addresses of an access, counted without those masked off
 
 
 class UnsupportedOperationError(TilewrightError):

@@ -1,50 +1,12 @@
-"""How compile errors look: message, source line with caret, call chain, advice."""
+"""Compile errors: the place of a syntax node, in the form of `ir.diagnostics`."""
 
 from __future__ import annotations
 
 import ast
-import linecache
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Location
-
-
-def source_line(location: Location) -> str:
-    """The text of the line that a location points to, without its line end."""
-    return linecache.getline(location.file, location.line).rstrip()
-
-
-def _excerpt(location: Location, width: int) -> list[str]:
-    text = source_line(location)
-    if not text:
-        return []
-    indent = len(text) - len(text.lstrip())
-    start = max(location.column - indent, 0)
-    span = max(1, min(width, len(text.lstrip()) - start))
-    number = str(location.line)
-    return [f"  {number} | {text.lstrip()}", f"  {' ' * len(number)} | {' ' * start}{'^' * span}"]
-
-
-def render(message: str, location: Location, width: int = 1, advice: str = "") -> str:
-    """The full text of an error.
-
-    scale.py:7:12: shapes [16] and [32] cannot be broadcast together
-      7 | y = x + w
-        |     ^^^^^
-      in 'scale', called from 'kernel' at scale.py:12
-      12 | scale(x, w)
-         | ^^^^^^^^^^^
-      help: extents must be equal or 1
-    """
-    lines = [f"{location}: {message}", *_excerpt(location, width)]
-    inner, caller = location, location.caller
-    while caller is not None:
-        lines.append(f"  in '{inner.function}', called from '{caller.function}' at {caller.file}:{caller.line}")
-        lines.extend(_excerpt(caller, len(source_line(caller))))
-        inner, caller = caller, caller.caller
-    if advice:
-        lines.append(f"  help: {advice}")
-    return "\n".join(lines)
+from tilewright.ir.diagnostics import render
 
 
 def node_width(node: ast.AST) -> int:

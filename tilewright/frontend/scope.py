@@ -11,7 +11,7 @@ from typing import Any
 from tilewright.dtypes import DType
 from tilewright.errors import CompilationError, InvalidIRError
 from tilewright.frontend.builtins import PYTHON_BUILTINS
-from tilewright.frontend.diagnostics import located_error
+from tilewright.frontend.diagnostics import located_error, node_width
 from tilewright.frontend.session import TraceSession
 from tilewright.ir.core import Location
 from tilewright.language.context import LanguageError
@@ -43,7 +43,7 @@ class FunctionState:
     def location(self, node: ast.AST) -> Location:
         line = getattr(node, "lineno", self.function.first_line)
         column = getattr(node, "col_offset", 0) + self.function.indentation
-        return Location(self.function.file, line, column, self.function.name, self.caller)
+        return Location(self.function.file, line, column, self.function.name, self.caller, node_width(node))
 
     def mark(self, node: ast.AST) -> None:
         """Operations emitted from here on come from `node`."""

@@ -26,13 +26,17 @@ Attribute = Union[bool, int, float, str, DType, PointerType, tuple["Attribute", 
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the user's source; `caller` is the call site when the code was inlined."""
+    """A place in the user's source; `caller` is the call site when the code was inlined.
+
+    `width` is how many columns of the line belong to it, for the caret of errors.
+    """
 
     file: str
     line: int
     column: int = 0
     function: str = ""
     caller: Location | None = None
+    width: int = field(default=1, compare=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"

@@ -5,12 +5,13 @@
 Program instances run one after the other, x fastest.  Blocks are arrays of the element type's NumPy dtype,
 pointers int64 addresses (`ir.memory`).  An access outside its buffer, a failed `assert` or `assume`, or a step
 that is not positive stops the run with an `ExecutionError` that names operation, source line and instance.
+`ir.checks` looks on when it is asked to.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError, InvalidIRError, LaunchError
 from tilewright.ir import semantics
+from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
+from tilewright.ir.diagnostics import located_execution_error
 from tilewright.ir.memory import Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
 from tilewright.ir.types import PointerType, TensorType
@@ -26,21 +29,35 @@ from tilewright.ir.types import PointerType, TensorType
 Array = np.ndarray
 
 
-def run(function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,)) -> None:
+def run(function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,), check: bool = False) -> None:
     """Run all instances of a kernel over `grid` (up to three extents).
 
     `arguments` fit the parameters in order: for pointers, arrays (any strides; the pointer is to the first
     element, the span of the array may be reached), `Pointer(array, element offset)` or None; for the rest, numbers.
+    With `check` the run also stops at what `ir.checks` finds.
     Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
     """
-    extents = (*grid, 1, 1, 1)[:3]
     memory = Memory()
-    parameters = zip(function.region.arguments, function.parameters, arguments, strict=False)
     if len(arguments) != len(function.parameters):
         raise LaunchError(f"{function.name} takes {len(function.parameters)} arguments, not {len(arguments)}")
-    initial = {value: _argument(value.type, facts, given, memory) for value, facts, given in parameters}
+    parameters = zip(function.region.arguments, function.parameters, arguments, strict=True)
+    initial = {value: argument_value(value.type, facts, given, memory) for value, facts, given in parameters}
+    checks = Checks(memory) if check else None
+    extents = full_extents(grid)
+    for index in instances(extents):
+        _Instance(memory, index, extents, dict(initial), checks).region(function.region)
+
+
+def full_extents(grid: Sequence[int]) -> tuple[int, int, int]:
+    """A grid of up to three extents as three."""
+    x, y, z = (*grid, 1, 1, 1)[:3]
+    return x, y, z
+
+
+def instances(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+    """The indices of all program instances of a grid, x fastest."""
     for z, y, x in itertools.product(*(range(extent) for extent in reversed(extents))):
-        _Instance(memory, (x, y, z), extents, dict(initial)).region(function.region)
+        yield x, y, z
 
 
 def evaluate(operation: Operation, operands: Sequence[Array]) -> list[Array]:
@@ -52,7 +69,11 @@ def evaluate(operation: Operation, operands: Sequence[Array]) -> list[Array]:
     return list(results) if isinstance(results, tuple) else [np.asarray(results)]
 
 
-def _argument(type_: TensorType, facts: Parameter, given: Any, memory: Memory) -> Array:
+def argument_value(type_: TensorType, facts: Parameter, given: Any, memory: Memory) -> Array:
+    """The value of a parameter: a number, or the address of an array that is added to `memory`.
+
+    Raises `LaunchError` when the argument is not of the type, or breaks what is promised of the parameter.
+    """
     if isinstance(type_.element, PointerType):
         return np.asarray(_address(type_.element, facts, given, memory), np.int64)
     try:
@@ -82,9 +103,15 @@ class _Instance:
     """One program instance: its place in the grid and the values computed so far."""
 
     def __init__(
-        self, memory: Memory, index: tuple[int, ...], extents: tuple[int, ...], values: dict[Value, Array]
+        self,
+        memory: Memory,
+        index: tuple[int, ...],
+        extents: tuple[int, ...],
+        values: dict[Value, Array],
+        checks: Checks | None = None,
     ) -> None:
         self.memory, self.index, self.extents, self.values = memory, index, extents, values
+        self.checks = checks
 
     def region(self, region: Region, arguments: Sequence[Array] = ()) -> list[Array]:
         """Run a region; the operands of its terminator."""
@@ -97,12 +124,19 @@ class _Instance:
         operands = [self.values[value] for value in operation.operands]
         handler = _HANDLERS.get(operation.opcode)
         try:
+            if self.checks is not None:
+                self.checks.before(self.index, operation, operands)
             results = handler(self, operation, operands) if handler else evaluate(operation, operands)
-        except (ExecutionError, IndexError) as error:
-            if isinstance(error, ExecutionError) and "program instance" in str(error):
+            if self.checks is not None:
+                self.checks.after(operation, operands, results)
+        except (ExecutionError, IndexError) as raised:
+            error = raised if isinstance(raised, ExecutionError) else ExecutionError(str(raised))
+            if error.program_id is not None:  # of an operation inside this one
                 raise
-            place = operation.location or "<unknown location>"
-            raise ExecutionError(f"{place}: {operation.opcode} in program instance {self.index}: {error}") from None
+            if error.lane is not None:
+                error.element = lane_index(operation, operands, error.lane)
+            location = error.location or operation.location
+            raise located_execution_error(error, operation.opcode, location, self.index) from None
         self.values.update(zip(operation.results, results, strict=True))
 
     # Grid and memory
@@ -156,7 +190,11 @@ class _Instance:
         for lane in np.ndindex(pointer.shape):
             if mask[lane]:
                 address = np.asarray(pointer[lane])
-                old = self.memory.read(address, dtype)
+                try:
+                    old = self.memory.read(address, dtype)
+                except ExecutionError as error:
+                    error.lane, error.element = None, lane
+                    raise
                 result[lane] = old
                 self.memory.write(address, np.asarray(update(old, lane)), dtype)
         return result
@@ -225,12 +263,12 @@ class _Instance:
 
     def assume(self, operation: Operation, operands: list[Array]) -> list[Array]:
         if not np.all(operands[0]):
-            raise ExecutionError("the assumption does not hold")
+            raise _not_everywhere("the assumption does not hold", operands[0], "the compiler relies on it: correct it")
         return []
 
     def check(self, operation: Operation, operands: list[Array]) -> list[Array]:
         if not np.all(operands[0]):
-            raise ExecutionError(f"assertion failed: {operation.attributes['message']}")
+            raise _not_everywhere(f"assertion failed: {operation.attributes['message']}", operands[0])
         return []
 
     def print(self, operation: Operation, operands: list[Array]) -> list[Array]:
@@ -239,6 +277,21 @@ class _Instance:
 
     def barrier(self, operation: Operation, operands: list[Array]) -> list[Array]:
         return []
+
+
+def _not_everywhere(message: str, condition: Array, advice: str = "") -> ExecutionError:
+    wrong = np.argwhere(~condition)
+    details = (f"it is false in {len(wrong)} of {condition.size} elements",) if condition.size > 1 else ()
+    return ExecutionError(message, advice, details, tuple(int(part) for part in wrong[0]))
+
+
+def lane_index(operation: Operation, operands: Sequence[Array], lane: int) -> tuple[int, ...]:
+    """Where in the block the given one of the accessed lanes of a memory operation is."""
+    position = MASK_OPERAND.get(operation.opcode)
+    flat = lane
+    if position is not None and len(operands) > position:
+        flat = int(np.flatnonzero(operands[position])[lane])
+    return tuple(int(part) for part in np.unravel_index(flat, operands[0].shape))
 
 
 def _axis(operation: Operation) -> int:

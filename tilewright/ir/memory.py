@@ -29,7 +29,7 @@ class Pointer:
 
 
 @dataclass
-class _Buffer:
+class Buffer:
     name: str
     bytes: np.ndarray  # uint8, one dimension
     views: dict[np.dtype, np.ndarray] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Memory:
     """The buffers that one launch may reach."""
 
     def __init__(self) -> None:
-        self.buffers: list[_Buffer] = []
+        self.buffers: list[Buffer] = []
 
     def add(self, array: np.ndarray, name: str, offset: int = 0) -> int:
         """The address of element `offset` of the first element of `array`, whose whole span becomes reachable."""
         flat, first = _span(array)
-        self.buffers.append(_Buffer(name, flat))
+        self.buffers.append(Buffer(name, flat))
         number = _FIRST + len(self.buffers) - 1
         return (number << _OFFSET_BITS) + _BIAS + first + offset * array.dtype.itemsize
 
@@ -58,7 +58,7 @@ class Memory:
         """The elements at `addresses` (any shape); raises `ExecutionError` when one is not inside a buffer."""
         stored = np.dtype(np.uint8) if dtype.is_bool else dtype.numpy
         result = np.empty(addresses.shape, stored)
-        for buffer, offsets, lanes in self._resolve(addresses, dtype):
+        for buffer, offsets, lanes in self.resolve(addresses, dtype):
             result[lanes] = buffer.view(stored)[offsets // stored.itemsize]
         return result != 0 if dtype.is_bool else result
 
@@ -66,13 +66,24 @@ class Memory:
         """Store `values` (of the addresses' shape); of several at one address the last remains."""
         stored = np.dtype(np.uint8) if dtype.is_bool else dtype.numpy
         values = np.asarray(values).astype(stored, copy=False)
-        for buffer, offsets, lanes in self._resolve(addresses, dtype):
+        for buffer, offsets, lanes in self.resolve(addresses, dtype):
             if not buffer.bytes.flags.writeable:
                 raise ExecutionError(f"store to {buffer.name}, which is a read-only array")
             buffer.view(stored)[offsets // stored.itemsize] = values[lanes]
 
-    def _resolve(self, addresses: np.ndarray, dtype: DType) -> list[tuple[_Buffer, np.ndarray, np.ndarray]]:
-        """For each buffer that is met: the byte offsets, checked, and which lanes they belong to."""
+    def describe(self, address: int, itemsize: int) -> str:
+        """An address as the user knows it: ``x[6]``, the argument and the element, or a number."""
+        number = (address >> _OFFSET_BITS) - _FIRST
+        if 0 <= number < len(self.buffers):
+            buffer, offset = self.buffers[number], (address & ((1 << _OFFSET_BITS) - 1)) - _BIAS
+            return f"{buffer.name}[{offset // itemsize}]"
+        return "null" if address == 0 else hex(address)
+
+    def resolve(self, addresses: np.ndarray, dtype: DType) -> list[tuple[Buffer, np.ndarray, np.ndarray]]:
+        """For each buffer that is met: the byte offsets, checked, and which lanes (a mask) they belong to.
+
+        Raises `ExecutionError`, whose `lane` is the first of the addresses that is wrong.
+        """
         addresses = self._virtual(addresses)
         numbers = addresses >> _OFFSET_BITS
         offsets = (addresses & ((1 << _OFFSET_BITS) - 1)) - _BIAS
@@ -81,7 +92,11 @@ class Memory:
             lanes = numbers == number
             buffer = self.buffers[int(number) - _FIRST]
             chosen = offsets[lanes]
-            _check(buffer, chosen, dtype)
+            try:
+                _check(buffer, chosen, dtype)
+            except ExecutionError as error:
+                error.lane = int(np.flatnonzero(lanes)[error.lane or 0])
+                raise
             parts.append((buffer, chosen, lanes))
         return parts
 
@@ -91,7 +106,11 @@ class Memory:
             return addresses
         result = addresses.copy()
         for lane in zip(*np.nonzero(~known), strict=True) if addresses.ndim else [()]:
-            result[lane] = self._from_real(int(addresses[lane]))
+            try:
+                result[lane] = self._from_real(int(addresses[lane]))
+            except ExecutionError as error:
+                error.lane = int(np.ravel_multi_index(lane, addresses.shape)) if lane else 0
+                raise
         return result
 
     def _from_real(self, address: int) -> int:
@@ -100,7 +119,11 @@ class Memory:
             if 0 <= offset < buffer.bytes.size:
                 return ((_FIRST + index) << _OFFSET_BITS) + _BIAS + offset
         what = "a null pointer" if address == 0 else f"address {address:#x}"
-        raise ExecutionError(f"access through {what}, which is in no argument of the kernel")
+        raise ExecutionError(
+            f"access through {what}, which is in no argument of the kernel",
+            "pass the array to the kernel, or mask off the lanes without a pointer",
+            address="null" if address == 0 else hex(address),
+        )
 
 
 def _span(array: np.ndarray) -> tuple[np.ndarray, int]:
@@ -117,15 +140,19 @@ def _span(array: np.ndarray) -> tuple[np.ndarray, int]:
     return flat.view(np.uint8), array.ctypes.data - low.ctypes.data
 
 
-def _check(buffer: _Buffer, offsets: np.ndarray, dtype: DType) -> None:
+def _check(buffer: Buffer, offsets: np.ndarray, dtype: DType) -> None:
     size = dtype.itemsize
     outside = (offsets < 0) | (offsets > buffer.bytes.size - size)
     if np.any(outside):
-        element = int(offsets[outside].flat[0]) // size
-        count = buffer.bytes.size // size
-        raise ExecutionError(
-            f"access out of bounds: element {element} of {buffer.name}, which has {count} elements of {dtype}"
-            f" ({int(outside.sum())} of {offsets.size} lanes are outside)"
+        lane = int(np.flatnonzero(outside)[0])
+        count, element = buffer.bytes.size // size, int(offsets.flat[lane]) // size
+        lanes = f" ({int(outside.sum())} of {offsets.size} lanes are outside)" if offsets.size > 1 else ""
+        error = ExecutionError(
+            f"access out of bounds: element {element} of {buffer.name}, which has {count} elements of {dtype}{lanes}",
+            f"let a mask leave out what lies outside, or check the sizes and strides that go with {buffer.name}",
+            address=f"{buffer.name}[{element}]",
         )
+        error.lane = lane
+        raise error
     if np.any(offsets % size):
         raise ExecutionError(f"access to {buffer.name} that is not aligned to its element type {dtype}")

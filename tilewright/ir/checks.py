@@ -1,0 +1,358 @@
+"""What a checked run of a kernel finds besides accesses out of bounds, which every run of the interpreter refuses.
+
+unwritten memory   a load, or an atomic that uses the old value, of memory that nobody has written (`ir.unwritten`)
+overflow           an i32 sum or product that wrapped and reached the address of an access
+races              two program instances use one address, at least one by a plain store that changes it, and no
+                   atomic orders them; lanes of one store that give one address different values
+
+Every check looks at values of this one run: what it reports did happen.  Instances run one after the other; their
+order is not taken as given.  It is given by atomics on a single address, as in locks and counters: what an instance
+did before a release comes before what another does after an acquire that reads the same address.  Ordering is kept
+as vector clocks (Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", 2009), with the last
+two readers of an element instead of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import ExecutionError
+from tilewright.ir import unwritten
+from tilewright.ir.core import Location, Operation
+from tilewright.ir.memory import Buffer, Memory
+from tilewright.ir.ops import OPS
+from tilewright.ir.types import PointerType
+
+Array = np.ndarray
+MASK_OPERAND = {"load": 1, "store": 2, "atomic_rmw": 2}
+"""Which operand of a memory operation is its mask; `atomic_cas` has none."""
+
+_WRAPPING = frozenset(("add", "subtract", "multiply", "negate", "shift_left"))
+_FORWARDING = frozenset(
+    "splat expand_dims broadcast reshape permute join split cat gather select minimum maximum hint".split()
+)
+_SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*", "shift_left": "<<"}
+_GRAIN = np.dtype([("writer", np.int32), ("atomic", np.int32), ("reader", np.int32), ("earlier_reader", np.int32)])
+
+
+@dataclass(frozen=True)
+class _Access:
+    """Who used memory: the instance, at which point of its own time, by which operation."""
+
+    index: tuple[int, ...]
+    time: int
+    opcode: str
+    location: Location | None
+
+    def __str__(self) -> str:
+        place = f" at {self.location}" if self.location is not None else ""
+        return f"{self.opcode} in program instance {self.index}{place}"
+
+
+@dataclass
+class _Wide:
+    """The values that an array would have had in 64 bits, and the operation that wrapped first."""
+
+    array: Array  # kept so that its identity stays its own
+    values: Array
+    origin: Operation
+    text: str  # "65536 * 65536 = 4294967296"
+
+
+class _Shadow:
+    """What is known of the bytes of one stretch of memory, in grains that accesses share out among them."""
+
+    def __init__(self, flat: Array) -> None:
+        self.start = flat.ctypes.data
+        self.bytes = flat
+        self.grain = 0
+        self.used = np.zeros(0, _GRAIN)
+        self.pending = unwritten.pending(flat)  # a mask over bytes, shared with later launches, or None
+
+    def grains(self, begin: int, offsets: Array, size: int) -> Array:
+        """Numbers of the grains that accesses of `size` bytes touch, [accesses, grains]; offsets count from `begin`."""
+        finer = min(size, begin & -begin or size)
+        if not self.used.size:
+            self.grain = finer
+            self.used = np.zeros(-(-self.bytes.size // finer), _GRAIN)
+        elif finer < self.grain:
+            self.used, self.grain = np.repeat(self.used, self.grain // finer), finer
+        return ((begin + offsets) // self.grain)[:, None] + np.arange(size // self.grain)
+
+
+class Checks:
+    """Looks at every operation of a launch, before and after it is carried out; raises `ExecutionError`."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.index: tuple[int, ...] = ()
+        self.time: dict[tuple[int, ...], int] = {}  # the present instance's clock: how far it knows each instance
+        self.released: dict[int, dict[tuple[int, ...], int]] = {}  # clocks left at addresses by atomics
+        self.accesses: list[_Access | None] = [None]
+        self.numbers: dict[_Access, int] = {}
+        self.shadows: dict[int, tuple[_Shadow, int]] = {}  # of a buffer: where it begins in its stretch of memory
+        self.wide: dict[int, _Wide] = {}
+
+    def before(self, index: tuple[int, ...], operation: Operation, operands: list[Array]) -> None:
+        """Check an access; called for every operation with the values of its operands."""
+        if index != self.index:
+            self.index, self.time = index, {index: 0}
+            self.wide.clear()
+        if operation.opcode not in ("load", "store", "atomic_rmw", "atomic_cas"):
+            return
+        pointer = operands[0]
+        position = MASK_OPERAND.get(operation.opcode)
+        mask = operands[position] if position is not None and len(operands) > position else np.ones(pointer.shape, bool)
+        addresses = pointer[mask]
+        self._check_overflow(operation, pointer, mask)
+        element = operation.operands[0].type.element
+        assert isinstance(element, PointerType)
+        values = operands[1][mask] if operation.opcode == "store" else None
+        if values is not None:
+            _check_duplicates(self.memory, addresses, values, element.element)
+        for buffer, offsets, lanes in self.memory.resolve(addresses, element.element):
+            chosen = None if values is None else values[lanes]
+            try:
+                self._access(operation, buffer, offsets, chosen, element.element)
+            except ExecutionError as error:
+                error.lane = int(np.flatnonzero(lanes)[error.lane or 0])
+                raise
+        if operation.opcode.startswith("atomic") and addresses.size == 1:
+            self._synchronize(int(addresses.flat[0]), str(operation.attributes["semantics"]))
+
+    # Races and unwritten memory
+
+    def _shadow(self, buffer: Buffer) -> tuple[_Shadow, int]:
+        if not self.shadows:
+            self._lay_out()
+        return self.shadows[id(buffer)]
+
+    def _lay_out(self) -> None:
+        """One shadow for each stretch of memory: arguments may be views of one array."""
+        group: list[Buffer] = []
+        end = -1
+        for buffer in [*sorted(self.memory.buffers, key=lambda entry: entry.bytes.ctypes.data), None]:
+            if buffer is None or buffer.bytes.ctypes.data >= end:
+                if group:
+                    self._share(group)
+                group = []
+            if buffer is not None:
+                group.append(buffer)
+                end = max(end, buffer.bytes.ctypes.data + buffer.bytes.size)
+
+    def _share(self, group: list[Buffer]) -> None:
+        first = group[0].bytes
+        start = first.ctypes.data
+        size = max(buffer.bytes.ctypes.data + buffer.bytes.size for buffer in group) - start
+        whole = np.lib.stride_tricks.as_strided(first, (size,), (1,), writeable=False) if size else first
+        shadow = _Shadow(whole)
+        for buffer in group:
+            self.shadows[id(buffer)] = shadow, buffer.bytes.ctypes.data - start
+
+    def _access(
+        self, operation: Operation, buffer: Buffer, offsets: Array, values: Array | None, element: DType
+    ) -> None:
+        shadow, begin = self._shadow(buffer)
+        offsets = np.ravel(offsets)
+        places, size, opcode = begin + offsets, element.itemsize, operation.opcode
+        if shadow.pending is not None:
+            self._check_written(operation, shadow.pending, buffer, offsets, places, size)
+        grains = shadow.grains(begin, offsets, size)
+        number = self._number(operation)
+        used = shadow.used[grains]
+        if opcode == "load":
+            self._check_order(used["writer"], buffer, offsets, size)
+            later = used["reader"] != number
+            same = self._instance_of(used["reader"]) == self._instance_of(np.asarray([number]))
+            shadow.used["earlier_reader"][grains] = np.where(later & ~same, used["reader"], used["earlier_reader"])
+            shadow.used["reader"][grains] = number
+        elif opcode == "store":
+            assert values is not None
+            old = buffer.bytes[offsets[:, None] + np.arange(size)]
+            stored = np.ascontiguousarray(np.ravel(values).astype(_stored(element), copy=False))
+            changed = np.any(old != stored.view(np.uint8).reshape(-1, size), axis=1)
+            for name in ("writer", "reader", "earlier_reader", "atomic"):
+                others = np.where(changed[:, None], used[name], 0) if name == "writer" else used[name]
+                self._check_order(others, buffer, offsets, size)
+            shadow.used["writer"][grains] = number
+        else:
+            self._check_order(used["writer"], buffer, offsets, size)
+            shadow.used["atomic"][grains] = number
+
+    def _check_written(
+        self, operation: Operation, pending: Array, buffer: Buffer, offsets: Array, places: Array, size: int
+    ) -> None:
+        touched = places[:, None] + np.arange(size)
+        unread = operation.opcode == "store" or operation.attributes.get("kind") == "exchange"
+        wrong = np.flatnonzero(pending[touched].any(axis=1))
+        if wrong.size and not unread:
+            lane = int(wrong[0])
+            address = f"{buffer.name}[{int(offsets[lane]) // size}]"
+            error = ExecutionError(
+                f"read of memory that nobody has written: {address}",
+                f"write {buffer.name} before, on the host (np.zeros) or in an earlier kernel; or mask off these lanes",
+                (f"{wrong.size} of {len(offsets)} accesses read unwritten memory",),
+                address=address,
+            )
+            error.lane = lane
+            raise error
+        if operation.opcode != "load":
+            pending[touched] = False
+
+    def _number(self, operation: Operation) -> int:
+        access = _Access(self.index, self.time[self.index], operation.opcode, operation.location)
+        if access not in self.numbers:
+            self.numbers[access] = len(self.accesses)
+            self.accesses.append(access)
+        return self.numbers[access]
+
+    def _instance_of(self, numbers: Array) -> Array:
+        """A number for the instance of each access, -1 for none."""
+        known, places = np.unique(numbers, return_inverse=True)
+        names = []
+        for number in known:
+            access = self.accesses[int(number)]
+            names.append(-1 if access is None else hash(access.index))
+        return np.asarray(names)[places].reshape(numbers.shape)
+
+    def _check_order(self, others: Array, buffer: Buffer, offsets: Array, size: int) -> None:
+        """Raise unless everything that these earlier accesses did comes before the present operation."""
+        for number in np.unique(others):
+            other = self.accesses[int(number)]
+            if other is None or other.index == self.index or other.time <= self.time.get(other.index, -1):
+                continue
+            lane = int(np.flatnonzero((others == number).any(axis=1))[0])
+            address = f"{buffer.name}[{int(offsets[lane]) // size}]"
+            error = ExecutionError(
+                f"race between program instances: both use {address}, and nothing orders them",
+                "let every instance store to elements of its own, or use atomics (tl.atomic_add, …)",
+                (f"the other access: {other}",),
+                address=address,
+            )
+            error.lane = lane
+            raise error
+
+    def _synchronize(self, address: int, semantics: str) -> None:
+        clock = self.released.setdefault(address, {})
+        if semantics in ("acquire", "acq_rel"):
+            for index, time in clock.items():
+                if index != self.index:
+                    self.time[index] = max(time, self.time.get(index, -1))
+        if semantics in ("release", "acq_rel"):
+            for index, time in self.time.items():
+                clock[index] = max(time, clock.get(index, -1))
+            self.time[self.index] += 1
+
+    # Overflow in address arithmetic
+
+    def after(self, operation: Operation, operands: list[Array], results: list[Array]) -> None:
+        """Follow what i32 arithmetic would have given in 64 bits; called with the values of all results."""
+        opcode = operation.opcode
+        known = [self.wide.get(id(operand)) for operand in operands]
+        if opcode in _WRAPPING:
+            element = operation.results[0].type.element
+            if element == dtypes.int32 or (element == dtypes.int64 and any(known)):
+                self._follow(operation, operands, known, results)
+        elif any(known):
+            if opcode == "offset":
+                self._follow_pointer(operation, operands, known, results[0])
+            elif opcode in _FORWARDING or (opcode == "cast" and results[0].dtype.itemsize == 8):
+                self._follow(operation, operands, known, results)
+
+    def _follow(
+        self, operation: Operation, operands: list[Array], known: list[_Wide | None], results: list[Array]
+    ) -> None:
+        wide = [
+            entry.values if entry is not None else operand.astype(np.int64) if operand.dtype == np.int32 else operand
+            for entry, operand in zip(known, operands, strict=True)
+        ]
+        info = OPS[operation.opcode]
+        assert info.evaluate is not None
+        if operation.opcode == "cast":
+            found: Array | tuple[Array, ...] = wide[0]
+        else:
+            found = info.evaluate(*wide, **{name: operation.attributes[name] for name in info.attributes})
+        for result, values in zip(results, found if isinstance(found, tuple) else (found,), strict=True):
+            self._note(operation, wide, known, result, np.asarray(values))
+
+    def _note(
+        self, operation: Operation, operands: list[Array], known: list[_Wide | None], result: Array, values: Array
+    ) -> None:
+        wrong = result.astype(np.int64, copy=False) != values
+        if not np.any(wrong):
+            return
+        before = next((entry for entry in known if entry is not None), None)
+        if before is not None:
+            self.wide[id(result)] = _Wide(result, values, before.origin, before.text)
+            return
+        lane = tuple(int(part) for part in np.argwhere(wrong)[0])
+        numbers = [int(operand[lane]) for operand in operands]
+        symbol = _SYMBOLS.get(operation.opcode)
+        text = f"{numbers[0]} {symbol} {numbers[1]}" if symbol else f"-({numbers[0]})"
+        text = f"{text} = {int(values[lane])}, which int32 holds as {int(result[lane])}"
+        self.wide[id(result)] = _Wide(result, values, operation, text)
+
+    def _follow_pointer(
+        self, operation: Operation, operands: list[Array], known: list[_Wide | None], result: Array
+    ) -> None:
+        element = operation.operands[0].type.element
+        assert isinstance(element, PointerType)
+        pointer, count = (
+            entry.values if entry is not None else operand.astype(np.int64)
+            for entry, operand in zip(known, operands, strict=True)
+        )
+        self._note(operation, operands, known, result, pointer + count * element.element.itemsize)
+
+    def _check_overflow(self, operation: Operation, pointer: Array, mask: Array) -> None:
+        wide = self.wide.get(id(pointer))
+        if wide is None:
+            return
+        wrong = mask & (wide.values != pointer)
+        if not np.any(wrong):
+            return
+        lane = tuple(int(part) for part in np.argwhere(wrong)[0])
+        element = operation.operands[0].type.element
+        assert isinstance(element, PointerType)
+        size = element.element.itemsize
+        address = self.memory.describe(int(pointer[lane]), size)
+        error = ExecutionError(
+            f"int32 overflow in an address: {wide.text}",
+            "compute the offset in 64 bits: tl.program_id(0).to(tl.int64), or stride.to(tl.int64)",
+            (
+                f"{operation.opcode} at {operation.location} would use "
+                f"{self.memory.describe(int(wide.values[lane]), size)}, and gets {address}",
+            ),
+            element=lane,
+            address=address,
+        )
+        error.location = wide.origin.location
+        raise error
+
+
+def _stored(element: DType) -> np.dtype:
+    return np.dtype(np.uint8) if element.is_bool else element.numpy
+
+
+def _check_duplicates(memory: Memory, addresses: Array, values: Array, element: DType) -> None:
+    """Raise when lanes of one store give one address different values: which one remains is left open."""
+    flat = np.ravel(addresses)
+    order = np.argsort(flat, kind="stable")
+    bits = np.ascontiguousarray(np.ravel(values).astype(_stored(element), copy=False))
+    bits = bits.view(np.uint8).reshape(-1, element.itemsize)[order]
+    again = (flat[order][1:] == flat[order][:-1]) & np.any(bits[1:] != bits[:-1], axis=1)
+    if not np.any(again):
+        return
+    place = int(np.flatnonzero(again)[0])
+    address = memory.describe(int(flat[order][place]), element.itemsize)
+    first, second = (np.ravel(values)[order[place + step]] for step in (0, 1))
+    error = ExecutionError(
+        f"race between lanes of one store: {address} gets {first} and {second}",
+        "give every lane an address of its own, combine the values first (tl.sum, tl.max), or use tl.atomic_add",
+        address=address,
+    )
+    error.lane = int(order[place + 1])
+    raise error

@@ -1,0 +1,67 @@
+"""How errors with a place in the user's source look: message, source line with caret, call chain, details, advice."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+
+from tilewright.errors import ExecutionError
+from tilewright.ir.core import Location
+
+
+def source_line(location: Location) -> str:
+    """The text of the line that a location points to, without its line end."""
+    return linecache.getline(location.file, location.line).rstrip()
+
+
+def excerpt(location: Location, width: int) -> list[str]:
+    """The source line of a location, and a line that underlines `width` columns of it; nothing without source."""
+    text = source_line(location)
+    if not text:
+        return []
+    indent = len(text) - len(text.lstrip())
+    start = max(location.column - indent, 0)
+    span = max(1, min(width, len(text.lstrip()) - start))
+    number = str(location.line)
+    return [f"  {number} | {text.lstrip()}", f"  {' ' * len(number)} | {' ' * start}{'^' * span}"]
+
+
+def render(message: str, location: Location, width: int = 1, advice: str = "", details: Sequence[str] = ()) -> str:
+    """The full text of an error.
+
+    scale.py:7:12: shapes [16] and [32] cannot be broadcast together
+      7 | y = x + w
+        |     ^^^^^
+      in 'scale', called from 'kernel' at scale.py:12
+      12 | scale(x, w)
+         | ^^^^^^^^^^^
+      help: extents must be equal or 1
+    """
+    lines = [f"{location}: {message}", *excerpt(location, width)]
+    inner, caller = location, location.caller
+    while caller is not None:
+        lines.append(f"  in '{inner.function}', called from '{caller.function}' at {caller.file}:{caller.line}")
+        lines.extend(excerpt(caller, len(source_line(caller))))
+        inner, caller = caller, caller.caller
+    lines.extend(f"  {detail}" for detail in details)
+    if advice:
+        lines.append(f"  help: {advice}")
+    return "\n".join(lines)
+
+
+def located_execution_error(
+    error: ExecutionError, opcode: str, location: Location | None, program_id: tuple[int, ...]
+) -> ExecutionError:
+    """An error of a running kernel with its place: operation, source line with caret, program instance."""
+    message = f"{opcode} in program instance {program_id}: {error.message}"
+    details = list(error.details)
+    if error.element:
+        details.insert(0, f"element {list(error.element)} of the block")
+    if location is None:
+        lines = [f"<unknown location>: {message}", *(f"  {detail}" for detail in details)]
+        text = "\n".join([*lines, f"  help: {error.advice}"] if error.advice else lines)
+    else:
+        text = render(message, location, location.width, error.advice, details)
+    located = ExecutionError(error.message, error.advice, tuple(details), error.element, error.address, text)
+    located.location, located.program_id = location, program_id
+    return located
