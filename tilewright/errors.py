@@ -101,5 +101,9 @@ class TargetError(TilewrightError):
     """A target to compile for that tilewright does not know; the message lists those it knows."""
 
 
+class DeviceError(TilewrightError):
+    """A GPU that is missing, cannot be used, or reported a failure; the message names the driver's error."""
+
+
 class MissingDependencyError(TilewrightError):
     """An optional package is needed; the message names it and how to install it."""

@@ -24,7 +24,8 @@ class Remark:
 class Binary:
     """A compiled kernel: machine code and what is needed to launch it.
 
-    CPU calling convention of `symbol`, one call for a run of program instances:
+    How `symbol` is called is the target's matter: of a GPU's kernel see `targets.nvidia.binary.CudaBinary`.  On
+    the CPU it is a function, one call for a run of program instances:
 
         void symbol(ptr arguments, ptr scratch, i64 begin, i64 end)
 
@@ -35,15 +36,15 @@ class Binary:
     call, 64-byte aligned, and at least `scratch_bytes` long.
     """
 
-    target: str  # "cpu"
+    target: str  # "cpu", "cuda"
     key: str  # content hash: the cache's and the engine's name of this binary
     symbol: str  # unique to this key, so that many binaries link into one library
-    image: bytes  # object file
+    image: bytes  # object file, cubin
     parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "f32", …
-    scratch_bytes: int
-    features: tuple[str, ...] = ()  # CPU features that the code needs, LLVM's names
+    scratch_bytes: int  # of memory that the launcher provides
+    features: tuple[str, ...] = ()  # what the machine must have: LLVM's names of CPU features, a GPU architecture
     remarks: tuple[Remark, ...] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)  # "ir", "llvm", "asm" when kept
+    texts: Mapping[str, str] = field(default_factory=dict)  # by stage, "ir", "llvm", "asm", "ptx", where kept
     seconds: Mapping[str, float] = field(default_factory=dict)  # compile time by stage
 
 

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from tilewright.errors import TargetError
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 # family -> (this machine's device, a device by name)
 TARGETS: dict[str, tuple[Callable[[], Target], Callable[[str], Target]]] = {
     "cpu": (CPUTarget.host, CPUTarget.named),
+    "cuda": (NvidiaTarget.host, NvidiaTarget.named),
 }
 
 
 def get_target(name: str | Target = "auto") -> Target:
-    """A target by name: ``auto`` (the best of this machine), ``cpu``, or ``cpu:MODEL`` to cross-compile.
+    """A target by name: ``cpu`` and ``cuda`` are this machine's, ``cpu:MODEL`` and ``cuda:sm_90a`` cross-compile.
 
+    ``auto`` is the CPU; a kernel that is launched on tensors of a GPU is compiled for that GPU all the same.
     A target object is returned as it is.  Raises `TargetError` naming the known targets.
     """
     if not isinstance(name, str):

@@ -57,22 +57,35 @@ def generate(text: str, options: MachineOptions, keep_texts: bool = False) -> Ma
     text does not parse or verify: a mistake in the compiler, never in a user's kernel.
     """
     with _lock:
-        started = time.perf_counter()
-        machine = create_target_machine(options)
-        module = llvm.parse_assembly(text)
-        module.triple = options.triple
-        module.data_layout = str(machine.target_data)
-        module.verify()
-        parsed = time.perf_counter()
-        _optimize(module, machine, options)
-        optimized = time.perf_counter()
+        module, machine, seconds = _optimized(text, options)
         assembly = machine.emit_assembly(module) if keep_texts else None
         optimized_text = str(module) if keep_texts else None
-        start_emit = time.perf_counter()
+        started = time.perf_counter()
         image = machine.emit_object(module)
-        emitted = time.perf_counter()
-    seconds = {"parse": parsed - started, "optimize": optimized - parsed, "emit": emitted - start_emit}
+        seconds["emit"] = time.perf_counter() - started
     return MachineCode(image, assembly, optimized_text, seconds)
+
+
+def generate_assembly(text: str, options: MachineOptions) -> MachineCode:
+    """As `generate`, for targets that LLVM writes no object files for: `assembly` alone is there, no image."""
+    with _lock:
+        module, machine, seconds = _optimized(text, options)
+        started = time.perf_counter()
+        assembly = machine.emit_assembly(module)
+        seconds["emit"] = time.perf_counter() - started
+    return MachineCode(b"", assembly, None, seconds)
+
+
+def _optimized(text: str, options: MachineOptions) -> tuple[llvm.ModuleRef, llvm.TargetMachine, dict[str, float]]:
+    started = time.perf_counter()
+    machine = create_target_machine(options)
+    module = llvm.parse_assembly(text)
+    module.triple = options.triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    parsed = time.perf_counter()
+    _optimize(module, machine, options)
+    return module, machine, {"parse": parsed - started, "optimize": time.perf_counter() - parsed}
 
 
 def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, options: MachineOptions) -> None:

@@ -1,0 +1,89 @@
+"""GPUs: what each one is, and its primary context, which all libraries of a process share.
+
+device = current_device()
+device.capability                          # (9, 0)
+with device.active():                      # its primary context is current in this thread
+    ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import DeviceError
+from tilewright.runtime.cuda.driver import api, check
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU of this machine. Sizes in bytes."""
+
+    ordinal: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+    shared_bytes: int  # the most that one CTA may have
+    cooperative: bool
+
+    @contextmanager
+    def active(self) -> Iterator[Any]:
+        """Make the device's primary context current in this thread; on the way out the one before comes back."""
+        cuda, context = api(), primary_context(self.ordinal)
+        before = check(cuda.cuCtxGetCurrent(), "asking for the current context")
+        if int(before) == int(context):
+            yield context
+            return
+        check(cuda.cuCtxPushCurrent(context), f"using GPU {self.ordinal}")
+        try:
+            yield context
+        finally:
+            check(cuda.cuCtxPopCurrent(), f"leaving GPU {self.ordinal}")
+
+
+@functools.cache
+def device(ordinal: int) -> Device:
+    """A GPU by number; raises `DeviceError` for one that is not there."""
+    cuda = api()
+    count = int(check(cuda.cuDeviceGetCount(), "counting GPUs"))
+    if not 0 <= ordinal < count:
+        raise DeviceError(f"there is no GPU number {ordinal}: this process sees {count}")
+    handle = check(cuda.cuDeviceGet(ordinal), f"asking for GPU {ordinal}")
+    kinds = cuda.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(cuda.cuDeviceGetAttribute(kind, handle), f"asking GPU {ordinal} for {name}"))
+
+    return Device(
+        ordinal=ordinal,
+        name=check(cuda.cuDeviceGetName(256, handle), "asking for a GPU's name").split(b"\0")[0].decode(),
+        capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        memory_bytes=int(check(cuda.cuDeviceTotalMem(handle), "asking for a GPU's memory")),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        cooperative=bool(attribute("COOPERATIVE_LAUNCH")),
+    )
+
+
+@functools.cache
+def primary_context(ordinal: int) -> Any:
+    """The context of a GPU that all libraries of the process share; kept until the process ends."""
+    cuda = api()
+    handle = check(cuda.cuDeviceGet(ordinal), f"asking for GPU {ordinal}")
+    return check(cuda.cuDevicePrimaryCtxRetain(handle), f"starting a context on GPU {ordinal}")
+
+
+def current_device() -> Device:
+    """The GPU whose context is current in this thread; the first one where none is."""
+    cuda = api()
+    context = check(cuda.cuCtxGetCurrent(), "asking for the current context")
+    if int(context) == 0:
+        return device(0)
+    return device(int(check(cuda.cuCtxGetDevice(), "asking for the current GPU")))

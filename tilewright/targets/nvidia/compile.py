@@ -1,0 +1,123 @@
+"""Tile IR -> `CudaBinary` for a GPU: lower, assemble, and keep the result in the object cache."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from tilewright import dtypes
+from tilewright.errors import CompilationError
+from tilewright.ir.core import Function
+from tilewright.ir.printer import print_function
+from tilewright.runtime.cuda.program import Resources, TensorMapUse
+from tilewright.settings import settings
+from tilewright.targets.base import Remark
+from tilewright.targets.llvm.cache import ObjectCache, content_key
+from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
+from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+_KEEP_TEXTS = "keep_texts"  # an option of this stage: add "ir", "llvm" and "ptx" to the binary's texts
+
+
+def compile_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> CudaBinary:
+    """The binary of a verified kernel; from the cache when the same kernel was compiled before.
+
+    The key covers the kernel's whole text, the architecture, the assembler, the options, the compiler's
+    sources and LLVM's version.  `options` are the launch's: `AssemblyOptions` tells those of the assembler, the
+    pipeline reads the others.  With the option `keep_texts`, or a dump directory in the settings, the kernel
+    is compiled afresh so that every stage's text is there.
+    """
+    from tilewright.targets.nvidia.pipeline import lower  # the cache is read without it
+
+    keep_texts = bool(options.get(_KEEP_TEXTS)) or settings.dump_directory is not None
+    given = {name: value for name, value in options.items() if name != _KEEP_TEXTS}
+    assembly_options = AssemblyOptions.from_options(given)
+    text = print_function(function)
+    key = content_key(text, target.key, json.dumps(given, sort_keys=True, default=repr))
+    cache = ObjectCache(settings.cache_directory)
+    if not keep_texts and not settings.always_compile:
+        entry = cache.get(key)
+        if entry is not None:
+            return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+    started = time.perf_counter()
+    lowered = lower(function, target, given)
+    seconds = {"lower": time.perf_counter() - started}
+    assembly = assemble_kernel(lowered, target, assembly_options)
+    texts = {"ir": text, "llvm": lowered.text, "ptx": assembly.ptx} if keep_texts else {}
+    for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("ptx", "ptx")) if keep_texts else ():
+        settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
+    parameters = [str(argument.type) for argument in function.region.arguments]
+    metadata = _metadata(parameters, lowered, assembly, {**seconds, **assembly.seconds})
+    cache.put(key, metadata, assembly.cubin)
+    return _binary(key, metadata, assembly.cubin, target, texts)
+
+
+def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: AssemblyOptions) -> Assembly:
+    """The machine code of a lowered kernel; raises `CompilationError` where it asks for more shared memory than
+    a CTA of the target may have, besides what `assemble` raises."""
+    assembly = assemble(lowered.text, lowered.symbol, target, options)
+    shared = lowered.shared_bytes + assembly.resources.shared
+    if shared > target.shared_bytes:
+        raise CompilationError(
+            f"kernel '{lowered.symbol}' needs {shared} bytes of shared memory for a CTA, and {target.architecture} "
+            f"has {target.shared_bytes}; use smaller blocks or fewer stages"
+        )
+    return assembly
+
+
+def load_binary(key: str, target: NvidiaTarget) -> CudaBinary | None:
+    """The binary of a key from the object cache; None when it is not there."""
+    entry = ObjectCache(settings.cache_directory).get(key)
+    return None if entry is None else _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+
+
+def _metadata(
+    parameters: list[str], lowered: LoweredKernel, assembly: Assembly, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    return {
+        "symbol": lowered.symbol,
+        "parameters": parameters,
+        "warps": lowered.warps,
+        "shared_bytes": lowered.shared_bytes,
+        "cluster": list(lowered.cluster),
+        "tensor_maps": [{**asdict(use), "element": use.element.name} for use in lowered.tensor_maps],
+        "dependent_launch": lowered.dependent_launch,
+        "cooperative": lowered.cooperative,
+        "resources": asdict(assembly.resources),
+        "remarks": [asdict(remark) for remark in (*lowered.remarks, *assembly.remarks)],
+        "seconds": dict(seconds),
+    }
+
+
+def _binary(
+    key: str, metadata: Mapping[str, Any], image: bytes, target: NvidiaTarget, texts: Mapping[str, str]
+) -> CudaBinary:
+    uses = [
+        TensorMapUse(**{**use, "box": tuple(use["box"]), "element": dtypes.BY_NAME[use["element"]]})
+        for use in metadata["tensor_maps"]
+    ]
+    x, y, z = metadata["cluster"]
+    return CudaBinary(
+        target=target.name,
+        key=key,
+        symbol=metadata["symbol"],
+        image=image,
+        parameters=tuple(metadata["parameters"]),
+        scratch_bytes=0,
+        features=(target.architecture,),
+        remarks=tuple(Remark(**remark) for remark in metadata["remarks"]),
+        texts=texts,
+        seconds=metadata["seconds"],
+        warps=metadata["warps"],
+        shared_bytes=metadata["shared_bytes"],
+        resources=Resources(**metadata["resources"]),
+        cluster=(x, y, z),
+        tensor_maps=tuple(uses),
+        dependent_launch=metadata["dependent_launch"],
+        cooperative=metadata["cooperative"],
+    )

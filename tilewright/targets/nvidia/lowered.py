@@ -1,0 +1,33 @@
+"""What the lowering of a kernel hands to the assembler and, through the binary, to the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.runtime.cuda.program import TensorMapUse
+from tilewright.targets.base import Remark
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """LLVM text of a kernel; `symbol` is its entry point, whose parameters are the Tile IR function's, in order.
+
+    Pointers are ``ptr addrspace(1)``, numbers are of their own type (booleans ``i1``), a tensor map is
+    ``ptr byval([128 x i8]) align 64`` with the attribute ``"nvvm.grid_constant"`` and has one entry in `tensor_maps`.
+    A CTA has 32 * `warps` threads, which the text states too (``"nvvm.reqntid"``), and `shared_bytes` of dynamic
+    shared memory.  `cluster` counts CTAs along x, y, z.  With `dependent_launch` the kernel waits by itself for
+    what the kernel before it in the stream wrote; `cooperative` asks for all CTAs to be resident at once.
+    """
+
+    text: str
+    symbol: str
+    warps: int
+    shared_bytes: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    tensor_maps: tuple[TensorMapUse, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    dependent_launch: bool = False
+    cooperative: bool = False
+
+
+__all__ = ["LoweredKernel", "TensorMapUse"]

@@ -1,0 +1,192 @@
+"""The NVIDIA target: a frozen table of what one GPU architecture can do, and the way from Tile IR to its cubin.
+
+NvidiaTarget.named("sm_90a").wgmma        # True
+get_target("cuda:sm_80")                  # compile for it on any machine
+get_target("cuda")                        # the GPU of this machine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import TargetError
+from tilewright.ir.core import Function
+from tilewright.targets.base import Binary
+
+
+@dataclass(frozen=True)
+class NvidiaTarget:
+    """One GPU architecture: everything the lowering asks about it, and nothing that changes while it runs.
+
+    `multiprocessors` and `l2_bytes` describe the usual card of the architecture, or the card of this machine
+    (`host`); heuristics may read them, generated code does not depend on them.
+    """
+
+    sm: int  # 80, 86, 89, 90, 100, 120
+    suffix: str  # "a" where the code uses instructions of this architecture alone; it then runs on no other
+    ptx_version: int  # 86: the PTX ISA 8.6, the oldest that has all that is generated
+    shared_bytes: int  # the most that one CTA may have, after asking the driver for it
+    shared_bytes_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    multiprocessors: int
+    l2_bytes: int
+
+    name = "cuda"
+    triple = "nvptx64-nvidia-cuda"
+    warp_threads = 32
+    registers_per_multiprocessor = 65536
+    registers_per_thread = 255
+    reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
+
+    @classmethod
+    def host(cls) -> NvidiaTarget:
+        """The architecture of the current (or first) GPU of this machine; raises `TargetError` without one."""
+        from tilewright.runtime.cuda.device import current_device  # needs the driver, which other uses do not
+
+        device = current_device()
+        return cls.for_capability(device.capability, device.multiprocessors, device.l2_bytes)
+
+    @classmethod
+    def for_capability(
+        cls, capability: tuple[int, int], multiprocessors: int | None = None, l2_bytes: int | None = None
+    ) -> NvidiaTarget:
+        """The best target whose code runs on a device of this compute capability.
+
+        Machine code runs on later minor versions of its major version.  Raises `TargetError` for a capability
+        that no target serves.
+        """
+        major, minor = capability
+        fitting = [target for target in _NAMED.values() if target.sm // 10 == major and target.sm % 10 <= minor]
+        if not fitting:
+            raise TargetError(
+                f"no code for GPUs of compute capability {major}.{minor}: there are targets {', '.join(_NAMED)}"
+            )
+        best = max(fitting, key=lambda target: target.sm)
+        if multiprocessors is None or l2_bytes is None:
+            return best
+        table = {name: getattr(best, name) for name in cls.__dataclass_fields__}
+        return cls(**{**table, "multiprocessors": multiprocessors, "l2_bytes": l2_bytes})
+
+    @classmethod
+    def named(cls, name: str) -> NvidiaTarget:
+        """An architecture by name, for compiling on any machine; raises `TargetError` listing the names."""
+        if name not in _NAMED:
+            raise TargetError(f"unknown GPU architecture {name!r}: choose one of {', '.join(_NAMED)}")
+        return _NAMED[name]
+
+    @property
+    def architecture(self) -> str:
+        """The name that LLVM and ptxas know it by: ``sm_90a``."""
+        return f"sm_{self.sm}{self.suffix}"
+
+    @property
+    def key(self) -> str:
+        """Everything of the target that a binary depends on: architecture, PTX version, and who assembles it."""
+        from tilewright.targets.nvidia.assemble import find_assembler  # which imports this table
+
+        return f"cuda-{self.architecture}-ptx{self.ptx_version}-{find_assembler().identity}"
+
+    @property
+    def description(self) -> str:
+        """The table in one line, for people."""
+        extras = {
+            "tensor memory accelerator": self.tma,
+            "clusters": self.clusters,
+            "wgmma": self.wgmma,
+            "fp8 products": self.fp8_mma,
+        }
+        parts = [
+            f"{self.architecture}",
+            f"{self.multiprocessors} multiprocessors",
+            f"{self.shared_bytes >> 10} KiB shared memory a CTA",
+            f"L2 {self.l2_bytes >> 20} MiB",
+            *(name for name, present in extras.items() if present),
+        ]
+        return ", ".join(parts)
+
+    @property
+    def wgmma(self) -> bool:
+        """Whether warp groups multiply tiles of shared memory (wgmma), with setmaxnreg to share registers."""
+        return self.sm == 90 and self.suffix == "a"
+
+    @property
+    def tma(self) -> bool:
+        """Whether tiles are copied through tensor maps, on mbarriers that count bytes."""
+        return self.sm >= 90
+
+    @property
+    def clusters(self) -> bool:
+        """Whether CTAs form clusters that read each other's shared memory."""
+        return self.sm >= 90
+
+    @property
+    def stmatrix(self) -> bool:
+        """Whether 8x8 matrices are stored to shared memory by a warp at once (ldmatrix is everywhere)."""
+        return self.sm >= 90
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether a kernel may start before the one that it depends on has ended (griddepcontrol)."""
+        return self.sm >= 90
+
+    @property
+    def fp8(self) -> bool:
+        """Whether fp8 converts in hardware."""
+        return self.sm >= 89
+
+    @property
+    def fp8_mma(self) -> bool:
+        """Whether tensor cores multiply fp8."""
+        return self.sm >= 89
+
+    @property
+    def bfloat16_arithmetic(self) -> bool:
+        """Whether bfloat16 adds and multiplies in itself (its fused multiply-add is everywhere)."""
+        return self.sm >= 90
+
+    @property
+    def maximum_vector_bytes(self) -> int:
+        """The widest load or store of one thread to global memory."""
+        return 16
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether values of this element type can be computed with (narrow floats through wider ones)."""
+        return dtype is not dtypes.void
+
+    def microtile(self, dtype: DType) -> tuple[int, int]:
+        """Rows and columns of the smallest tile of `dot`'s instruction: blocks in multiples of it run fastest."""
+        return (64, 8) if self.wgmma and dtype.bits <= 32 else (16, 8)
+
+    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
+        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
+        from tilewright.targets.nvidia.compile import compile_function  # the pipeline imports this table
+
+        return compile_function(function, self, options)
+
+    def load(self, key: str) -> Binary | None:
+        """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
+        from tilewright.targets.nvidia.compile import load_binary
+
+        return load_binary(key, self)
+
+
+_KIB, _MIB = 1 << 10, 1 << 20
+# Limits are those of the CUDA programming guide's table of compute capabilities; multiprocessors and L2 are of
+# A100, A10, L4, H100/H200 (SXM), B200 and RTX PRO 6000. sm_100 and sm_120 carry no suffix: nothing that is
+# generated for them needs one, and code without it runs on later members of their families.
+_NAMED: dict[str, NvidiaTarget] = {
+    target.architecture: target
+    for target in (
+        NvidiaTarget(80, "", 86, 163 * _KIB, 164 * _KIB, 2048, 108, 40 * _MIB),
+        NvidiaTarget(86, "", 86, 99 * _KIB, 100 * _KIB, 1536, 72, 6 * _MIB),
+        NvidiaTarget(89, "", 86, 99 * _KIB, 100 * _KIB, 1536, 58, 48 * _MIB),
+        NvidiaTarget(90, "a", 86, 227 * _KIB, 228 * _KIB, 2048, 132, 50 * _MIB),
+        NvidiaTarget(100, "", 86, 227 * _KIB, 228 * _KIB, 2048, 148, 126 * _MIB),
+        NvidiaTarget(120, "", 87, 99 * _KIB, 100 * _KIB, 1536, 188, 128 * _MIB),
+    )
+}
+ARCHITECTURES = tuple(_NAMED)
