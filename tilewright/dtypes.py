@@ -64,6 +64,9 @@ uint32 = DType("uint32", "u32", "uint", 32)
 uint64 = DType("uint64", "u64", "uint", 64)
 float8e5 = DType("float8e5", "f8e5", "float", 8)
 float8e4nv = DType("float8e4nv", "f8e4nv", "float", 8)
+float8e5b16 = DType("float8e5b16", "f8e5b16", "float", 8)  # no infinity, no -0; the code 0x80 is NaN
+float8e4b8 = DType("float8e4b8", "f8e4b8", "float", 8)  # the same
+float8e4b15 = DType("float8e4b15", "f8e4b15", "float", 8)  # neither infinity nor NaN
 float16 = DType("float16", "f16", "float", 16)
 bfloat16 = DType("bfloat16", "bf16", "float", 16)
 float32 = DType("float32", "f32", "float", 32)
@@ -72,18 +75,23 @@ void = DType("void", "void", "void", 0)
 
 DTYPES: tuple[DType, ...] = (
     int1, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
-    float8e5, float8e4nv, float16, bfloat16, float32, float64,
+    float8e5, float8e4nv, float8e5b16, float8e4b8, float16, bfloat16, float32, float64,
 )  # fmt: skip
-BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in DTYPES}
-BY_TEXT: dict[str, DType] = {dtype.text: dtype for dtype in DTYPES}
+# float8e4b15 is storage: the IR moves it and reinterprets its bits, the language converts and computes in float16.
+STORED: tuple[DType, ...] = (*DTYPES, float8e4b15)
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in STORED}
+BY_TEXT: dict[str, DType] = {dtype.text: dtype for dtype in STORED}
 
 _NUMPY: dict[str, np.dtype] = {
     "int1": np.dtype(np.bool_),
     "float8e5": np.dtype(ml_dtypes.float8_e5m2),
     "float8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8e5b16": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "float8e4b8": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "float8e4b15": np.dtype(ml_dtypes.float8_e4m3b11fnuz),  # carries the bits; its numbers are other ones
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    **{name: np.dtype(name) for name in BY_NAME if name not in ("int1", "float8e5", "float8e4nv", "bfloat16")},
 }
+_NUMPY.update({name: np.dtype(name) for name in BY_NAME if name not in _NUMPY})
 _FROM_NUMPY: dict[np.dtype, DType] = {numpy_dtype: BY_NAME[name] for name, numpy_dtype in _NUMPY.items()}
 
 

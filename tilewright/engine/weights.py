@@ -26,7 +26,8 @@ _HEADER_LIMIT = 100 << 20
 _NAMES = {
     "int1": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "float8e5": "F8_E5M2", "float8e4nv": "F8_E4M3", "float16": "F16", "bfloat16": "BF16",
+    "float8e5": "F8_E5M2", "float8e4nv": "F8_E4M3", "float8e5b16": "F8_E5M2FNUZ", "float8e4b8": "F8_E4M3FNUZ",
+    "float16": "F16", "bfloat16": "BF16",
     "float32": "F32", "float64": "F64",
 }  # fmt: skip
 _DTYPES = {name: dtypes.BY_NAME[ours] for ours, name in _NAMES.items()}

@@ -136,6 +136,7 @@ def _span(array: np.ndarray) -> tuple[np.ndarray, int]:
         return np.zeros(0, np.uint8), 0
     size = array.dtype.itemsize + sum((n - 1) * stride for n, stride in zip(low.shape, low.strides, strict=True))
     count = size // array.dtype.itemsize
+    low = low.view(np.dtype(f"u{array.dtype.itemsize}"))  # NumPy cannot stride over ml_dtypes' extension types
     flat = np.lib.stride_tricks.as_strided(low, (count,), (array.dtype.itemsize,), writeable=array.flags.writeable)
     return flat.view(np.uint8), array.ctypes.data - low.ctypes.data
 

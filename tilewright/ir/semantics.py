@@ -17,11 +17,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DType, from_numpy
+from tilewright.dtypes import DTYPES, DType, from_numpy
 
 Array = np.ndarray
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_FLOAT8 = (np.dtype(ml_dtypes.float8_e5m2), np.dtype(ml_dtypes.float8_e4m3fn))
+_FLOAT8 = tuple(dtype.numpy for dtype in DTYPES if dtype.is_float and dtype.bits == 8)
 
 
 # Rounding ----------------------------------------------------------------------------------------

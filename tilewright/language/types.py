@@ -22,14 +22,29 @@ _SHORT_NAMES = {
     "float64": "fp64",
     "float8e5": "fp8e5",
     "float8e4nv": "fp8e4nv",
+    "float8e5b16": "fp8e5b16",
+    "float8e4b8": "fp8e4b8",
+    "float8e4b15": "fp8e4b15",
 }
-_MANTISSA_BITS = {"float8e5": 2, "float8e4nv": 3, "float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+_MANTISSA_BITS = {"float8e5": 2, "float8e4nv": 3, "float8e5b16": 2, "float8e4b8": 3, "float8e4b15": 3,
+                  "float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # fmt: skip
 
 
 class dtype:
-    """An element type such as `tl.float32`. There is one instance of each; compare with ``==``."""
+    """An element type such as `tl.float32`; ``tl.dtype("fp32")`` names one. Compare with ``==``."""
 
-    def __init__(self, element: DType | PointerType) -> None:
+    # Short names by kind, as Triton lists them.
+    SINT_TYPES = ["int8", "int16", "int32", "int64"]
+    UINT_TYPES = ["int1", "uint8", "uint16", "uint32", "uint64"]
+    FP_TYPES = ["fp8e4b15", "fp8e4nv", "fp8e4b8", "fp8e5", "fp8e5b16", "fp16", "bf16", "fp32", "fp64"]
+    STANDARD_FP_TYPES = ["fp16", "bf16", "fp32", "fp64"]
+    OTHER_TYPES = ["void"]
+
+    def __init__(self, element: DType | PointerType | str) -> None:
+        if isinstance(element, str):
+            if element != "void" and element not in NAMES:
+                raise LanguageError(f"there is no dtype named {element!r}", f"one of {', '.join(NAMES)}")
+            element = foundation.void if element == "void" else NAMES[element].element
         self.element = element
 
     @property
@@ -130,6 +145,15 @@ class dtype:
     def is_fp8e4nv(self) -> bool:
         return self.element == foundation.float8e4nv
 
+    def is_fp8e5b16(self) -> bool:
+        return self.element == foundation.float8e5b16
+
+    def is_fp8e4b8(self) -> bool:
+        return self.element == foundation.float8e4b8
+
+    def is_fp8e4b15(self) -> bool:
+        return self.element == foundation.float8e4b15
+
     def is_fp16(self) -> bool:
         return self.element == foundation.float16
 
@@ -219,12 +243,15 @@ class block_type:
 int1, int8, int16, int32, int64 = (dtype(foundation.BY_NAME[f"int{bits}"]) for bits in (1, 8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (dtype(foundation.BY_NAME[f"uint{bits}"]) for bits in (8, 16, 32, 64))
 float8e5, float8e4nv = dtype(foundation.float8e5), dtype(foundation.float8e4nv)
+float8e5b16, float8e4b8 = dtype(foundation.float8e5b16), dtype(foundation.float8e4b8)
+float8e4b15 = dtype(foundation.float8e4b15)
 float16, bfloat16 = dtype(foundation.float16), dtype(foundation.bfloat16)
 float32, float64 = dtype(foundation.float32), dtype(foundation.float64)
 void = dtype(foundation.void)
 
 ALL_DTYPES = (int1, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
-              float8e5, float8e4nv, float16, bfloat16, float32, float64)  # fmt: skip
+              float8e5, float8e4nv, float8e5b16, float8e4b8, float8e4b15,
+              float16, bfloat16, float32, float64)  # fmt: skip
 _INSTANCES: dict[DType, dtype] = {entry._number: entry for entry in (*ALL_DTYPES, void)}
 
 # Names accepted in string annotations and signatures: "fp32", "float32", "f32", "i64", "u8".

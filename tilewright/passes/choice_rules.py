@@ -100,19 +100,23 @@ def nested_select(operation: Operation, build: Rewriter) -> Value | None:
     return None
 
 
-_DIGITS = {"float8e5": 3, "float8e4nv": 4, "float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-_EXPONENT = {"float8e5": 15, "float8e4nv": 8, "float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}
-_SUBNORMAL = {"float8e5": 16, "float8e4nv": 9, "float16": 24, "bfloat16": 133, "float32": 149, "float64": 1074}
+_DIGITS = {"float8e5": 3, "float8e4nv": 4, "float8e5b16": 3, "float8e4b8": 4,
+           "float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # fmt: skip
+_EXPONENT = {"float8e5": 15, "float8e4nv": 8, "float8e5b16": 15, "float8e4b8": 7,
+             "float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}  # fmt: skip
+_SUBNORMAL = {"float8e5": 16, "float8e4nv": 9, "float8e5b16": 17, "float8e4b8": 10,
+              "float16": 24, "bfloat16": 133, "float32": 149, "float64": 1074}  # fmt: skip
+_WITHOUT_INFINITY = ("float8e4nv", "float8e5b16", "float8e4b8")
 
 
 def keeps_value(source: DType, target: DType) -> bool:
-    """Whether every value of `source` is one of `target` (float8e4nv has no infinity, so nothing casts into it)."""
+    """Whether every value of `source` is one of `target` (what has no infinity, or no -0, keeps nothing)."""
     if source == target or source.is_bool:
         return True
     if target.is_bool:
         return False
     if source.is_float:
-        fits = target.is_float and target.name != "float8e4nv"
+        fits = target.is_float and target.name not in _WITHOUT_INFINITY
         tables = (_DIGITS, _EXPONENT, _SUBNORMAL)
         return fits and all(table[source.name] <= table[target.name] for table in tables)
     if target.is_float:

@@ -339,6 +339,8 @@ def absolute(value: Any) -> tensor:
     value = to_tensor(value)
     if value.number.is_bool or value.number.kind == "uint":
         return value
+    if value.number == dtypes.float8e4b15:  # the sign bit alone
+        return bitcast(bitwise("and", bitcast(value, dtypes.uint8), 0x7F), value.number)
     return emit("absolute", [value])
 
 

@@ -81,6 +81,8 @@ def cast(value: tensor, element: DType | PointerType, rounding: str = "rtne") ->
         return value
     if isinstance(source, PointerType) or isinstance(element, PointerType):
         return _cast_pointer(value, element)
+    if dtypes.float8e4b15 in (source, element):
+        return _cast_float8e4b15(value, element, rounding)
     if element.is_bool:
         return emit("compare", [value, constant(0, source, value.shape)], {"predicate": "ne"})
     if (
@@ -97,6 +99,36 @@ def cast(value: tensor, element: DType | PointerType, rounding: str = "rtne") ->
     if value.constant is not None:
         return constant(_convert_number(value.constant, element), element)
     return emit("cast", [value], {"dtype": element, "rounding": rounding})
+
+
+def _cast_float8e4b15(value: tensor, element: DType, rounding: str) -> tensor:
+    """To or from float8e4b15, which is the high byte of a float16 with the top exponent bit taken out.
+
+    Going there, the number becomes a float16 first (so it is rounded twice), then its low seven bits are
+    rounded; what is beyond the greatest number, 1.875, becomes that number, NaN too.
+    """
+
+    def filled(number: int) -> tensor:
+        return constant(number, dtypes.uint16, value.shape)
+
+    if value.number == dtypes.float8e4b15:
+        bits = cast(bitcast(value, dtypes.uint8), dtypes.uint16)
+        sign, magnitude = emit("and", [bits, filled(0x80)]), emit("and", [bits, filled(0x7F)])
+        moved = emit("or", [_shifted("left", sign, 8), _shifted("left", magnitude, 7)])
+        return cast(bitcast(moved, dtypes.float16), element)
+    half = value if value.number == dtypes.float16 else cast(value, dtypes.float16, rounding)
+    bits = bitcast(half, dtypes.uint16)
+    magnitude = emit("and", [bits, filled(0x7FFF)])
+    if rounding == "rtne":
+        odd = emit("and", [_shifted("right", magnitude, 7), filled(1)])
+        magnitude = emit("add", [emit("add", [magnitude, odd]), filled(0x3F)])
+    code = emit("minimum", [_shifted("right", magnitude, 7), filled(0x7F)], {"propagate_nan": False})
+    sign = emit("and", [_shifted("right", bits, 8), filled(0x80)])
+    return bitcast(cast(emit("or", [sign, code]), dtypes.uint8), dtypes.float8e4b15)
+
+
+def _shifted(direction: str, value: tensor, count: int) -> tensor:
+    return emit(f"shift_{direction}", [value, constant(count, value.number, value.shape)])
 
 
 def _convert_number(number: Number, element: DType) -> Number:

@@ -7,14 +7,15 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.language.context import LanguageError, active
-from tilewright.language.semantic.convert import constant
+from tilewright.language.semantic.convert import cast, constant
 from tilewright.language.semantic.shape import reshape
 from tilewright.language.tensor import emit, tensor, type_text
 from tilewright.language.types import dtype, unwrap, wrap
 
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
 _OPERANDS = (dtypes.int8, dtypes.uint8, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64,
-             dtypes.float8e5, dtypes.float8e4nv)  # fmt: skip
+             dtypes.float8e5, dtypes.float8e4nv, dtypes.float8e5b16, dtypes.float8e4b8,
+             dtypes.float8e4b15)  # fmt: skip
 
 
 def _operand(value: Any, name: str) -> tensor:
@@ -68,6 +69,8 @@ def dot(a: Any, b: Any, acc: Any, input_precision: Any, allow_tf32: Any, out_dty
     a, b, acc = _operand(a, "a"), _operand(b, "b"), unwrap(acc)
     if a.element != b.element and not (a.number.is_float and b.number.is_float and a.number.bits == b.number.bits == 8):
         raise LanguageError(f"dot needs operands of one dtype, got {a.dtype} and {b.dtype}", "cast one of them")
+    if dtypes.float8e4b15 in (a.element, b.element):
+        a, b = cast(a, dtypes.float16), cast(b, dtypes.float16)
     shape = _check_shapes(a, b)
     if acc is not None and (not isinstance(acc, tensor) or acc.shape != shape or acc.is_pointer):
         raise LanguageError(f"acc must have shape {list(shape)}, got {type_text(acc)}", "tl.zeros makes one")

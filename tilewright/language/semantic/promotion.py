@@ -88,7 +88,7 @@ def promote(left: DType, right: DType, division: bool = False) -> DType:
 
 
 def _promote_float8(left: DType, right: DType) -> DType:
-    if left == right:
+    if left == right and left != dtypes.float8e4b15:
         return left
     if left.is_float and right.is_float:
         return dtypes.float16

@@ -15,7 +15,13 @@ from tilewright.ir.types import Element, PointerType
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
 _FLOAT_TEXT = {"float16": "half", "float32": "float", "float64": "double"}
-_FLOAT8 = {"float8e5": (2, 15), "float8e4nv": (3, 7)}  # mantissa bits, exponent bias
+# mantissa bits, exponent bias, greatest finite number, code of NaN
+_FLOAT8 = {
+    "float8e5": (2, 15, 57344.0, 0x7F),
+    "float8e4nv": (3, 7, 448.0, 0x7F),
+    "float8e5b16": (2, 16, 57344.0, 0x80),
+    "float8e4b8": (3, 8, 240.0, 0x80),
+}
 
 
 def register_type(element: Element) -> str:
@@ -118,20 +124,22 @@ class Converter:
         if source == dtypes.float8e5:
             half = builder.binary("shl", builder.cast("zext", value, self._type("i16", value)), self._half_shift(value))
             return builder.cast("fpext", builder.cast("bitcast", half, self._type("half", value)), single)
-        return self._decode_float8e4(value)
+        return self._decode_float8(value, source)
 
     def _half_shift(self, value: LLVMValue) -> LLVMValue:
         return self.builder.constant(self._type("i16", value), 8)
 
-    def _decode_float8e4(self, value: LLVMValue) -> LLVMValue:
+    def _decode_float8(self, value: LLVMValue, source: DType) -> LLVMValue:
         """Exponent and mantissa moved to their float32 places, then scaled by the difference of the biases."""
         builder = self.builder
+        mantissa, bias, _, nan = _FLOAT8[source.name]
         single, word = self._type("float", value), self._type("i32", value)
         bits = builder.cast("zext", value, word)
         magnitude = builder.binary("and", bits, builder.constant(word, 0x7F))
-        moved = builder.cast("bitcast", builder.binary("shl", magnitude, builder.constant(word, 20)), single)
-        scaled = builder.binary("fmul", moved, builder.constant(single, 2.0**120))
-        is_nan = builder.compare("eq", magnitude, builder.constant(word, 0x7F))
+        shift = builder.constant(word, 23 - mantissa)
+        moved = builder.cast("bitcast", builder.binary("shl", magnitude, shift), single)
+        scaled = builder.binary("fmul", moved, builder.constant(single, 2.0 ** (127 - bias)))
+        is_nan = builder.compare("eq", bits if nan == 0x80 else magnitude, builder.constant(word, nan))
         number = builder.select(is_nan, builder.constant(single, math.nan), scaled)
         sign = builder.binary(
             "shl", builder.binary("and", bits, builder.constant(word, 0x80)), builder.constant(word, 24)
@@ -163,9 +171,8 @@ class Converter:
     def _encode_float8(self, value: LLVMValue, target: DType) -> LLVMValue:
         """To nearest even; beyond the greatest finite number: that number."""
         builder = self.builder
-        mantissa, bias = _FLOAT8[target.name]
+        mantissa, bias, greatest, nan = _FLOAT8[target.name]
         single, word = value.type, self._type("i32", value)
-        greatest = 57344.0 if target == dtypes.float8e5 else 448.0
         magnitude = builder.intrinsic(
             "minnum", [builder.intrinsic("fabs", [value]), builder.constant(single, greatest)]
         )
@@ -176,10 +183,13 @@ class Converter:
         )
         rounded = builder.add(builder.add(bits, odd), builder.constant(word, (1 << (shift - 1)) - 1))
         code = builder.binary("lshr", rounded, builder.constant(word, shift))
-        number = builder.select(builder.compare("uno", value, value), builder.constant(word, 0x7F), code)
         sign = builder.binary("lshr", builder.cast("bitcast", value, word), builder.constant(word, 24))
-        signed = builder.binary("or", number, builder.binary("and", sign, builder.constant(word, 0x80)))
-        return builder.cast("trunc", signed, self._type("i8", value))
+        signed = builder.binary("or", code, builder.binary("and", sign, builder.constant(word, 0x80)))
+        if nan == 0x80:  # there is no -0: that code is NaN
+            zero = builder.zero(word)
+            signed = builder.select(builder.compare("eq", code, zero), zero, signed)
+        chosen = builder.select(builder.compare("uno", value, value), builder.constant(word, nan), signed)
+        return builder.cast("trunc", chosen, self._type("i8", value))
 
     def _round_to_odd(self, value: LLVMValue) -> LLVMValue:
         """float64 to float32 so that a second rounding to fewer digits is as good as one.

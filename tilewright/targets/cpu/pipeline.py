@@ -15,6 +15,7 @@ from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.lowering import KernelLowering
 from tilewright.targets.cpu.passes.uniform_increments import carry_uniform_increments
+from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import Module
 
@@ -32,6 +33,7 @@ class LoweredKernel:
 _RECURSION_LIMIT = 100_000
 
 CPU_PASSES: tuple[tuple[Pass, str], ...] = (
+    (widen_products, "the product kernels know no 8-bit floats; before simplify, which sees equal casts"),
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
     (simplify, "what the pass before left over"),

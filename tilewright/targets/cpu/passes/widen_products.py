@@ -1,0 +1,24 @@
+"""Products of 8-bit floats become products of float16, which holds all their numbers exactly."""
+
+from __future__ import annotations
+
+from tilewright.dtypes import float16
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.rewrite import Rewriter, RuleTable, rewrite
+
+_RULES = RuleTable("wider products")
+
+
+@_RULES.on("dot")
+def product_of_float8(operation: Operation, build: Rewriter) -> Value | None:
+    """dot(a, b, c) = dot(cast(a, float16), cast(b, float16), c)"""
+    left, right, accumulator = operation.operands
+    if left.type.dtype.bits != 8 or not left.type.dtype.is_float:
+        return None
+    wide = [build.emit("cast", value, dtype=float16, rounding="rtne") for value in (left, right)]
+    return build.emit("dot", *wide, accumulator, **operation.attributes)
+
+
+def widen_products(function: Function) -> Function:
+    """`function` with such products rewritten; the same object when there are none."""
+    return rewrite(function, _RULES)
