@@ -5,23 +5,32 @@ int             i32 if it fits, else i64, else u64, with the largest of 16, 8, 4
                 the value 1 becomes a compile-time constant
 bool            i1          float   f32          None   a compile-time constant
 NumPy scalar    its own dtype
-tuple           each entry by its own rule
+tuple           each entry by its own rule; NamedTuples and aggregates too
+descriptor      its tile and padding; base, extents (i32) and strides (i64) are parameters
+constexpr       (inside a tuple) a compile-time constant; so are strings, dtypes and functions there
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
+from tilewright.frontend.descriptor import DescriptorForm, TensorDescriptor
+from tilewright.frontend.descriptor import check as check_descriptor
+from tilewright.frontend.descriptor import parts as descriptor_parts
+from tilewright.frontend.values import Group, Static, members
 from tilewright.ir.types import PointerType, TensorType, scalar
+from tilewright.language.aggregate import Aggregate
+from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.types import constexpr, dtype, unwrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +45,17 @@ class ArgumentClass:
     constant: Any
 
 
-_CLASSES: dict[tuple[TensorType | None, int, Any], ArgumentClass] = {}
+_CLASSES: dict[tuple[TensorType | None, int, type, Any], ArgumentClass] = {}
 
 
 def argument_class(kind: TensorType | None, divisibility: int = 1, constant: Any = None) -> ArgumentClass:
     """The one `ArgumentClass` of these values."""
-    return _CLASSES.setdefault((kind, divisibility, constant), ArgumentClass(kind, divisibility, constant))
+    key = kind, divisibility, type(constant), constant
+    return _CLASSES.setdefault(key, ArgumentClass(kind, divisibility, constant))
 
 
-Classified = tuple[ArgumentClass, Any]  # with the address or number that goes into the argument slot
+# With the address or number that goes into the argument slot; for a group a tuple of these.
+Classified = tuple[Union[ArgumentClass, Group], Any]
 Handler = Callable[[Any], Classified]
 
 _ONE = argument_class(None, 1, 1)
@@ -56,27 +67,27 @@ _INTEGERS: dict[str, tuple[ArgumentClass, ...]] = {
     name: tuple(argument_class(scalar(dtypes.BY_NAME[name]), divisor) for divisor in _DIVISORS)
     for name in ("int32", "int64", "uint64")
 }
-_INT32 = _INTEGERS["int32"]
+INT32 = _INTEGERS["int32"]
 
 
-def _classify_int(value: int) -> Classified:
+def classify_int(value: int) -> Classified:
     if value == 1:
         return _ONE, 1
     if -(2**31) <= value < 2**31:
-        return _INT32[value & 15], value
+        return INT32[value & 15], value
     if -(2**63) <= value < 2**64:
         return _INTEGERS["int64" if value < 2**63 else "uint64"][value & 15], value
     raise LaunchError(f"the integer {value} does not fit in 64 bits")
 
 
 @lru_cache(maxsize=256)
-def _pointer_classes(dtype: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
+def pointer_classes(kind: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
     """Classes of arrays of a dtype: aligned to 16 bytes, and not."""
     try:
-        element = dtypes.from_numpy(dtype)
+        element = dtypes.from_numpy(kind)
     except KeyError:
         raise LaunchError(
-            f"an array of dtype {dtype} cannot be passed to a kernel; "
+            f"an array of dtype {kind} cannot be passed to a kernel; "
             f"convert it to one of {', '.join(entry.name for entry in dtypes.DTYPES)}"
         ) from None
     pointer = scalar(PointerType(element))
@@ -84,7 +95,7 @@ def _pointer_classes(dtype: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
 
 
 def _classify_array(value: np.ndarray) -> Classified:
-    aligned, unaligned = _pointer_classes(value.dtype)
+    aligned, unaligned = pointer_classes(value.dtype)
     address = value.__array_interface__["data"][0]
     if address & 15 == 0:
         return aligned, address
@@ -93,11 +104,19 @@ def _classify_array(value: np.ndarray) -> Classified:
     return unaligned, address
 
 
-_TORCH_CLASSES: dict[Any, tuple[ArgumentClass, ArgumentClass]] = {}
+class _TorchClasses(dict[Any, tuple[ArgumentClass, ArgumentClass]]):
+    """Classes of aligned and other tensors by PyTorch's dtype, made when one is asked for."""
+
+    def __missing__(self, dtype: Any) -> tuple[ArgumentClass, ArgumentClass]:
+        return _torch_classes(dtype)
+
+
+TORCH_CLASSES = _TorchClasses()
+TENSOR_TYPES: set[type] = set()  # PyTorch's tensor types that kernels were called with
 
 
 def _classify_torch(value: Any) -> Classified:
-    classes = _TORCH_CLASSES.get(value.dtype) or _torch_classes(value.dtype)
+    classes = TORCH_CLASSES[value.dtype]
     if not value.is_cpu:
         raise LaunchError(f"a tensor on {value.device} was passed to a kernel for the CPU; pass tensor.cpu()")
     try:
@@ -107,24 +126,72 @@ def _classify_torch(value: Any) -> Classified:
     return classes[address & 15 != 0], address
 
 
-def _torch_classes(dtype: Any) -> tuple[ArgumentClass, ArgumentClass]:
-    name = str(dtype).removeprefix("torch.")
-    name = {"bool": "int1", "float8_e5m2": "float8e5", "float8_e4m3fn": "float8e4nv"}.get(name, name)
+def _torch_classes(kind: Any) -> tuple[ArgumentClass, ArgumentClass]:
+    name = str(kind).removeprefix("torch.")
+    name = {
+        "bool": "int1",
+        "float8_e5m2": "float8e5",
+        "float8_e4m3fn": "float8e4nv",
+        "float8_e4m3fnuz": "float8e4b8",
+        "float8_e5m2fnuz": "float8e5b16",
+    }.get(name, name)
     if name not in dtypes.BY_NAME:
-        raise LaunchError(f"a tensor of {dtype} cannot be passed to a kernel; convert it with .to(...)")
+        raise LaunchError(f"a tensor of {kind} cannot be passed to a kernel; convert it with .to(...)")
     element = dtypes.BY_NAME[name]
     pointer = scalar(PointerType(element))
-    _TORCH_CLASSES[dtype] = argument_class(pointer, 16), argument_class(pointer, element.itemsize)
-    return _TORCH_CLASSES[dtype]
+    TORCH_CLASSES[kind] = argument_class(pointer, 16), argument_class(pointer, element.itemsize)
+    return TORCH_CLASSES[kind]
 
 
 def _classify_numpy_scalar(value: np.generic) -> Classified:
     return argument_class(scalar(dtypes.from_numpy(value.dtype))), value.item()
 
 
-def _classify_tuple(value: tuple[Any, ...]) -> Classified:
-    parts = [classify(entry) for entry in value]
-    return tuple(part[0] for part in parts), tuple(part[1] for part in parts)  # type: ignore[return-value]
+def _classify_group(value: Any) -> Classified:
+    group = members(value)
+    assert group is not None
+    parts = [_classify_member(entry) for entry in group.entries]
+    return Group(group.kind, tuple(part[0] for part in parts)), tuple(part[1] for part in parts)
+
+
+def _classify_member(value: Any) -> Classified:
+    """An entry of a tuple: also a compile-time value."""
+    constant = unwrap(value)
+    if isinstance(value, constexpr) or isinstance(constant, (str, dtype, SourceFunction, ConstexprFunction)):
+        return argument_class(None, 1, constant), None
+    return classify(value)
+
+
+def _classify_descriptor(value: TensorDescriptor) -> Classified:
+    base, address = classify(value.base)
+    if not isinstance(base, ArgumentClass) or base.type is None or not isinstance(base.type.element, PointerType):
+        raise LaunchError(f"the base of a tensor descriptor must be an array, got a {type(value.base).__name__}")
+    check_descriptor(value, base.type.element, address)
+    numbers = descriptor_parts(value)[1:]
+    rank = len(value.block_shape)
+    classes = [base]
+    for extent in numbers[:rank]:
+        classes.append(_INTEGERS["int32" if extent < 2**31 else "int64"][extent & 15])
+    classes.extend(_INTEGERS["int64"][stride & 15] for stride in numbers[rank:-1])
+    form = DescriptorForm(tuple(int(extent) for extent in value.block_shape), value.padding)
+    return Group(form, (*classes, _ONE)), (address, *numbers)
+
+
+def leaves(kind: Any, value: Any) -> Iterator[Any]:
+    """The run-time entries of an argument (or of its slots), in the order of the kernel's parameters."""
+    if isinstance(kind, Group):
+        for entry, part in zip(kind.entries, _entries(value), strict=True):
+            yield from leaves(entry, part)
+    elif not isinstance(kind, Static):
+        yield value
+
+
+def _entries(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, TensorDescriptor):
+        return descriptor_parts(value)
+    group = members(value)
+    assert group is not None
+    return group.entries
 
 
 def _classify_dlpack(value: Any) -> Classified:
@@ -142,12 +209,13 @@ def _from_dlpack(value: Any) -> np.ndarray:
 
 
 _HANDLERS: dict[type, Handler] = {
-    int: _classify_int,
+    int: classify_int,
     bool: lambda value: (_BOOL, value),
     float: lambda value: (_FLOAT, value),
     type(None): lambda value: (_NONE, 0),
     np.ndarray: _classify_array,
-    tuple: _classify_tuple,
+    tuple: _classify_group,
+    TensorDescriptor: _classify_descriptor,
 }
 
 
@@ -167,12 +235,15 @@ def _register(value: Any) -> Handler:
     handler: Handler
     if torch is not None and isinstance(value, torch.Tensor):
         handler = _classify_torch
+        TENSOR_TYPES.add(type(value))
     elif isinstance(value, np.ndarray):
         handler = _classify_array
     elif isinstance(value, np.generic):
         handler = _classify_numpy_scalar
-    elif isinstance(value, tuple):
-        handler = _classify_tuple
+    elif isinstance(value, (tuple, Aggregate)):
+        handler = _classify_group
+    elif isinstance(value, TensorDescriptor):
+        handler = _classify_descriptor
     elif hasattr(value, "__dlpack__"):
         handler = _classify_dlpack
     else:
@@ -196,9 +267,10 @@ def as_array(value: Any) -> np.ndarray:
 
 def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
     plain = value.detach()
-    wanted = classify(value)[0].type
-    assert wanted is not None and isinstance(wanted.element, PointerType)
-    element: DType = wanted.element.element
+    wanted = _classify_torch(value)[0]
+    assert isinstance(wanted, ArgumentClass) and wanted.type is not None
+    assert isinstance(wanted.type.element, PointerType)
+    element: DType = wanted.type.element.element
     try:
         return plain.numpy()
     except TypeError:  # bfloat16 and fp8, which NumPy has by extension only

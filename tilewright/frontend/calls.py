@@ -8,11 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import EnumMeta
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from tilewright.frontend.builtins import PYTHON_BUILTINS, PythonBuiltin, constant_of
 from tilewright.frontend.expressions import BoundMethod, Expressions
 from tilewright.language import core
+from tilewright.language.aggregate import Aggregate, seal, unsealed
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.function import ConstexprFunction, SourceFunction
@@ -52,7 +54,11 @@ class Calls(Expressions):
     def call(self, node: ast.AST, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call any kind of function that kernels may call."""
         if isinstance(function, BoundMethod):
-            return self.call(node, function.function, [function.instance, *arguments], keywords)
+            return self._call_method(node, function, arguments, keywords)
+        if isinstance(function, type) and issubclass(function, Aggregate):
+            return self._construct(node, function, arguments, keywords)
+        if isinstance(function, Aggregate):
+            return self._operator_method(node, function, "__call__", arguments)
         if isinstance(function, SourceFunction):
             return self.session.inline(function, arguments, keywords, self.location(node))
         if isinstance(function, PythonBuiltin):
@@ -62,6 +68,28 @@ class Calls(Expressions):
         if isinstance(function, ConstexprFunction):
             return self._call_constexpr(function, arguments, keywords)
         return self._call_other(function, arguments, keywords)
+
+    def _call_method(self, node: ast.AST, bound: BoundMethod, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """A method of a tensor or aggregate. Plain functions among an aggregate's methods run while tracing."""
+        function, given = bound.function, [*bound.first, *arguments]
+        if not isinstance(function, FunctionType) or getattr(function, BUILTIN, False):
+            return self.call(node, function, given, keywords)
+        _check_arguments(function, function.__name__, given, keywords)
+        try:
+            return unwrap(function(*given, **keywords))
+        except AssertionError as error:
+            raise LanguageError(f"the method '{function.__name__}' failed: {error}") from None
+
+    def _construct(self, node: ast.AST, kind: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """A new aggregate: its constructor runs on the values of the kernel."""
+        init = kind.__init__
+        if not isinstance(init, SourceFunction):
+            _check_arguments(getattr(init, "__wrapped__", init), kind.__name__, [None, *arguments], keywords)
+            return kind(*arguments, **keywords)
+        instance = unsealed(kind)
+        self.session.inline(init, [instance, *arguments], keywords, self.location(node))
+        seal(instance)
+        return instance
 
     def _call_builtin(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         name = f"tl.{getattr(function, '__name__', 'function')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import operator
 from collections.abc import Callable
 from types import ModuleType
@@ -12,6 +13,7 @@ from tilewright.frontend.builtins import constant_of
 from tilewright.frontend.scope import FunctionState, is_compile_time, nearest
 from tilewright.frontend.values import check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
+from tilewright.language.aggregate import Aggregate
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.semantic import arithmetic, product
@@ -22,6 +24,11 @@ from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import block_type, dtype, unwrap
 
 METHODS = {**STANDARD_METHODS, **SORTING_METHODS}
+_METHOD_OF = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "&": "and", "|": "or",
+    "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any], Callable[[Any, Any], tensor]]] = {
     ast.Add: ("+", operator.add, arithmetic.add),
     ast.Sub: ("-", operator.sub, arithmetic.subtract),
@@ -65,9 +72,9 @@ _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
 class BoundMethod:
     """A function of the language with its first argument: ``x.sum``."""
 
-    def __init__(self, function: Any, instance: Any) -> None:
+    def __init__(self, function: Any, instance: Any, static: bool = False) -> None:
         self.function = function
-        self.instance = instance
+        self.first = [] if static else [instance]  # a static method of an aggregate takes no instance
 
 
 class Expressions(FunctionState):
@@ -123,6 +130,8 @@ class Expressions(FunctionState):
 
     def binary(self, node: ast.AST, kind: ast.operator, left: Any, right: Any) -> Any:
         """Apply a binary operator: Python's on compile-time values, the language's on tensors."""
+        if isinstance(left, Aggregate) or isinstance(right, Aggregate):
+            return self._overloaded(node, kind, left, right)
         run_time = isinstance(left, tensor) or isinstance(right, tensor)
         if isinstance(kind, ast.Pow) and not run_time:
             return left**right
@@ -139,8 +148,47 @@ class Expressions(FunctionState):
         except TypeError:
             raise LanguageError(f"'{symbol}' is not defined for {type_text(left)} and {type_text(right)}") from None
 
+    def _overloaded(self, node: ast.AST, kind: ast.operator, left: Any, right: Any) -> Any:
+        """An operator of an aggregate: ``__add__`` of the left operand, or ``__radd__`` of the right one."""
+        symbol = _BINARY[type(kind)][0] if type(kind) in _BINARY else {ast.Pow: "**", ast.MatMult: "@"}[type(kind)]
+        name = _METHOD_OF.get(symbol) or {"**": "pow", "@": "matmul"}[symbol]
+        for instance, other, method in ((left, right, f"__{name}__"), (right, left, f"__r{name}__")):
+            if isinstance(instance, Aggregate) and hasattr(type(instance), method):
+                return self.call(node, self.member_of(instance, method), [other], {})
+        raise LanguageError(
+            f"'{symbol}' is not defined for {type_text(left)} and {type_text(right)}",
+            f"define __{name}__ in the aggregate",
+        )
+
+    def _operator_method(self, node: ast.AST, instance: Any, name: str, arguments: list[Any]) -> Any:
+        if not hasattr(type(instance), name):
+            raise LanguageError(f"{type_text(instance)} has no {name}", f"define {name} in the aggregate")
+        return self.call(node, self.member_of(instance, name), arguments, {})
+
+    def member_of(self, instance: Any, name: str) -> Any:
+        """A field or method of an aggregate; methods are bound to it."""
+        if name in instance.__aggregate_fields__:
+            if name not in instance.__dict__:
+                raise LanguageError(f"the field '{name}' has no value yet", "assign it first in __init__")
+            return unwrap(instance.__dict__[name])
+        member = inspect.getattr_static(type(instance), name, None)
+        if isinstance(member, (staticmethod, classmethod)):
+            return BoundMethod(member.__func__, type(instance), static=isinstance(member, staticmethod))
+        if isinstance(member, property):
+            return self.call(self.definition, BoundMethod(member.fget, instance), [], {})
+        if member is None or (name.startswith("_") and not name.startswith("__")):
+            known = [
+                *instance.__aggregate_fields__,
+                *(entry for entry in dir(type(instance)) if not entry.startswith("_")),
+            ]
+            raise LanguageError(f"'{type(instance).__name__}' has no field or method '{name}'", nearest(name, known))
+        return BoundMethod(member, instance)
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         value = self.evaluate(node.operand)
+        if isinstance(value, Aggregate) and not isinstance(node.op, ast.Not):
+            name = {ast.USub: "__neg__", ast.UAdd: "__pos__", ast.Invert: "__invert__"}[type(node.op)]
+            return self._operator_method(node, value, name, [])
         if not isinstance(value, tensor):
             return _UNARY[type(node.op)](value)
         self.mark(node)
@@ -185,7 +233,7 @@ class Expressions(FunctionState):
         for kind, entry in zip(node.ops, node.comparators, strict=True):
             right = self.evaluate(entry)
             self.mark(node)
-            step = self._compare(kind, left, right)
+            step = self._compare(node, kind, left, right)
             if result is None:
                 result = step
             elif isinstance(result, tensor) or isinstance(step, tensor):
@@ -195,10 +243,12 @@ class Expressions(FunctionState):
             left = right
         return result
 
-    def _compare(self, kind: ast.cmpop, left: Any, right: Any) -> Any:
+    def _compare(self, node: ast.AST, kind: ast.cmpop, left: Any, right: Any) -> Any:
         if isinstance(kind, (ast.Is, ast.IsNot)):
             same = left is right or (is_literal(left) and is_literal(right) and left == right)
             return same if isinstance(kind, ast.Is) else not same
+        if (isinstance(left, Aggregate) or isinstance(right, Aggregate)) and type(kind) in _COMPARE:
+            return self._overloaded_comparison(node, _COMPARE[type(kind)][0], left, right)
         run_time = isinstance(left, tensor) or isinstance(right, tensor)
         if isinstance(kind, (ast.In, ast.NotIn)):
             if run_time:
@@ -213,6 +263,18 @@ class Expressions(FunctionState):
                 if not pointer or not (left if value is right else right).is_pointer:
                     return {"eq": False, "ne": True}[name] if name in ("eq", "ne") else self._not_comparable(value)
         return arithmetic.compare(name, left, right)
+
+    def _overloaded_comparison(self, node: ast.AST, name: str, left: Any, right: Any) -> Any:
+        for instance, other, method in ((left, right, name), (right, left, _SWAPPED[name])):
+            if isinstance(instance, Aggregate) and getattr(type(instance), f"__{method}__") is not getattr(
+                Aggregate, f"__{method}__"
+            ):
+                return self.call(node, self.member_of(instance, f"__{method}__"), [other], {})
+        if name in ("eq", "ne"):
+            return (left is right) == (name == "eq")
+        raise LanguageError(
+            f"{type_text(left)} and {type_text(right)} cannot be compared", f"define __{name}__ in the aggregate"
+        )
 
     @staticmethod
     def _not_comparable(value: Any) -> Any:
@@ -271,6 +333,10 @@ class Expressions(FunctionState):
         """``value.name`` for the kinds of values that have attributes in the language."""
         if isinstance(value, tensor):
             return self._tensor_attribute(value, name)
+        if isinstance(value, Aggregate):
+            return self.member_of(value, name)
+        if isinstance(value, type) and issubclass(value, Aggregate):
+            return self._class_member(value, name)
         if is_literal(value):
             return value if name == "value" else self._tensor_attribute(value, name)
         if name == "value" and (value is None or isinstance(value, (str, dtype, tuple))):
@@ -285,6 +351,18 @@ class Expressions(FunctionState):
             return getattr(value, name)
         raise LanguageError(f"{type_text(value)} has no attributes in a kernel")
 
+    @staticmethod
+    def _class_member(kind: type[Aggregate], name: str) -> Any:
+        """``Class.method``, static or not; ``Class.__name__`` and defaults are plain values."""
+        member = inspect.getattr_static(kind, name, None)
+        if member is None or name in kind.__aggregate_fields__ and name not in kind.__aggregate_defaults__:
+            raise LanguageError(f"'{kind.__name__}' has no '{name}'", nearest(name, dir(kind)))
+        if isinstance(member, staticmethod):
+            return BoundMethod(member.__func__, None, static=True)
+        if isinstance(member, classmethod):
+            return BoundMethod(member.__func__, kind)
+        return unwrap(member)
+
     def _tensor_attribute(self, value: Any, name: str) -> Any:
         """Properties and methods of tensors; numbers (an argument equal to 1, say) answer them too."""
         if name in METHODS:
@@ -298,12 +376,12 @@ class Expressions(FunctionState):
         return unwrap(getattr(instance, name))
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        value = self.evaluate(node.value)
+        value, index = self.evaluate(node.value), self._index(node.slice)
         if isinstance(value, tensor):
-            index = self._index(node.slice)
             self.mark(node)
             return value[index]  # type: ignore[index]
-        index = self._index(node.slice)
+        if isinstance(value, Aggregate):
+            return self._operator_method(node, value, "__getitem__", [index])
         if isinstance(index, slice):
             index = slice(*(None if part is None else constant_of(part, "a slice") for part in (
                 index.start, index.stop, index.step)))  # fmt: skip
@@ -352,6 +430,9 @@ class Expressions(FunctionState):
         return tuple(results)
 
     # Provided by the other parts of the tracer.
+
+    def call(self, node: ast.AST, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        raise NotImplementedError
 
     def static_items(self, node: ast.expr, value: Any) -> list[Any]:
         raise NotImplementedError

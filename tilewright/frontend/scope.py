@@ -14,6 +14,7 @@ from tilewright.frontend.builtins import PYTHON_BUILTINS
 from tilewright.frontend.diagnostics import located_error, node_width
 from tilewright.frontend.session import TraceSession
 from tilewright.ir.core import Location
+from tilewright.language.aggregate import Aggregate
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.function import ConstexprFunction, SourceFunction
@@ -125,4 +126,4 @@ def is_compile_time(value: Any) -> bool:
         return True
     if isinstance(value, (tuple, list)):
         return all(is_compile_time(unwrap(entry)) for entry in value)
-    return isinstance(value, (constexpr, DType)) or hasattr(type(value), "__members__")
+    return isinstance(value, (constexpr, DType, Aggregate)) or hasattr(type(value), "__members__")

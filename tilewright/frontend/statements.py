@@ -10,6 +10,7 @@ from tilewright.frontend.analysis import assigned_names, leaves_inside, reads_of
 from tilewright.frontend.calls import Calls
 from tilewright.frontend.values import identical, take_apart
 from tilewright.ir.core import Region
+from tilewright.language.aggregate import Aggregate
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.tensor import tensor, type_text
@@ -135,6 +136,8 @@ class Statements(Calls):
             self.bind(target.id, value if keep else self._variable(value))
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target, value, keep)
+        elif isinstance(target, ast.Attribute) and isinstance(owner := self.evaluate(target.value), Aggregate):
+            self.guarded(target, setattr, owner, target.attr, value)
         elif isinstance(target, (ast.Subscript, ast.Attribute)):
             raise self.error(
                 target, "items and attributes cannot be assigned", "build a new block with tl.where, or store to memory"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from tilewright.errors import CompilationError
 from tilewright.frontend.loops import Loops
 from tilewright.frontend.session import TraceSession
 from tilewright.frontend.statements import Returned
+from tilewright.frontend.values import Group, Static
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Function, Location, Parameter, Region, Value
 from tilewright.ir.types import TensorType
@@ -68,6 +69,24 @@ def _call_error(function: SourceFunction, message: str) -> LanguageError:
     return LanguageError(f"call of '{function.name}': {message}", f"its parameters are: {names}")
 
 
+def labels(group: Group) -> tuple[str, ...]:
+    """What the names of a group's entries end in: fields of NamedTuples and aggregates, parts, or numbers."""
+    for attribute in ("labels", "_fields", "__aggregate_fields__"):
+        if hasattr(group.kind, attribute):
+            return tuple(getattr(group.kind, attribute))
+    return tuple(map(str, range(len(group.entries))))
+
+
+def leaf_names(name: str, kind: Any) -> list[str]:
+    """Names of the IR parameters that one parameter becomes: ``pair_0, pair_1``; constants become none."""
+    if isinstance(kind, Static):
+        return []
+    if not isinstance(kind, Group):
+        return [name]
+    named = zip(labels(kind), kind.entries, strict=True)
+    return [leaf for label, entry in named for leaf in leaf_names(f"{name}_{label}", entry)]
+
+
 @dataclass(frozen=True)
 class Trace:
     """A traced kernel and what the front end has to say about it."""
@@ -78,15 +97,16 @@ class Trace:
 
 def trace_kernel(
     kernel: SourceFunction,
-    types: Mapping[str, TensorType | tuple[TensorType, ...]],
+    types: Mapping[str, TensorType | Group],
     constants: Mapping[str, Any],
     parameters: Mapping[str, Parameter] | None = None,
     debug: bool = False,
 ) -> Trace:
     """Tile IR of a kernel for parameter types and compile-time constants.
 
-    Every parameter is in `types` or in `constants` (or has a default).  A variadic parameter's types
-    are a tuple; its entries become parameters ``name_0``, ``name_1``, ….  Raises `CompilationError`.
+    Every parameter is in `types` or in `constants` (or has a default).  A parameter of several values (a tuple,
+    a variadic one) has a `Group` of types: each of its entries becomes a parameter, named as `leaf_names` says.
+    Raises `CompilationError`.
     """
     known = parameters or {}
     region = Region()
@@ -98,37 +118,45 @@ def trace_kernel(
         described.append(known.get(name, Parameter(name)))
         return tensor(value)
 
-    bindings: dict[str, Any] = {}
-    for parameter in kernel.parameters:
-        name = parameter.name
-        if name in types:
-            kind = types[name]
-            if isinstance(kind, TensorType):
-                bindings[name] = add(name, kind)
+    def build(name: str, kind: Any) -> Any:
+        if isinstance(kind, Static):
+            return kind.value
+        if isinstance(kind, Group):
+            named = zip(labels(kind), kind.entries, strict=True)
+            return kind.build([build(f"{name}_{label}", entry) for label, entry in named])
+        return add(name, kind)
+
+    def bind() -> dict[str, Any]:
+        bindings: dict[str, Any] = {}
+        for parameter in kernel.parameters:
+            name = parameter.name
+            if name in types:
+                bindings[name] = build(name, types[name])
+            elif name in constants:
+                bindings[name] = unwrap(constants[name])
+            elif parameter.has_default:
+                bindings[name] = unwrap(parameter.default)
+            elif parameter.kind == "variadic":
+                bindings[name] = ()
             else:
-                bindings[name] = tuple(add(f"{name}_{number}", entry) for number, entry in enumerate(kind))
-        elif name in constants:
-            bindings[name] = unwrap(constants[name])
-        elif parameter.has_default:
-            bindings[name] = unwrap(parameter.default)
-        elif parameter.kind == "variadic":
-            bindings[name] = ()
-        else:
-            raise CompilationError(f"kernel '{kernel.name}': no type and no constant for parameter '{name}'")
+                raise CompilationError(f"kernel '{kernel.name}': no type and no constant for parameter '{name}'")
+        return bindings
+
     unknown = (set(types) | set(constants)) - set(kernel.argument_names)
     if unknown:
         raise CompilationError(
             f"kernel '{kernel.name}' has no parameter named {', '.join(map(repr, sorted(unknown)))}\n"
             f"  help: its parameters are: {', '.join(kernel.argument_names)}"
         )
-    return _trace(kernel, Function(kernel.name, region, described), bindings, debug)
+    return _trace(kernel, Function(kernel.name, region, described), bind, debug)
 
 
-def _trace(kernel: SourceFunction, function: Function, bindings: dict[str, Any], debug: bool) -> Trace:
+def _trace(kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], debug: bool) -> Trace:
     builder = Builder(function)
     session = TraceSession(builder, debug)
     with activate(session):
-        tracer = FunctionTracer(session, kernel, bindings, None)
+        builder.location = Location(kernel.file, kernel.first_line, 0, kernel.name)
+        tracer = FunctionTracer(session, kernel, bind(), None)
         value = tracer.run()
         if value is not None:
             raise tracer.error(

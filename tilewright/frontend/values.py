@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.core import Value
+from tilewright.language.aggregate import Aggregate, assembled, field_values
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.tensor import tensor
@@ -26,13 +27,30 @@ class Static:
 
 @dataclass(frozen=True)
 class Group:
-    """A tuple; `kind` is its class, so that NamedTuples are rebuilt as such."""
+    """A tuple, NamedTuple, aggregate or host descriptor; `kind` says how it is put together from its entries."""
 
-    kind: type
+    kind: Any
     entries: tuple[Any, ...]
+
+    def build(self, entries: Iterable[Any]) -> Any:
+        """The value made of these entries."""
+        if self.kind is tuple:
+            return tuple(entries)
+        if hasattr(self.kind, "_fields"):
+            return self.kind(*entries)
+        if isinstance(self.kind, type) and issubclass(self.kind, Aggregate):
+            return assembled(self.kind, entries)
+        return self.kind.build(entries)
 
 
 Shape = Leaf | Static | Group
+
+
+def members(value: Any) -> Group | None:
+    """What a value of several parts is made of; None for other values."""
+    if isinstance(value, (tuple, list)):
+        return Group(type(value) if hasattr(value, "_fields") else tuple, tuple(value))
+    return Group(type(value), field_values(value)) if isinstance(value, Aggregate) else None
 
 
 def take_apart(value: Any) -> tuple[Shape, list[tensor]]:
@@ -41,11 +59,11 @@ def take_apart(value: Any) -> tuple[Shape, list[tensor]]:
         return Leaf(), [value]
     if is_literal(value):
         return Leaf(), [to_tensor(value)]
-    if isinstance(value, (tuple, list)):
-        parts = [take_apart(entry) for entry in value]
-        kind = type(value) if isinstance(value, tuple) else tuple
-        return Group(kind, tuple(part[0] for part in parts)), [leaf for part in parts for leaf in part[1]]
-    return Static(value), []
+    group = members(value)
+    if group is None:
+        return Static(value), []
+    parts = [take_apart(entry) for entry in group.entries]
+    return Group(group.kind, tuple(part[0] for part in parts)), [leaf for part in parts for leaf in part[1]]
 
 
 def put_together(shape: Shape, handles: Iterator[Value]) -> Any:
@@ -54,8 +72,7 @@ def put_together(shape: Shape, handles: Iterator[Value]) -> Any:
         return tensor(next(handles))
     if isinstance(shape, Static):
         return shape.value
-    entries = [put_together(entry, handles) for entry in shape.entries]
-    return shape.kind(*entries) if hasattr(shape.kind, "_fields") else tuple(entries)
+    return shape.build([put_together(entry, handles) for entry in shape.entries])
 
 
 def identical(left: Any, right: Any) -> bool:
@@ -64,8 +81,11 @@ def identical(left: Any, right: Any) -> bool:
         return left.handle is right.handle
     if isinstance(left, tensor) or isinstance(right, tensor):
         return False
-    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
-        return len(left) == len(right) and all(identical(a, b) for a, b in zip(left, right, strict=True))
+    first, second = members(left), members(right)
+    if first is not None and second is not None:
+        pairs = zip(first.entries, second.entries, strict=False)
+        return first.kind == second.kind and len(first.entries) == len(second.entries) and all(
+            identical(a, b) for a, b in pairs)  # fmt: skip
     return left is right or (type(left) is type(right) and bool(left == right))
 
 

@@ -14,6 +14,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 from builtins import tuple
 
 from tilewright.language import core, extra, math, random, standard
+from tilewright.language.aggregate import aggregate_replace
 from tilewright.language.core import (
     PropagateNan,
     add,

@@ -56,6 +56,11 @@ def active() -> Tracer:
     return _state.tracer
 
 
+def in_kernel() -> bool:
+    """Whether a kernel is being traced."""
+    return _state.tracer is not None
+
+
 @contextmanager
 def activate(tracer: Tracer) -> Iterator[None]:
     """Make `tracer` the active one for a block; nests."""
