@@ -6,8 +6,8 @@ whose code needs a feature that `host_features()` lacks.  Features carry LLVM's 
 
 from __future__ import annotations
 
-import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -73,9 +73,9 @@ def missing_features(required: tuple[str, ...]) -> tuple[str, ...]:
 
 def _cache_bytes() -> tuple[int, int]:
     """Level 1 data and level 2 bytes of one core; cautious defaults where the system does not tell."""
-    if platform.system() == "Linux":
+    if sys.platform == "linux":
         return _linux_caches(Path("/sys/devices/system/cpu/cpu0/cache"))
-    if platform.system() == "Darwin":
+    if sys.platform == "darwin":
         return _sysctl("hw.perflevel0.l1dcachesize", _DEFAULT_L1), _sysctl("hw.perflevel0.l2cachesize", _DEFAULT_L2)
     return _DEFAULT_L1, _DEFAULT_L2
 

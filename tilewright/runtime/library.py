@@ -28,6 +28,8 @@ _OTHER = (
     "__truncdfhf2 __truncsfbf2 __truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 "
     "__multi3 __powisf2 __powidf2"
 ).split()
+_SYSTEM = (*_MATH, *(f"{name}f" for name in _MATH), *_OTHER)
+_SMALL = 1 << 16  # bytes
 _LIBRARIES = {
     "linux": ("libm.so.6", "libc.so.6", "libgcc_s.so.1"),
     "darwin": ("libSystem.B.dylib",),
@@ -60,9 +62,10 @@ def load_objects(
     the name of a missing one to the standard error.
     """
     builder = llvm.JITLibraryBuilder()
-    for image in images:
+    loaded = list(images)
+    for image in loaded:
         builder.add_object_img(image)
-    for name, address in {**_system_symbols(), **(imports or {})}.items():
+    for name, address in {**_system_symbols(loaded), **(imports or {})}.items():
         builder.import_symbol(name, address)
     for symbol in symbols:
         builder.export_symbol(symbol)
@@ -89,10 +92,6 @@ def host_machine() -> llvm.TargetMachine:
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return _create_machine()
-
-
-def _create_machine() -> llvm.TargetMachine:
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=0, reloc="pic", jit=True
     )
@@ -100,10 +99,12 @@ def _create_machine() -> llvm.TargetMachine:
 
 @functools.cache
 def _linker() -> Any:
-    host_machine()  # initialises LLVM's target
+    llvm.initialize_native_target()
     # JITLink places the sections of one object side by side, which keeps relative relocations in range;
-    # its COFF support is younger than the older linker's.  The linker takes its machine over: a fresh one.
-    return llvm.create_lljit_compiler(_create_machine(), use_jit_link=sys.platform != "win32")
+    # its COFF support is younger than the older linker's.  The linker takes its machine over, of which it
+    # needs to know no more than the triple: it generates no code.
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=0, reloc="pic", jit=True)
+    return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
 
 
 @functools.cache
@@ -117,7 +118,14 @@ def _system_libraries() -> tuple[ctypes.CDLL, ...]:
     return tuple(found)
 
 
+def _system_symbols(images: Sequence[bytes]) -> dict[str, int]:
+    """The system's functions that objects may call, by name."""
+    names: Iterable[str] = _SYSTEM
+    if sum(map(len, images)) < _SMALL:  # looking for the names in the objects is faster than finding all functions
+        names = [name for name in _SYSTEM if any(name.encode() in image for image in images)]
+    return {name: address for name in names if (address := _known_address(name)) is not None}
+
+
 @functools.cache
-def _system_symbols() -> dict[str, int]:
-    names = [*_MATH, *(f"{name}f" for name in _MATH), *_OTHER]
-    return {name: address for name in names if (address := system_address(name)) is not None}
+def _known_address(name: str) -> int | None:
+    return system_address(name)

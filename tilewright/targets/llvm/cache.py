@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,10 +24,13 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from tilewright.settings import settings
+
 _MAGIC = b"TWOBJ001"
 _HEADER = len(_MAGIC) + 32 + 8
 _SUFFIX = ".kernel"
 _CLEAN_EVERY = 64  # writes between looks at the cache's size
+_SETTLED = 2_000_000_000  # nanoseconds after which another change of a file has another time
 
 logger = logging.getLogger("tilewright.cache")
 
@@ -113,13 +117,45 @@ def content_key(*parts: str) -> str:
 @lru_cache(maxsize=1)
 def compiler_digest() -> str:
     """A hash of the sources that turn Tile IR into machine code, and of the LLVM in use."""
+    version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+    return hashlib.sha256(f"{version} {source_digest('ir', 'passes', 'targets')}".encode()).hexdigest()
+
+
+def source_digest(*folders: str) -> str:
+    """A hash of all Python sources in folders of this package.
+
+    Reading them takes longer than all else that finding a compiled kernel needs; so the hash is kept in the cache
+    under what the system says of the files (size, inode, times of change), which changes whenever one of them does.
+    """
     package = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode())
-    for folder in ("ir", "passes", "targets"):
-        for path in sorted((package / folder).rglob("*.py")):
-            digest.update(path.relative_to(package).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    files = sorted(entry for folder in folders for entry in _files(package / folder, folder))
+    key = f"sources-{hashlib.sha256(repr(files).encode()).hexdigest()[:40]}"
+    cache = ObjectCache(settings.cache_directory)
+    entry = cache.get(key)
+    if entry is not None:
+        return str(entry.metadata["digest"])
+    digest = hashlib.sha256()
+    for name, *_ in files:
+        digest.update(name.encode())
+        digest.update((package / name).read_bytes())
+    found = digest.hexdigest()
+    newest = max((changed for *_, changed in files), default=0)
+    if time.time_ns() - newest > _SETTLED:
+        cache.put(key, {"digest": found}, b"")
+    return found
+
+
+def _files(folder: Path, name: str) -> Iterator[tuple[str, int, int, int, int]]:
+    """Name within the package, size, inode, times of modification and of change of every Python source."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            inner = f"{name}/{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != "__pycache__":
+                    yield from _files(folder / entry.name, inner)
+            elif entry.name.endswith(".py"):
+                status = entry.stat()
+                yield inner, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _encode(metadata: Mapping[str, Any], image: bytes) -> bytes:
