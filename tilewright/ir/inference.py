@@ -21,11 +21,11 @@ Regions = Sequence[Region]
 Rule = Callable[[Types, Attributes, Regions], list[TensorType]]
 
 KINDS: dict[str, Callable[[TensorType], bool]] = {
-    "number": lambda t: not t.is_pointer and not t.dtype.is_bool,
-    "float": lambda t: not t.is_pointer and t.dtype.is_float,
-    "integer": lambda t: not t.is_pointer and t.dtype.kind in ("int", "uint"),
-    "bits": lambda t: not t.is_pointer and t.dtype.is_integer,
-    "ordered": lambda t: not t.is_pointer,
+    "number": lambda t: isinstance(t.element, DType) and not t.dtype.is_bool,
+    "float": lambda t: isinstance(t.element, DType) and t.dtype.is_float,
+    "integer": lambda t: isinstance(t.element, DType) and t.dtype.kind in ("int", "uint"),
+    "bits": lambda t: isinstance(t.element, DType) and t.dtype.is_integer,
+    "ordered": lambda t: isinstance(t.element, DType),
     "any": lambda t: True,
 }
 
@@ -287,7 +287,7 @@ def _check_combine(operands: Types, regions: Regions) -> None:
     require(len({type_.shape for type_ in operands}) == 1, "operands differ in shape")
     arguments = _types(regions[0].arguments)
     require(arguments == elements * 2, f"combine region takes {_text(arguments)}, not {_text(elements * 2)}")
-    _check_yield(regions[0], elements, "combine region")
+    check_yield(regions[0], elements, "combine region")
 
 
 def reduce(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
@@ -309,7 +309,8 @@ def _text(types: Types) -> str:
     return f"({', '.join(map(str, types))})"
 
 
-def _check_yield(region: Region, expected: Types, what: str) -> None:
+def check_yield(region: Region, expected: Types, what: str) -> None:
+    """A region ends in a yield of values of these types."""
     require(bool(region.operations), f"{what} is empty")
     require(region.terminator.opcode == "yield", f"{what} does not end in yield")
     found = _types(region.terminator.operands)
@@ -324,7 +325,7 @@ def for_loop(operands: Types, attributes: Attributes, regions: Regions) -> list[
     expected = [bounds[0], *initial]
     arguments = _types(regions[0].arguments)
     require(arguments == expected, f"loop body takes {_text(arguments)}, not {_text(expected)}")
-    _check_yield(regions[0], initial, "loop body")
+    check_yield(regions[0], initial, "loop body")
     return initial
 
 
@@ -337,7 +338,7 @@ def while_loop(operands: Types, attributes: Attributes, regions: Regions) -> lis
     forwarded = _types(before.terminator.operands[1:])
     arguments = _types(after.arguments)
     require(arguments == forwarded, f"after region takes {_text(arguments)}, not {_text(forwarded)}")
-    _check_yield(after, operands, "after region")
+    check_yield(after, operands, "after region")
     return forwarded
 
 
@@ -347,8 +348,8 @@ def if_branch(operands: Types, attributes: Attributes, regions: Regions) -> list
     require(not then.arguments and not otherwise.arguments, "the regions of if take no arguments")
     require(bool(then.operations), "then region is empty")
     results = _types(then.terminator.operands)
-    _check_yield(then, results, "then region")
-    _check_yield(otherwise, results, "else region")
+    check_yield(then, results, "then region")
+    check_yield(otherwise, results, "else region")
     return results
 
 

@@ -18,62 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from tilewright.dtypes import DType
 from tilewright.errors import InvalidIRError
-from tilewright.ir import inference, semantics
+from tilewright.ir import explicit, inference, semantics
 from tilewright.ir.core import Attribute, Operation, Region
 from tilewright.ir.inference import Rule, require, same
+from tilewright.ir.table import ATOMIC, FACT, OBSERVE, READ, REQUIRED, WRITE, AttributeInfo, OpInfo
+from tilewright.ir.table import Effect as Effect
 from tilewright.ir.types import PointerType, TensorType
-
-
-class Effect(Enum):
-    """What an operation does besides computing its results."""
-
-    READ = "reads memory"
-    WRITE = "writes memory"
-    OBSERVE = "is seen by the user or orders memory (print, assert, barrier)"
-    FACT = "states a fact; is kept, orders nothing"
-
-
-PURE: frozenset[Effect] = frozenset()
-READ = frozenset({Effect.READ})
-WRITE = frozenset({Effect.WRITE})
-ATOMIC = frozenset({Effect.READ, Effect.WRITE})
-OBSERVE = frozenset({Effect.OBSERVE})
-FACT = frozenset({Effect.FACT})
-
-REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class AttributeInfo:
-    """Kind of an attribute (see `_CHECKS`), its default, and the allowed values when they are few."""
-
-    kind: str
-    default: Any = REQUIRED
-    choices: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class OpInfo:
-    """One row of the table."""
-
-    opcode: str
-    summary: str
-    operands: tuple[int, int | None]  # least and greatest number; None is any
-    infer: Rule
-    evaluate: Callable[..., Any] | None = None  # evaluate(*arrays, **attributes)
-    attributes: Mapping[str, AttributeInfo] = field(default_factory=dict)
-    effects: frozenset[Effect] = PURE
-    regions: int = 0
-    terminator: bool = False
-    commutative: bool = False
-    speculatable: bool = True  # may run though the program would not have reached it
-    section: str = ""
 
 
 def _integer(value: Any) -> bool:
@@ -264,8 +218,12 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
 # fmt: on
 
 OPS: dict[str, OpInfo] = {
-    info.opcode: OpInfo(**{**vars(info), "section": section}) for section, rows in _SECTIONS.items() for info in rows
+    info.opcode: OpInfo(**{**vars(info), "section": section})
+    for section, rows in {**_SECTIONS, **explicit.SECTIONS}.items()
+    for info in rows
 }
+# What takes handles (`ir.types.Handle`): the explicit operations, and what passes values on.
+_TAKES_HANDLES = explicit.OPCODES | {info.opcode for info in _SECTIONS["control flow"]}
 
 
 def info_of(opcode: str) -> OpInfo:
@@ -346,7 +304,9 @@ def infer_types(
     if count < least or (greatest is not None and count > greatest):
         expected = str(least) if least == greatest else f"{least} to {greatest if greatest is not None else 'any'}"
         raise InvalidIRError(f"takes {expected} operands, not {count}")
-    require(len(regions) == info.regions, f"takes {info.regions} regions, not {len(regions)}")
+    require(info.regions in (None, len(regions)), f"takes {info.regions} regions, not {len(regions)}")
+    for operand in operands:
+        require(not operand.is_handle or opcode in _TAKES_HANDLES, f"takes numbers or pointers, not {operand}")
     return info.infer(operands, attributes, regions)
 
 

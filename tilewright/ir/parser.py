@@ -7,7 +7,9 @@
     region     = "{" [ "(" VALUE ":" type { "," VALUE ":" type } ")" ] { operation } "}"
     attributes = "{" NAME "=" attribute { "," NAME "=" attribute } "}"
     attribute  = "true" | "false" | NUMBER | STRING | type | "[" [ attribute { "," attribute } ] "]"
-    type       = DTYPE | "*" [ "k " ] DTYPE | "<" EXTENT "x" { EXTENT "x" } ( DTYPE | pointer ) ">"
+    type       = DTYPE | "*" [ "k " ] DTYPE | "<" EXTENT "x" { EXTENT "x" } ( DTYPE | pointer ) ">" | handle
+    handle     = "shared<" EXTENT "x" { EXTENT "x" } DTYPE "," SWIZZLE [ ",t" ] [ ",remote" ] ">"
+               | "barriers<" COUNT ">" | "barrier" | ( "tensormap<" | "pending<" ) EXTENT "x" { EXTENT "x" } DTYPE ">"
     location   = "loc" "(" place { "from" place } ")"          from: the call site, outwards
     place      = STRING ":" LINE ":" COLUMN [ "in" STRING ]
 
@@ -30,17 +32,34 @@ from tilewright.dtypes import BY_TEXT, DType, void
 from tilewright.errors import InvalidIRError
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, Value
-from tilewright.ir.types import Element, PointerType, TensorType
+from tilewright.ir.types import (
+    BarrierType,
+    Element,
+    Handle,
+    PendingType,
+    PointerType,
+    SharedType,
+    TensorMapType,
+    TensorType,
+    scalar,
+)
 
 _TOKEN = re.compile(
     r"""(?P<skip>\s+|//[^\n]*)
       | (?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<block><(?:\d+x)+(?:\*(?:k\ )?)?\w+>)
+      | (?P<handle>(?:shared|barriers|tensormap|pending)<[\w,]+>)
       | (?P<pointer>\*(?:k\ )?\w+)
       | (?P<value>%\w+)
       | (?P<number>-?(?:inf\b|nan\b|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))
       | (?P<word>[A-Za-z_][\w.]*)
       | (?P<mark>[{}()\[\],:=])""",
+    re.VERBOSE,
+)
+_HANDLE = re.compile(
+    r"""barriers<(?P<count>\d+)>
+      | (?P<kind>shared|tensormap|pending)<(?P<shape>(?:\d+x)+)(?P<element>[a-z]\w*)
+        (?:,(?P<swizzle>\d+)(?P<transposed>,t)?(?P<remote>,remote)?)?>""",
     re.VERBOSE,
 )
 Item = TypeVar("Item")
@@ -141,7 +160,28 @@ class _Parser:
             self.position += 1
             *extents, element = token.text[1:-1].split("x")
             return TensorType(tuple(map(int, extents)), self.element(element))
+        if token.kind == "handle":
+            self.position += 1
+            return scalar(self.handle(token.text))
+        if self.accept("barrier"):
+            return scalar(BarrierType())
         return TensorType((), self.scalar_element())
+
+    def handle(self, text: str) -> Handle:
+        match = _HANDLE.fullmatch(text)
+        if match is None:
+            raise self.fail(f"'{text}' is not a type")
+        parts = match.groupdict()
+        if parts["count"] is not None:
+            return BarrierType(int(parts["count"]))
+        extents = tuple(int(extent) for extent in parts["shape"].split("x")[:-1])
+        dtype = self.element(parts["element"])
+        if not isinstance(dtype, DType) or (parts["kind"] == "shared") != (parts["swizzle"] is not None):
+            raise self.fail(f"'{text}' is not a type")
+        if parts["kind"] == "shared":
+            swizzle = int(parts["swizzle"])
+            return SharedType(extents, dtype, swizzle, bool(parts["transposed"]), bool(parts["remote"]))
+        return TensorMapType(extents, dtype) if parts["kind"] == "tensormap" else PendingType(extents, dtype)
 
     def scalar_element(self) -> Element:
         token = self.token

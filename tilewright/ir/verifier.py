@@ -77,10 +77,11 @@ class _Verifier:
         for value in operation.operands:
             if value not in self.visible:
                 raise self.fail(operation, "an operand is not defined before its use, or not in reach")
-        if operation.opcode in OPS and len(operation.regions) != OPS[operation.opcode].regions:
-            raise self.fail(operation, f"takes {OPS[operation.opcode].regions} regions, not {len(operation.regions)}")
-        terminators = ("condition", "yield") if operation.opcode == "while" else ("yield", "yield")
-        for region, terminator in zip(operation.regions, terminators, strict=False):
+        count = OPS[operation.opcode].regions if operation.opcode in OPS else None
+        if count is not None and len(operation.regions) != count:
+            raise self.fail(operation, f"takes {count} regions, not {len(operation.regions)}")
+        for number, region in enumerate(operation.regions):
+            terminator = "condition" if operation.opcode == "while" and number == 0 else "yield"
             if operation.opcode in ("reduce", "scan"):
                 self.combine(region, operation)
             self.region(region, terminator, operation)

@@ -48,7 +48,7 @@ class _Marker:
         for region in operation.regions:
             for inner in region.operations:
                 self.roots(inner)
-        visible = not operation.regions and effects_of(operation) - {Effect.READ}
+        visible = not operation.regions and effects_of(operation) - {Effect.READ, Effect.ALLOCATE}
         if visible or operation.opcode == "return":
             self.keep(operation)
 

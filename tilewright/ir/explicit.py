@@ -1,0 +1,396 @@
+"""The explicit operations: shared memory, barriers, bulk copies, warpgroup products, clusters and warp roles.
+
+They are the second family of the op table, what a schedule for sm_90a is made of; `tilewright.language.explicit`
+gives them names and `ir.asynchrony` runs them, with everything that is asynchronous done in an adverse order.
+Their values are handles (`ir.types`).  The shared rules:
+
+    * Who acts.  Code outside of `warp_roles` is run by all threads of the CTA, code of a role by all threads of the
+      copy, code of an elected role by one thread of it.  Copies in bulk, `barrier_expect` and `named` counts are
+      the business of one thread, the *leader*, whoever runs the code; other threads do not wait for it.
+    * `barrier_arrive` is an arrival of every warp (of one, in an elected role), by a thread that speaks for its warp.
+    * A wait of all threads (`barrier_wait`, `wgmma_wait`) tells each warp of its own: what the threads of a group
+      wrote or read is known to the others after `group_sync`.
+    * Memory written by ordinary stores (`shared_store`) is read by copies and products only after `fence_async`
+      and a synchronisation behind it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tilewright.dtypes import BY_NAME, DType, int1, int16, int32
+from tilewright.ir.inference import Attributes, Regions, Rule, Types, check_shape, check_yield, require
+from tilewright.ir.table import ALLOCATE, READ, SYNCHRONIZE, AttributeInfo, OpInfo
+from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapType, TensorType, scalar
+
+SWIZZLES = (0, 32, 64, 128)
+WARPGROUP_WARPS = 4
+GREATEST_BARRIER = 15  # hardware barriers of a CTA are 0 to 15
+EVICTIONS = ("", "evict_first", "evict_last")
+STORE_KINDS = ("", "add", "min", "max", "and", "or", "xor")
+
+# Element types that wgmma multiplies, by name, with that of the accumulator.
+PRODUCTS = {
+    ("bfloat16", "bfloat16"): "float32",
+    ("float16", "float16"): "float32",
+    ("float32", "float32"): "float32",
+    **{(a, b): "float32" for a in ("float8e4nv", "float8e5") for b in ("float8e4nv", "float8e5")},
+    **{(a, b): "int32" for a in ("int8", "uint8") for b in ("int8", "uint8")},
+}
+
+
+def _kind(operand: TensorType, kind: type, what: str) -> Any:
+    require(isinstance(operand.handle, kind), f"{what} is {operand}")
+    return operand.handle
+
+
+def _shared(operand: TensorType, writable: bool = False) -> SharedType:
+    found: SharedType = _kind(operand, SharedType, "the tile")
+    require(not (writable and found.remote), f"{operand} lies in another CTA and can only be loaded")
+    return found
+
+
+def _number(operand: TensorType, dtype: DType, what: str) -> None:
+    require(operand == scalar(dtype), f"{what} is {operand}, not {dtype}")
+
+
+def _barrier(operand: TensorType) -> None:
+    found: BarrierType = _kind(operand, BarrierType, "the barrier")
+    require(found.count is None, f"{operand} are several: choose one with barrier_index")
+
+
+# Shared memory
+
+
+def shared_alloc(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    shape, dtype, swizzle = attributes["shape"], attributes["dtype"], attributes["swizzle"]
+    check_shape(shape)
+    require(bool(shape), "shared memory has at least one axis")
+    require(dtype.kind != "void" and not dtype.is_bool, f"shared memory does not hold {dtype}")
+    require(swizzle in SWIZZLES, f"swizzle {swizzle} is not one of {SWIZZLES}")
+    if swizzle:
+        require(len(shape) >= 2, "a swizzled tile has at least two axes")
+        row = shape[-1] * dtype.itemsize
+        require(row % swizzle == 0, f"rows of {row} bytes are no multiple of the swizzle, {swizzle} bytes")
+        require(shape[-2] % 8 == 0, f"a swizzled tile has a multiple of 8 rows, not {shape[-2]}")
+    for operand in operands:
+        _shared(operand, writable=True)
+    return [scalar(SharedType(shape, dtype, swizzle))]
+
+
+def shared_index(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    tile = _shared(operands[0])
+    _number(operands[1], int32, "the index")
+    least = 3 if tile.swizzle or tile.transposed else 2
+    require(len(tile.shape) >= least, f"{operands[0]} is a single tile")
+    return [scalar(SharedType(tile.shape[1:], tile.element, tile.swizzle, tile.transposed, tile.remote))]
+
+
+def shared_slice(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    tile = _shared(operands[0])
+    _number(operands[1], int32, "the start")
+    axis, extent, rank = attributes["axis"], attributes["extent"], len(tile.shape)
+    require(0 <= axis < rank, f"axis {axis} is outside {operands[0]}")
+    require(0 < extent <= tile.shape[axis], f"extent {extent} does not fit axis {axis} of {operands[0]}")
+    unit = slice_unit(tile, axis)
+    require(extent % unit == 0, f"extent {extent} is no multiple of {unit}, the unit of axis {axis} of {operands[0]}")
+    shape = (*tile.shape[:axis], extent, *tile.shape[axis + 1 :])
+    return [scalar(SharedType(shape, tile.element, tile.swizzle, tile.transposed, tile.remote))]
+
+
+def slice_unit(tile: SharedType, axis: int) -> int:
+    """What start and extent of a slice along an axis are multiples of: 8 rows, or a row of the swizzle."""
+    if not tile.swizzle or axis < len(tile.shape) - 2:
+        return 1
+    contiguous = len(tile.shape) - (2 if tile.transposed else 1)
+    return tile.swizzle // tile.element.itemsize if axis == contiguous else 8
+
+
+def shared_transpose(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    tile = _shared(operands[0])
+    require(len(tile.shape) >= 2, f"{operands[0]} has one axis")
+    shape = (*tile.shape[:-2], tile.shape[-1], tile.shape[-2])
+    return [scalar(SharedType(shape, tile.element, tile.swizzle, not tile.transposed, tile.remote))]
+
+
+def shared_remote(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    tile = _shared(operands[0], writable=True)
+    _number(operands[1], int32, "the rank")
+    return [scalar(SharedType(tile.shape, tile.element, tile.swizzle, tile.transposed, remote=True))]
+
+
+def shared_load(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    tile = _shared(operands[0])
+    return [TensorType(tile.shape, tile.element)]
+
+
+def shared_store(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    tile = _shared(operands[0], writable=True)
+    require(operands[1] == TensorType(tile.shape, tile.element), f"a {operands[1]} does not fit {operands[0]}")
+    return []
+
+
+# Barriers
+
+
+def barrier_alloc(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    require(attributes["count"] > 0, "there is at least one barrier")
+    require(0 < attributes["arrivals"] < 1 << 20, f"{attributes['arrivals']} arrivals are not in 1 .. 2^20 - 1")
+    return [scalar(BarrierType(attributes["count"]))]
+
+
+def barrier_index(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    barriers: BarrierType = _kind(operands[0], BarrierType, "the first operand")
+    require(barriers.count is not None, "one barrier has no index")
+    _number(operands[1], int32, "the index")
+    return [scalar(BarrierType())]
+
+
+def barrier_arrive(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    _barrier(operands[0])
+    for rank in operands[1:]:
+        _number(rank, int32, "the rank")
+    return []
+
+
+def barrier_expect(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    _barrier(operands[0])
+    require(0 < attributes["bytes"] < 1 << 20, f"{attributes['bytes']} bytes are not in 1 .. 2^20 - 1")
+    return []
+
+
+def barrier_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    _barrier(operands[0])
+    _number(operands[1], int32, "the parity")
+    return []
+
+
+def named(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    _number(operands[0], int32, "the barrier's number")
+    threads = attributes["threads"]
+    require(0 < threads <= 1024 and threads % 32 == 0, f"{threads} threads are no multiple of 32 up to 1024")
+    return []
+
+
+# Copies in bulk
+
+
+def _tile_of_map(operands: Types, what: str) -> tuple[int, SharedType]:
+    """Rank of the map and the tile, which must agree."""
+    found: TensorMapType = _kind(operands[0], TensorMapType, "the first operand")
+    rank = len(found.block)
+    require(len(operands) > rank + 1, f"{operands[0]} needs {rank} coordinates, then the tile")
+    for coordinate in operands[1 : 1 + rank]:
+        _number(coordinate, int32, "a coordinate")
+    tile = _shared(operands[1 + rank], writable=True)
+    require(not tile.transposed, f"{what} moves tiles as they lie in memory, not transposed")
+    fits = without_ones(tile.shape) == without_ones(found.block) and tile.element == found.element
+    require(fits, f"{operands[1 + rank]} is not a tile of {operands[0]}")
+    return rank, tile
+
+
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its leading extents of 1."""
+    return shape if len(shape) < 2 or shape[0] != 1 else without_ones(shape[1:])
+
+
+def tma_load(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    rank, _ = _tile_of_map(operands, "tma_load")
+    require(len(operands) in (rank + 3, rank + 4), f"takes a map, {rank} coordinates, a tile, a barrier[, a mask]")
+    _barrier(operands[rank + 2])
+    for mask in operands[rank + 3 :]:
+        _number(mask, int16, "the multicast mask")
+    return []
+
+
+def tma_store(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    rank, tile = _tile_of_map(operands, "tma_store")
+    require(len(operands) == rank + 2, f"takes a map, {rank} coordinates and a tile")
+    if attributes["kind"] in ("and", "or", "xor"):
+        require(tile.element.is_integer, f"{attributes['kind']} is for integers, not {tile.element}")
+    return []
+
+
+def tma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    require(attributes["outstanding"] >= 0, "the number of groups that may be outstanding is not negative")
+    return []
+
+
+# Warpgroup products
+
+
+def wgmma_start(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    shape, dtype = attributes["shape"], attributes["dtype"]
+    require(len(shape) == 2 and dtype.name in PRODUCTS.values(), f"{dtype} of shape {shape} is no accumulator")
+    return [scalar(PendingType(shape, dtype))]
+
+
+def product_rows(a: TensorType) -> int:
+    """Rows of the product with this operand A: a shared tile of fewer than 64 rows is read on past its end."""
+    return max(64, a.handle.shape[0]) if isinstance(a.handle, SharedType) else a.shape[0]
+
+
+def wgmma(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    a, b = operands[0], _shared(operands[1], writable=True)
+    if a.is_handle:
+        left = _shared(a, writable=True)
+        shape, element, transposed = left.shape, left.element, left.transposed
+    else:
+        shape, element, transposed = a.shape, a.dtype, False
+    require(len(shape) == len(b.shape) == 2, "the operands are tiles of two axes")
+    accumulator = PRODUCTS.get((element.name, b.element.name))
+    require(accumulator is not None, f"wgmma does not multiply {element} and {b.element}")
+    (rows, depth), (other, columns) = shape, b.shape
+    require(depth == other, f"inner extents differ: {depth} and {other}")
+    small = a.is_handle and rows < 64 and rows % 8 == 0
+    require(rows % 64 == 0 or small, f"operand A has a multiple of 64 rows (or, in shared memory, of 8), not {rows}")
+    step = 16 if element.kind in ("int", "uint") and columns > 24 else 8
+    require(columns % step == 0 and columns <= 256, f"{columns} columns are not a multiple of {step} up to 256")
+    depth_step = 32 // element.itemsize
+    require(depth % depth_step == 0, f"the inner extent {depth} is no multiple of {depth_step}")
+    if element.itemsize != 2:
+        require(not transposed and b.transposed, f"operands of {element} run along the inner axis in memory")
+    assert accumulator is not None
+    result = PendingType((max(64, rows), columns), BY_NAME[accumulator])
+    for value in operands[2:3]:
+        fits = value in (scalar(result), result.block)
+        require(fits, f"the accumulator is {value}, not {result} or {result.block}")
+    for keep in operands[3:]:
+        _number(keep, int1, "keep")
+    return [scalar(result)]
+
+
+def wgmma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    require(0 <= attributes["outstanding"] < 8, "at most 7 groups may be outstanding")
+    return [_kind(operand, PendingType, "the operand").block for operand in operands]
+
+
+# Roles and clusters
+
+
+def warp_roles(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    count = len(regions)
+    require(count > 0, "there is at least one role")
+    for name in ("warps", "copies", "registers", "elected"):
+        require(len(attributes[name]) == count, f"'{name}' has {len(attributes[name])} entries for {count} roles")
+    for warps, copies, registers in zip(
+        attributes["warps"], attributes["copies"], attributes["registers"], strict=True
+    ):
+        require(warps > 0 and copies > 0, "a role has at least one copy of one warp")
+        fits = registers == 0 or (24 <= registers <= 256 and registers % 8 == 0)
+        require(fits, f"{registers} registers are not a multiple of 8 in 24 .. 256")
+        require(registers == 0 or warps % 4 == 0, "a role with a register budget has whole warpgroups")
+    require(all(flag in (0, 1) for flag in attributes["elected"]), "'elected' holds 0 and 1")
+    threads = 32 * sum(warps * copies for warps, copies in zip(attributes["warps"], attributes["copies"], strict=True))
+    require(threads <= 1024, f"the roles have {threads} threads, a CTA has at most 1024")
+    for region in regions:
+        arguments = [value.type for value in region.arguments]
+        require(arguments == [scalar(int32)], "a role takes the number of its copy, an i32")
+        check_yield(region, [], "a role")
+    return []
+
+
+def cluster_rank(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    return [scalar(int32)]
+
+
+def warp_any(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    require(operands[0].element == int1, f"{operands[0]} is not a block of i1")
+    return [scalar(int1)]
+
+
+def nothing(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    return []
+
+
+_INT = AttributeInfo("int")
+_INTS = AttributeInfo("ints")
+_FALSE = AttributeInfo("bool", False)
+
+
+def _row(opcode: str, operands: tuple[int, int | None], infer: Rule, summary: str, **row: Any) -> OpInfo:
+    return OpInfo(opcode, summary, operands, infer, **row)
+
+
+def _pure(opcode: str, operands: int, infer: Rule, summary: str, **attributes: AttributeInfo) -> OpInfo:
+    return _row(opcode, (operands, operands), infer, summary, attributes=attributes, speculatable=False)
+
+
+def _act(
+    opcode: str, operands: tuple[int, int | None], infer: Rule, summary: str, **attributes: AttributeInfo
+) -> OpInfo:
+    return _row(opcode, operands, infer, summary, attributes=attributes, effects=SYNCHRONIZE)
+
+
+# fmt: off
+SECTIONS: dict[str, tuple[OpInfo, ...]] = {
+    "shared memory": (
+        # At the top level of the kernel. With an operand: in the memory of that one, from its start.
+        _row("shared_alloc", (0, 1), shared_alloc, "a tile, or a ring of tiles, of uninitialised shared memory",
+             attributes={"shape": _INTS, "dtype": AttributeInfo("dtype"), "swizzle": AttributeInfo("int", 0, SWIZZLES)},
+             effects=ALLOCATE),
+        _pure("shared_index", 2, shared_index, "one tile of a ring: the first axis goes"),
+        _pure("shared_slice", 2, shared_slice, "`extent` elements along `axis` from a start on",
+              axis=_INT, extent=_INT),
+        _pure("shared_transpose", 1, shared_transpose, "the same tile with its last two axes swapped"),
+        _pure("shared_remote", 2, shared_remote, "the same tile in the shared memory of another CTA of the cluster"),
+        _row("shared_load", (1, 1), shared_load, "the elements of a tile as a block", effects=READ),
+        _act("shared_store", (2, 2), shared_store, "a block written to a tile"),
+    ),
+    "asynchronous barriers": (
+        _row("barrier_alloc", (0, 0), barrier_alloc, "mbarriers whose phases end after so many arrivals and all bytes",
+             attributes={"count": _INT, "arrivals": _INT}, effects=ALLOCATE),
+        _pure("barrier_index", 2, barrier_index, "one of several barriers"),
+        _act("barrier_arrive", (1, 2), barrier_arrive, "an arrival of every warp, here or in another CTA"),
+        _act("barrier_expect", (1, 1), barrier_expect, "one arrival, and the phase waits for so many bytes",
+             bytes=_INT),
+        _act("barrier_wait", (2, 2), barrier_wait, "wait until the phase of this parity has ended"),
+        _act("fence_async", (0, 0), nothing, "what was stored before is seen by copies and products"),
+        _act("group_sync", (0, 0), nothing, "barrier among the threads of this role's copy (or the CTA)"),
+        _act("named_sync", (1, 1), named, "arrive at a numbered hardware barrier and wait for so many threads",
+             threads=_INT),
+        _act("named_arrive", (1, 1), named, "arrive at a numbered hardware barrier", threads=_INT),
+    ),
+    "copies in bulk": (
+        # What lies outside the tensor is read as zero (or NaN, as the host's descriptor says) and not written.
+        _act("tma_load", (4, None), tma_load, "tma_load(map, coordinates…, tile, barrier[, mask]), completes on it",
+             eviction=AttributeInfo("str", "", EVICTIONS)),
+        _act("tma_store", (3, None), tma_store, "tma_store(map, coordinates…, tile): kind combines it with memory",
+             kind=AttributeInfo("str", "", STORE_KINDS)),
+        _act("tma_commit", (0, 0), nothing, "the stores of this thread since the last commit become a group"),
+        _act("tma_wait", (0, 0), tma_wait, "wait until so many groups are outstanding; read: only until tiles are read",
+             outstanding=AttributeInfo("int", 0), read=_FALSE),
+    ),
+    "warpgroup products": (
+        _pure("wgmma_start", 0, wgmma_start, "an accumulator without a value, for a first product with keep = false",
+              shape=_INTS, dtype=AttributeInfo("dtype")),
+        # a [M,K] a tile or a block, b [K,N] a tile. All instructions of one wgmma are one group.
+        _act("wgmma", (2, 4), wgmma, "wgmma(a, b[, accumulator[, keep]]): a group computes a @ b + accumulator"),
+        _act("wgmma_wait", (0, None), wgmma_wait, "wait until so many groups are in flight; retired operands as blocks",
+             outstanding=AttributeInfo("int", 0)),
+    ),
+    "roles and clusters": (
+        _row("warp_roles", (0, 0), warp_roles, "the CTA's warps run different regions, given the copy's number",
+             attributes={"warps": _INTS, "copies": _INTS, "registers": _INTS, "elected": _INTS},
+             effects=SYNCHRONIZE, regions=None),
+        _pure("cluster_rank", 0, cluster_rank, "this CTA's number in its cluster"),
+        _act("cluster_arrive", (0, 0), nothing, "arrive at the barrier of all threads of the cluster", relaxed=_FALSE),
+        _act("cluster_wait", (0, 0), nothing, "wait for all threads of the cluster to have arrived"),
+        _act("grid_wait", (0, 0), nothing, "wait until the kernels before this one have ended (dependent launch)"),
+        _act("grid_launch_dependents", (0, 0), nothing, "the kernel after this one may be launched"),
+        _pure("warp_any", 1, warp_any, "true for a warp if any of its elements is; for ifs without synchronisation"),
+    ),
+}
+# fmt: on
+OPCODES = frozenset(row.opcode for rows in SECTIONS.values() for row in rows)
+
+
+def is_explicit(opcode: str) -> bool:
+    """Whether an operation belongs to this family."""
+    return opcode in OPCODES
+
+
+def tile_bytes(tile: SharedType) -> int:
+    """Bytes that a copy of the tile moves."""
+    return prod(tile.shape) * tile.element.itemsize

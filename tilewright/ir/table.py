@@ -1,0 +1,59 @@
+"""What a row of the op table is made of: effects, attributes, and the row itself. The rows are in `ir.ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tilewright.ir.inference import Rule
+
+
+class Effect(Enum):
+    """What an operation does besides computing its results."""
+
+    READ = "reads memory"
+    WRITE = "writes memory"
+    OBSERVE = "is seen by the user or orders memory (print, assert, barrier)"
+    FACT = "states a fact; is kept, orders nothing"
+    ALLOCATE = "gives memory of its own, each time another; may go when it is not used"
+
+
+PURE: frozenset[Effect] = frozenset()
+READ = frozenset({Effect.READ})
+WRITE = frozenset({Effect.WRITE})
+ATOMIC = frozenset({Effect.READ, Effect.WRITE})
+OBSERVE = frozenset({Effect.OBSERVE})
+FACT = frozenset({Effect.FACT})
+ALLOCATE = frozenset({Effect.ALLOCATE})
+SYNCHRONIZE = frozenset({Effect.READ, Effect.WRITE, Effect.OBSERVE})
+
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class AttributeInfo:
+    """Kind of an attribute (see `_CHECKS`), its default, and the allowed values when they are few."""
+
+    kind: str
+    default: Any = REQUIRED
+    choices: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """One row of the table."""
+
+    opcode: str
+    summary: str
+    operands: tuple[int, int | None]  # least and greatest number; None is any
+    infer: Rule
+    evaluate: Callable[..., Any] | None = None  # evaluate(*arrays, **attributes)
+    attributes: Mapping[str, AttributeInfo] = field(default_factory=dict)
+    effects: frozenset[Effect] = PURE
+    regions: int | None = 0  # None: any number
+    terminator: bool = False
+    commutative: bool = False
+    speculatable: bool = True  # may run though the program would not have reached it
+    section: str = ""
