@@ -1,0 +1,1 @@
+"""The explicit operations (`ir.explicit`) in LLVM: TMA, mbarriers, wgmma, warp roles, clusters, shared tiles."""
