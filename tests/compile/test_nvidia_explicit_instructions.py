@@ -111,11 +111,15 @@ def test_tensor_copies(rank: int) -> None:
 
 
 PRODUCTS = [
-    (BF16, BF16, 256, "f32.bf16.bf16"), (dtypes.float16, dtypes.float16, 224, "f32.f16.f16"),
-    (dtypes.float32, dtypes.float32, 128, "f32.tf32.tf32"), (dtypes.float8e4nv, dtypes.float8e4nv, 256, "f32.e4m3.e4m3"),
-    (dtypes.float8e5, dtypes.float8e4nv, 64, "f32.e5m2.e4m3"), (dtypes.int8, dtypes.int8, 256, "s32.s8.s8"),
-    (dtypes.uint8, dtypes.int8, 96, "s32.u8.s8"), (dtypes.uint8, dtypes.uint8, 24, "s32.u8.u8"),
-]  # fmt: skip
+    (BF16, BF16, 256, "f32.bf16.bf16"),
+    (dtypes.float16, dtypes.float16, 224, "f32.f16.f16"),
+    (dtypes.float32, dtypes.float32, 128, "f32.tf32.tf32"),
+    (dtypes.float8e4nv, dtypes.float8e4nv, 256, "f32.e4m3.e4m3"),
+    (dtypes.float8e5, dtypes.float8e4nv, 64, "f32.e5m2.e4m3"),
+    (dtypes.int8, dtypes.int8, 256, "s32.s8.s8"),
+    (dtypes.uint8, dtypes.int8, 96, "s32.u8.s8"),
+    (dtypes.uint8, dtypes.uint8, 24, "s32.u8.u8"),
+]
 
 
 @pytest.mark.parametrize(("a", "b", "columns", "types"), PRODUCTS)

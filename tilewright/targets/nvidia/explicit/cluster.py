@@ -12,7 +12,7 @@ def rank(builder: LLVMBuilder) -> LLVMValue:
 
 
 def arrive(builder: LLVMBuilder, relaxed: bool = False, aligned: bool = False) -> None:
-    """Arrive at the cluster's barrier; `relaxed` orders no memory; `aligned` where all lanes of a warp come together."""
+    """Arrive at the cluster's barrier; `relaxed` orders no memory; `aligned`: all lanes of a warp come together."""
     call(builder, f"barrier.cluster.arrive{'.relaxed' if relaxed else ''}{'.aligned' if aligned else ''}")
 
 

@@ -1,7 +1,7 @@
 """What all emitters of this package share: addresses in shared memory, and PTX that LLVM has no intrinsic for.
 
-Addresses in shared memory are i32 byte offsets from `@shared`, the kernel's dynamic shared memory.  A constant offset so
-becomes part of an instruction, and an offset that all threads of a warp agree on stays in a uniform register.
+Addresses in shared memory are i32 byte offsets from `@shared`, the kernel's dynamic shared memory.  A constant offset
+becomes part of an instruction so, and an offset that all threads of a warp agree on stays in a uniform register.
 """
 
 from __future__ import annotations
