@@ -23,6 +23,7 @@ from tilewright.errors import SettingsError
 
 PREFIX = "TILEWRIGHT_"
 _CHOICES = {
+    "interpret": ("eager", "check"),
     "parallel": ("auto", "openmp", "libdispatch", "threads", "none"),
     "log": ("debug", "info", "warning", "error", "critical"),
 }
@@ -63,7 +64,7 @@ class Settings:
     cache_directory: Path  # compiled kernels; TILEWRIGHT_CACHE_DIRECTORY
     threads: int  # workers of a CPU launch; default: the CPUs this process may use
     verify: bool = False  # run the verifiers between passes
-    interpret: bool = False  # run kernels in the NumPy interpreter
+    interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
     explain_recompile: bool = False  # log why a kernel is compiled for another signature
@@ -127,9 +128,10 @@ def _parse(name: str, kind: str, text: str) -> Any:
         if not text.isdigit() or int(text) < 1:
             raise SettingsError(f"{variable}={text!r}: expected a positive whole number")
         return int(text)
-    if kind == "bool":
+    if kind.startswith("bool") and text.lower() not in _CHOICES.get(name, ()):
         if text.lower() not in ("0", "1", "true", "false"):
-            raise SettingsError(f"{variable}={text!r}: expected 0 or 1")
+            also = "".join(f" or {choice}" for choice in _CHOICES.get(name, ()))
+            raise SettingsError(f"{variable}={text!r}: expected 0 or 1{also}")
         return text.lower() in ("1", "true")
     if text.lower() not in _CHOICES[name]:
         raise SettingsError(f"{variable}={text!r}: expected one of {', '.join(_CHOICES[name])}")

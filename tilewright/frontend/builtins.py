@@ -92,6 +92,13 @@ def _sequence(value: Any = ()) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _breakpoint(*arguments: Any, **keywords: Any) -> None:
+    raise LanguageError(
+        "breakpoint() stops in a kernel that is interpreted, not in machine code",
+        "run the program with TILEWRIGHT_INTERPRET=1, or take it out",
+    )
+
+
 def _has_attribute(value: Any, name: str) -> bool:
     return hasattr(value, name)
 
@@ -119,5 +126,6 @@ PYTHON_BUILTINS: dict[str, Any] = {
     "str": ClassBuiltin("str", lambda value="": builtins.str(constant_of(value, "str")), str),
     "tuple": ClassBuiltin("tuple", _sequence, tuple),
     "list": ClassBuiltin("list", _sequence, list),
+    "breakpoint": PythonBuiltin("breakpoint", _breakpoint),
     "getattr": PythonBuiltin("getattr", lambda *arguments: arguments),  # evaluated by the tracer
 }

@@ -19,6 +19,7 @@ from tilewright.frontend.tracer import leaf_names
 from tilewright.frontend.values import Group
 from tilewright.ir.core import Function
 from tilewright.runtime.launch import launcher
+from tilewright.settings import settings
 
 Grid = Any  # one to three extents; `full_grid` says what else
 
@@ -79,7 +80,7 @@ class InterpretedLaunch:
         self.interface.check_written(arguments)
         flat = self.interface.flat(arguments)
         values = [as_array(value) if array else value for array, value in zip(self._pointers, flat, strict=True)]
-        run(self.function, values, full_grid(grid))
+        run(self.function, values, full_grid(grid), check=settings.interpret == "check")
 
 
 class SkippedLaunch:

@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tilewright.dtypes import DType
-from tilewright.errors import CompilationError, InvalidIRError
+from tilewright.errors import CompilationError, ExecutionError, InvalidIRError
 from tilewright.frontend.builtins import PYTHON_BUILTINS
 from tilewright.frontend.diagnostics import located_error, node_width
 from tilewright.frontend.session import TraceSession
@@ -59,7 +59,7 @@ class FunctionState:
             return action(*arguments)
         except LanguageError as error:
             raise self.error(node, error.message, error.advice) from None
-        except CompilationError:
+        except (CompilationError, ExecutionError):
             raise
         except InvalidIRError as error:
             raise self.error(node, str(error)) from error

@@ -36,10 +36,7 @@ class TraceSession:
         """Trace a function's body at this point, its parameters bound to the arguments."""
         from tilewright.frontend.tracer import FunctionTracer, bind_call
 
-        if self.depth >= MAXIMUM_DEPTH:
-            raise LanguageError(
-                f"'{function.name}' is nested more than {MAXIMUM_DEPTH} calls deep", "recursion must end on a constexpr"
-            )
+        self.check_depth(function)
         bindings = bind_call(function, arguments, keywords)
         saved = self.builder.location
         self.depth += 1
@@ -53,6 +50,13 @@ class TraceSession:
         finally:
             self.depth -= 1
             self.builder.location = saved
+
+    def check_depth(self, function: SourceFunction) -> None:
+        """Raise `LanguageError` when functions call each other without an end."""
+        if self.depth >= MAXIMUM_DEPTH:
+            raise LanguageError(
+                f"'{function.name}' is nested more than {MAXIMUM_DEPTH} calls deep", "recursion must end on a constexpr"
+            )
 
     def remark(self, severity: str, message: str) -> None:
         """Note something about the line being traced, once a line."""

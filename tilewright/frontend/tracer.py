@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilewright.errors import CompilationError
@@ -118,6 +119,24 @@ def trace_kernel(
         described.append(known.get(name, Parameter(name)))
         return tensor(value)
 
+    unknown = (set(types) | set(constants)) - set(kernel.argument_names)
+    if unknown:
+        raise CompilationError(
+            f"kernel '{kernel.name}' has no parameter named {', '.join(map(repr, sorted(unknown)))}\n"
+            f"  help: its parameters are: {', '.join(kernel.argument_names)}"
+        )
+    bind = partial(bind_parameters, kernel, types, constants, add)
+    return _trace(kernel, Function(kernel.name, region, described), bind, debug)
+
+
+def bind_parameters(
+    kernel: SourceFunction,
+    types: Mapping[str, TensorType | Group],
+    constants: Mapping[str, Any],
+    add: Callable[[str, TensorType], Any],
+) -> dict[str, Any]:
+    """Values of all parameters of a kernel; `add` makes that of a run-time one from its name and type."""
+
     def build(name: str, kind: Any) -> Any:
         if isinstance(kind, Static):
             return kind.value
@@ -126,29 +145,20 @@ def trace_kernel(
             return kind.build([build(f"{name}_{label}", entry) for label, entry in named])
         return add(name, kind)
 
-    def bind() -> dict[str, Any]:
-        bindings: dict[str, Any] = {}
-        for parameter in kernel.parameters:
-            name = parameter.name
-            if name in types:
-                bindings[name] = build(name, types[name])
-            elif name in constants:
-                bindings[name] = unwrap(constants[name])
-            elif parameter.has_default:
-                bindings[name] = unwrap(parameter.default)
-            elif parameter.kind == "variadic":
-                bindings[name] = ()
-            else:
-                raise CompilationError(f"kernel '{kernel.name}': no type and no constant for parameter '{name}'")
-        return bindings
-
-    unknown = (set(types) | set(constants)) - set(kernel.argument_names)
-    if unknown:
-        raise CompilationError(
-            f"kernel '{kernel.name}' has no parameter named {', '.join(map(repr, sorted(unknown)))}\n"
-            f"  help: its parameters are: {', '.join(kernel.argument_names)}"
-        )
-    return _trace(kernel, Function(kernel.name, region, described), bind, debug)
+    bindings: dict[str, Any] = {}
+    for parameter in kernel.parameters:
+        name = parameter.name
+        if name in types:
+            bindings[name] = build(name, types[name])
+        elif name in constants:
+            bindings[name] = unwrap(constants[name])
+        elif parameter.has_default:
+            bindings[name] = unwrap(parameter.default)
+        elif parameter.kind == "variadic":
+            bindings[name] = ()
+        else:
+            raise CompilationError(f"kernel '{kernel.name}': no type and no constant for parameter '{name}'")
+    return bindings
 
 
 def _trace(kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], debug: bool) -> Trace:

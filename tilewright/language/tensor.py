@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union
 
+import numpy as np
+
 from tilewright.dtypes import DType
 from tilewright.ir.core import Attribute, Region, Value
 from tilewright.ir.types import PointerType
@@ -76,13 +78,35 @@ class tensor:
         return isinstance(self.handle.type.element, PointerType)
 
     def __bool__(self) -> bool:
+        if self._array is not None and self._array.size == 1:
+            return bool(self._array)
         raise LanguageError("the truth of a run-time value is not known at compile time", "use tl.where or a plain if")
 
     def __iter__(self) -> Any:
         raise LanguageError("a tensor cannot be iterated over or unpacked", "split it with tl.split")
 
+    # While a kernel is run by Python (`frontend.eager`) its values are there to look at.
+
+    @property
+    def _array(self) -> np.ndarray | None:
+        return getattr(self.handle, "array", None)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """A copy of the numbers, for a debugger: ``p np.max(x)``. Pointers are addresses of the interpreter."""
+        if self._array is None:
+            raise LanguageError("the values of a tensor are known at run time only", "use tl.device_print")
+        return np.array(self._array, dtype)
+
     def __repr__(self) -> str:
-        return f"tensor({self.type})"
+        return f"tensor({self.type})" if self._array is None else f"tensor({self.type}, {self})"
+
+    def __str__(self) -> str:
+        return repr(self) if self._array is None else str(self.handle.shown())  # type: ignore[attr-defined]
+
+    def __format__(self, specification: str) -> str:
+        if self._array is not None and not self._array.ndim and not self.is_pointer:
+            return format(self._array.item(), specification)
+        return format(str(self), specification)
 
     __hash__ = object.__hash__
 
