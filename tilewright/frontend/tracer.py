@@ -15,7 +15,9 @@ from tilewright.frontend.values import Group, Static
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Function, Location, Parameter, Region, Value
 from tilewright.ir.types import TensorType
+from tilewright.language.aggregate import assembled
 from tilewright.language.context import LanguageError, activate
+from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import unwrap
@@ -113,11 +115,11 @@ def trace_kernel(
     region = Region()
     described: list[Parameter] = []
 
-    def add(name: str, kind: TensorType) -> tensor:
+    def add(name: str, kind: TensorType) -> Any:
         value = Value(kind, name)
         region.arguments.append(value)
         described.append(known.get(name, Parameter(name)))
-        return tensor(value)
+        return assembled(tensor_map, [tensor(value)]) if kind.is_handle else tensor(value)
 
     unknown = (set(types) | set(constants)) - set(kernel.argument_names)
     if unknown:

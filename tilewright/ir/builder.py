@@ -23,6 +23,7 @@ class Builder:
 
     def __init__(self, target: Function | Region, location: Location | None = None) -> None:
         self.current = target.region if isinstance(target, Function) else target
+        self.attributes = target.attributes if isinstance(target, Function) else {}  # of the kernel
         self.location = location
 
     @contextmanager

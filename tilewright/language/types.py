@@ -12,7 +12,7 @@ from typing import Any, Union
 
 from tilewright import dtypes as foundation
 from tilewright.dtypes import DType
-from tilewright.ir.types import PointerType, TensorType
+from tilewright.ir.types import HANDLES, PointerType, TensorType
 from tilewright.language.context import LanguageError
 
 _SHORT_NAMES = {
@@ -198,6 +198,14 @@ class pointer_type(dtype):
         return f"pointer<{'const ' if self.const else ''}{self.element_ty}>"
 
 
+class handle_type(dtype):
+    """The type of what only explicit kernels have, such as a tile in shared memory."""
+
+    @property
+    def name(self) -> str:
+        return str(self.element)
+
+
 class block_type:
     """The type of a block: element type and shape."""
 
@@ -266,7 +274,7 @@ def wrap(element: DType | PointerType) -> dtype:
     """The language's type of an IR element type."""
     if isinstance(element, PointerType):
         return pointer_type(_INSTANCES[element.element], const=element.const)
-    return _INSTANCES[element]
+    return handle_type(element) if isinstance(element, HANDLES) else _INSTANCES[element]
 
 
 def get_int_dtype(bitwidth: int, signed: bool) -> dtype:
