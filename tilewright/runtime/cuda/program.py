@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.dtypes import DType
+from tilewright.errors import DeviceError, LaunchError
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import api, check
 
 
 @dataclass(frozen=True)
@@ -50,3 +57,71 @@ class Program:
     tensor_maps: tuple[TensorMapUse, ...] = ()
     dependent_launch: bool = False
     cooperative: bool = False
+    name: str = "kernel"  # for errors
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps
+
+
+def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether machine code of an architecture (``sm_86``, ``sm_90a``, ``sm_100f``) runs on a GPU.
+
+    Code runs on later minor versions of its major version; with the suffix ``a`` on this one alone.
+    """
+    match = re.fullmatch(r"sm_(\d+)(\d)([af]?)", architecture)
+    if match is None:
+        raise ValueError(f"{architecture!r} is no architecture")
+    major, minor = int(match[1]), int(match[2])
+    return capability == (major, minor) if match[3] == "a" else capability[0] == major and capability[1] >= minor
+
+
+def load(program: Program, device: Device) -> int:
+    """The handle (CUfunction) of a program in a GPU's primary context; it stays loaded until the process ends, for
+    graphs that were captured may launch it.
+
+    Raises `DeviceError` when the code does not run on this GPU, `LaunchError` when it wants more shared memory
+    than the GPU has.
+    """
+    if not runs_on(program.architecture, device.capability):
+        major, minor = device.capability
+        raise DeviceError(
+            f"kernel '{program.name}' was compiled for {program.architecture} and does not run on GPU "
+            f"{device.ordinal}, {device.name}, of compute capability {major}.{minor}: compile it for this GPU"
+        )
+    if program.shared_bytes > device.shared_bytes:
+        raise LaunchError(
+            f"kernel '{program.name}' needs {program.shared_bytes} bytes of shared memory for a CTA and "
+            f"{device.name} has {device.shared_bytes}; use smaller blocks or fewer stages"
+        )
+    cuda = api()
+    with device.active(), _not_captured(cuda):
+        module = check(cuda.cuModuleLoadData(program.image), f"loading kernel '{program.name}'")
+        function = check(cuda.cuModuleGetFunction(module, program.symbol.encode()), f"finding '{program.symbol}'")
+        attributes = cuda.CUfunction_attribute
+        wanted = {}
+        if program.shared_bytes > _SHARED_WITHOUT_ASKING:
+            wanted[attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = program.shared_bytes
+        x, y, z = program.cluster
+        if x * y * z > _PORTABLE_CLUSTER:
+            wanted[attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+        for attribute, value in wanted.items():
+            check(cuda.cuFuncSetAttribute(function, attribute, value), f"preparing kernel '{program.name}'")
+        check(cuda.cuFuncLoad(function), f"loading kernel '{program.name}'")
+    return int(function)
+
+
+_SHARED_WITHOUT_ASKING = 48 << 10
+_PORTABLE_CLUSTER = 8
+
+
+@contextmanager
+def _not_captured(cuda: Any) -> Iterator[None]:
+    """Loading code is no part of a graph that this thread may be capturing, and must not end the capture."""
+    relaxed = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(cuda.cuThreadExchangeStreamCaptureMode(relaxed), "preparing to load a kernel")
+    try:
+        yield
+    finally:
+        check(cuda.cuThreadExchangeStreamCaptureMode(before), "going on after a load")

@@ -27,10 +27,10 @@ class CudaBinary(Binary):
     dependent_launch: bool = False
     cooperative: bool = False
 
-    @property
-    def program(self) -> Program:
-        """The part that the runtime works with."""
+    def program(self, name: str) -> Program:
+        """The part that the runtime works with; `name` is the kernel's, for errors."""
         return Program(
+            name=name,
             image=self.image,
             symbol=self.symbol,
             parameters=self.parameters,

@@ -1,0 +1,185 @@
+"""Memory on a GPU for programs without a GPU library: `DeviceArray`, and what arrays of other libraries are.
+
+x = DeviceArray.from_numpy(values)
+kernel[grid](x, …)
+x.numpy()
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import LaunchError
+from tilewright.runtime.cuda.device import current_device, device
+from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, synchronize
+
+
+class DeviceArray:
+    """A contiguous array in a GPU's memory. It is freed with this object; kernels must be done with it by then."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype | type, ordinal: int | None = None) -> None:
+        self.shape = tuple(shape)
+        self.dtype = np.dtype(dtype)
+        self.ordinal = current_device().ordinal if ordinal is None else ordinal
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        with device(self.ordinal).active():
+            what = f"allocating {self.nbytes} bytes on GPU {self.ordinal}"
+            self.address = int(check(api().cuMemAlloc(max(self.nbytes, 1)), what))
+        weakref.finalize(self, _free, self.address, self.ordinal).atexit = False  # the driver may be gone by then
+
+    @classmethod
+    def from_numpy(cls, values: np.ndarray, ordinal: int | None = None) -> DeviceArray:
+        """A copy of an array on a GPU."""
+        values = np.ascontiguousarray(values)
+        result = cls(values.shape, values.dtype, ordinal)
+        with device(result.ordinal).active():
+            check(api().cuMemcpyHtoD(result.address, values.ctypes.data, values.nbytes), "copying to a GPU")
+        return result
+
+    def numpy(self) -> np.ndarray:
+        """A copy in host memory, of what the array holds when all kernels of the default stream are done."""
+        synchronize(self.ordinal)
+        result = np.empty(self.shape, self.dtype)
+        with device(self.ordinal).active():
+            check(api().cuMemcpyDtoH(result.ctypes.data, self.address, self.nbytes), "copying from a GPU")
+        return result
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "data": (self.address, False),
+            "shape": self.shape,
+            "strides": None,
+            "typestr": self.dtype.str,
+            "version": 3,
+            "stream": LEGACY_DEFAULT,
+        }
+
+
+def _free(address: int, ordinal: int) -> None:
+    with device(ordinal).active():
+        check(api().cuMemFree(address), "freeing memory of a GPU")
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Where an array of some library lies: GPU, address, element type, extents and strides (elements)."""
+
+    ordinal: int
+    library: str  # one of streams.LIBRARIES: who is asked for the stream
+    address: int
+    element: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    writable: bool = True
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether an array of another library than PyTorch is in a GPU's memory."""
+    if hasattr(type(value), "__dlpack_device__"):
+        return int(value.__dlpack_device__()[0]) in _DLPACK_CUDA
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def inspect(value: Any) -> DeviceMemory:
+    """What an array in a GPU's memory is; raises `LaunchError` for element types that kernels do not know.
+
+    CuPy's arrays, and those without DLPack, are read through ``__cuda_array_interface__``, which names a stream.
+    Others are asked, through DLPack, to be ready on the legacy default stream.
+    """
+    if _is_cupy(value) or not hasattr(type(value), "__dlpack__"):
+        return _through_interface(value)
+    return _through_dlpack(value)
+
+
+def _is_cupy(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "cupy"
+
+
+def _through_interface(value: Any) -> DeviceMemory:
+    facts = value.__cuda_array_interface__
+    kind = np.dtype(getattr(value, "dtype", None) or facts["typestr"])
+    try:
+        element = dtypes.from_numpy(kind)
+    except KeyError:
+        raise LaunchError(f"an array of dtype {kind} cannot be passed to a kernel; convert it first") from None
+    address, read_only = facts["data"]
+    shape = tuple(int(extent) for extent in facts["shape"])
+    strides = facts.get("strides")
+    strides = _packed(shape) if strides is None else tuple(stride // kind.itemsize for stride in strides)
+    library = CUPY if _is_cupy(value) else INTERFACE
+    return DeviceMemory(_ordinal(address), library, int(address), element, shape, strides, not read_only)
+
+
+def _ordinal(address: int) -> int:
+    """The number of the GPU whose memory an address is in; an array without elements may be anywhere."""
+    if address == 0:
+        return current_device().ordinal
+    cuda = api()
+    kind = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(cuda.cuPointerGetAttribute(kind, address), f"asking what lies at {address:#x}"))
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * extent)
+    return tuple(reversed(strides))[: len(shape)]
+
+
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+class _DLTensor(ctypes.Structure):
+    """`DLTensor` of DLPack's C header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+# Type codes of DLPack: signed and unsigned integers, floats, bfloat16, booleans, and the fp8 formats by number.
+_DLPACK_TYPES = {
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    (4, 16): "bfloat16",
+    (6, 8): "int1",
+    (10, 8): "float8e4nv",
+    (12, 8): "float8e5",
+}
+
+
+def _through_dlpack(value: Any) -> DeviceMemory:
+    """Read the record in a DLPack capsule; the capsule keeps its ownership and frees it when it is dropped."""
+    capsule = value.__dlpack__(stream=LEGACY_DEFAULT)
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
+    name = _DLPACK_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if name is None:
+        raise LaunchError(
+            f"this {type(value).__name__} has elements of a type (DLPack code {tensor.code}, {tensor.bits} bits) that "
+            "kernels do not know; convert it first"
+        )
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else _packed(shape)
+    address = (tensor.data or 0) + tensor.byte_offset
+    return DeviceMemory(tensor.device_id, DLPACK, address, dtypes.BY_NAME[name], shape, strides)

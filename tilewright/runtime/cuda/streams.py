@@ -1,0 +1,54 @@
+"""The stream on which the caller's library works now: kernels are launched there, in order with its own.
+
+PyTorch and CuPy keep a current stream for each GPU.  Arrays with ``__cuda_array_interface__`` may name one.  Whoever
+only exchanges arrays through DLPack (JAX) has none to join: `DLPACK` arrays are launched on the legacy default
+stream, which waits for other work, and whoever launches waits for the kernel.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.driver import api, check
+
+TORCH, CUPY, INTERFACE, DLPACK = "torch", "cupy", "interface", "dlpack"
+LIBRARIES = (TORCH, CUPY, INTERFACE, DLPACK)  # in the order in which one is asked when arguments are of several
+
+LEGACY_DEFAULT, PER_THREAD = 1, 2  # handles with a meaning of their own
+
+
+def current_stream(library: str) -> Callable[[int], int]:
+    """A function from a GPU's number to the stream (an integer) of a library, which is imported already."""
+    return {TORCH: _torch, CUPY: _cupy}[library]()
+
+
+def _torch() -> Callable[[int], int]:
+    torch = sys.modules["torch"]
+    raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream))
+
+
+def _cupy() -> Callable[[int], int]:
+    cupy = sys.modules["cupy"]
+
+    def stream(ordinal: int) -> int:
+        if cupy.cuda.runtime.getDevice() == ordinal:
+            return int(cupy.cuda.get_current_stream().ptr)
+        with cupy.cuda.Device(ordinal):
+            return int(cupy.cuda.get_current_stream().ptr)
+
+    return stream
+
+
+def interface_stream(value: Any) -> int:
+    """The stream that an array with ``__cuda_array_interface__`` names; the legacy default where it names none."""
+    return value.__cuda_array_interface__.get("stream") or LEGACY_DEFAULT
+
+
+def synchronize(ordinal: int, stream: int = LEGACY_DEFAULT) -> None:
+    """Wait until everything on a stream of a GPU is done; raises `DeviceError` for kernels that failed."""
+    with device(ordinal).active():
+        check(api().cuStreamSynchronize(stream), "waiting for kernels")
