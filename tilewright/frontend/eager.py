@@ -138,12 +138,14 @@ class EagerLaunch:
 class EagerSession(TraceSession):
     """One program instance at work; functions of the user that it calls get frames of their own."""
 
-    builder: EagerBuilder
+    def __init__(self, builder: EagerBuilder, debug: bool) -> None:
+        super().__init__(builder, debug)
+        self.eager = builder
 
     def inline(
         self, function: SourceFunction, arguments: Sequence[Any], keywords: Mapping[str, Any], caller: Location | None
     ) -> Any:
-        if _of_the_language(function) or not self.builder.evaluates:
+        if _of_the_language(function) or not self.eager.evaluates:
             return super().inline(function, arguments, keywords, caller)
         self.check_depth(function)
         bindings = bind_call(function, arguments, keywords)
@@ -342,13 +344,13 @@ class EagerFunction(FunctionTracer):
         first, last, width = (int(value.handle.array) for value in (lower, upper, step))
         if width <= 0:
             error = ExecutionError(f"the step {width} is not positive")
-            raise located_execution_error(error, "for", self.location(statement), self.session.builder.index)
+            raise located_execution_error(error, "for", self.location(statement), self.session.eager.index)
         return self._indices(lower.handle.type, range(first, last, width), first + last if backward else None)
 
     def _indices(self, kind: TensorType, numbers: range, mirrored: int | None) -> Iterator[tensor]:
         for number in numbers:
             position = number if mirrored is None else mirrored - number
-            yield tensor(self.session.builder.value(kind, np.asarray(position, kind.dtype.numpy)))
+            yield tensor(self.session.eager.value(kind, np.asarray(position, kind.dtype.numpy)))
 
 
 # Debuggers

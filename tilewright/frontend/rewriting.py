@@ -28,19 +28,22 @@ _STRUCTURE = (ast.Starred, ast.keyword, ast.Slice)  # parts of expressions that 
 class Evaluated(ast.expr):
     """An expression whose value is known already."""
 
-    value: Any
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
 
 
 class EvaluatedCall(ast.Call):
     """A call whose value is known already; the rule for ``acc + tl.dot(a, b)`` asks whether an operand is a call."""
 
-    value: Any
+    def __init__(self, value: Any) -> None:
+        super().__init__(ast.Constant(None), [], [])
+        self.value = value
 
 
 def evaluated(node: ast.AST, value: Any) -> ast.expr:
     """A stand-in for `node`, at its place, with its value."""
-    stand_in = EvaluatedCall() if isinstance(node, ast.Call) else Evaluated()
-    stand_in.value = value
+    stand_in = EvaluatedCall(value) if isinstance(node, ast.Call) else Evaluated(value)
     return ast.copy_location(stand_in, node)
 
 
@@ -92,8 +95,7 @@ class RewrittenFunction:
     def __init__(self, function: SourceFunction) -> None:
         self.source = function
         self.nodes: list[Any] = []
-        self._local = {node.id for node in ast.walk(function.definition) if _binds(node)}
-        self._local |= {argument.arg for argument in ast.walk(function.definition) if isinstance(argument, ast.arg)}
+        self._local = set(_bound_names(function.definition))
         self._make = self._compile()
 
     def bound_to(self, eager: Any) -> FunctionType:
@@ -272,8 +274,12 @@ class RewrittenFunction:
         return [ast.copy_location(ast.For(node.target, items, self._block(node.body), []), node)]
 
 
-def _binds(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _bound_names(definition: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
 
 
 def _plain(target: ast.expr) -> bool:
