@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -74,24 +73,27 @@ def missing_features(required: tuple[str, ...]) -> tuple[str, ...]:
 def _cache_bytes() -> tuple[int, int]:
     """Level 1 data and level 2 bytes of one core; cautious defaults where the system does not tell."""
     if sys.platform == "linux":
-        return _linux_caches(Path("/sys/devices/system/cpu/cpu0/cache"))
+        return _linux_caches("/sys/devices/system/cpu/cpu0/cache")
     if sys.platform == "darwin":
         return _sysctl("hw.perflevel0.l1dcachesize", _DEFAULT_L1), _sysctl("hw.perflevel0.l2cachesize", _DEFAULT_L2)
     return _DEFAULT_L1, _DEFAULT_L2
 
 
-def _linux_caches(folder: Path) -> tuple[int, int]:
+def _linux_caches(folder: str) -> tuple[int, int]:
     sizes = {1: _DEFAULT_L1, 2: _DEFAULT_L2}
-    for index in sorted(folder.glob("index*")):
+    for index in range(8):
         try:
-            level = int((index / "level").read_text())
-            kind = (index / "type").read_text().strip()
-            text = (index / "size").read_text().strip()
-        except (OSError, ValueError):
-            continue
-        if kind in ("Data", "Unified") and level in sizes and text[:-1].isdigit():
-            sizes[level] = int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0)
+            level, kind, text = (_first_line(f"{folder}/index{index}/{name}") for name in ("level", "type", "size"))
+        except OSError:
+            break
+        if kind in ("Data", "Unified") and level in ("1", "2") and text[:-1].isdigit():
+            sizes[int(level)] = int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0)
     return sizes[1], sizes[2]
+
+
+def _first_line(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.readline().decode().strip()
 
 
 def _sysctl(name: str, default: int) -> int:

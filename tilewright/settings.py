@@ -67,6 +67,7 @@ class Settings:
     interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
+    print_autotuning: bool = False  # print what autotune chose
     explain_recompile: bool = False  # log why a kernel is compiled for another signature
     parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
     log: str | None = None  # level of the "tilewright" logger, set at import; None leaves logging to the program

@@ -1,4 +1,4 @@
-"""Timing and comparing kernels: `do_bench`, `assert_close`, and tables of benchmarks (`perf_report`).
+"""Timing, comparing and checking kernels: `do_bench`, `assert_close`, tables (`perf_report`), `unwritten`.
 
 milliseconds = tilewright.testing.do_bench(lambda: add[grid](x, y, out, n, BLOCK=1024))
 median, low, high = do_bench(call, quantiles=(0.5, 0.2, 0.8))
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import MissingDependencyError
+from tilewright.frontend.allocations import unwritten
 
 _MODES: dict[str, Callable[[np.ndarray], Any]] = {
     "min": lambda times: float(times.min()),
@@ -59,6 +60,20 @@ def do_bench(
         return _MODES[return_mode](measured)
     found = np.quantile(measured, list(quantiles)).tolist()
     return found[0] if len(found) == 1 else found
+
+
+def do_bench_cudagraph(
+    fn: Callable[[], Any],
+    rep: float = 20,
+    grad_to_none: Sequence[Any] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """Milliseconds that a call of `fn` takes without what launching it costs.
+
+    On the CPU a launch costs microseconds and is done when it returns: there is no graph, `do_bench` measures.
+    """
+    return do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
 
 
 def _milliseconds(fn: Callable[[], Any]) -> float:
@@ -201,4 +216,4 @@ def perf_report(benchmarks: Benchmark | Sequence[Benchmark]) -> Callable[[Callab
     return lambda fn: Mark(fn, benchmarks)
 
 
-__all__ = ["Benchmark", "Mark", "assert_close", "do_bench", "perf_report"]
+__all__ = ["Benchmark", "Mark", "assert_close", "do_bench", "perf_report", "unwritten"]

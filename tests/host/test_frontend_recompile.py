@@ -29,7 +29,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"n": 32, "BLOCK": 256}, "'BLOCK': 64 -> 256"),
     ({"x": np.zeros(256)}, "'x': *f32 divisible by 16 -> *f64 divisible by 16"),
     ({"extra": (2.0,)}, "'extra': (i32 divisible by 2) -> (f32)"),
-    ({"debug": True}, "debug: False -> True"),
+    ({"debug": True}, "options: none -> debug=True"),
 ]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 import tilewright
 from tilewright.errors import AutotunerError
-from tilewright.frontend import binaries
+from tilewright.frontend import binaries, hooks
 from tilewright.frontend.heuristics import Heuristics, KernelWrapper
 from tilewright.frontend.jit import JITFunction
 from tilewright.language.function import describe
@@ -31,6 +31,7 @@ from tilewright.settings import settings
 from tilewright.targets.llvm.cache import ObjectCache, content_key
 from tilewright.targets.registry import get_target
 from tilewright.testing import do_bench as measure
+from tilewright.testing import do_bench_cudagraph
 
 logger = logging.getLogger("tilewright.autotune")
 
@@ -42,7 +43,9 @@ Hook = Callable[..., Any]
 class Config:
     """One configuration: values of compile-time parameters, and launch options.
 
-    `pre_hook` is called with the dict of all arguments before each launch with this configuration.
+    `pre_hook` is called with the dict of all arguments before each launch with this configuration.  `ir_override`
+    names a file with the kernel's Tile IR, which is compiled in place of what its source says.
+    Two configurations with the same values and hook are equal.
     """
 
     def __init__(
@@ -69,6 +72,21 @@ class Config:
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**self.kwargs, **options}
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*sorted(self.all_kwargs().items(), key=lambda item: item[0]), self.pre_hook)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**{"kwargs": {}, **state})  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
+
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}: {value}' for name, value in self.all_kwargs().items())})"
 
@@ -93,11 +111,13 @@ class Autotuner(KernelWrapper):
         prune_configs_by: Mapping[str, Any] | None = None,
         warmup: float | None = None,
         rep: float | None = None,
+        use_cuda_graph: bool = False,
         do_bench: Callable[..., Any] | None = None,
         cache_results: bool = True,
     ) -> None:
         super().__init__(fn)
         self.configs = list(configs) or [Config({})]
+        self._chosen = {name for config in self.configs for name in config.all_kwargs()}
         self.keys = list(key)
         self._reset, self._restore = list(reset_to_zero or ()), list(restore_value or ())
         self._check_names()
@@ -106,10 +126,11 @@ class Autotuner(KernelWrapper):
         prune = dict(prune_configs_by or {})
         self.early_config_prune: Hook | None = prune.pop("early_config_prune", None)
         self.perf_model: Hook | None = prune.pop("perf_model", None)
-        self.top_k: int | float = prune.pop("top_k", len(self.configs))
+        self.top_k: int | float = prune.pop("top_k", 1.0)
         if prune:
             raise ValueError(f"prune_configs_by does not know {', '.join(prune)}")
-        self._warmup, self._rep = 25 if warmup is None else warmup, 100 if rep is None else rep
+        self.num_warmups, self.num_reps = 25 if warmup is None else warmup, 100 if rep is None else rep
+        self.use_cuda_graph = use_cuda_graph
         self._measure = do_bench
         self.cache_results = cache_results
         self.cache: dict[tuple[Any, ...], Config] = {}
@@ -131,21 +152,24 @@ class Autotuner(KernelWrapper):
 
     # Launching
 
-    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def run(self, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
         """Launch with the best configuration, which is measured when the key is new."""
+        if warmup:
+            return self.warmup(*arguments, grid=grid, **keywords)
         named = self.named(arguments, keywords)
         self._check_conflicts(named)
         config = self.configs[0]
         if len(self.configs) > 1:
             key = self._key(named)
-            if key not in self.cache:
-                self.cache[key] = self._tune(key, grid, arguments, keywords)
-            config = self.cache[key]
+            chosen = self.cache.get(key)
+            if chosen is None:
+                chosen = self.cache[key] = self._tune(key, grid, arguments, keywords)
+            config = chosen
         self.best_config = config
         options = config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**named, **options})
-        return self.fn.run(grid, arguments, {**keywords, **options})
+        return self.fn.run(*arguments, grid=grid, **keywords, **options)
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> list[Any]:
         """Compile every configuration that pruning leaves, without running; returns the compiled kernels."""
@@ -153,7 +177,7 @@ class Autotuner(KernelWrapper):
         return [self.fn.warmup(*arguments, grid=grid, **keywords, **config.all_kwargs()) for config in configs]
 
     def _check_conflicts(self, named: Mapping[str, Any]) -> None:
-        both = sorted({name for config in self.configs for name in config.all_kwargs()} & set(named))
+        both = sorted(self._chosen & named.keys())
         if both:
             raise ValueError(
                 f"kernel '{self.name}' was given {', '.join(both)}, which its configurations set; leave it out"
@@ -178,12 +202,12 @@ class Autotuner(KernelWrapper):
             if isinstance(count, float):
                 if count > 1:
                     raise ValueError(f"top_k is a whole number, or a part of at most 1.0, got {count}")
-                count = int(len(self.configs) * count)
+                count = max(1, int(len(configs) * count))
             if len(configs) > count:
                 named = self.named(arguments, keywords)
                 model = self.perf_model
                 configs.sort(key=lambda config: model(**{**named, **config.all_kwargs()}))
-                configs = configs[: max(1, count)]
+                configs = configs[:count]
         return configs
 
     # Measuring
@@ -191,6 +215,8 @@ class Autotuner(KernelWrapper):
     def _tune(self, key: tuple[Any, ...], grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Config:
         """The fastest configuration; raises `AutotunerError` with a table of why when all of them fail."""
         configs = self.prune_configs(arguments, keywords)
+        if len(configs) == 1:
+            return configs[0]
         store = ObjectCache(settings.cache_directory)
         timings: dict[Config, Any] = {}
         self.failures = {}
@@ -220,8 +246,29 @@ class Autotuner(KernelWrapper):
         best = min(timings, key=lambda config: _median(timings[config]))
         if measured:
             self.pre_hook({**self.named(arguments, keywords), **best.all_kwargs()}, reset_only=True)
-        logger.info("kernel '%s', key %s: %s in %.4g ms", self.name, key, best, _median(timings[best]))
+        self._report(key, best, measured)
         return best
+
+    def _report(self, key: tuple[Any, ...], best: Config, measured: bool) -> None:
+        """Say what was chosen: to the log, to whoever asked for prints, and to the listener."""
+        found = f"{best} in {_median(self.configs_timings[best]):.4g} ms"
+        logger.info("kernel '%s', key %s: %s", self.name, key, found)
+        if settings.print_autotuning:
+            how = (
+                f"measured {len(self.configs_timings)} configurations in {self.bench_time:.2f} s"
+                if measured
+                else "kept"
+            )
+            print(f"autotuned {self.name} for the key {key}: {found} ({how})")
+        if hooks.tuning.listener is not None:
+            hooks.tuning.listener(
+                fn=self.kernel,
+                key=key,
+                best_config=best,
+                configs_timings=self.configs_timings,
+                duration=self.bench_time if measured else None,
+                cache_hit=not measured,
+            )
 
     def _bench(self, config: Config, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Milliseconds of one configuration: its quantiles, or what the user's do_bench returns."""
@@ -233,7 +280,7 @@ class Autotuner(KernelWrapper):
                 config.pre_hook(named)
             self.pre_hook(named)
             try:
-                self.fn.run(grid, arguments, {**keywords, **options})
+                self.fn.run(*arguments, grid=grid, **keywords, **options)
             except Exception as error:
                 self.post_hook(named, exception=error)
                 raise
@@ -241,7 +288,9 @@ class Autotuner(KernelWrapper):
 
         if self._measure is not None:
             return self._measure(call, quantiles=QUANTILES)
-        return measure(call, warmup=self._warmup, rep=self._rep, quantiles=QUANTILES)
+        if self.use_cuda_graph:
+            return do_bench_cudagraph(call, rep=self.num_reps, quantiles=QUANTILES)
+        return measure(call, warmup=self.num_warmups, rep=self.num_reps, quantiles=QUANTILES)
 
     def _table(self) -> str:
         """One line for each failed configuration: what it is and why."""
@@ -264,13 +313,13 @@ class Autotuner(KernelWrapper):
                 return None
             filled = wrapped.fill(arguments, filled)
             wrapped = wrapped.fn
-        constants = {parameter.name for parameter in self.base_fn.parameters if parameter.constexpr}
+        constants = {parameter.name for parameter in self.kernel.parameters if parameter.constexpr}
         named = {name: value for name, value in self.named(arguments, filled).items() if name in constants}
         parts = [
             tilewright.__version__,
             binaries.language_digest(),
             get_target("auto").key,
-            self.base_fn.fingerprint(),
+            self.kernel.fingerprint(),
             describe(key, set()),
             repr(sorted((name, describe(unwrap(value), set())) for name, value in named.items())),
             repr(sorted(options.items(), key=lambda item: item[0])),
@@ -282,9 +331,10 @@ class Autotuner(KernelWrapper):
 
     def _prepare_arguments(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
         for name in self._reset:
-            _fill_zero(named[name])
+            if named[name] is not None:
+                _fill_zero(named[name])
         if not reset_only:
-            self._saved = {name: _copy(named[name]) for name in self._restore}
+            self._saved = {name: _copy(named[name]) for name in self._restore if named[name] is not None}
 
     def _restore_arguments(self, named: Mapping[str, Any], exception: Exception | None = None) -> None:
         for name, value in self._saved.items():
@@ -336,12 +386,12 @@ def autotune(
     `reset_to_zero`, `restore_value`: arrays zeroed before, or put back after, each measured run.
     `pre_hook(arguments, reset_only=False)` and `post_hook(arguments, exception)` take the place of these two.
     `warmup`, `rep`: milliseconds (25, 100).  `do_bench(call, quantiles)` measures instead.
-    `use_cuda_graph` matters to graphics processors only.  `cache_results=False` keeps nothing on disk; times that
+    `use_cuda_graph` measures by `testing.do_bench_cudagraph`.  `cache_results=False` keeps nothing on disk; times that
     depend on hooks or on `do_bench` are never kept.
 
     Launches raise `AutotunerError` when every configuration fails.  Raises `ValueError` for unknown names.
     """
     return lambda fn: Autotuner(
         fn, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup, rep,
-        do_bench, cache_results,
+        use_cuda_graph, do_bench, cache_results,
     )  # fmt: skip

@@ -12,20 +12,21 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import tilewright
 from tilewright.errors import InvalidIRError
 from tilewright.frontend.compiled import CompiledKernel, Interface, written_parameters
 from tilewright.frontend.tracer import Trace
+from tilewright.frontend.values import Group, Static
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.verifier import verify
 from tilewright.language.function import SourceFunction, describe
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Remark, Target
-from tilewright.targets.llvm.cache import ObjectCache, compiler_digest
+from tilewright.targets.llvm.cache import ObjectCache, compiler_digest, source_digest
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -62,7 +63,9 @@ class Request:
 
 
 def _type_text(kind: Any) -> str:
-    return f"({', '.join(map(str, kind))})" if isinstance(kind, tuple) else str(kind)
+    if isinstance(kind, Group):
+        return f"{kind.kind!r}({', '.join(_type_text(entry) for entry in kind.entries)})"
+    return describe(kind.value, set()) if isinstance(kind, Static) else str(kind)
 
 
 def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]) -> CompiledKernel:
@@ -96,7 +99,7 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
 
 def _named(compiled: CompiledKernel, request: Request) -> CompiledKernel:
     """Tell a compiled kernel the arguments of its source, unless some are tuples that became several."""
-    if not any(isinstance(kind, tuple) for kind in request.types.values()):
+    if not any(isinstance(kind, Group) for kind in request.types.values()):
         names = request.kernel.argument_names
         compiled.argument_names = names
         compiled.run_time = tuple(index for index, name in enumerate(names) if name in request.types)
@@ -114,13 +117,7 @@ def _verify(function: Function) -> None:
 @lru_cache(maxsize=1)
 def language_digest() -> str:
     """A hash of the sources that turn kernels into Tile IR."""
-    package = Path(tilewright.__file__).parent
-    digest = hashlib.sha256()
-    for folder in ("language", "frontend"):
-        for path in sorted((package / folder).rglob("*.py")):
-            digest.update(path.relative_to(package).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return source_digest("language", "frontend")
 
 
 def watched(
@@ -133,12 +130,18 @@ def watched(
         function = pending.pop()
         if isinstance(function, (tuple, list)):
             pending.extend(function)
-        if not isinstance(function, SourceFunction) or id(function) in seen:
+        if not isinstance(function, SourceFunction) or id(function) in seen or function.is_own:
             continue
         seen.add(id(function))
-        inside = function.__module__.startswith("tilewright.language")
         for path, value in function.captured_values():
             if isinstance(value, SourceFunction):
                 pending.append(value)
-            if not inside and len(path) == 1:
+            if not _is_of_language(function.captured(path[0], default=None)):
                 yield function, path, value
+
+
+def _is_of_language(value: Any) -> bool:
+    """Whether a name stands for a module or a function of the language, which programs leave as they are."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    known = isinstance(value, (ModuleType, FunctionType, SourceFunction, type))
+    return known and str(name).startswith("tilewright.language")

@@ -8,6 +8,7 @@ def kernel(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr): ...
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tilewright.frontend.jit import JITFunction
@@ -16,28 +17,30 @@ from tilewright.frontend.jit import JITFunction
 class KernelWrapper:
     """Something that chooses arguments and passes the launch on: `Heuristics`, `Autotuner`.
 
-    `fn` is what it wraps, `base_fn` the kernel at the bottom, `arg_names` that kernel's parameters.
+    `fn` is what it wraps, `kernel` the kernel at the bottom, `base_fn` its Python function, `arg_names` its parameters.
     """
 
     def __init__(self, fn: JITFunction | KernelWrapper) -> None:
         if not isinstance(fn, (JITFunction, KernelWrapper)):
             raise TypeError(f"a kernel is needed (put @tilewright.jit below this decorator), got {fn!r}")
         self.fn = fn
-        self.base_fn: JITFunction = fn.base_fn if isinstance(fn, KernelWrapper) else fn
-        self.argument_names = self.arg_names = self.base_fn.argument_names
-        self.name = self.__name__ = self.base_fn.name
-        self.__module__ = self.base_fn.__module__
-        self.__qualname__ = self.base_fn.__qualname__
-        self.__doc__ = self.base_fn.__doc__
+        self.kernel: JITFunction = fn.kernel if isinstance(fn, KernelWrapper) else fn
+        self.base_fn = self.kernel.function
+        self.argument_names = self.arg_names = self.kernel.argument_names
+        self.name = self.__name__ = self.kernel.name
+        self.__module__ = self.kernel.__module__
+        self.__qualname__ = self.kernel.__qualname__
+        self.__doc__ = self.kernel.__doc__
+        self.__wrapped__ = self.base_fn
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *arguments, **keywords: self.run(grid, arguments, keywords)
+        return partial(self.run, grid=grid)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         raise TypeError(f"kernel '{self.name}' needs a grid: {self.name}[grid](...)")
 
-    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Choose what is left to choose, and launch over `grid`."""
+    def run(self, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
+        """Choose what is left to choose, and launch over `grid`; `warmup` only compiles."""
         raise NotImplementedError
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> Any:
@@ -69,8 +72,8 @@ class Heuristics(KernelWrapper):
             filled[name] = function(self.named(arguments, filled))
         return filled
 
-    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        return self.fn.run(grid, arguments, self.fill(arguments, keywords))
+    def run(self, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
+        return self.fn.run(*arguments, grid=grid, warmup=warmup, **self.fill(arguments, keywords))
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> Any:
         return self.fn.warmup(*arguments, grid=grid, **self.fill(arguments, keywords))

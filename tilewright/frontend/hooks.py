@@ -79,3 +79,12 @@ class CompilationHooks:
 
 
 compilation = CompilationHooks()
+
+
+class TuningHooks:
+    """`listener(fn=, key=, best_config=, configs_timings=, duration=, cache_hit=)` is told what autotune chose."""
+
+    listener: Hook | None = None
+
+
+tuning = TuningHooks()

@@ -11,8 +11,9 @@ add.compile({"x": "*f32", …, "n": "i32"}, {"BLOCK": 1024})       # its machine
 from __future__ import annotations
 
 import linecache
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, overload
 
@@ -21,19 +22,19 @@ from tilewright.frontend import binaries, recompile
 from tilewright.frontend.arguments import (
     ArgumentClass,
     argument_class,
-    as_array,
     classify,
-    handler_of,
-    is_writable,
     retyped,
 )
-from tilewright.frontend.compiled import CompiledKernel, full_grid, written_parameters
-from tilewright.frontend.tracer import Trace, trace_kernel
+from tilewright.frontend.binding import MISSING, PLAIN, generate
+from tilewright.frontend.compiled import CompiledKernel, written_parameters
+from tilewright.frontend.launching import CPULaunch, Interface, InterpretedLaunch, Launch
+from tilewright.frontend.tracer import Trace, labels, trace_kernel
+from tilewright.frontend.values import Group, Static, members
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.function import ParameterInfo, SourceFunction
-from tilewright.language.types import dtype, unwrap
+from tilewright.language.types import constexpr, dtype, unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
@@ -60,9 +61,15 @@ class JITFunction(SourceFunction):
         self._fixed = list(do_not_specialize or ())
         self._unaligned = list(do_not_specialize_on_alignment or ())
         self.debug = bool(debug)
-        self._launches: dict[Any, _Launch] = {}
+        self._launches: dict[Any, Launch] = {}
+        self._guards: list[tuple[Callable[[str], Any], str, Any]] = []  # `_watched` in a form that is quick to check
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
-        self._pre_run_hooks: list[Callable[..., Any]] = []
+        self.pre_run_hooks: list[Callable[..., Any]] = []
+        self._lock = threading.RLock()
+        if settings.interpret == "check":
+            from tilewright.frontend.allocations import watch_allocations
+
+            watch_allocations()
 
     @classmethod
     def from_source(cls, source: str, name: str, namespace: Mapping[str, Any]) -> JITFunction:
@@ -128,90 +135,59 @@ class JITFunction(SourceFunction):
         raise TypeError(f"kernel '{self.name}' needs a grid: {self.name}[grid](...); or call it inside a kernel")
 
     def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel | None]:
-        return lambda *arguments, **keywords: self.run(grid, arguments, keywords)
+        if self.pre_run_hooks:
+            return partial(self._run_hooked, grid)
+        return partial(self._entry, grid)
 
-    def run(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | None:
-        """Bind, specialise, compile if this signature is new, and launch over `grid`."""
-        for hook in self._pre_run_hooks:
+    def run(self, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> CompiledKernel | None:
+        """Launch over `grid` like ``kernel[grid](...)``; `warmup` only compiles."""
+        if warmup:
+            return self.warmup(*arguments, grid=grid, **keywords)
+        return self[grid](*arguments, **keywords)
+
+    def _run_hooked(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
+        for hook in self.pre_run_hooks:
             hook(*arguments, **keywords)
-        launch, arguments, slots = self._find(arguments, keywords)
-        if callable(grid):
-            grid = grid(dict(zip(self.argument_names, arguments, strict=True)))
-        return launch.run(full_grid(grid), arguments, slots)
-
-    def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[_Launch, tuple[Any, ...], list[Any]]:
-        """The launch for these arguments (made if the signature is new), all arguments, and their slots."""
-        debug = self.debug
-        if keywords or len(arguments) != len(self._rules):
-            arguments, debug = self._bind(arguments, keywords)
-        key, slots = self._signature(arguments, debug)
-        launch = self._launches.get(key)
-        if launch is None or (self._watched and self._changed()):
-            launch = self._prepare(key, arguments, debug)
-        return launch, arguments, slots
+        return self._entry(grid, *arguments, **keywords)
 
     def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(*arguments, **keywords)`` before each launch."""
-        self._pre_run_hooks.append(hook)
+        self.pre_run_hooks.append(hook)
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> CompiledKernel | None:
-        """Compile for these arguments without running."""
-        return self._find(arguments, keywords)[0].kernel
+        """Compile for these arguments without running.
 
-    def _bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
-        """One value for each parameter, and whether to keep device assertions."""
-        bound: list[Any] = []
-        rest, left = list(arguments), dict(keywords)
-        for parameter in self.parameters:
-            if parameter.kind == "variadic":
-                bound.append(tuple(rest))
-                rest = []
-            elif parameter.kind == "plain" and rest:
-                if parameter.name in left:
-                    raise LaunchError(f"kernel '{self.name}' got two values for '{parameter.name}'")
-                bound.append(rest.pop(0))
-            elif parameter.name in left:
-                bound.append(left.pop(parameter.name))
-            elif parameter.has_default:
-                bound.append(parameter.default)
-            else:
-                raise LaunchError(f"kernel '{self.name}' needs a value for '{parameter.name}'")
-        unknown = [name for name in left if name not in LAUNCH_OPTIONS]
-        if rest or unknown:
-            what = f"{len(rest)} more positional arguments" if rest else ", ".join(map(repr, unknown))
-            raise LaunchError(
-                f"kernel '{self.name}' does not take {what}; its parameters are {', '.join(self.argument_names)}, "
-                f"and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
-            )
-        return tuple(bound), self.debug or bool(left.get("debug", False))
-
-    def _signature(self, arguments: tuple[Any, ...], debug: bool) -> tuple[tuple[Any, ...], list[Any]]:
-        """The specialization key and the slot values of all arguments. Every launch pays for this loop."""
-        key: list[Any] = [debug, settings.interpret]
-        slots: list[Any] = []
-        try:
-            for rule, value in zip(self._rules, arguments, strict=True):
-                if rule is _CONSTANT:
-                    kind, slot = (type(value), value) if type(value) in _PLAIN else _constant_key(value), None
-                else:
-                    kind, slot = handler_of(value)(value)
-                    if rule is not None:
-                        kind = rule(kind, value)
-                key.append(kind)
-                slots.append(slot)
-        except LaunchError as error:
-            raise LaunchError(f"kernel '{self.name}', argument '{self.argument_names[len(slots)]}': {error}") from None
-        return tuple(key), slots
+        A dtype stands for an array of it, aligned to 16 bytes; so does `MockTensor`.
+        """
+        return self._finder(None, *arguments, **keywords).kernel
 
     @cached_property
-    def _rules(self) -> tuple[Any, ...]:
-        """For each parameter: `_CONSTANT`, None (the class as it is), or a function that adjusts the class."""
+    def _entry(self) -> Callable[..., CompiledKernel | None]:
+        """What ``kernel[grid]`` calls: generated for the kernel's parameters (`frontend.binding`)."""
+        return generate(self, self._names(), "run")
+
+    @cached_property
+    def _finder(self) -> Callable[..., Launch]:
+        """The same, but the launch is returned instead of run."""
+        return generate(self, self._names(), "find")
+
+    def _names(self) -> dict[str, Any]:
+        return {
+            "launches": self._launches,
+            "watched": self._watched,
+            "changed": self._changed,
+            "constant_key": _constant_key,
+            "options_key": self._options_key,
+            "default_options": (("debug", True),) if self.debug else (),
+        }
+
+    @cached_property
+    def rules(self) -> tuple[Any, ...]:
+        """For each parameter: None (its class as it is), or a function that adjusts the class."""
         fixed = {self.argument_names[entry] if isinstance(entry, int) else entry for entry in self._fixed}
         unaligned = {self.argument_names[entry] if isinstance(entry, int) else entry for entry in self._unaligned}
 
         def rule(parameter: ParameterInfo) -> Any:
-            if parameter.constexpr:
-                return _CONSTANT
             if parameter.dtype is not None:
                 return _fixing_rule(parameter.dtype)
             if parameter.name in fixed:
@@ -220,24 +196,82 @@ class JITFunction(SourceFunction):
                 return _without_alignment
             return _read_only if parameter.const else None
 
-        return tuple(rule(parameter) for parameter in self.parameters)
+        return tuple(None if parameter.constexpr else rule(parameter) for parameter in self.parameters)
+
+    def _options_key(self, options: dict[str, Any], rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The launch options as part of a key; raises `LaunchError` for what is neither option nor parameter."""
+        unknown = [name for name in options if name not in LAUNCH_OPTIONS]
+        if rest or unknown:
+            what = f"{len(rest)} more positional arguments" if rest else ", ".join(map(repr, unknown))
+            raise LaunchError(
+                f"kernel '{self.name}' does not take {what}; its parameters are {', '.join(self.argument_names)}, "
+                f"and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
+            )
+        given = {"debug": True, **options} if self.debug else options
+        return tuple((name, _constant_key(value)) for name, value in given.items())
+
+    def _argument_error(self, arguments: tuple[Any, ...], error: Exception) -> Exception:
+        """What to raise when an argument cannot be classified: which one, and why."""
+        for parameter, rule, value in zip(self.parameters, self.rules, arguments, strict=True):
+            if value is MISSING:
+                return LaunchError(f"kernel '{self.name}' needs a value for '{parameter.name}'")
+            try:
+                if parameter.constexpr:
+                    _constant_key(value)
+                else:
+                    kind = classify(value)[0]
+                    if rule is not None:
+                        rule(kind, value)
+            except LaunchError as found:
+                return LaunchError(f"kernel '{self.name}', argument '{parameter.name}': {found}")
+        return error
 
     def _changed(self) -> bool:
         """Whether something that a traced kernel captured has another value now; forgets what was compiled."""
-        for function, path, value in self._watched:
-            current = function.captured(path[0], default=None)
-            for name in path[1:]:
-                current = getattr(current, name, None)
-            if current is not value and unwrap(current) != unwrap(value):
-                if settings.explain_recompile:
-                    recompile.report_captured(self.name, path, value, current)
-                self._watched.clear()
-                self._launches.clear()
-                return True
+        for look, name, value in self._guards:
+            if look(name) is not value:
+                return self._forget_changed()
         return False
 
-    def _prepare(self, key: Any, arguments: tuple[Any, ...], debug: bool) -> _Launch:
+    def _forget_changed(self) -> bool:
+        with self._lock:
+            for function, path, value in self._watched:
+                current = function.captured(path[0], default=None)
+                for name in path[1:]:
+                    current = getattr(current, name, None)
+                if current is not value and unwrap(current) != unwrap(value):
+                    if settings.explain_recompile:
+                        recompile.report_captured(self.name, path, value, current)
+                    self._watched.clear()
+                    self._guards.clear()
+                    self._launches.clear()
+                    return True
+        return False
+
+    def _watch(self, constants: Mapping[str, Any]) -> None:
+        """Watch what a trace with these constants depends on."""
+        known = {(id(function), path) for function, path, _ in self._watched}
+        for function, path, value in binaries.watched(self, constants):
+            if (id(function), path) not in known:
+                self._watched.append((function, path, value))
+                self._guards.append(_guard(function, path, value))
+
+    def _prepare(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         """Trace or compile for a signature that is new."""
+        with self._lock:
+            found = self._launches.get(key)
+            if found is None:
+                canonical = (self._relevant(key[0]), *key[1:])
+                found = self._launches.get(canonical) or self._create(canonical, arguments, options)
+                self._launches[canonical] = self._launches[key] = found
+            return found
+
+    @staticmethod
+    def _relevant(options: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of a key's options that code depends on: for the CPU, only whether assertions are kept."""
+        return tuple(entry for entry in options if entry == ("debug", (bool, True)))
+
+    def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         if settings.explain_recompile and self._launches:
             recompile.report(self.name, self.parameters, key, self._launches)
         types: dict[str, Any] = {}
@@ -247,95 +281,40 @@ class JITFunction(SourceFunction):
             name = parameter.name
             if parameter.constexpr:
                 constants[name] = unwrap(value)
-            elif isinstance(kind, tuple):
-                types[name] = tuple(_leaf(entry, f"{name}_{number}", described) for number, entry in enumerate(kind))
+            elif isinstance(kind, Group):
+                types[name] = _group_type(kind, name, described)
             elif kind.type is None:
                 constants[name] = kind.constant
             else:
                 types[name] = _leaf(kind, name, described)
-        known = {(id(function), path) for function, path, _ in self._watched}
-        for entry in binaries.watched(self, constants):
-            if (id(entry[0]), entry[1]) not in known:
-                self._watched.append(entry)
-        launch = _Launch(self, types, constants, described, debug)
-        self._launches[key] = launch
-        return launch
+        self._watch(constants)
+        return self._launch(types, constants, described, bool(key[0]))
+
+    def _launch(self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], debug: bool) -> Launch:
+        """The signature, ready to run where the settings say."""
+        if settings.interpret:
+            from tilewright.frontend.eager import EagerLaunch, runs_eagerly
+
+            debug = debug or settings.interpret == "check"
+            if runs_eagerly(self, constants):
+                return EagerLaunch(self, types, constants, described, debug)
+            function = self._trace(types, constants, described, debug).function
+            written = written_parameters(function)
+            return InterpretedLaunch(function, Interface(self.name, self.argument_names, types, written))
+        kernel = self.compile(types, constants, described, options={"debug": debug})
+        return CPULaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), None)
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.__module__}.{self.__qualname__}>"
 
 
-class _Launch:
-    """One signature of a kernel, ready to run."""
-
-    def __init__(
-        self, owner: JITFunction, types: Types, constants: dict[str, Any], described: dict[str, Parameter], debug: bool
-    ) -> None:
-        self.owner = owner
-        names = owner.argument_names
-        self.positions = [(index, isinstance(types[name], tuple)) for index, name in enumerate(names) if name in types]
-        self.grouped = any(grouped for _, grouped in self.positions)
-        self.indices = [index for index, _ in self.positions]
-        self.kernel: CompiledKernel | None = None
-        self.function: Function | None = None
-        if settings.interpret:
-            self.function = owner._trace(types, constants, described, debug).function
-            written = written_parameters(self.function)
-        else:
-            self.kernel = owner.compile(types, constants, described, options={"debug": debug})
-            written = self.kernel.written
-        self.written = [
-            (index, number if grouped else None)
-            for index, grouped in self.positions
-            for number, name in enumerate(_flat_names(names[index], types[names[index]]))
-            if name in written
-        ]
-
-    def run(self, grid: tuple[int, int, int], arguments: tuple[Any, ...], slots: list[Any]) -> CompiledKernel | None:
-        for index, number in self.written:
-            if not is_writable(arguments[index] if number is None else arguments[index][number]):
-                raise LaunchError(
-                    f"kernel '{self.owner.name}' writes to argument '{self.owner.argument_names[index]}', "
-                    "a read-only array; pass a writable copy"
-                )
-        if self.kernel is not None:
-            self.kernel.run(grid, self._flat(slots) if self.grouped else [slots[index] for index in self.indices])
-            return self.kernel
-        assert self.function is not None
-        self._interpret(grid, arguments)
-        return None
-
-    def _flat(self, values: Sequence[Any]) -> list[Any]:
-        result: list[Any] = []
-        for index, grouped in self.positions:
-            result.extend(values[index]) if grouped else result.append(values[index])
-        return result
-
-    def _interpret(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        from tilewright.ir.interpreter import run
-
-        assert self.function is not None
-        flat = self._flat(arguments)
-        types = [value.type for value in self.function.region.arguments]
-        run(
-            self.function,
-            [as_array(value) if kind.is_pointer else value for kind, value in zip(types, flat, strict=True)],
-            grid,
-        )
-
-
-def _flat_names(name: str, kind: Any) -> list[str]:
-    """Names of the IR parameters that one parameter becomes: a tuple becomes one for each entry."""
-    return [f"{name}_{number}" for number in range(len(kind))] if isinstance(kind, tuple) else [name]
-
-
-_CONSTANT = object()
-_PLAIN = frozenset((int, bool, float, str))
-
-
 def _constant_key(value: Any) -> Any:
     """A hashable stand-in for a compile-time argument that tells 1, 1.0 and True apart."""
+    if value is MISSING:
+        raise LaunchError("it has no value")
     value = unwrap(value)
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, (tuple, list)):
         return tuple(_constant_key(entry) for entry in value)
     try:
@@ -348,14 +327,39 @@ def _constant_key(value: Any) -> Any:
     return (type(value), value)
 
 
+def _guard(function: SourceFunction, path: tuple[str, ...], value: Any) -> tuple[Callable[[str], Any], str, Any]:
+    """A look at a captured value: ``look(name) is value`` while nobody has changed it."""
+    if len(path) > 1:
+        owner = function.captured(path[0])
+        for name in path[1:-1]:
+            owner = getattr(owner, name)
+        return vars(owner).get, path[-1], value
+    space = function.function.__globals__
+    if path[0] in space and path[0] not in function.function.__code__.co_freevars:
+        return space.get, path[0], value
+    return lambda name: function.captured(name, default=None), path[0], value
+
+
 def _generalized(kind: Any, value: Any) -> Any:
     """`do_not_specialize`: the type alone; 1 stays a run-time value."""
+    if isinstance(kind, Group):
+        return _each(_generalized, kind, value)
     if kind.type is None and isinstance(value, int):
         return argument_class(parameter_type("i32"))
     return kind if kind.type is None else argument_class(kind.type, _least(kind.type))
 
 
+def _each(rule: Callable[[Any, Any], Any], kind: Group, value: Any) -> Group:
+    """A rule for the entries of a tuple; a descriptor is what it is."""
+    group = members(value)
+    if group is None:
+        return kind
+    return Group(kind.kind, tuple(rule(entry, part) for entry, part in zip(kind.entries, group.entries, strict=True)))
+
+
 def _without_alignment(kind: Any, value: Any) -> Any:
+    if isinstance(kind, Group):
+        return _each(_without_alignment, kind, value)
     return kind if kind.type is None else argument_class(kind.type, _least(kind.type))
 
 
@@ -364,6 +368,8 @@ def _least(kind: TensorType) -> int:
 
 
 def _read_only(kind: Any, value: Any) -> Any:
+    if isinstance(kind, Group):
+        return _each(_read_only, kind, value)
     if kind.type is None or not isinstance(kind.type.element, PointerType):
         return kind
     return argument_class(scalar(PointerType(kind.type.element.element, const=True)), kind.divisibility)
@@ -375,24 +381,40 @@ def _fixing_rule(annotated: dtype) -> Callable[[Any, Any], ArgumentClass]:
 
 def _leaf(kind: ArgumentClass, name: str, described: dict[str, Parameter]) -> TensorType:
     """The type of one run-time parameter, whose facts are added to `described`."""
-    if kind.type is None:
-        kind = classify(kind.constant)[0] if kind.constant is None else argument_class(parameter_type("i32"))
-    if kind.type is None:
-        raise LaunchError(f"'{name}' is None inside a tuple; leave it out, or pass the tuple as tl.constexpr")
+    assert kind.type is not None
     described[name] = Parameter(name, divisibility=kind.divisibility)
     return kind.type
 
 
+def _group_type(kind: Group, name: str, described: dict[str, Parameter]) -> Group:
+    """The types of a group's entries: a tensor type, a constant, or a group again."""
+    entries: list[Any] = []
+    for label, entry in zip(labels(kind), kind.entries, strict=True):
+        if isinstance(entry, Group):
+            entries.append(_group_type(entry, f"{name}_{label}", described))
+        else:
+            constant = entry.type is None
+            entries.append(Static(entry.constant) if constant else _leaf(entry, f"{name}_{label}", described))
+    return Group(kind.kind, tuple(entries))
+
+
 def parameter_type(kind: Any) -> Any:
-    """A parameter's type from a `TensorType`, IR text, a tl dtype or pointer type; tuples entry by entry."""
-    if isinstance(kind, TensorType):
+    """A parameter's type from a `TensorType`, IR text, a tl dtype or pointer type.
+
+    Tuples and NamedTuples of these, entry by entry, with `tl.constexpr` values among them.
+    """
+    if isinstance(kind, (TensorType, Group)):
         return kind
+    if isinstance(kind, constexpr):
+        return Static(kind.value)
     if isinstance(kind, str):
         return parse_type(kind)
     if isinstance(kind, dtype):
         return scalar(kind.element)
     if isinstance(kind, (tuple, list)):
-        return tuple(parameter_type(entry) for entry in kind)
+        group = members(kind)
+        assert group is not None
+        return Group(group.kind, tuple(parameter_type(entry) for entry in group.entries))
     raise TypeError(f"a parameter's type is a TensorType, IR text such as '*f32', or a tl dtype, not {kind!r}")
 
 

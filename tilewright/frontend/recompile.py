@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilewright.frontend.arguments import ArgumentClass
+from tilewright.frontend.values import Group
 from tilewright.language.function import ParameterInfo
 
 logger = logging.getLogger("tilewright.jit")
-Key = tuple[Any, ...]  # debug, interpret, then a class or a constant for each parameter
+Key = tuple[Any, ...]  # launch options, interpret, then a class or a constant for each parameter
 
 
 def report(name: str, parameters: tuple[ParameterInfo, ...], key: Key, known: Iterable[Key]) -> None:
@@ -22,9 +23,11 @@ def report(name: str, parameters: tuple[ParameterInfo, ...], key: Key, known: It
     nearest = min(known, key=lambda other: sum(left != right for left, right in zip(other, key, strict=True)))
     changes = [
         f"{label}: {_text(old, constant)} -> {_text(new, constant)}"
-        for (label, constant), old, new in zip(_labels(parameters), nearest, key, strict=True)
+        for (label, constant), old, new in zip(_labels(parameters), nearest[1:], key[1:], strict=True)
         if old != new
     ]
+    if nearest[0] != key[0]:
+        changes.insert(0, f"options: {_option_text(nearest[0])} -> {_option_text(key[0])}")
     logger.warning("kernel '%s' is compiled again: %s", name, "; ".join(changes))
 
 
@@ -34,8 +37,12 @@ def report_captured(name: str, path: tuple[str, ...], old: Any, new: Any) -> Non
 
 
 def _labels(parameters: tuple[ParameterInfo, ...]) -> list[tuple[str, bool]]:
-    """What each entry of a key is called, and whether it is a compile-time constant."""
-    return [("debug", True), ("interpret", True), *((f"'{entry.name}'", entry.constexpr) for entry in parameters)]
+    """What each entry of a key after the options is called, and whether it is a compile-time constant."""
+    return [("interpret", True), *((f"'{entry.name}'", entry.constexpr) for entry in parameters)]
+
+
+def _option_text(options: tuple[tuple[str, Any], ...]) -> str:
+    return ", ".join(f"{name}={_text(value, True)}" for name, value in options) or "none"
 
 
 def _text(kind: Any, constant: bool) -> str:
@@ -45,6 +52,8 @@ def _text(kind: Any, constant: bool) -> str:
         return f"{kind.type} divisible by {kind.divisibility}" if kind.divisibility > 1 else str(kind.type)
     if constant and isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[0], type):
         return repr(kind[1])  # a constant is kept with its type
+    if isinstance(kind, Group):
+        return f"({', '.join(_text(entry, constant) for entry in kind.entries)})"
     if isinstance(kind, tuple):
         return f"({', '.join(_text(entry, constant) for entry in kind)})"
     return repr(kind)

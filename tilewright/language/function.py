@@ -7,13 +7,16 @@ launched; the functions of `standard` need no more than this.
 from __future__ import annotations
 
 import ast
+import dis
+import functools
 import hashlib
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tilewright.errors import CompilationError
@@ -52,8 +55,14 @@ class SourceFunction:
         self.__wrapped__ = function
 
     @cached_property
+    def _block(self) -> tuple[list[str], ast.FunctionDef] | None:
+        return _parsed_block(self.function)
+
+    @cached_property
     def _lines(self) -> tuple[list[str], int]:
         """Source lines (decorators included) and the number of the first in its file."""
+        if self._block is not None:
+            return self._block[0], self.function.__code__.co_firstlineno
         try:
             return inspect.getsourcelines(self.function)
         except (OSError, TypeError) as error:
@@ -83,6 +92,8 @@ class SourceFunction:
     @cached_property
     def definition(self) -> ast.FunctionDef:
         """The parsed ``def``; line numbers are those of the file."""
+        if self._block is not None:
+            return self._block[1]
         text = textwrap.dedent("".join(self._lines[0]))
         try:
             (node,) = ast.parse(text).body
@@ -155,18 +166,23 @@ class SourceFunction:
 
     @cached_property
     def captured_paths(self) -> tuple[tuple[str, ...], ...]:
-        """Every outside name that the body mentions, with the attributes read from it: ``("tl", "load")``."""
-        found: dict[tuple[str, ...], None] = {}
-        code = self.function.__code__
-        local = {*code.co_varnames, *code.co_cellvars}
+        """Every outside name that the body mentions, with the attributes read from it: ``("numbers", "LIMIT")``.
+
+        Modules of the language are left out.
+        """
+        names = sorted(_global_names(self.function.__code__))
+        values = {name: self.captured(name, default=None) for name in names}
+        found = [(name,) for name, value in values.items() if value is not None and not isinstance(value, ModuleType)]
+        modules = {name for name, value in values.items() if isinstance(value, ModuleType) and not is_language(value)}
+        if not modules:
+            return tuple(found)
+        paths: dict[tuple[str, ...], None] = {}
         for node in self.definition.body:
             for entry in ast.walk(node):
                 path = _dotted(entry)
-                if path is None or path[0] in local:
-                    continue
-                if self.captured(path[0], default=None) is not None:
-                    found[path] = None
-        return tuple(found)
+                if path is not None and path[0] in modules:
+                    paths[path] = None
+        return (*found, *paths)
 
     def captured_values(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """The present values of `captured_paths`, modules and functions of the language left out."""
@@ -179,11 +195,22 @@ class SourceFunction:
             if not isinstance(value, ModuleType):
                 yield path[:depth], value
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this is a function of the language's own modules that captures nothing else."""
+        return self.__module__.startswith("tilewright.language.") and not self.function.__code__.co_freevars
+
     def fingerprint(self, seen: set[int] | None = None) -> str:
-        """A hash of the source and of everything that it captures, transitively."""
+        """A hash of the source and of everything that it captures, transitively.
+
+        Functions of the language itself go by their names: keys hold a hash of the language's sources.
+        """
+        if self.is_own:
+            return f"{self.__module__}.{self.__qualname__}"
         seen = set() if seen is None else seen
         seen.add(id(self))
-        digest = hashlib.sha256(f"{self.name}\0{self.source}\0".encode())
+        text = _quick_text(self.function) or self.source
+        digest = hashlib.sha256(f"{self.name}\0{text}\0".encode())
         for path, value in self.captured_values():
             digest.update(f"{'.'.join(path)}={describe(value, seen)}\0".encode())
         for parameter in self.parameters:
@@ -196,6 +223,102 @@ class SourceFunction:
 
     def __repr__(self) -> str:
         return f"<tile function {self.__module__}.{self.__qualname__}>"
+
+
+def _file_lines(function: FunctionType) -> tuple[list[str], int]:
+    """The lines of a function's file, and the index of its first one (a decorator, if it has some)."""
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    return linecache.getlines(code.co_filename, function.__globals__), code.co_firstlineno - 1
+
+
+def _ends(lines: list[str], first: int) -> Iterator[int]:
+    """Where the block that begins at line `first` may end: before each line that is not indented deeper."""
+    indentation = _indentation(lines[first])
+    for end in range(first + 1, len(lines)):
+        text = lines[end].lstrip()
+        if text and text[0] != "#" and len(lines[end]) - len(text) <= indentation:
+            yield end
+    yield len(lines)
+
+
+def _parsed_block(function: FunctionType) -> tuple[list[str], ast.FunctionDef] | None:
+    """A function's lines and their syntax tree; None where `inspect` has to look.
+
+    `inspect.getsourcelines` splits the text into tokens, which takes longer than loading a compiled kernel.  Here a
+    block ends where it parses: before that, a line of less indentation lies between decorators, inside brackets or
+    in a string.
+    """
+    lines, first = _file_lines(function)
+    if not 0 <= first < len(lines):
+        return None
+    for end in _ends(lines, first):
+        block = _without_tail(lines[first:end])
+        try:
+            tree = ast.parse("\n" * first + textwrap.dedent("".join(block)))  # with the file's line numbers
+        except (SyntaxError, ValueError):
+            continue
+        node = tree.body[0] if len(tree.body) == 1 else None
+        return (block, node) if isinstance(node, ast.FunctionDef) and node.name == function.__code__.co_name else None
+    return None
+
+
+def _quick_text(function: FunctionType) -> str | None:
+    """A function's text from ``def`` on, found without parsing; None where that fails.
+
+    The block ends at the first possible place behind all of its code.
+    """
+    lines, first = _file_lines(function)
+    if not 0 <= first < len(lines):
+        return None
+    last = _last_line(function.__code__)
+    end = next(end for end in _ends(lines, first) if end >= last)
+    indentation = _indentation(lines[first])
+    for start in range(first, end):
+        if lines[start].startswith(f"def {function.__code__.co_name}", indentation):
+            return "".join(_without_tail(lines[start:end]))
+    return None
+
+
+def _last_line(code: CodeType) -> int:
+    """The number of the last line that a function has code on."""
+    own = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+    return max([own, *(_last_line(entry) for entry in code.co_consts if isinstance(entry, CodeType))])
+
+
+def _without_tail(block: list[str]) -> list[str]:
+    """A block without the blank lines and comments that follow it."""
+    end = len(block)
+    indentation = _indentation(block[0])
+    while end > 1:
+        text = block[end - 1].lstrip()
+        if text and (text[0] != "#" or len(block[end - 1]) - len(text) > indentation):
+            break
+        end -= 1
+    return block[:end]
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """Names that code reads from outside its function: globals and variables of enclosing functions."""
+    names = set(code.co_freevars)
+    opcodes = code.co_code
+    extended = 0
+    for position in range(0, len(opcodes), 2):
+        operation, argument = opcodes[position], opcodes[position + 1] | extended
+        extended = argument << 8 if operation == _EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            names.add(code.co_names[argument >> 1])
+    for entry in code.co_consts:
+        if isinstance(entry, CodeType):
+            names |= _global_names(entry)
+    return names
+
+
+_LOAD_GLOBAL, _EXTENDED_ARG = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 class const:
@@ -213,6 +336,10 @@ class ConstexprFunction:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.function(*arguments, **keywords)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method of an aggregate it takes the instance first."""
+        return self if instance is None else functools.partial(self, instance)
+
 
 def constexpr_function(function: Callable[..., Any]) -> ConstexprFunction:
     """Decorator: let kernels call a Python function at compile time, on constants."""
@@ -222,6 +349,12 @@ def constexpr_function(function: Callable[..., Any]) -> ConstexprFunction:
 def language_function(function: Callable[..., Any]) -> SourceFunction:
     """Decorator: a function in the tile language that is only ever inlined, never launched."""
     return SourceFunction(function)
+
+
+def is_language(module: ModuleType) -> bool:
+    """Whether a module is the language's own (or this package), under its own name or under Triton's."""
+    name = module.__name__
+    return name == "tilewright" or name.startswith("tilewright.language") or name.partition(".")[0] == "triton"
 
 
 def describe(value: Any, seen: set[int]) -> str:

@@ -29,7 +29,7 @@ _OTHER = (
     "__multi3 __powisf2 __powidf2"
 ).split()
 _SYSTEM = (*_MATH, *(f"{name}f" for name in _MATH), *_OTHER)
-_SMALL = 1 << 16  # bytes
+_SMALL = 1 << 17  # bytes
 _LIBRARIES = {
     "linux": ("libm.so.6", "libc.so.6", "libgcc_s.so.1"),
     "darwin": ("libSystem.B.dylib",),
@@ -122,7 +122,8 @@ def _system_symbols(images: Sequence[bytes]) -> dict[str, int]:
     """The system's functions that objects may call, by name."""
     names: Iterable[str] = _SYSTEM
     if sum(map(len, images)) < _SMALL:  # looking for the names in the objects is faster than finding all functions
-        names = [name for name in _SYSTEM if any(name.encode() in image for image in images)]
+        stems = [stem for stem in (*_MATH, *_OTHER) if any(stem.encode() in image for image in images)]
+        names = [name for stem in stems for name in (stem, f"{stem}f")]  # single precision ends in f
     return {name: address for name in names if (address := _known_address(name)) is not None}
 
 
