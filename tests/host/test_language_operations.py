@@ -326,3 +326,30 @@ def test_swizzle_walks_groups_column_by_column() -> None:
     out = np.full((5, 3), -1, np.int32)
     launch(swizzle, (5, 3), out, ROWS=5, COLUMNS=3, GROUP=2)
     assert out.tolist() == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11], [12, 13, 14]]
+
+
+@tilewright.jit
+def running_sum(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.cumsum(tl.load(x + i), 0))
+
+
+def test_running_sums_of_narrow_floats_are_carried_in_fp32() -> None:
+    x, out = np.ones(1024, ml_dtypes.bfloat16), np.zeros(1024, ml_dtypes.bfloat16)
+    running_sum[(1,)](x, out, 1024)
+    np.testing.assert_array_equal(out, np.arange(1, 1025).astype(ml_dtypes.bfloat16))  # bf16 sums end at 256
+
+
+@tilewright.jit
+def shifted(x, count, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) >> tl.load(count + i))
+
+
+@pytest.mark.parametrize(("left", "right"), [("int8", "uint8"), ("int16", "uint32"), ("uint8", "int32")])
+def test_right_shift_goes_by_the_sign_of_the_left_operand(left: str, right: str, rng: np.random.Generator) -> None:
+    x = rng.integers(np.iinfo(left).min, np.iinfo(left).max, 64).astype(left)
+    count = rng.integers(0, 8, 64).astype(right)
+    out = np.zeros(64, left)
+    launch(shifted, (1,), x, count, out, N=64)
+    np.testing.assert_array_equal(out, x >> count.astype(left))

@@ -45,7 +45,7 @@ class dtype:
             if element != "void" and element not in NAMES:
                 raise LanguageError(f"there is no dtype named {element!r}", f"one of {', '.join(NAMES)}")
             element = foundation.void if element == "void" else NAMES[element].element
-        self.element = element
+        self.element: DType | PointerType = element
 
     @property
     def name(self) -> str:

@@ -138,21 +138,27 @@ def _arithmetic(opcode: str, left: Any, right: Any) -> tensor:
 
 def true_divide(left: Any, right: Any) -> tensor:
     """`/`: integers divide as fp32."""
+    _check_signs(left, right, "/")
     first, second = promote_operands(left, right, "/", division=True)
     if first.number.is_integer:
         first, second = cast(first, dtypes.float32), cast(second, dtypes.float32)
     return emit("divide", [first, second])
 
 
-def _integer_division(left: Any, right: Any, symbol: str) -> tuple[tensor, tensor]:
+def _check_signs(left: Any, right: Any, symbol: str) -> None:
+    """Integer tensors that are divided must both be signed, or both unsigned."""
     left, right = unwrap(left), unwrap(right)
     if isinstance(left, tensor) and isinstance(right, tensor) and not left.is_pointer and not right.is_pointer:
         signs = left.number.is_signed, right.number.is_signed
         if left.number.is_integer and right.number.is_integer and signs[0] != signs[1]:
             raise LanguageError(
-                f"'{symbol}' cannot mix {left.dtype} and {right.dtype}: one is signed and one is not",
-                "cast one of them so that both have the same sign",
+                f"Cannot use '{symbol}' on {left.dtype} and {right.dtype} because they have different signedness",
+                "cast one of them so that both are signed, or both unsigned",
             )
+
+
+def _integer_division(left: Any, right: Any, symbol: str) -> tuple[tensor, tensor]:
+    _check_signs(left, right, symbol)
     first, second = promote_operands(left, right, symbol, division=True)
     if first.number.is_bool:
         first, second = cast(first, dtypes.int32), cast(second, dtypes.int32)
@@ -201,6 +207,7 @@ def bitwise(opcode: str, left: Any, right: Any) -> tensor:
 
 
 def shift(opcode: str, left: Any, right: Any) -> tensor:
+    """`<<` and `>>` in the common dtype; `>>` is arithmetic when the left operand is signed, whatever that is."""
     symbol = "<<" if opcode == "shift_left" else ">>"
     first, second = promote_operands(left, right, symbol)
     _check_integer(first, symbol)
@@ -209,13 +216,18 @@ def shift(opcode: str, left: Any, right: Any) -> tensor:
     count = unwrap(right)
     if isinstance(count, int) and not 0 <= count < first.number.bits:
         active().remark("warning", f"a shift by {count} is out of range for {first.dtype}: the result is undefined")
+    common = first.number
+    if opcode == "shift_right" and to_tensor(left).number.is_signed and not common.is_signed:
+        signed = dtypes.BY_NAME[f"int{common.bits}"]
+        return bitcast(emit(opcode, [bitcast(first, signed), bitcast(second, signed)]), common)
     return emit(opcode, [first, second])
 
 
 def _check_integer(value: tensor, symbol: str) -> None:
     if not value.number.is_integer:
         raise LanguageError(
-            f"'{symbol}' needs integers, got {value.dtype}", "compare first, or bitcast to an integer type"
+            f"'{symbol}' needs integers: invalid operands of type {value.dtype}",
+            "compare first, or bitcast to an integer type",
         )
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Operation, Region, Value
 from tilewright.targets.cpu.attributes import number
-from tilewright.targets.cpu.conversions import register_type
+from tilewright.targets.cpu.conversions import Converter, register_type
 from tilewright.targets.cpu.demand import value_outside
 from tilewright.targets.cpu.elementwise import ELEMENTWISE, identity_of, unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
@@ -66,6 +66,40 @@ def _inline(evaluator: Evaluator, region: Region, known: dict[Value, LLVMValue],
     return [operand(value) for value in region.terminator.operands]
 
 
+class Combination:
+    """The combine region of a `reduce` or `scan`; `known` is its opcode when it is one known operation."""
+
+    def __init__(self, evaluator: Evaluator, operation: Operation) -> None:
+        self.evaluator = evaluator
+        self.region = operation.regions[0]
+        self.dtype: DType = operation.operands[0].type.dtype
+        self.known = known_combination(self.region)
+        self.propagate_nan = bool(self.region.operations[0].attributes.get("propagate_nan", False))
+
+    @property
+    def wide(self) -> DType:
+        """The type of a known combination's accumulator."""
+        return dtypes.float32 if self.dtype.is_float and self.dtype.bits < 32 else self.dtype
+
+    def widen(self, values: list[LLVMValue]) -> list[LLVMValue]:
+        """Elements as `combine` takes them."""
+        return [self._converter.widen(values[0], self.dtype)] if self.known is not None else values
+
+    def narrow(self, values: list[LLVMValue]) -> list[LLVMValue]:
+        """What `combine` gives, in the operands' types."""
+        return [self._converter.narrow(values[0], self.dtype)] if self.known is not None else values
+
+    def combine(self, left: list[LLVMValue], right: list[LLVMValue]) -> list[LLVMValue]:
+        """The left group with the right group."""
+        if self.known is None:
+            return inline_region(self.evaluator, self.region, [*left, *right])
+        return [self.evaluator.elementwise.combine(self.known, left[0], right[0], self.wide, self.propagate_nan)]
+
+    @property
+    def _converter(self) -> Converter:
+        return self.evaluator.elementwise.converter
+
+
 class Reduction:
     """One `reduce` root; `count` LLVM values are carried for it through its loop."""
 
@@ -73,33 +107,23 @@ class Reduction:
         self.evaluator = evaluator
         self.builder = evaluator.builder
         self.root = root
-        self.region = root.operation.regions[0]
         self.operands = root.operation.operands
-        self.known = known_combination(self.region)
-        self.propagate_nan = bool(self.region.operations[0].attributes.get("propagate_nan", False))
+        self.combination = Combination(evaluator, root.operation)
+        self.known = self.combination.known
         self.count = 1 if self.known else len(self.operands) + 1
-
-    @property
-    def _dtype(self) -> DType:
-        return self.operands[0].type.dtype
-
-    @property
-    def _wide(self) -> DType:
-        """The type of a known combination's accumulator."""
-        narrow = self._dtype.is_float and self._dtype.bits < 32
-        return dtypes.float32 if narrow else self._dtype
 
     def is_neutral_outside(self, compares: frozenset[Value]) -> bool:
         """Whether elements outside a mask leave the result as it is."""
         if self.known is None:
             return False
         outside = value_outside(self.operands[0], compares)
-        return outside is not None and outside == identity_of(self.known, self._dtype)
+        return outside is not None and outside == identity_of(self.known, self.combination.dtype)
 
     def start(self, lanes: int) -> Accumulator:
         """Accumulators of `lanes` lanes that hold nothing."""
         if self.known is not None:
-            neutral = self.evaluator.number(self._wide, identity_of(self.known, self._dtype))
+            identity = identity_of(self.known, self.combination.dtype)
+            neutral = self.evaluator.number(self.combination.wide, identity)
             return [self.builder.splat(neutral, lanes)]
         empty = [self.builder.zero(vector_type(register_type(value.type.element), lanes)) for value in self.operands]
         return [*empty, self.builder.constant(vector_type("i1", lanes), False)]
@@ -112,23 +136,18 @@ class Reduction:
         assert axis is not None
         valid = indices[axis].valid if indices[axis].lanes > 1 else None
         if self.known is not None:
-            value = self.evaluator.elementwise.converter.widen(values[0], self._dtype)
+            (value,) = self.combination.widen(values)
             if valid is not None:
                 value = self.builder.select(valid, value, self.start(lanes)[0])
-            return [self._combine(accumulator[0], value)]
+            return self.combination.combine(accumulator, [value])
         there = valid if valid is not None else self.builder.constant(vector_type("i1", lanes), True)
         return self._merge(accumulator, [*values, there])
-
-    def _combine(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
-        assert self.known is not None
-        elementwise = self.evaluator.elementwise
-        return elementwise.combine(self.known, left, right, self._wide, self.propagate_nan)
 
     def _merge(self, left: Accumulator, right: Accumulator) -> Accumulator:
         """Two groups, each with a flag that tells whether it holds anything."""
         builder = self.builder
         has_left, has_right = left[-1], right[-1]
-        both = inline_region(self.evaluator, self.region, [*left[:-1], *right[:-1]])
+        both = self.combination.combine(left[:-1], right[:-1])
         neither = [builder.select(has_left, one, other) for one, other in zip(left[:-1], right[:-1], strict=True)]
         two = builder.binary("and", has_left, has_right)
         merged = [builder.select(two, value, single) for value, single in zip(both, neither, strict=True)]
@@ -141,10 +160,7 @@ class Reduction:
             half = width // 2
             low = [self._part(value, 0, half) for value in accumulator]
             high = [self._part(value, half, half) for value in accumulator]
-            if self.known is not None:
-                accumulator = [self._combine(low[0], high[0])]
-            else:
-                accumulator = self._merge(low, high)
+            accumulator = self.combination.combine(low, high) if self.known else self._merge(low, high)
         return accumulator
 
     def _part(self, value: LLVMValue, start: int, lanes: int) -> LLVMValue:
@@ -154,6 +170,4 @@ class Reduction:
 
     def results(self, accumulator: Accumulator) -> list[LLVMValue]:
         """The reduction's results, in the operands' types."""
-        if self.known is not None:
-            return [self.evaluator.elementwise.converter.narrow(accumulator[0], self._dtype)]
-        return accumulator[:-1]
+        return self.combination.narrow(accumulator) if self.known else accumulator[:-1]
