@@ -72,8 +72,8 @@ def aligned(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
-def random(*shape: int) -> np.ndarray:
-    array = aligned(*shape)
+def random(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    array = aligned(*shape, dtype=dtype)
     array[...] = np.random.default_rng().standard_normal(shape, np.float32)
     return array
 
@@ -197,7 +197,7 @@ def matmul_case(size: int, threads: int) -> Case:
 def bfloat16_matmul_case(size: int, threads: int) -> Case:
     import torch
 
-    a, b = (random(size, size).astype(ml_dtypes.bfloat16) for _ in range(2))
+    a, b = (random(size, size, dtype=ml_dtypes.bfloat16) for _ in range(2))
     expected = a.astype(np.float64) @ b.astype(np.float64)
     case = Case(f"matmul bf16 {size}", expected, 1e-2, 0.85, gflop=2e-9 * size**3)
     out = aligned(size, size, dtype=ml_dtypes.bfloat16)
@@ -226,8 +226,9 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
 
     (rows, depth), columns = a.shape, b.shape[1]
     target = get_target("cpu")
-    width = target.microtile(from_numpy(a.dtype))[1] if packed else 0
-    blocks = choose_blocks((rows,), columns, depth, 1, target, machine_of(target), width)
+    dtype = from_numpy(a.dtype)
+    width = target.microtile(dtype)[1] if packed else 0
+    blocks = choose_blocks((rows,), columns, depth, 1, dtype, target, machine_of(target), width)
     right = packing.apply(packing.panels_recipe(width, False), b) if packed else b
     held = aligned(*right.shape, dtype=right.dtype)
     held[...] = right

@@ -6,6 +6,7 @@ whose code needs a feature that `host_features()` lacks.  Features carry LLVM's 
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -52,9 +53,22 @@ def host_features() -> frozenset[str]:
     architecture = llvm.get_process_triple().split("-")[0]
     known = arithmetic_features(architecture)
     found = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    if not any(name.startswith("amx") for name in found) or not _allow_tile_registers():
+        found = {name for name in found if not name.startswith("amx")}
     if architecture in ("aarch64", "arm64"):
         found |= {"neon", "fp-armv8"}  # part of every AArch64 application CPU; LLVM does not list them everywhere
     return frozenset(found & known)
+
+
+def _allow_tile_registers() -> bool:
+    """Ask Linux to let this process use AMX's tile registers, which it saves for those only that asked."""
+    if sys.platform != "linux":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 def arithmetic_features(architecture: str) -> frozenset[str]:

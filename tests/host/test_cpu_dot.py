@@ -125,6 +125,17 @@ def test_element_types(layout: str, types: tuple[DType, DType, DType], rng: np.r
     run_case(Case(DotShape(3, 80, 65), layout, types, limits=(0, 77, 60)), rng)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("types", [BFLOAT16, INT8, UINT8], ids=lambda types: types[0].name)
+@pytest.mark.parametrize("shape", [DotShape(16, 32, 64), DotShape(50, 100, 300), DotShape(33, 17, 5)], ids=str)
+def test_tiles(layout: str, types: tuple[DType, DType, DType], shape: DotShape, rng: np.random.Generator) -> None:
+    """Enough rows for tile registers, where the CPU has them: whole and cut tiles, every limit and kind of memory."""
+    for left in ("rows", "known rows", "columns", "spread"):
+        run_case(Case(shape, layout, types, left=left, accumulate=left != "columns"), rng)
+    for limits in ((shape.rows - 1, 0, 0), (0, shape.columns - 1, 0), (0, 0, 3)):
+        run_case(Case(shape, layout, types, limits=limits), rng)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 40),

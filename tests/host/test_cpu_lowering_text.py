@@ -101,6 +101,14 @@ def test_operands_of_a_matrix_product_are_read_in_place():
         assert not [remark for remark in kernel.remarks if "operand" in remark.message]
 
 
+@pytest.mark.parametrize("name, instruction", [("bf16", "tdpbf16ps"), ("f16", None), ("f32", None)])
+def test_products_of_narrow_types_are_done_in_tile_registers(name, instruction):
+    types = dict.fromkeys("abc", f"*{name}") | dict.fromkeys("rows columns depth a_row b_depth c_row".split(), "i32")
+    fixed = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "WIDTH": 0, "a_depth": 1, "b_column": 1}
+    text = lowered(traced(matmul, types | {"extra": ()}, fixed, ("a", "b", "c")), SERVER).text
+    assert "llvm.x86.tile" not in text if instruction is None else f"llvm.x86.{instruction}" in text
+
+
 def test_carried_accumulator_is_updated_in_place():
     function = product_kernel(0)
     kernel = lowered(function, SERVER)

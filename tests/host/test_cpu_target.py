@@ -47,11 +47,11 @@ def test_dot_instructions_are_noted() -> None:
     assert not CPUTarget.named("x86-64-v2").fused_multiply_add
 
 
-def test_matrix_registers_are_not_required() -> None:
-    """No code uses AMX yet, so an engine must run where there is none."""
+def test_matrix_registers_are_required_by_code_that_uses_them() -> None:
+    """Code without products of narrow types must run where there is no AMX."""
     target = CPUTarget.named("sapphirerapids")
-    assert not any(name.startswith("amx") for name in target.required_features)
-    assert "avx512f" in target.required_features
+    assert not any(name.startswith("amx") for name in target.required_features(tiles=False))
+    assert {"avx512f", "amx-tile"} <= set(target.required_features(tiles=True))
 
 
 def test_keys_tell_targets_apart() -> None:

@@ -26,7 +26,7 @@ def test_blocks_are_whole_panels_and_cover_the_depth(shape: tuple[int, int, int]
     target = CPUTarget.named(name)
     rows, columns, depth = shape
     width = target.microtile(float32)[1]
-    blocks = choose_blocks((rows,), columns, depth, 1, target, machine_of(target), width)
+    blocks = choose_blocks((rows,), columns, depth, 1, float32, target, machine_of(target), width)
     assert 0 < blocks.rows <= rows
     assert blocks.columns % width == 0 and blocks.columns < columns + width
     assert 0 < blocks.depth <= depth

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import DType
 from tilewright.symbolic import Size, lower_bound, simplify, upper_bound
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Machine, balance, expected
@@ -80,14 +80,21 @@ def depth_block(depth: Size) -> int:
     return ceil(depth / steps)
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """The innermost product: its register tile, its speed relative to float32, bytes of an operand's element."""
+
+    tile: tuple[int, int]
+    rate: float
+    itemsize: int
+
+
 @lru_cache(maxsize=4096)
-def _choose(
-    rows: tuple[int, ...], columns: int, depth: int, batches: int, tile: tuple[int, int], machine: Machine
-) -> Blocks:
+def _choose(rows: tuple[int, ...], columns: int, depth: int, batches: int, kernel: _Kernel, machine: Machine) -> Blocks:
     """The blocks with the least product of the times of all examples."""
     best: tuple[float, Blocks] | None = None
-    for blocks in _possible(max(rows), columns, depth, tile):
-        score = prod(_seconds(count, columns, depth, batches, blocks, tile, machine) for count in rows)
+    for blocks in _possible(max(rows), columns, depth, kernel.tile):
+        score = prod(_seconds(count, columns, depth, batches, blocks, kernel, machine) for count in rows)
         if best is None or score < best[0]:
             best = (score, blocks)
     assert best is not None
@@ -102,7 +109,8 @@ def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Ite
     for row_tiles in range(1, min(MOST_ROWS, ceil(rows / tile_rows)) + 1):
         row_blocks = ceil(rows / min(row_tiles * tile_rows, rows))
         block_m = ceil(rows / row_blocks)  # equal blocks instead of a short last one
-        block_m += block_m % 2 if row_blocks > 1 else 0  # the product handles rows in pairs
+        unit = 16 if tile_rows % 16 == 0 else 2  # the product handles rows in tiles of 16, or in pairs
+        block_m = ceil(block_m / unit) * unit if row_blocks > 1 else block_m
         if block_m in seen:
             continue
         seen.add(block_m)
@@ -112,19 +120,20 @@ def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Ite
 
 
 def _seconds(
-    rows: int, columns: int, depth: int, batches: int, blocks: Blocks, tile: tuple[int, int], machine: Machine
+    rows: int, columns: int, depth: int, batches: int, blocks: Blocks, kernel: _Kernel, machine: Machine
 ) -> float:
     """The model: register-tile work, traffic from the caches, program starts, balance of the threads."""
-    used = min(rows, blocks.rows)
+    used, tile = min(rows, blocks.rows), kernel.tile
     row_tiles = ceil(used / tile[0])
     # A register tile with few rows waits for loads of B, not for multiplications.
     rows_in_tile = max(used / row_tiles, tile[0] / 3)
-    compute = row_tiles * ceil(blocks.columns / tile[1]) * 2 * rows_in_tile * tile[1] * depth / machine.flops
+    compute = row_tiles * ceil(blocks.columns / tile[1]) * 2 * rows_in_tile * tile[1] * depth
+    compute /= machine.flops * kernel.rate
     steps = ceil(depth / blocks.depth)
-    right = blocks.columns * depth * 4
-    left = used * depth * 4
+    right = blocks.columns * depth * kernel.itemsize
+    left = used * depth * kernel.itemsize
     result = used * blocks.columns * 4 * (2 * steps + 1)
-    resident = 4 * (blocks.columns * blocks.depth + used * blocks.depth + used * blocks.columns)
+    resident = kernel.itemsize * (blocks.columns + used) * blocks.depth + 4 * used * blocks.columns
     speed = machine.cache_bandwidth if resident <= machine.l2_bytes * 0.75 else machine.memory_bandwidth / 2
     traffic = (right + left) / (machine.memory_bandwidth) + result / speed
     programs = ceil(rows / blocks.rows) * ceil(columns / blocks.columns) * batches
@@ -133,10 +142,14 @@ def _seconds(
 
 
 def choose_blocks(
-    rows: tuple[int, ...], columns: Size, depth: Size, batches: Size, target: Target, machine: Machine, width: int
-) -> Blocks:
-    """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values."""
-    tile = target.microtile(float32)
-    tile = (tile[0], width or tile[1])
-    blocks = _choose(rows, expected(columns), expected(depth), expected(batches), tile, machine)
+    rows: tuple[int, ...], columns: Size, depth: Size, batches: Size, dtype: DType, target: Target, machine: Machine,
+    width: int,
+) -> Blocks:  # fmt: skip
+    """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values.
+
+    `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided).
+    """
+    tile_rows, tile_columns = target.microtile(dtype)
+    kernel = _Kernel((tile_rows, width or tile_columns), target.dot_rate(dtype), dtype.itemsize)
+    blocks = _choose(rows, expected(columns), expected(depth), expected(batches), kernel, machine)
     return Blocks(blocks.rows, blocks.columns, depth_block(depth))

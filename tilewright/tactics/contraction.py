@@ -158,7 +158,14 @@ def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target)
     for span in row_ranges(problem.rows):
         at_most = span.at_most
         blocks = choose_blocks(
-            span.examples, problem.columns, problem.depth, problem.batches, target, machine, problem.width
+            span.examples,
+            problem.columns,
+            problem.depth,
+            problem.batches,
+            problem.a.dtype,
+            target,
+            machine,
+            problem.width,
         )
         condition = None if at_most is None else (problem.rows, at_most)
         calls.append(gemm_call(problem, slots, blocks, condition))

@@ -122,7 +122,7 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
     reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
     for span in row_ranges(pixels):
         at_most = span.at_most
-        blocks = choose_blocks(span.examples, columns, depth, groups, target, machine, width)
+        blocks = choose_blocks(span.examples, columns, depth, groups, x.dtype, target, machine, width)
         condition = None if at_most is None else (pixels, at_most)
         calls.append(_implicit_call(group, slots, weights, blocks, width, condition))
         reasons["pixels" if at_most is None else f"pixels <= {at_most}"] = str(blocks)

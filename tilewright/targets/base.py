@@ -71,6 +71,10 @@ class Target(Protocol):
         """Rows and columns of the register tile of `dot`: blocks in multiples of it run fastest."""
         ...
 
+    def dot_rate(self, dtype: DType) -> float:
+        """Speed of `dot` on operands of this type, relative to float32."""
+        ...
+
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel; results are cached on disk by content."""
         ...

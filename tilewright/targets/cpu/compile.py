@@ -46,7 +46,7 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
         texts = {"ir": text, "llvm": lowered.text, "asm": code.assembly}
         for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("asm", "s")):
             settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
-    metadata = _metadata(function, lowered, seconds)
+    metadata = _metadata(function, lowered, target, seconds)
     cache.put(key, metadata, code.image)
     return _binary(key, metadata, code.image, target, texts)
 
@@ -57,11 +57,14 @@ def load_binary(key: str, target: CPUTarget) -> Binary | None:
     return None if entry is None else _from_entry(key, entry, target)
 
 
-def _metadata(function: Function, lowered: LoweredKernel, seconds: Mapping[str, float]) -> dict[str, Any]:
+def _metadata(
+    function: Function, lowered: LoweredKernel, target: CPUTarget, seconds: Mapping[str, float]
+) -> dict[str, Any]:
     return {
         "symbol": lowered.symbol,
         "parameters": [str(argument.type) for argument in function.region.arguments],
         "scratch_bytes": lowered.scratch_bytes,
+        "features": target.required_features(tiles="llvm.x86.tile" in lowered.text),
         "remarks": [asdict(remark) for remark in lowered.remarks],
         "seconds": dict(seconds),
     }
@@ -79,7 +82,7 @@ def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarg
         image=image,
         parameters=tuple(metadata["parameters"]),
         scratch_bytes=metadata["scratch_bytes"],
-        features=target.required_features,
+        features=tuple(metadata["features"]),
         remarks=tuple(Remark(**remark) for remark in metadata["remarks"]),
         texts=texts,
         seconds=metadata["seconds"],

@@ -5,7 +5,8 @@ packed, blocked and unrolled is decided here.
 
     accumulator[i, j] = (accumulator[i, j] or 0) + sum over k of left[i, k] * right[k, j]
 
-Every kind of product becomes one internal function (`dot_function.py`), which the call runs.
+Every kind of product becomes one internal function, which the call runs: in vector registers (`dot_function.py`),
+or in tile registers where the CPU has them for the operands' types (`dot_tiles.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
-from tilewright.targets.cpu.dot_function import Blocking, DotPlan, DotShape, emit_function, round_up
+from tilewright.targets.cpu.dot_function import Blocking, emit_function
+from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
+from tilewright.targets.cpu.dot_tiles import TileBlocking, emit_tile_function, uses_tiles
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
@@ -84,6 +87,8 @@ def scratch_bytes(
     target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType
 ) -> int:
     """Bytes of 64-byte aligned scratch that `emit_dot` needs for such a product; reusable between calls."""
+    if uses_tiles(target, shape, left, right):
+        return TileBlocking(target, shape, left).scratch_bytes
     return Blocking(target, shape, accumulator, layout).scratch_bytes
 
 
@@ -125,7 +130,8 @@ def emit_dot(
         (rows is not None, columns is not None, depth is not None),
     )
     if plan.name not in builder.module.defined:
-        emit_function(builder.module, target, plan)
+        emit = emit_tile_function if uses_tiles(target, shape, left.dtype, right.dtype) else emit_function
+        emit(builder.module, target, plan)
 
     def value(extent: Extent) -> LLVMValue:
         return builder.integer(extent) if isinstance(extent, int) else extent

@@ -19,6 +19,7 @@ from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.dot_inner import InnerKernel, emit_inner_kernel
 from tilewright.targets.cpu.dot_kernel import MicroKernel, emit_micro_kernel, lines_of
 from tilewright.targets.cpu.dot_pack import BlockCopy
+from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
@@ -28,46 +29,6 @@ _SHORT_RUN = 8  # depth of a run when few rows meet a wide row-major matrix: so 
 _LINE = 64
 _CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
 _CROWDED = 4  # lines of one set that the rows of a tile may take
-
-
-def round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-@dataclass(frozen=True)
-class DotShape:
-    """The compile-time extents of one product: left [rows, depth], right [depth, columns]."""
-
-    rows: int
-    columns: int
-    depth: int
-
-
-@dataclass(frozen=True)
-class DotPlan:
-    """One kind of product: all that its function depends on."""
-
-    shape: DotShape
-    left: DType
-    right: DType
-    accumulator: DType
-    layout: str
-    accumulator_stride: int
-    left_row_stride: int | None  # None: known only at run time
-    left_depth_stride: int | None
-    right_stride: int | None
-    left_whole: bool  # all rows of `left` may be read, whatever the limit
-    limits: tuple[bool, bool, bool]  # run-time limits on rows, columns, depth
-
-    @property
-    def name(self) -> str:
-        shape, limits = self.shape, "".join("rcd"[i] for i, limited in enumerate(self.limits) if limited)
-        known = (self.left_row_stride, self.left_depth_stride, self.right_stride)
-        strides = "x".join("n" if stride is None else str(stride) for stride in known)
-        types = f"{self.left}.{self.right}.{self.accumulator}"
-        sizes = f"{shape.rows}x{shape.columns}x{shape.depth}"
-        whole = "w" if self.left_whole else ""
-        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}"
 
 
 class Blocking:
@@ -146,25 +107,15 @@ class _DotFunction:
 
     def __init__(self, module: Module, target: CPUTarget, plan: DotPlan) -> None:
         self.module, self.target, self.plan = module, target, plan
-        parameters = [
-            *(("ptr", "left", "readonly"), ("i64", "left_row_stride", ""), ("i64", "left_depth_stride", "")),
-            *(("ptr", "right", "readonly"), ("i64", "right_stride", "")),
-            *(("ptr", "accumulator", "noalias"), ("ptr", "scratch", "noalias")),
-            *(("i64", "rows", ""), ("i64", "columns", ""), ("i64", "depth", ""), ("i1", "accumulate", "")),
-        ]
         attributes = f"noinline {function_attributes(target)}"
         self.builder = builder = LLVMBuilder(
-            module, plan.name, "void", parameters, linkage="internal", attributes=attributes
+            module, plan.name, "void", DotPlan.parameters, linkage="internal", attributes=attributes
         )
         values = builder.arguments
         self.left, self.left_row_stride, self.left_depth_stride, self.right, self.right_stride = values[:5]
         self.accumulator, self.scratch = values[5:7]
         self.accumulate = values[10]
-        extents = (plan.shape.rows, plan.shape.columns, plan.shape.depth)
-        self.rows, self.columns, self.depth = (
-            value if limited else builder.integer(extent)
-            for value, limited, extent in zip(values[7:10], plan.limits, extents, strict=True)
-        )
+        self.rows, self.columns, self.depth = plan.extents(builder)
         if plan.left_row_stride is not None:
             self.left_row_stride = builder.integer(plan.left_row_stride)
         if plan.left_depth_stride is not None:

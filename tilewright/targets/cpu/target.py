@@ -96,7 +96,7 @@ class CPUTarget:
     @property
     def description(self) -> str:
         """The table in one line, for people."""
-        extras = {"bf16 dot": self.bfloat16_dot, "int8 dot": self.int8_dot, "AMX (not used yet)": self.matrix_registers}
+        extras = {"bf16 dot": self.bfloat16_dot, "int8 dot": self.int8_dot, "AMX": self.matrix_registers}
         parts = [
             f"{self.architecture} {self.cpu}",
             f"{self.vector_registers} vector registers of {self.vector_bits} bits",
@@ -113,10 +113,9 @@ class CPUTarget:
         """Whether the CPU has an instruction set feature (LLVM's name)."""
         return feature in self.features
 
-    @property
-    def required_features(self) -> tuple[str, ...]:
-        """What a CPU must have to run the code: the features that code generation uses."""
-        return tuple(name for name in self.features if not name.startswith("amx"))
+    def required_features(self, tiles: bool) -> tuple[str, ...]:
+        """What a CPU must have to run code: the features that code generation uses, AMX if the code uses `tiles`."""
+        return tuple(name for name in self.features if tiles or not name.startswith("amx"))
 
     @property
     def masked_memory(self) -> bool:
@@ -140,8 +139,14 @@ class CPUTarget:
 
     @property
     def matrix_registers(self) -> bool:
-        """Whether the CPU has AMX tiles; noted for users, no code uses them yet."""
+        """Whether the CPU has AMX tiles."""
         return self.has("amx-tile")
+
+    def multiplies_in_tiles(self, left: DType, right: DType) -> bool:
+        """Whether AMX multiplies blocks of these types: bfloat16 into float32, 8-bit integers into int32."""
+        if left.is_integer and right.is_integer:
+            return self.has("amx-int8") and left.bits == right.bits == 8
+        return self.has("amx-bf16") and left is right is dtypes.bfloat16
 
     def lanes(self, dtype: DType) -> int:
         """Elements of a type in one vector register."""
@@ -156,11 +161,19 @@ class CPUTarget:
 
         float64 computes in itself, every narrower float in float32, integers in int32.
         """
+        if self.multiplies_in_tiles(dtype, dtype):
+            return 32, 32  # 2 x 2 tile registers
         vector = self.vector_bits // (64 if dtype.bits == 64 else 32)
         if self.vector_registers == 32:
             # 28 accumulators, 2 right vectors, 1 broadcast; NEON has half the load width, so wider tiles
             return (14, 2 * vector) if self.vector_bits >= 256 else (8, 3 * vector)
         return (6, 2 * vector)  # 12 accumulators, 2 right vectors, 1 broadcast of 16
+
+    def dot_rate(self, dtype: DType) -> float:
+        """Speed of `dot` on operands of this type, relative to float32."""
+        if self.multiplies_in_tiles(dtype, dtype):
+            return 16 * 2 / dtype.itemsize
+        return 0.5 if dtype.bits == 64 else 1.0
 
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""

@@ -1,0 +1,337 @@
+"""Matrix products of narrow types in tile registers (AMX): bfloat16 into float32, 8-bit integers into int32.
+
+A tile register holds 16 rows of 64 bytes.  One instruction multiplies a tile of the left operand (16 rows, 64 bytes
+of depth) by one of the right (16 columns) into a tile of 16 x 16 sums.  The right operand must have the `group`
+steps of the depth that fill 4 bytes beside each other:
+
+    tile[k / group][column][k % group]        16 x 16 x group
+
+for each pair of strips of 16 columns:
+    copy it to scratch in this form, zero beyond the depth; it stays in the level 1 cache
+    for each pair of tiles of rows: 2 x 2 tiles of sums over the depth, 2 tiles of each operand read for each step
+
+Tiles 0 to 3 hold sums (2 * row tile + column tile), 4 and 5 the left operand, 6 and 7 the right.  The shape of
+every tile comes from a table that is loaded before; what is left of the rows has a table of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.dtypes import DType
+from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.dot_pack import BlockCopy, masked_part, transposed
+from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
+
+_ROWS = 16  # of a tile, and columns of a strip
+_BYTES = 64  # of a row of a tile
+_STRIPS = 2  # taken at once, as many as tiles of rows
+_LEAST_ROWS = 16  # fewer leave tiles empty, and the copy of the right operand is used too seldom
+_LINE = 64
+
+
+def uses_tiles(target: CPUTarget, shape: DotShape, left: DType, right: DType) -> bool:
+    """Whether a product of these types and extents is done in tile registers."""
+    return shape.rows >= _LEAST_ROWS and target.multiplies_in_tiles(left, right)
+
+
+class TileBlocking:
+    """Block sizes of a product, and where its copies lie in scratch."""
+
+    def __init__(self, target: CPUTarget, shape: DotShape, left: DType) -> None:
+        self.group = 4 // left.itemsize
+        self.step = _BYTES // left.itemsize  # depth of one tile
+        # The copy of two strips takes a third of the level 1 cache at most.
+        longest = target.l1_bytes // 3 // (_STRIPS * _ROWS * left.itemsize) // self.step * self.step
+        runs = -(-shape.depth // longest)
+        self.depth = round_up(-(-shape.depth // runs), self.step)
+        # Rows of the left copy are an odd number of lines apart, so that they fall into different cache sets.
+        self.left_stride = ((self.depth // self.step) | 1) * self.step
+        self.left_bytes = shape.rows * self.left_stride * left.itemsize
+        self.strip_bytes = self.depth // self.group * _BYTES
+        self.scratch_bytes = round_up(self.left_bytes, _LINE) + _STRIPS * self.strip_bytes
+
+
+def emit_tile_function(module: Module, target: CPUTarget, plan: DotPlan) -> None:
+    """Add the function `plan.name` to the module; its parameters are those of `dot_function.emit_function`."""
+    _TileFunction(module, target, plan).emit()
+
+
+class _TileFunction:
+    """Writes the function of one kind of product."""
+
+    def __init__(self, module: Module, target: CPUTarget, plan: DotPlan) -> None:
+        self.module, self.plan = module, plan
+        attributes = f"noinline {function_attributes(target)}"
+        self.builder = b = LLVMBuilder(
+            module, plan.name, "void", DotPlan.parameters, linkage="internal", attributes=attributes
+        )
+        self.left, self.left_row_stride, self.left_depth_stride, self.right, self.right_stride = b.arguments[:5]
+        self.accumulator, self.scratch = b.arguments[5:7]
+        self.rows, self.columns, self.depth = plan.extents(b)
+        self.accumulate = b.arguments[10]
+        for name in ("left_row_stride", "left_depth_stride", "right_stride"):
+            if getattr(plan, name) is not None:
+                setattr(self, name, b.integer(getattr(plan, name)))
+        self.blocking = TileBlocking(target, plan.shape, plan.left)
+        self.lanes = self.blocking.step  # elements of a vector, which is as wide as a tile
+        # Elements are moved, never computed with: integers of their width.
+        self.element = f"i{plan.left.bits}"
+        self.strips = b.gep(self.scratch, round_up(self.blocking.left_bytes, _LINE), "i8")
+        self.width = target.microtile(plan.accumulator)[1]
+        self.instruction = "llvm.x86.tdpbf16ps"
+        if plan.left.is_integer:
+            self.instruction = (
+                "llvm.x86.tdpb" + "".join("us"[dtype.is_signed] for dtype in (plan.left, plan.right)) + "d"
+            )
+
+    def emit(self) -> None:
+        b, shape = self.builder, self.plan.shape
+        if shape.depth <= self.blocking.depth:
+            self._run(b.integer(0), self.depth, self.accumulate)
+        else:
+            with b.loop(b.integer(0), self.depth, self.blocking.depth, hint="runs") as loop:
+                length = b.minimum(b.subtract(self.depth, loop.index), self.blocking.depth)
+                later = b.compare("sgt", loop.index, 0)
+                self._run(loop.index, length, b.binary("or", later, self.accumulate))
+        b.call("llvm.x86.tilerelease", "void", [])
+        b.finish()
+
+    def _run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue) -> None:
+        """One run of the depth: all strips of `right` and all rows."""
+        b, shape = self.builder, self.plan.shape
+        left, left_stride = self._prepare_left(start, length)
+        steps = b.binary("sdiv", b.add(length, self.blocking.step - 1), b.integer(self.blocking.step))
+        whole = shape.rows // (2 * _ROWS) * 2 * _ROWS
+        rest = [min(_ROWS, shape.rows - first) for first in range(whole, shape.rows, _ROWS)]
+        if whole:
+            self._configure([_ROWS, _ROWS])
+        wide = _STRIPS * _ROWS
+        narrow = shape.columns % wide
+        narrow = narrow if 0 < narrow <= _ROWS else 0
+        end = b.minimum(self.columns, shape.columns - narrow)
+
+        def strips(column: LLVMValue, count: int) -> None:
+            self._pack(column, start, length, count)
+            if whole:
+                with b.loop(b.integer(0), b.minimum(self.rows, whole), 2 * _ROWS, hint="rows") as rows:
+                    self._tiles(rows.index, [_ROWS, _ROWS], count, column, left, left_stride, steps, accumulate)
+            if rest:
+                with b.when(b.compare("sgt", self.rows, whole), hint="rest"):
+                    self._configure(rest)
+                    self._tiles(b.integer(whole), rest, count, column, left, left_stride, steps, accumulate)
+                    if whole:
+                        self._configure([_ROWS, _ROWS])
+
+        with b.loop(b.integer(0), end, wide, hint="strips") as loop:
+            strips(loop.index, _STRIPS)
+        if narrow:
+            with b.when(b.compare("sgt", self.columns, shape.columns - narrow), hint="narrow"):
+                strips(b.integer(shape.columns - narrow), 1)
+
+    def _configure(self, heights: Sequence[int]) -> None:
+        """Load the shapes of all tiles: `heights` are the rows of the one or two tiles of rows."""
+        heights = [*heights, _ROWS][:2]
+        rows = [heights[0], heights[0], heights[1], heights[1], *heights, _ROWS, _ROWS]
+        table = bytearray(64)
+        table[0] = 1  # the palette with eight tiles of 1 KiB
+        for tile, count in enumerate(rows):
+            table[16 + 2 * tile] = _BYTES
+            table[48 + tile] = count
+        text = f"[64 x i8] [{', '.join(f'i8 {byte}' for byte in table)}]"
+        pointer = self.module.constant_array(text, "tiles", align=64)
+        self.builder.call("llvm.x86.ldtilecfg", "void", [pointer])
+
+    # -- One block of tiles -------------------------------------------------------------------------
+
+    def _tiles(self, row: LLVMValue, heights: Sequence[int], count: int, column: LLVMValue, left: LLVMValue,
+               left_stride: LLVMValue, steps: LLVMValue, accumulate: LLVMValue) -> None:  # fmt: skip
+        """The sums of `heights` rows from `row` and `count` strips from `column` over a run of the depth."""
+        b, itemsize = self.builder, self.plan.left.itemsize
+        stride = b.multiply(left_stride, itemsize)
+        sums = []
+        for i in range(len(heights)):
+            for j in range(count):
+                place = b.add(b.multiply(b.add(row, _ROWS * i), self.plan.accumulator_stride), b.add(column, _ROWS * j))
+                sums.append((2 * i + j, b.gep(self.accumulator, place, "i32")))
+        sums_stride = b.integer(4 * self.plan.accumulator_stride)
+        add, clear, ready = b.new_block("add"), b.new_block("clear"), b.new_block("ready")
+        b.branch_if(accumulate, add, clear)
+        b.start(add)
+        for tile, place in sums:
+            self._move("llvm.x86.tileloadd64", tile, place, sums_stride)
+        b.branch(ready)
+        b.start(clear)
+        for tile, _ in sums:
+            self._tile_call("llvm.x86.tilezero", [tile])
+        b.branch(ready)
+        b.start(ready)
+        first = b.gep(left, b.multiply(row, stride), "i8")
+        line = b.integer(_BYTES)
+        with b.loop(b.integer(0), steps, 1, hint="deep") as loop:
+            place = b.gep(first, b.multiply(loop.index, _BYTES), "i8")
+            strip = b.gep(self.strips, b.multiply(loop.index, _ROWS * _BYTES), "i8")
+            for j in range(count):
+                self._move("llvm.x86.tileloadd64", 6 + j, b.gep(strip, j * self.blocking.strip_bytes, "i8"), line)
+            for i in range(len(heights)):
+                self._move("llvm.x86.tileloadd64", 4 + i, b.gep(place, b.multiply(stride, _ROWS * i), "i8"), stride)
+                for j in range(count):
+                    self._tile_call(self.instruction, [2 * i + j, 4 + i, 6 + j])
+        for tile, place in sums:
+            self._move("llvm.x86.tilestored64", tile, place, sums_stride)
+
+    def _move(self, name: str, tile: int, place: LLVMValue, stride: LLVMValue) -> None:
+        self.builder.call(name, "void", [self.builder.integer(tile, "i8"), place, stride],
+                          declared=["i8 immarg", "ptr", "i64"])  # fmt: skip
+
+    def _tile_call(self, name: str, tiles: Sequence[int]) -> None:
+        arguments = [self.builder.integer(tile, "i8") for tile in tiles]
+        self.builder.call(name, "void", arguments, declared=["i8 immarg"] * len(tiles))
+
+    # -- Operands -------------------------------------------------------------------------------------
+
+    def _prepare_left(self, start: LLVMValue, length: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+        """Where rows of `left` are contiguous along the depth, in whole tiles; and their stride in elements."""
+        b, plan, blocking = self.builder, self.plan, self.blocking
+        source = b.gep(self.left, b.multiply(start, self.left_depth_stride), self.element)
+        whole = plan.left_whole or not plan.limits[0]
+        if plan.left_depth_stride == 1 and whole and not plan.limits[2] and plan.shape.depth % blocking.step == 0:
+            return self._in_place_if_aligned(source, length)
+        self._copy_left(source, length)
+        return self.scratch, b.integer(blocking.left_stride)
+
+    def _in_place_if_aligned(self, source: LLVMValue, length: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+        """`left` where it lies, if rows begin on cache lines; else its copy: a row in two lines takes twice as long."""
+        b = self.builder
+        address = b.cast("ptrtoint", source, "i64")
+        places = b.binary("or", address, b.multiply(self.left_row_stride, self.plan.left.itemsize))
+        aligned = b.compare("eq", b.emit(f"and i64 {places.text}, {_LINE - 1}", "i64"), 0)
+        copied, ready, origin = b.new_block("copied"), b.new_block("left"), b.block
+        b.branch_if(aligned, ready, copied)
+        b.start(copied)
+        self._copy_left(source, length)
+        after_copy = b.block
+        b.branch(ready)
+        b.start(ready)
+        stride = b.integer(self.blocking.left_stride)
+        return (
+            b.phi(ready, "ptr", [(source, origin), (self.scratch, after_copy)]),
+            b.phi(ready, "i64", [(self.left_row_stride, origin), (stride, after_copy)]),
+        )
+
+    def _copy_left(self, source: LLVMValue, length: LLVMValue) -> None:
+        """Copy the rows to scratch, zero beyond the depth."""
+        b, stride = self.builder, self.blocking.left_stride
+        copy = BlockCopy(b, self.element, False, self.element, self.lanes)
+        if self.plan.left_depth_stride == 1:  # writes zeros to the end of a vector
+            copy.copy_rows(source, self.left_row_stride, self.scratch, stride, self.rows, length)
+            return
+        copy.copy_elements(
+            source, (self.left_row_stride, self.left_depth_stride), self.scratch, stride, self.rows, length
+        )
+        self._clear_beyond(length)
+
+    def _clear_beyond(self, length: LLVMValue) -> None:
+        """Zeros from the depth to the end of its last tile: an infinity times the zeros of `right` would be NaN."""
+        b, step = self.builder, self.blocking.step
+        last = b.emit(f"and i64 {length.text}, {-step}", "i64")
+        with b.when(b.compare("slt", last, length), hint="ragged"):
+            inside = b.lane_mask(b.subtract(length, last), step)
+            outside = b.binary("xor", inside, b.constant(inside.type, True))
+            with b.loop(b.integer(0), self.rows, 1, hint="clear") as loop:
+                offset = b.add(b.multiply(loop.index, self.blocking.left_stride), last)
+                place = b.gep(self.scratch, offset, self.element)
+                b.masked_store(b.zero(f"<{step} x {self.element}>"), place, outside)
+
+    def _pack(self, column: LLVMValue, start: LLVMValue, length: LLVMValue, count: int) -> None:
+        """Copy `count` strips of columns to scratch, with steps of the depth in groups, zero beyond the depth."""
+        if self.plan.layout == "columns":
+            for strip in range(count):
+                self._pack_columns(self.builder.add(column, strip * _ROWS), start, length, strip)
+            return
+        b, group = self.builder, self.blocking.group
+        source, stride = self._right_rows(column, start)
+        width = count * _ROWS
+        limited = self.plan.layout == "rows" and (self.plan.limits[1] or self.plan.shape.columns % _ROWS != 0)
+        available = b.minimum(b.subtract(self.columns, column), width) if limited else None
+        groups = b.binary("sdiv", length, b.integer(group))
+
+        def move(number: LLVMValue, present: Sequence[LLVMValue | None]) -> None:
+            rows = []
+            for k, exists in enumerate(present):
+                place = b.gep(source, b.multiply(b.add(b.multiply(number, group), k), stride), self.element)
+                rows.append(self._row(place, width, available, exists))
+            self._interleave(rows, number, count)
+
+        with b.loop(b.integer(0), groups, 1, hint="pack") as loop:
+            move(loop.index, [None] * group)
+        padded = b.emit(f"and i64 {b.add(length, self.lanes - 1).text}, {-self.lanes}", "i64")
+        end = b.binary("sdiv", padded, b.integer(group))
+        with b.loop(groups, end, 1, hint="zeros") as loop:
+            first = b.multiply(loop.index, group)
+            move(loop.index, [b.compare("slt", b.add(first, k), length) for k in range(group)])
+
+    def _row(self, place: LLVMValue, width: int, available: LLVMValue | None, exists: LLVMValue | None) -> LLVMValue:
+        """`width` elements at `place`: the first `available`, and only if the row `exists`; zero elsewhere."""
+        b = self.builder
+        if exists is not None:
+            present = available if available is not None else b.integer(width)
+            return masked_part(b, place, self.element, width, b.select(exists, present, b.integer(0)))
+        if available is not None:
+            return masked_part(b, place, self.element, width, available)
+        return b.load(f"<{width} x {self.element}>", place, align=1)
+
+    def _interleave(self, rows: list[LLVMValue], number: LLVMValue, count: int) -> None:
+        """Store one group of steps of the depth: row `number` of the tiles of `count` strips."""
+        b, width = self.builder, rows[0].lanes
+        while len(rows) > 1:  # neighbours at half the number of rows first, so that the order comes out right
+            half = len(rows) // 2
+            lanes = [lane for pair in zip(range(rows[0].lanes), range(rows[0].lanes, 2 * rows[0].lanes), strict=True)
+                     for lane in pair]  # fmt: skip
+            rows = [b.shuffle(rows[k], rows[k + half], lanes) for k in range(half)]
+        (row,) = rows
+        per_strip = row.lanes // width * _ROWS
+        for strip in range(count):
+            part = b.shuffle(row, None, range(strip * per_strip, (strip + 1) * per_strip)) if count > 1 else row
+            offset = b.add(b.multiply(number, _BYTES), strip * self.blocking.strip_bytes)
+            b.store(part, b.gep(self.strips, offset, "i8"), align=64)
+
+    def _pack_columns(self, column: LLVMValue, start: LLVMValue, length: LLVMValue, strip: int) -> None:
+        """One strip of a matrix that is contiguous along the depth: squares of 16 groups by 16 columns are turned."""
+        b = self.builder
+        last = b.subtract(self.columns, 1)
+        origins = []
+        for lane in range(_ROWS):  # columns beyond the last repeat it, so that nothing outside is read
+            place = b.multiply(b.minimum(b.add(column, lane), last), self.right_stride)
+            origins.append(b.gep(self.right, b.add(place, start), self.element))
+        full = b.emit(f"and i64 {length.text}, {-self.lanes}", "i64")
+        rest = b.subtract(length, full)
+
+        def turn(k: LLVMValue, available: LLVMValue | None) -> None:
+            vectors = []
+            for origin in origins:
+                part = self._row(b.gep(origin, k, self.element), self.lanes, available, None)
+                vectors.append(b.cast("bitcast", part, f"<{_ROWS} x i32>"))
+            base = b.multiply(b.binary("sdiv", k, b.integer(self.blocking.group)), _BYTES)
+            for number, row in enumerate(transposed(b, vectors)):
+                offset = b.add(base, strip * self.blocking.strip_bytes + number * _BYTES)
+                b.store(row, b.gep(self.strips, offset, "i8"), align=64)
+
+        with b.loop(b.integer(0), full, self.lanes, hint="turn") as loop:
+            turn(loop.index, None)
+        with b.when(b.compare("sgt", rest, 0), hint="ragged"):
+            turn(full, rest)
+
+    def _right_rows(self, column: LLVMValue, start: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+        """The address of right[start, column], and the distance to the next step of the depth."""
+        b = self.builder
+        if self.plan.layout == "rows":
+            offset, stride = b.add(b.multiply(start, self.right_stride), column), self.right_stride
+        else:
+            panel = b.binary("udiv", column, b.integer(self.width))
+            within = b.binary("urem", column, b.integer(self.width))
+            offset = b.add(b.add(b.multiply(panel, self.right_stride), b.multiply(start, self.width)), within)
+            stride = b.integer(self.width)
+        return b.gep(self.right, offset, self.element), stride
