@@ -1,6 +1,6 @@
 """Launch arguments: what each one is (its class for specialization) and the value that the kernel gets.
 
-array, tensor   pointer to its dtype, with whether the address is divisible by 16
+array, tensor   pointer to its dtype, with whether the address is divisible by 16, and the GPU that it is on
 int             i32 if it fits, else i64, else u64, with the largest of 16, 8, 4, 2 that divides it;
                 the value 1 becomes a compile-time constant
 bool            i1          float   f32          None   a compile-time constant
@@ -31,27 +31,37 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.types import constexpr, dtype, unwrap
+from tilewright.runtime.cuda import memory, streams
+from tilewright.runtime.cuda.streams import Place
 
 
 @dataclass(frozen=True, eq=False)
 class ArgumentClass:
     """What a kernel is specialised on for one argument: its IR type and a divisor, or a constant.
 
+    `place` tells of an array on which GPU it is, and whose; arrays in the CPU's memory have none.
     There is one instance of each (`argument_class`), so that keys made of them compare by identity.
     """
 
     type: TensorType | None  # None for a constant
     divisibility: int
     constant: Any
+    place: Place | None = None
+
+    def adjusted(self, kind: TensorType | None, divisibility: int) -> ArgumentClass:
+        """The class of the same place with another type or divisor."""
+        return argument_class(kind, divisibility, self.constant, self.place)
 
 
-_CLASSES: dict[tuple[TensorType | None, int, type, Any], ArgumentClass] = {}
+_CLASSES: dict[tuple[TensorType | None, int, type, Any, Place | None], ArgumentClass] = {}
 
 
-def argument_class(kind: TensorType | None, divisibility: int = 1, constant: Any = None) -> ArgumentClass:
+def argument_class(
+    kind: TensorType | None, divisibility: int = 1, constant: Any = None, place: Place | None = None
+) -> ArgumentClass:
     """The one `ArgumentClass` of these values."""
-    key = kind, divisibility, type(constant), constant
-    return _CLASSES.setdefault(key, ArgumentClass(kind, divisibility, constant))
+    key = kind, divisibility, type(constant), constant, place
+    return _CLASSES.setdefault(key, ArgumentClass(kind, divisibility, constant, place))
 
 
 # With the address or number that goes into the argument slot; for a group a tuple of these.
@@ -90,8 +100,7 @@ def pointer_classes(kind: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
             f"an array of dtype {kind} cannot be passed to a kernel; "
             f"convert it to one of {', '.join(entry.name for entry in dtypes.DTYPES)}"
         ) from None
-    pointer = scalar(PointerType(element))
-    return argument_class(pointer, 16), argument_class(pointer, element.itemsize)
+    return _by_alignment(scalar(PointerType(element)), None)
 
 
 def _classify_array(value: np.ndarray) -> Classified:
@@ -105,20 +114,39 @@ def _classify_array(value: np.ndarray) -> Classified:
 
 
 class _TorchClasses(dict[Any, tuple[ArgumentClass, ArgumentClass]]):
-    """Classes of aligned and other tensors by PyTorch's dtype, made when one is asked for."""
+    """Classes of aligned and other tensors of one place by PyTorch's dtype, made when one is asked for."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        super().__init__()
+        self.place = place
 
     def __missing__(self, dtype: Any) -> tuple[ArgumentClass, ArgumentClass]:
-        return _torch_classes(dtype)
+        pointer = scalar(PointerType(_torch_element(dtype)))
+        found = _by_alignment(pointer, self.place)
+        self[dtype] = found
+        return found
+
+
+class _CudaClasses(dict[int, _TorchClasses]):
+    """The same for each GPU, by its number."""
+
+    def __missing__(self, ordinal: int) -> _TorchClasses:
+        self[ordinal] = _TorchClasses(Place(ordinal, streams.TORCH))
+        return self[ordinal]
 
 
 TORCH_CLASSES = _TorchClasses()
+CUDA_CLASSES = _CudaClasses()
 TENSOR_TYPES: set[type] = set()  # PyTorch's tensor types that kernels were called with
 
 
 def _classify_torch(value: Any) -> Classified:
-    classes = TORCH_CLASSES[value.dtype]
-    if not value.is_cpu:
-        raise LaunchError(f"a tensor on {value.device} was passed to a kernel for the CPU; pass tensor.cpu()")
+    if value.is_cpu:
+        classes = TORCH_CLASSES[value.dtype]
+    elif value.is_cuda:
+        classes = CUDA_CLASSES[value.get_device()][value.dtype]
+    else:
+        raise LaunchError(f"a tensor on {value.device} was passed to a kernel; pass one of the CPU or of a CUDA GPU")
     try:
         address = value.data_ptr()
     except RuntimeError as error:  # sparse and other tensors without storage
@@ -126,7 +154,7 @@ def _classify_torch(value: Any) -> Classified:
     return classes[address & 15 != 0], address
 
 
-def _torch_classes(kind: Any) -> tuple[ArgumentClass, ArgumentClass]:
+def _torch_element(kind: Any) -> DType:
     name = str(kind).removeprefix("torch.")
     name = {
         "bool": "int1",
@@ -137,10 +165,14 @@ def _torch_classes(kind: Any) -> tuple[ArgumentClass, ArgumentClass]:
     }.get(name, name)
     if name not in dtypes.BY_NAME:
         raise LaunchError(f"a tensor of {kind} cannot be passed to a kernel; convert it with .to(...)")
-    element = dtypes.BY_NAME[name]
-    pointer = scalar(PointerType(element))
-    TORCH_CLASSES[kind] = argument_class(pointer, 16), argument_class(pointer, element.itemsize)
-    return TORCH_CLASSES[kind]
+    return dtypes.BY_NAME[name]
+
+
+def _by_alignment(pointer: TensorType, place: Place | None) -> tuple[ArgumentClass, ArgumentClass]:
+    """Classes of arrays that are aligned to 16 bytes, and of others."""
+    assert isinstance(pointer.element, PointerType)
+    least = pointer.element.element.itemsize
+    return argument_class(pointer, 16, None, place), argument_class(pointer, least, None, place)
 
 
 def _classify_numpy_scalar(value: np.generic) -> Classified:
@@ -194,8 +226,13 @@ def _entries(value: Any) -> tuple[Any, ...]:
     return group.entries
 
 
-def _classify_dlpack(value: Any) -> Classified:
-    return _classify_array(_from_dlpack(value))
+def _classify_exchanged(value: Any) -> Classified:
+    """An array of another library, on a GPU or in the CPU's memory."""
+    if not memory.is_device_array(value):
+        return _classify_array(_from_dlpack(value))
+    found = memory.inspect(value)
+    aligned, unaligned = _by_alignment(scalar(PointerType(found.element)), found.place)
+    return (aligned if found.address & 15 == 0 else unaligned), found.address
 
 
 def _from_dlpack(value: Any) -> np.ndarray:
@@ -244,8 +281,8 @@ def _register(value: Any) -> Handler:
         handler = _classify_group
     elif isinstance(value, TensorDescriptor):
         handler = _classify_descriptor
-    elif hasattr(value, "__dlpack__"):
-        handler = _classify_dlpack
+    elif hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
+        handler = _classify_exchanged
     else:
         raise LaunchError(
             f"a {type(value).__name__} cannot be passed at run time; kernels take arrays, numbers, bools, None and "

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import BY_TEXT
 from tilewright.errors import LaunchError
 from tilewright.frontend.arguments import classify
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.printer import print_function
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary, load_objects
+from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.targets.base import Binary, Remark, Target
-
-_FORMATS = {"f32": "f4x", "f64": "d", "f16": "e6x", "i1": "?7x", "u64": "Q"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,7 @@ class CompiledKernel:
         self._trace = trace
         self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
+        self.options: Mapping[str, Any] = {}  # that it was compiled with
 
     @cached_property
     def function(self) -> Function:
@@ -75,7 +73,7 @@ class CompiledKernel:
             return print_function(self.function)
         texts = self.binary.texts
         if stage not in texts:
-            texts = self.target.compile(self.function, {"keep_texts": True}).texts
+            texts = self.target.compile(self.function, {**self.options, "keep_texts": True}).texts
         if stage not in texts:
             raise ValueError(f"unknown stage {stage!r}: choose ir, {', '.join(sorted(set(texts) - {'ir'}))}")
         return texts[stage]
@@ -92,15 +90,15 @@ class CompiledKernel:
     def packer(self, extra: int = 0) -> Callable[..., bytes]:
         """A function from slot values, and `extra` integers after them, to the argument array of 8 bytes each."""
         kinds = self.binary.parameters
-        pack = struct.Struct("<" + "".join(_slot_format(kind) for kind in kinds) + "q" * extra).pack
-        narrow = [index for index, kind in enumerate(kinds) if _slot_format(kind) == "H6x"]
+        pack = struct.Struct("<" + "".join(slot_format(kind) for kind in kinds) + "q" * extra).pack
+        narrow = narrow_slots(kinds)
         if not narrow:
             return pack
 
         def narrowing(*values: Any) -> bytes:
             slots = list(values)
             for index in narrow:
-                slots[index] = int(np.asarray(slots[index], ml_dtypes.bfloat16).view(np.uint16))
+                slots[index] = narrowed(slots[index])
             return pack(*slots)
 
         return narrowing
@@ -145,28 +143,21 @@ class CompiledKernel:
         extents = full_grid(grid)
 
         def call(*arguments: Any) -> None:
-            if self.argument_names and len(arguments) == len(self.argument_names):
-                arguments = tuple(arguments[index] for index in self.run_time)
-            if len(arguments) != len(self.binary.parameters):
-                count = len(self.binary.parameters)
-                raise LaunchError(f"kernel '{self.name}' takes {count} run-time arguments, got {len(arguments)}")
-            self.run(extents, [classify(argument)[1] for argument in arguments])
+            self.run(extents, [classify(argument)[1] for argument in self.run_time_arguments(arguments)])
 
         return call
 
+    def run_time_arguments(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of all arguments of the source that are run-time arguments; raises `LaunchError` for another count."""
+        if self.argument_names and len(arguments) == len(self.argument_names):
+            arguments = tuple(arguments[index] for index in self.run_time)
+        if len(arguments) != len(self.binary.parameters):
+            count = len(self.binary.parameters)
+            raise LaunchError(f"kernel '{self.name}' takes {count} run-time arguments, got {len(arguments)}")
+        return arguments
+
     def __repr__(self) -> str:
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
-
-
-def _slot_format(kind: str) -> str:
-    if kind.startswith("*"):
-        return "Q"
-    if kind in _FORMATS:
-        return _FORMATS[kind]
-    dtype = BY_TEXT[kind]
-    if dtype.is_float:
-        return "H6x"
-    return "q" if dtype.is_signed else "Q"
 
 
 def full_grid(grid: Any) -> tuple[int, int, int]:

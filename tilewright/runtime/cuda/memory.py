@@ -19,7 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.driver import api, check
-from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, synchronize
+from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, Place, synchronize
 
 
 class DeviceArray:
@@ -71,10 +71,9 @@ def _free(address: int, ordinal: int) -> None:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Where an array of some library lies: GPU, address, element type, extents and strides (elements)."""
+    """Where an array of some library lies: GPU and library, address, element type, extents and strides (elements)."""
 
-    ordinal: int
-    library: str  # one of streams.LIBRARIES: who is asked for the stream
+    place: Place
     address: int
     element: DType
     shape: tuple[int, ...]
@@ -116,7 +115,7 @@ def _through_interface(value: Any) -> DeviceMemory:
     strides = facts.get("strides")
     strides = _packed(shape) if strides is None else tuple(stride // kind.itemsize for stride in strides)
     library = CUPY if _is_cupy(value) else INTERFACE
-    return DeviceMemory(_ordinal(address), library, int(address), element, shape, strides, not read_only)
+    return DeviceMemory(Place(_ordinal(address), library), int(address), element, shape, strides, not read_only)
 
 
 def _ordinal(address: int) -> int:
@@ -182,4 +181,4 @@ def _through_dlpack(value: Any) -> DeviceMemory:
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else _packed(shape)
     address = (tensor.data or 0) + tensor.byte_offset
-    return DeviceMemory(tensor.device_id, DLPACK, address, dtypes.BY_NAME[name], shape, strides)
+    return DeviceMemory(Place(tensor.device_id, DLPACK), address, dtypes.BY_NAME[name], shape, strides)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.runtime.cuda.device import device
@@ -17,7 +18,18 @@ from tilewright.runtime.cuda.driver import api, check
 TORCH, CUPY, INTERFACE, DLPACK = "torch", "cupy", "interface", "dlpack"
 LIBRARIES = (TORCH, CUPY, INTERFACE, DLPACK)  # in the order in which one is asked when arguments are of several
 
-LEGACY_DEFAULT, PER_THREAD = 1, 2  # handles with a meaning of their own
+LEGACY_DEFAULT = 1  # the handle with a meaning of its own: a stream that waits for others, and they for it
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array is: the number of its GPU, and the library that knows the stream to work on."""
+
+    ordinal: int
+    library: str
+
+    def __str__(self) -> str:
+        return f"GPU {self.ordinal}"
 
 
 def current_stream(library: str) -> Callable[[int], int]:
@@ -52,3 +64,15 @@ def synchronize(ordinal: int, stream: int = LEGACY_DEFAULT) -> None:
     """Wait until everything on a stream of a GPU is done; raises `DeviceError` for kernels that failed."""
     with device(ordinal).active():
         check(api().cuStreamSynchronize(stream), "waiting for kernels")
+
+
+def order(ordinal: int, first: int, second: int) -> None:
+    """Let what comes on the stream `second` of a GPU wait for all that is on `first` by now."""
+    if first == second:
+        return
+    cuda = api()
+    with device(ordinal).active():
+        event = check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING), "ordering two streams")
+        check(cuda.cuEventRecord(event, first), "ordering two streams")
+        check(cuda.cuStreamWaitEvent(second, event, 0), "ordering two streams")
+        check(cuda.cuEventDestroy(event), "ordering two streams")

@@ -1,0 +1,279 @@
+"""Kernels on a GPU: a compiled one, and a signature that is ready to be launched on tensors there."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from tilewright.errors import LaunchError
+from tilewright.frontend import hooks
+from tilewright.frontend.arguments import ArgumentClass, classify
+from tilewright.frontend.compiled import CompiledKernel, KernelMetadata, full_grid
+from tilewright.frontend.launching import Grid, Interface
+from tilewright.frontend.values import Group
+from tilewright.runtime.cuda import streams
+from tilewright.runtime.cuda.device import current_device, device
+from tilewright.runtime.cuda.launch import Start, launcher
+from tilewright.runtime.cuda.program import load
+from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, Place
+from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.nvidia.inspect import KernelInfo, describe, sass
+
+_TENSOR_MAP = "tensormap<"
+
+
+class CudaKernel(CompiledKernel):
+    """Machine code of one specialization of a kernel for a GPU.
+
+    `info` tells what the code takes and is made of; `dump` shows it as ``ir``, ``llvm``, ``ptx`` or ``sass``.
+    ``compiled[grid](*arguments)`` launches it on the GPU and the stream of its arguments.
+    """
+
+    binary: CudaBinary
+
+    @cached_property
+    def info(self) -> KernelInfo:
+        """Registers, spills, stack, shared memory, barriers, and the instructions by kind."""
+        return describe(self.binary)
+
+    def dump(self, stage: str = "ir") -> str:
+        """The kernel's text at a stage: ``ir``, ``llvm``, ``ptx`` or ``sass``.
+
+        Raises `MissingDependencyError` for ``sass`` on a machine without a disassembler.
+        """
+        if stage == "sass":
+            return sass(self.binary.image)
+        if stage not in ("ir", "llvm", "ptx"):
+            raise ValueError(f"unknown stage {stage!r}: choose ir, llvm, ptx or sass")
+        return super().dump(stage)
+
+    @cached_property
+    def asm(self) -> dict[str, Any]:
+        """The texts by stage and the machine code, as ``cubin``."""
+        stages = ("ir", "llvm", "ptx")
+        return {**{stage: self.dump(stage) for stage in stages}, "cubin": self.binary.image}
+
+    @cached_property
+    def _starts(self) -> dict[int, Start]:
+        return {}
+
+    def start(self, ordinal: int) -> Start:
+        """``start(x, y, z, stream, *slots)`` on a GPU, with the code loaded there (`runtime.cuda.launch`)."""
+        if ordinal not in self._starts:
+            gpu = device(ordinal)
+            hooks.load_start(None, None, self.name, None, self.hash)
+            self._starts[ordinal] = launcher(self.binary.program(self.name), gpu)
+            hooks.load_end(None, None, self.name, None, self.hash)
+        return self._starts[ordinal]
+
+    @cached_property
+    def address(self) -> int:
+        """The driver's handle (CUfunction) of the code on the current GPU."""
+        return load(self.binary.program(self.name), current_device())
+
+    def run(self, grid: tuple[int, int, int], slots: Sequence[Any]) -> None:
+        """Launch with slot values (addresses, numbers, descriptions of tensors) on the current GPU's default stream."""
+        self._run(grid, slots, current_device().ordinal, LEGACY_DEFAULT)
+
+    def _run(self, grid: tuple[int, int, int], slots: Sequence[Any], ordinal: int, stream: int) -> None:
+        try:
+            self.start(ordinal)(*grid, stream, *slots)
+        except struct.error as error:
+            raise self.misfit(error) from None
+
+    @property
+    def metadata(self) -> KernelMetadata:
+        """Name, shared memory, warps and the like."""
+        binary = self.binary
+        x, y, z = binary.cluster
+        shared = binary.shared_bytes + binary.resources.shared
+        stages = int(self.options.get("num_stages") or 1)
+        return KernelMetadata(self.name, self.hash, self.target, shared, binary.warps, stages, x * y * z)
+
+    @property
+    def n_regs(self) -> int:
+        """Registers of a thread."""
+        return self.binary.resources.registers
+
+    @property
+    def n_spills(self) -> int:
+        """Bytes of a thread's registers that are stored to local memory."""
+        return self.binary.resources.spill_stores
+
+    def _init_handles(self) -> None:
+        self.start(current_device().ordinal)
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        extents = full_grid(grid)
+
+        def call(*arguments: Any) -> None:
+            given = self.run_time_arguments(arguments)
+            classified = [classify(argument) for argument in given]
+            places = Places(self.name, [kind for kind, _ in classified], given)
+            slots = [
+                tensor_slot(slot) if kind.startswith(_TENSOR_MAP) else slot
+                for kind, (_, slot) in zip(self.binary.parameters, classified, strict=True)
+            ]
+            stream = places.enter(given)
+            self._run(extents, slots, places.ordinal, stream)
+            places.leave(given, stream)
+
+        return call
+
+
+def tensor_slot(slot: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Address, extents and strides of a descriptor, of its slot ``(address, *extents, *strides)``."""
+    rank = len(slot) // 2
+    return slot[0], slot[1 : 1 + rank], slot[1 + rank :]
+
+
+class Places:
+    """Where a launch's arrays are: the one GPU, and the libraries on whose streams they are worked on.
+
+    The launch goes to the stream of one of the libraries (`streams.LIBRARIES` tells which); the streams of others are
+    waited for before, and made to wait after it.  Raises `LaunchError` for arrays of several GPUs, and of none.
+    """
+
+    def __init__(self, kernel: str, kinds: Sequence[Any], values: Sequence[Any]) -> None:
+        found = [(index, place) for index, kind in enumerate(kinds) for place in _places(kind)]
+        if not found:
+            raise LaunchError(f"kernel '{kernel}' was compiled for a GPU and got no array on one")
+        numbers = sorted({place.ordinal for _, place in found if place is not None})
+        if any(place is None for _, place in found):
+            raise LaunchError(
+                f"kernel '{kernel}' got arrays in the CPU's memory beside others on GPU {numbers[0]}: move all of them "
+                "to the GPU"
+            )
+        if len(numbers) > 1:
+            raise LaunchError(f"kernel '{kernel}' got arrays on several GPUs, {numbers}: move them to one")
+        self.ordinal: int = numbers[0]
+        positions = {place.library: index for index, place in reversed(found) if place is not None}
+        self.libraries = [library for library in streams.LIBRARIES if library in positions]
+        self._positions = positions
+
+    def enter(self, values: Sequence[Any]) -> int:
+        """The stream to launch on, when others have been made to come before it."""
+        stream = self._stream(self.libraries[0], values)
+        for library in self.libraries[1:]:
+            streams.order(self.ordinal, self._stream(library, values), stream)
+        return stream
+
+    def leave(self, values: Sequence[Any], stream: int) -> None:
+        """Let other libraries go on only after the launch."""
+        for library in self.libraries[1:]:
+            streams.order(self.ordinal, stream, self._stream(library, values))
+        if streams.DLPACK in self.libraries:
+            streams.synchronize(self.ordinal, stream)
+
+    def _stream(self, library: str, values: Sequence[Any]) -> int:
+        if library == streams.DLPACK:
+            return LEGACY_DEFAULT
+        if library == streams.INTERFACE:
+            return streams.interface_stream(values[self._positions[library]])
+        return streams.current_stream(library)(self.ordinal)
+
+
+def _places(kind: Any) -> Iterable[Place | None]:
+    """The places of an argument's arrays: None for one in the CPU's memory, nothing for numbers."""
+    if isinstance(kind, Group):
+        return [place for entry in kind.entries for place in _places(entry)]
+    if isinstance(kind, ArgumentClass) and kind.type is not None and (kind.type.is_pointer or kind.place is not None):
+        return [kind.place]
+    return []
+
+
+def on_gpu(kinds: Iterable[Any]) -> bool:
+    """Whether arguments of these classes hold an array on a GPU."""
+    return any(place is not None for kind in kinds for place in _places(kind))
+
+
+_RUN = """\
+def run(grid, arguments, slots):
+    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0:
+        x = grid[0]
+        y = z = 1
+    else:
+        x, y, z = full_grid(grid)
+    stream = {stream}
+    if entering or leaving:
+        observe(x, y, z, stream, arguments)
+    try:
+        start(x, y, z, stream, {slots})
+    except struct_error as error:
+        raise misfit(error) from None
+    if leaving:
+        observed()
+{leave}\
+    return kernel
+"""
+
+
+class CudaLaunch:
+    """A signature whose machine code runs on a GPU, in order with what the caller's library does there.
+
+    `run` is generated: it finds the current stream and hands exactly this signature's slots to the launcher.
+    Nothing is waited for, unless an array came through DLPack alone (`streams`).
+    """
+
+    def __init__(
+        self, kernel: CudaKernel, interface: Interface, places: Places, describe: Callable[..., Any] | None
+    ) -> None:
+        self.kernel = kernel
+        self.interface = interface
+        self.places = places
+        self._describe = describe  # the kernel's `launch_metadata`
+        self._facts: hooks.LaunchFacts | None = None
+        self.run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = self._first
+
+    def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
+        """The first run loads the machine code."""
+        self.run = self._generate()
+        return self.run(grid, arguments, slots)
+
+    def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
+        interface, kernel, places = self.interface, self.kernel, self.places
+        names: dict[str, Any] = {
+            "full_grid": full_grid,
+            "flat": interface.flat,
+            "tensor_slot": tensor_slot,
+            "struct_error": struct.error,
+            "misfit": kernel.misfit,
+            "entering": hooks.launch_enter.calls,
+            "leaving": hooks.launch_exit.calls,
+            "observe": self._observe,
+            "observed": self._observed,
+            "start": kernel.start(places.ordinal),
+            "kernel": kernel,
+            "places": places,
+        }
+        stream, leave = "places.enter(arguments)", "    places.leave(arguments, stream)\n"
+        if len(places.libraries) == 1 and places.libraries[0] in (streams.TORCH, streams.CUPY):
+            names["current_stream"] = streams.current_stream(places.libraries[0])
+            stream, leave = f"current_stream({places.ordinal})", ""
+        source = _RUN.format(stream=stream, leave=leave, slots=self._slots())
+        exec(compile(source, f"<run of {kernel.name}>", "exec"), names)
+        run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
+        return run
+
+    def _slots(self) -> str:
+        """Source of the run-time slots, in the order of the kernel's parameters."""
+        if self.interface.grouped:
+            return "*flat(slots)"
+        return ", ".join(
+            f"tensor_slot(slots[{index}])" if str(kind).startswith(_TENSOR_MAP) else f"slots[{index}]"
+            for index, kind in self.interface.kinds.items()
+        )
+
+    def _observe(self, x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+        """Before a launch that somebody watches."""
+        facts = hooks.LaunchFacts({"name": self.kernel.name, "function": self.kernel.address, "stream": stream})
+        if self._describe is not None:
+            named = dict(zip(self.interface.names, arguments, strict=True))
+            facts.add(self._describe, ((x, y, z), self.kernel.metadata, named))
+        self._facts = facts
+        hooks.launch_enter(facts)
+
+    def _observed(self) -> None:
+        hooks.launch_exit(self._facts)
