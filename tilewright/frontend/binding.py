@@ -57,6 +57,9 @@ else _tw_wide({value})[0]
         elif _tw_t in _tw_tensors and {value}.is_cpu:
             _tw_s{i} = {value}.data_ptr()
             _tw_c{i} = _tw_torch_classes[{value}.dtype][_tw_s{i} & 15 != 0]
+        elif _tw_t in _tw_tensors and {value}.is_cuda:
+            _tw_s{i} = {value}.data_ptr()
+            _tw_c{i} = _tw_cuda_classes[{value}.get_device()][{value}.dtype][_tw_s{i} & 15 != 0]
         elif _tw_t is _tw_array and not (_tw_s{i} := {address}) & 15:
             _tw_c{i} = _tw_array_classes({value}.dtype)[0]
         else:
@@ -76,14 +79,9 @@ _tw_settings.interpret, {classes})
     _tw_launch = _tw_launches.get(_tw_key)
     if _tw_launch is None or (_tw_watched and _tw_changed()):
         _tw_launch = _tw_owner._prepare(_tw_key, ({values}), _tw_options)
-"""
-_RUN = """\
     if _tw_type(_tw_grid) is not _tw_tuple and _tw_callable(_tw_grid):
         _tw_grid = _tw_grid({{{named}}})
     return _tw_launch.run(_tw_grid, ({values}), ({slots}))
-"""
-_FIND = """\
-    return _tw_launch
 """
 
 
@@ -122,16 +120,14 @@ _COMMON: dict[str, Any] = {
     "wide": arguments.classify_int,
     "tensors": arguments.TENSOR_TYPES,
     "torch_classes": arguments.TORCH_CLASSES,
+    "cuda_classes": arguments.CUDA_CLASSES,
     "array_classes": arguments.pointer_classes,
 }
 
 
-def generate(owner: Any, names: Mapping[str, Any], action: str) -> Callable[..., Any]:
+def generate(owner: Any, names: Mapping[str, Any]) -> Callable[..., Any]:
     """The launch function of a kernel (a `JITFunction`): its first argument is the grid, then come the kernel's,
-    and options of the launch by keyword.
-
-    `action` is ``run``, or ``find`` to return the launch without running it.  `names` are what the source
-    refers to besides `_COMMON`.
+    and options of the launch by keyword.  `names` are what the source refers to besides `_COMMON`.
     """
     parameters: tuple[ParameterInfo, ...] = owner.parameters
     bound = {**_COMMON, **names, "owner": owner}
@@ -155,8 +151,7 @@ def generate(owner: Any, names: Mapping[str, Any], action: str) -> Callable[...,
         "named": ", ".join(f"{entry.name!r}: {entry.name}" for entry in parameters),
     }
     lines.append(_END.format(**pieces))
-    lines.append(_RUN.format(**pieces) if action == "run" else _FIND)
-    file = f"<{action} {owner.__module__}.{owner.__qualname__} {id(owner):x}>"
+    file = f"<launch {owner.__module__}.{owner.__qualname__} {id(owner):x}>"
     source = "".join(lines)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space = {f"_tw_{name}": value for name, value in bound.items()}

@@ -66,6 +66,7 @@ class JITFunction(SourceFunction):
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._lock = threading.RLock()
+        self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls
         if settings.interpret == "check":
             from tilewright.frontend.allocations import watch_allocations
 
@@ -150,6 +151,54 @@ class JITFunction(SourceFunction):
             hook(*arguments, **keywords)
         return self._entry(grid, *arguments, **keywords)
 
+    def _run_first(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
+        """The first launch takes the steps one by one; the next ones go through a function generated for them."""
+        launch, values, slots = self._find(arguments, keywords)
+        self._entry = generate(self, self._names())
+        if callable(grid):
+            grid = grid(dict(zip(self.argument_names, values, strict=True)))
+        return launch.run(grid, values, slots)
+
+    def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Launch, tuple[Any, ...], list[Any]]:
+        """The launch for these arguments (made if the signature is new), one value for each parameter, their slots.
+
+        This is what a generated function does; `frontend.binding` shows one.
+        """
+        values, rest, options = self._bind(arguments, keywords)
+        key: list[Any] = [self._options_key(options, rest), settings.interpret]
+        slots: list[Any] = []
+        try:
+            for parameter, rule, value in zip(self.parameters, self.rules, values, strict=True):
+                kind, slot = (_constant_key(value), None) if parameter.constexpr else classify(value)
+                key.append(kind if rule is None else rule(kind, value))
+                slots.append(slot)
+        except Exception as error:
+            raise self._argument_error(values, error) from None
+        found = self._launches.get(tuple(key))
+        if found is None or (self._watched and self._changed()):
+            found = self._prepare(tuple(key), values, options)
+        return found, values, slots
+
+    def _bind(
+        self, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
+        """One value for each parameter (`MISSING` where there is none), what is left over, and the options."""
+        values: list[Any] = []
+        rest, left = arguments, dict(keywords)
+        for parameter in self.parameters:
+            if parameter.kind == "variadic":
+                values.append(rest)
+                rest = ()
+            elif parameter.kind == "plain" and rest:
+                if parameter.name in left:
+                    raise TypeError(f"{self.name}() got multiple values for argument '{parameter.name}'")
+                values.append(rest[0])
+                rest = rest[1:]
+            else:
+                default = parameter.default if parameter.has_default else MISSING
+                values.append(left.pop(parameter.name, default))
+        return tuple(values), rest, left
+
     def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(*arguments, **keywords)`` before each launch."""
         self.pre_run_hooks.append(hook)
@@ -159,17 +208,7 @@ class JITFunction(SourceFunction):
 
         A dtype stands for an array of it, aligned to 16 bytes; so does `MockTensor`.
         """
-        return self._finder(None, *arguments, **keywords).kernel
-
-    @cached_property
-    def _entry(self) -> Callable[..., CompiledKernel | None]:
-        """What ``kernel[grid]`` calls: generated for the kernel's parameters (`frontend.binding`)."""
-        return generate(self, self._names(), "run")
-
-    @cached_property
-    def _finder(self) -> Callable[..., Launch]:
-        """The same, but the launch is returned instead of run."""
-        return generate(self, self._names(), "find")
+        return self._find(arguments, keywords)[0].kernel
 
     def _names(self) -> dict[str, Any]:
         return {

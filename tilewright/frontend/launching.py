@@ -27,7 +27,9 @@ Grid = Any  # one to three extents; `full_grid` says what else
 class Launch(Protocol):
     """A signature that is ready to run."""
 
-    kernel: CompiledKernel | None  # None in the interpreter, and for what a hook left uncompiled
+    @property
+    def kernel(self) -> CompiledKernel | None:
+        """The machine code; None in the interpreter, and for what a hook left uncompiled."""
 
     def run(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
         """Run over `grid`; returns the compiled kernel.  Raises `LaunchError`."""

@@ -122,40 +122,49 @@ def compiler_digest() -> str:
 
 
 def source_digest(*folders: str) -> str:
-    """A hash of all Python sources in folders of this package.
+    """A hash of all Python sources in folders of this package that the compiler consists of."""
+    known = _folder_digests()
+    return hashlib.sha256(" ".join(known[folder] for folder in folders).encode()).hexdigest()
 
-    Reading them takes longer than all else that finding a compiled kernel needs; so the hash is kept in the cache
+
+_COMPILER = ("frontend", "ir", "language", "passes", "targets")
+
+
+@lru_cache(maxsize=1)
+def _folder_digests() -> Mapping[str, str]:
+    """Hashes of the sources in each folder of `_COMPILER`.
+
+    Reading them takes longer than all else that finding a compiled kernel needs; so the hashes are kept in the cache
     under what the system says of the files (size, inode, times of change), which changes whenever one of them does.
     """
-    package = Path(__file__).resolve().parents[2]
-    files = sorted(entry for folder in folders for entry in _files(package / folder, folder))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    files = sorted(entry for folder in _COMPILER for entry in _files(f"{package}/{folder}", folder))
     key = f"sources-{hashlib.sha256(repr(files).encode()).hexdigest()[:40]}"
     cache = ObjectCache(settings.cache_directory)
     entry = cache.get(key)
     if entry is not None:
-        return str(entry.metadata["digest"])
-    digest = hashlib.sha256()
+        return entry.metadata
+    digests = {folder: hashlib.sha256() for folder in _COMPILER}
     for name, *_ in files:
+        digest = digests[name.partition("/")[0]]
         digest.update(name.encode())
-        digest.update((package / name).read_bytes())
-    found = digest.hexdigest()
+        digest.update(Path(package, name).read_bytes())
+    found = {folder: digest.hexdigest() for folder, digest in digests.items()}
     newest = max((changed for *_, changed in files), default=0)
     if time.time_ns() - newest > _SETTLED:
-        cache.put(key, {"digest": found}, b"")
+        cache.put(key, found, b"")
     return found
 
 
-def _files(folder: Path, name: str) -> Iterator[tuple[str, int, int, int, int]]:
+def _files(folder: str, name: str) -> Iterator[tuple[str, int, int, int, int]]:
     """Name within the package, size, inode, times of modification and of change of every Python source."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            inner = f"{name}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name != "__pycache__":
-                    yield from _files(folder / entry.name, inner)
-            elif entry.name.endswith(".py"):
+            if entry.name.endswith(".py"):
                 status = entry.stat()
-                yield inner, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+                yield f"{name}/{entry.name}", status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+            elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, f"{name}/{entry.name}")
 
 
 def _encode(metadata: Mapping[str, Any], image: bytes) -> bytes:
