@@ -25,8 +25,9 @@ from tilewright.ir.verifier import verify
 from tilewright.language.function import SourceFunction, describe
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
-from tilewright.targets.base import Remark, Target
+from tilewright.targets.base import Binary, Remark, Target
 from tilewright.targets.llvm.cache import ObjectCache, compiler_digest, source_digest
+from tilewright.targets.nvidia.binary import CudaBinary
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -72,7 +73,6 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     """The compiled kernel: from the object cache, or traced, verified and compiled."""
     key = request.key(target)
     cache = ObjectCache(settings.cache_directory)
-    name = request.kernel.name
     reusable = not settings.always_compile and settings.dump_directory is None
     entry = cache.get(key) if reusable else None
     if entry is not None:
@@ -80,13 +80,12 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
         if binary is not None:
             remarks = tuple(Remark(**remark) for remark in entry.metadata["remarks"])
             interface = Interface(frozenset(entry.metadata["written"]), remarks)
-            return _named(CompiledKernel(name, target, binary, interface, lambda: trace().function), request)
+            return _kernel(request, target, binary, interface, lambda: trace().function)
     traced = trace()
     _verify(traced.function)
-    for remark in traced.remarks:
-        level = logging.WARNING if remark.severity == "warning" else logging.INFO
-        logger.log(level, "%s:%d: %s", remark.file, remark.line, remark.message)
+    _report(traced.remarks)
     binary = target.compile(traced.function, request.options)
+    _report(binary.remarks)
     interface = Interface(written_parameters(traced.function), traced.remarks)
     metadata = {
         "binary": binary.key,
@@ -94,16 +93,38 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
         "remarks": [asdict(remark) for remark in interface.remarks],
     }
     cache.put(key, metadata, b"")
-    return _named(CompiledKernel(name, target, binary, interface, lambda: traced.function), request)
+    return _kernel(request, target, binary, interface, lambda: traced.function)
 
 
-def _named(compiled: CompiledKernel, request: Request) -> CompiledKernel:
-    """Tell a compiled kernel the arguments of its source, unless some are tuples that became several."""
+def _kernel(
+    request: Request, target: Target, binary: Binary, interface: Interface, trace: Callable[[], Function]
+) -> CompiledKernel:
+    """The compiled kernel of a binary, of its target's kind.
+
+    It is told the arguments of its source, unless some are tuples that became several.
+    """
+    compiled = _kernel_class(binary)(request.kernel.name, target, binary, interface, trace)
+    compiled.options = request.options
     if not any(isinstance(kind, Group) for kind in request.types.values()):
         names = request.kernel.argument_names
         compiled.argument_names = names
         compiled.run_time = tuple(index for index, name in enumerate(names) if name in request.types)
     return compiled
+
+
+def _kernel_class(binary: Binary) -> type[CompiledKernel]:
+    if isinstance(binary, CudaBinary):
+        from tilewright.frontend.cuda import CudaKernel  # programs without a GPU do not pay for it
+
+        return CudaKernel
+    return CompiledKernel
+
+
+def _report(remarks: tuple[Remark, ...]) -> None:
+    for remark in remarks:
+        level = logging.WARNING if remark.severity == "warning" else logging.INFO
+        place = f"{remark.file}:{remark.line}: " if remark.file else ""
+        logger.log(level, "%s%s", place, remark.message)
 
 
 def _verify(function: Function) -> None:
