@@ -1,0 +1,87 @@
+"""Conversions between element types in registers: the portable ones, and the instructions that GPUs have for some.
+
+Registers hold i1 as i1, integers as iN, float8 and bfloat16 as their bits (i8, i16), the other floats as LLVM's half,
+float and double, pointers as ``ptr addrspace(1)``.  Memory holds i1 as a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.ir.types import Element, PointerType
+from tilewright.targets.cpu import conversions as portable
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+_PAIRS = {"float16": ("ff2f16x2", "<2 x half>"), "bfloat16": ("ff2bf16x2", "<2 x bfloat>")}
+_FLOAT8_PAIRS = {"float8e4nv": "e4m3x2", "float8e5": "e5m2x2"}
+
+
+def register_type(element: Element) -> str:
+    """The LLVM type of one element in a register."""
+    if isinstance(element, PointerType):
+        return "ptr addrspace(1)"
+    return portable.register_type(element)
+
+
+def memory_type(element: Element) -> str:
+    """The LLVM type of one element in memory."""
+    return "i8" if element == dtypes.int1 else register_type(element)
+
+
+class Converter(portable.Converter):
+    """Conversions of scalars, and of lists of registers where pairs are cheaper (`cast_all`)."""
+
+    def __init__(self, builder: LLVMBuilder, target: NvidiaTarget) -> None:
+        super().__init__(builder, bfloat16_instructions=False)
+        self.target = target
+
+    def cast_all(
+        self, values: Sequence[LLVMValue], source: DType, target: DType, rounding: str = "rtne"
+    ) -> list[LLVMValue]:
+        """`cast` of several registers; two and two together where an instruction makes pairs."""
+        if source == target:
+            return list(values)
+        hardware_pairs = target.name in _PAIRS or (target.name in _FLOAT8_PAIRS and self.target.fp8)
+        if rounding != "rtne" or not hardware_pairs or not source.is_float or source.bits > 32:
+            return [self.cast(value, source, target, rounding) for value in values]
+        wide = [self.widen(value, source) for value in values]
+        results: list[LLVMValue] = []
+        for position in range(0, len(wide) - 1, 2):
+            results += self._pair(wide[position], wide[position + 1], target)
+        if len(wide) % 2:
+            results.append(self.narrow(wide[-1], target))
+        return results
+
+    def _pair(self, low: LLVMValue, high: LLVMValue, target: DType) -> list[LLVMValue]:
+        """Two float32 rounded to a type of 16 or 8 bits by one instruction."""
+        builder = self.builder
+        if target.name in _FLOAT8_PAIRS:
+            packed = builder.call(f"llvm.nvvm.ff.to.{_FLOAT8_PAIRS[target.name]}.rn", "i16", [high, low])
+            shifted = builder.binary("lshr", packed, LLVMValue("i16", "8"))
+            return [builder.cast("trunc", part, "i8") for part in (packed, shifted)]
+        name, pair = _PAIRS[target.name]
+        packed = builder.call(f"llvm.nvvm.{name}.rn", pair, [high, low])
+        if target == dtypes.float16:
+            return [builder.extract(packed, lane) for lane in range(2)]
+        word = builder.cast("bitcast", packed, "i32")
+        parts = word, builder.binary("lshr", word, LLVMValue("i32", "16"))
+        return [builder.cast("trunc", part, "i16") for part in parts]
+
+    def _from_single(self, value: LLVMValue, target: DType) -> LLVMValue:
+        if target == dtypes.bfloat16:
+            rounded = self.builder.cast("fptrunc", value, "bfloat")
+            return self.builder.cast("bitcast", rounded, "i16")
+        if target.name in _FLOAT8_PAIRS and self.target.fp8:
+            return self._pair(value, self.builder.constant("float", 0.0), target)[0]
+        return super()._from_single(value, target)
+
+    def _to_single(self, value: LLVMValue, source: DType) -> LLVMValue:
+        if source.name in _FLOAT8_PAIRS and self.target.fp8:
+            builder = self.builder
+            code = builder.cast("zext", value, "i16")
+            pair = builder.call(f"llvm.nvvm.{_FLOAT8_PAIRS[source.name]}.to.f16x2.rn", "<2 x half>", [code])
+            return builder.cast("fpext", builder.extract(pair, 0), "float")
+        return super()._to_single(value, source)

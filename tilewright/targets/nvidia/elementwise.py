@@ -1,0 +1,320 @@
+"""Elementwise operations: one scalar instruction, or a few, for each register that can differ from the others.
+
+Of a block whose facts say that runs of its elements are equal (a mask of rows whose length 16 divides), the registers
+of one run are computed once.  Sums of indices keep apart what all registers of a thread have in common
+(`KernelLowering.affine`), so that a block of pointers is one address and constant distances.
+
+Floats narrower than float32 are computed in float32 and rounded after every operation, as the op table says (float16
+sums and products by its own instructions, which give the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.ir.core import Operation, Value
+from tilewright.ir.types import PointerType
+from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.conversions import register_type
+from tilewright.targets.nvidia.functions import emit_function
+from tilewright.targets.nvidia.lowering import KernelLowering, Rule, unsupported
+
+_FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
+_INTEGER_BINARY = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "and": "and", "or": "or", "xor": "xor", "shift_left": "shl",
+}  # fmt: skip
+_FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_FLOAT_INTRINSICS = {
+    "absolute": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "truncate": "trunc",
+    "fma": "fma",
+}  # fmt: skip
+_EXTREMA = {"minimum": ("minnum", "minimum"), "maximum": ("maxnum", "maximum")}
+_FUNCTIONS = frozenset("exp exp2 log log2 sin cos tanh erf rsqrt power remainder".split())
+
+
+def elementwise(lowering: KernelLowering, operation: Operation) -> None:
+    """The rule of every elementwise operation."""
+    operands = [lowering.registers(value) for value in operation.operands]
+    count = len(operands[0])
+    chosen = representatives(lowering, operation.result)
+    distinct = sorted(set(chosen))
+    columns = [[registers[position] for position in distinct] for registers in operands]
+    if operation.opcode == "cast":
+        source, target = operation.operands[0].type.dtype, operation.result.type.dtype
+        computed = _cast(lowering, columns[0], source, target, str(operation.attributes["rounding"]))
+    else:
+        computed = [
+            emit(lowering, operation, [column[position] for column in columns]) for position in range(len(distinct))
+        ]
+    found = dict(zip(distinct, computed, strict=True))
+    lowering.define(operation.result, [found[chosen[position]] for position in range(count)])
+
+
+def representatives(lowering: KernelLowering, value: Value) -> list[int]:
+    """For each register the position of one that holds the same number for certain (often itself)."""
+    if value.type.is_scalar:
+        return [0]
+    numbers = lowering.numbers(value)
+    facts = lowering.assignment.facts.get(value)
+    if facts is None or max(facts.constancy) == 1:
+        return list(range(len(numbers)))
+    layout = lowering.layout(value)
+    # Registers whose elements differ only below the run length hold the same, when that is so for every thread.
+    places: dict[int, int] = {}
+    result = []
+    for position, number in enumerate(numbers):
+        coordinates = layout.unpack(layout.element(register=number))
+        start = layout.pack([c // run * run for c, run in zip(coordinates, facts.constancy, strict=True)])
+        result.append(places.setdefault(start, position))
+    return result
+
+
+def _cast(
+    lowering: KernelLowering, registers: Sequence[LLVMValue], source: DType, target: DType, rounding: str
+) -> list[LLVMValue]:
+    results = lowering.converter.cast_all(registers, source, target, rounding)
+    if source.kind == "int" and target.kind in ("int", "uint") and (source.bits, target.bits) == (32, 64):
+        results = [_widened(lowering, register) for register in registers]
+    return results
+
+
+def _widened(lowering: KernelLowering, register: LLVMValue) -> LLVMValue:
+    """An i32 as i64; indices are taken not to wrap around, so the constant part moves outside."""
+    base, distance = lowering.affine.get(register.text, (register, 0))
+    wide = lowering.once(("sext", base.text), lambda: lowering.builder.cast("sext", base, "i64"))
+    return lowering.plus(wide, distance)
+
+
+def emit(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue]) -> LLVMValue:
+    """One scalar of an elementwise operation."""
+    opcode, element = operation.opcode, operation.operands[0].type.element
+    builder = lowering.builder
+    if opcode == "hint":
+        return operands[0]
+    if opcode == "select":
+        return builder.select(*operands)
+    if opcode == "bitcast":
+        return _bitcast(lowering, operands[0], operation)
+    if opcode == "compare":
+        return _compare(lowering, str(operation.attributes["predicate"]), operands, element)
+    if opcode == "offset":
+        return _offset(lowering, operands[0], operands[1], operation)
+    if opcode == "cast":
+        source, target = operation.operands[0].type.dtype, operation.result.type.dtype
+        return _cast(lowering, operands, source, target, str(operation.attributes["rounding"]))[0]
+    assert isinstance(element, DType), f"{opcode} of pointers"
+    if element.is_float:
+        return _float(lowering, operation, operands, element)
+    return _integer(lowering, operation, operands, element)
+
+
+# Floats ------------------------------------------------------------------------------------------
+
+
+def _float(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue], dtype: DType) -> LLVMValue:
+    opcode, builder, converter = operation.opcode, lowering.builder, lowering.converter
+    if opcode == "negate" and operands[0].is_float:
+        return builder.negate(operands[0])
+    if dtype == dtypes.float16 and opcode in ("add", "subtract", "multiply"):
+        return builder.emit(f"{_FLOAT_BINARY[opcode]} {operands[0]}, {operands[1].text}", "half")
+    wide = [converter.widen(operand, dtype) for operand in operands]
+    if opcode in _FLOAT_BINARY:
+        result = builder.binary(_FLOAT_BINARY[opcode], wide[0], wide[1])
+    elif opcode in _FLOAT_INTRINSICS:
+        result = builder.intrinsic(_FLOAT_INTRINSICS[opcode], wide)
+    elif opcode == "negate":
+        result = builder.negate(wide[0])
+    elif opcode in _EXTREMA:
+        result = _extremum(lowering, operation, wide)
+    elif opcode in _FUNCTIONS:
+        result = emit_function(lowering, operation, wide)
+    else:
+        raise unsupported(operation, f"'{opcode}' is not defined on floats")
+    return converter.narrow(result, dtype)
+
+
+def _extremum(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue]) -> LLVMValue:
+    """One instruction for float32; float64 has no form that propagates NaN."""
+    builder = lowering.builder
+    ignoring, propagating = _EXTREMA[operation.opcode]
+    if not operation.attributes["propagate_nan"]:
+        return builder.intrinsic(ignoring, operands)
+    if operands[0].type == "float":
+        return builder.intrinsic(propagating, operands)
+    chosen = builder.intrinsic(ignoring, operands)
+    unordered = builder.compare("uno", *operands)
+    return builder.select(unordered, builder.constant(chosen.type, float("nan")), chosen)
+
+
+# Integers ----------------------------------------------------------------------------------------
+
+
+def _integer(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue], dtype: DType) -> LLVMValue:
+    builder, opcode = lowering.builder, operation.opcode
+    if opcode in ("add", "subtract"):
+        return _sum(lowering, opcode, operands[0], operands[1], dtype)
+    if opcode == "multiply":
+        return _product(lowering, operands[0], operands[1])
+    if opcode == "negate":
+        return builder.negate(operands[0])
+    if opcode == "not":
+        return builder.binary("xor", operands[0], builder.constant(operands[0].type, True if dtype.is_bool else -1))
+    if opcode == "absolute":
+        if not dtype.is_signed:
+            return operands[0]
+        return builder.call(f"llvm.abs.{operands[0].type}", operands[0].type, [operands[0], LLVMValue("i1", "false")])
+    if opcode == "multiply_high":
+        return _multiply_high(lowering, operands, dtype)
+    if opcode in _INTEGER_BINARY:
+        return builder.binary(_INTEGER_BINARY[opcode], operands[0], operands[1])
+    if opcode == "shift_right":
+        return builder.binary("ashr" if dtype.is_signed else "lshr", operands[0], operands[1])
+    if opcode in ("minimum", "maximum"):
+        return _integer_extremum(lowering, opcode, operands, dtype)
+    if opcode in ("divide", "remainder"):
+        return _division(lowering, opcode, operands, dtype)
+    raise unsupported(operation, f"'{opcode}' is not defined on integers")
+
+
+def _parts(lowering: KernelLowering, register: LLVMValue) -> tuple[LLVMValue | None, int]:
+    """A register as another one (None: nothing) plus a number."""
+    if register.constant is not None:
+        return None, register.constant
+    base, distance = lowering.affine.get(register.text, (register, 0))
+    return (None, base.constant + distance) if base.constant is not None else (base, distance)
+
+
+def _sum(lowering: KernelLowering, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
+    """Sums of i32 and i64 add what is common once and the numbers apart."""
+    operator = _INTEGER_BINARY[opcode]
+    if dtype.bits < 32:
+        return lowering.builder.binary(operator, left, right)
+    (base_left, first), (base_right, second) = _parts(lowering, left), _parts(lowering, right)
+    sign = 1 if opcode == "add" else -1
+    if base_right is None:
+        base = base_left if base_left is not None else LLVMValue(left.type, "0")
+    elif base_left is None and sign > 0:
+        base = base_right
+    else:
+        first_base = base_left if base_left is not None else LLVMValue(left.type, "0")
+        key = (operator, first_base.text, base_right.text)
+        base = lowering.once(key, lambda: lowering.builder.binary(operator, first_base, base_right))
+    return lowering.plus(base, first + sign * second)
+
+
+def _product(lowering: KernelLowering, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+    """Products with a number keep the common part common."""
+    if left.constant is not None:
+        left, right = right, left
+    factor = right.constant
+    base, distance = _parts(lowering, left)
+    if factor is None or base is None or left.type not in ("i32", "i64"):
+        if factor is not None and base is None and left.type in ("i32", "i64"):
+            return lowering.plus(LLVMValue(left.type, "0"), distance * factor)
+        return lowering.once(("mul", left.text, right.text), lambda: lowering.builder.binary("mul", left, right))
+    number = LLVMValue(base.type, str(factor))
+    scaled = lowering.once(("mul", base.text, factor), lambda: lowering.builder.binary("mul", base, number))
+    return lowering.plus(scaled, distance * factor)
+
+
+def _integer_extremum(lowering: KernelLowering, opcode: str, operands: Sequence[LLVMValue], dtype: DType) -> LLVMValue:
+    if dtype.is_bool:
+        return lowering.builder.binary("and" if opcode == "minimum" else "or", operands[0], operands[1])
+    return lowering.builder.intrinsic(f"{'s' if dtype.is_signed else 'u'}{opcode[:3]}", operands)
+
+
+def _multiply_high(lowering: KernelLowering, operands: Sequence[LLVMValue], dtype: DType) -> LLVMValue:
+    builder, bits = lowering.builder, dtype.bits
+    wide = f"i{2 * bits}"
+    factors = [builder.cast("sext" if dtype.is_signed else "zext", operand, wide) for operand in operands]
+    product = builder.binary("mul", factors[0], factors[1])
+    return builder.cast("trunc", builder.binary("lshr", product, LLVMValue(wide, str(bits))), operands[0].type)
+
+
+def _division(lowering: KernelLowering, opcode: str, operands: Sequence[LLVMValue], dtype: DType) -> LLVMValue:
+    """Division by zero, and of the least number by -1, gives some number; LLVM must not take it to be impossible."""
+    builder = lowering.builder
+    left, right = operands
+    operator = f"{'s' if dtype.is_signed else 'u'}{'div' if opcode == 'divide' else 'rem'}"
+    if right.constant not in (None, 0, -1):
+        return builder.binary(operator, left, right)
+    bad = builder.compare("eq", right, 0)
+    if dtype.is_signed:
+        least = builder.compare("eq", left, -(2 ** (dtype.bits - 1)))
+        bad = builder.binary("or", bad, builder.binary("and", least, builder.compare("eq", right, -1)))
+    return builder.binary(operator, left, builder.select(bad, builder.constant(right.type, 1), right))
+
+
+# Choice, pointers --------------------------------------------------------------------------------
+
+
+def _compare(
+    lowering: KernelLowering, predicate: str, operands: Sequence[LLVMValue], element: DType | PointerType
+) -> LLVMValue:
+    if isinstance(element, DType) and element.is_float:
+        wide = [lowering.converter.widen(operand, element) for operand in operands]
+        return lowering.builder.compare(_FLOAT_PREDICATES[predicate], *wide)
+    if predicate not in ("eq", "ne"):
+        predicate = ("s" if isinstance(element, DType) and element.is_signed else "u") + predicate
+    return lowering.builder.compare(predicate, *operands)
+
+
+def _bitcast(lowering: KernelLowering, value: LLVMValue, operation: Operation) -> LLVMValue:
+    wanted = register_type(operation.result.type.element)
+    if value.type == wanted:
+        return value
+    if value.type.startswith("ptr"):
+        return lowering.builder.cast("ptrtoint", value, wanted)
+    if wanted.startswith("ptr"):
+        return lowering.builder.cast("inttoptr", value, wanted)
+    return lowering.builder.cast("bitcast", value, wanted)
+
+
+def pointee_bytes(pointer: PointerType) -> int:
+    return 1 if pointer.element.kind == "void" else pointer.element.itemsize
+
+
+def _offset(lowering: KernelLowering, pointer: LLVMValue, index: LLVMValue, operation: Operation) -> LLVMValue:
+    """Pointer plus index: the common address is computed once, the constant bytes are added last."""
+    element = operation.result.type.element
+    assert isinstance(element, PointerType)
+    size, kind = pointee_bytes(element), operation.operands[1].type.dtype
+    base, bytes_before = lowering.affine.get(pointer.text, (pointer, 0))
+    number, distance = _parts(lowering, index)
+    address = base
+    if number is not None:
+        address = lowering.once(
+            ("offset", base.text, number.text, size), lambda: _address(lowering, base, number, kind, size)
+        )
+    return byte_offset(lowering, address, bytes_before + distance * size)
+
+
+def _address(lowering: KernelLowering, base: LLVMValue, index: LLVMValue, kind: DType, size: int) -> LLVMValue:
+    wide = lowering.once(("index", kind.name, index.text), lambda: lowering.converter.cast(index, kind, dtypes.int64))
+    unit = f"i{8 * size}"
+    return lowering.builder.emit(f"getelementptr {unit}, {base}, {wide}", base.type)
+
+
+def byte_offset(lowering: KernelLowering, pointer: LLVMValue, distance: int) -> LLVMValue:
+    """A pointer plus a number of bytes, remembered as that."""
+    base, known = lowering.affine.get(pointer.text, (pointer, 0))
+    total = known + distance
+    if not total:
+        return base
+
+    def make() -> LLVMValue:
+        moved = lowering.builder.emit(f"getelementptr i8, {base}, i64 {total}", base.type)
+        lowering.affine[moved.text] = base, total
+        return moved
+
+    return lowering.once(("bytes", base.text, total), make)
+
+
+_OPCODES = (
+    "add subtract multiply divide remainder minimum maximum power multiply_high fma negate absolute and or xor not "
+    "shift_left shift_right exp exp2 log log2 sin cos tanh erf sqrt rsqrt floor ceil round truncate compare select "
+    "cast bitcast offset"
+)
+RULES: dict[str, Rule] = dict.fromkeys(_OPCODES.split(), elementwise)

@@ -1,0 +1,75 @@
+"""The way of one kernel through the NVIDIA compiler, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.errors import CompilationError
+from tilewright.ir.core import Function
+from tilewright.ir.printer import print_function
+from tilewright.passes.pipeline import Pass, run_passes, simplify
+from tilewright.targets.llvm.builder import Module
+from tilewright.targets.nvidia.layouts import Assignment, assign
+from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.lowering import KernelLowering
+from tilewright.targets.nvidia.rules import RULES
+from tilewright.targets.nvidia.scratch import scratch_sizes
+from tilewright.targets.nvidia.shared_memory import allocate
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+DEFAULT_WARPS = 4
+_HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
+
+NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
+    (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
+)
+
+
+def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
+    """LLVM text for a verified kernel.
+
+    Of `options` (the launch's), `num_warps` decides the threads of a CTA.  Raises `CompilationError` with the source
+    line for what the target cannot do.
+    """
+    symbol = _symbol(function, target, options)
+    function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
+    warps = warps_of(function, options)
+    # Every block gets registers of threads; what has to change hands is written out as conversions.
+    assignment = assign(function, target, warps)
+    # Scratch for what threads hand to each other; barriers where its places are used again.
+    allocation = allocate(assignment.function, scratch_sizes(assignment))
+    # One rule for each operation.
+    module = Module(header=_HEADER)
+    lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES)
+    lowering.run()
+    return LoweredKernel(
+        text=module.text,
+        symbol=symbol,
+        warps=warps,
+        shared_bytes=allocation.size,
+        tensor_maps=tuple(lowering.tensor_maps),
+        remarks=tuple(lowering.remarks),
+    )
+
+
+def warps_of(function: Function, options: Mapping[str, Any]) -> int:
+    """Warps of a CTA: the launch's `num_warps`, or four."""
+    warps = options.get("num_warps") or function.attributes.get("num_warps") or DEFAULT_WARPS
+    if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
+        raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
+    return warps
+
+
+def assigned_text(assignment: Assignment) -> str:
+    """The kernel with its layouts and conversions."""
+    return print_function(assignment.function)
+
+
+def _symbol(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> str:
+    """A name that differs whenever the code may differ."""
+    content = "\n".join((print_function(function), target.architecture, repr(sorted(options.items(), key=str))))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
+    return f"tw_{name}_{digest}"

@@ -1,0 +1,35 @@
+"""How much shared memory each operation needs to hand values from thread to thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.ir.core import Operation
+from tilewright.layout import SharedExchange, plan_conversion
+from tilewright.targets.nvidia.exchange import exchange_bytes
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment
+from tilewright.targets.nvidia.transfer import element_bits
+
+Size = Callable[[Assignment, Operation], int]
+
+
+def _conversion(assignment: Assignment, operation: Operation) -> int:
+    if CONVERSION_ATTRIBUTE not in operation.attributes:
+        return 0
+    (operand,) = operation.operands
+    bits = element_bits(operand)
+    plan = plan_conversion(assignment.layouts[operand], assignment.layouts[operation.result], bits)
+    return exchange_bytes(plan, bits) if isinstance(plan, SharedExchange) else 0
+
+
+SIZES: dict[str, Size] = {"hint": _conversion}
+
+
+def scratch_sizes(assignment: Assignment) -> dict[Operation, int]:
+    """Bytes of scratch for every operation that needs some."""
+    sizes = {}
+    for operation in assignment.function.walk():
+        size = SIZES.get(operation.opcode)
+        if size is not None and (needed := size(assignment, operation)):
+            sizes[operation] = needed
+    return sizes

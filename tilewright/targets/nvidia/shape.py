@@ -1,0 +1,146 @@
+"""Constants, ranges, grid indices, and the operations that only give other names to registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.ir.core import Operation, Value
+from tilewright.layout import plan_conversion
+from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.conversions import register_type
+from tilewright.targets.nvidia.exchange import convert
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE
+from tilewright.targets.nvidia.lowering import KernelLowering, Rule
+from tilewright.targets.nvidia.transfer import element_bits
+
+_AXES = ("x", "y", "z")
+Coordinates = tuple[int, ...]
+
+
+def count_of(lowering: KernelLowering, value: Value) -> int:
+    """How many registers a value has."""
+    return 1 if value.type.is_scalar else len(lowering.numbers(value))
+
+
+def _constant(lowering: KernelLowering, operation: Operation) -> None:
+    result, number = operation.result, operation.attributes["value"]
+    assert isinstance(number, (bool, int, float))
+    dtype = result.type.dtype
+    type_text = register_type(dtype)
+    if dtype.is_float and type_text.startswith("i"):
+        import numpy as np
+
+        bits = int(np.asarray(number, np.float64).astype(dtype.numpy).view(f"u{dtype.itemsize}"))
+        register = LLVMValue(type_text, str(bits))
+    else:
+        register = lowering.builder.constant(type_text, number)
+    lowering.define(result, [register] * count_of(lowering, result))
+
+
+def _arange(lowering: KernelLowering, operation: Operation) -> None:
+    """Every register is the thread's own coordinate plus a number, where their bits do not meet."""
+    result, start = operation.result, operation.attributes["start"]
+    assert isinstance(start, int)
+    layout = lowering.layout(result)
+    place = lowering.coordinate(layout, 0)
+    moving = 0
+    for name in ("lane", "warp"):
+        for (number,) in layout.vectors(name):
+            moving |= number
+    registers = []
+    for number in lowering.numbers(result):
+        (own,) = layout.apply(register=number)
+        if own & moving:
+            mixed = lowering.builder.binary("xor", place, lowering.i32(own))
+            registers.append(lowering.plus(mixed, start))
+        else:
+            registers.append(lowering.plus(place, start + own))
+    lowering.define(result, registers)
+
+
+def _grid(lowering: KernelLowering, operation: Operation) -> None:
+    axis = operation.attributes["axis"]
+    assert isinstance(axis, int)
+    name = ("ctaid" if operation.opcode == "program_id" else "nctaid") + f".{_AXES[axis]}"
+    lowering.define(operation.result, [lowering.special_register(name)])
+
+
+def _splat(lowering: KernelLowering, operation: Operation) -> None:
+    register = lowering.scalar(operation.operands[0])
+    lowering.define(operation.result, [register] * count_of(lowering, operation.result))
+
+
+def _renamed(
+    lowering: KernelLowering, result: Value, operand: Value, place: Callable[[Coordinates], Coordinates]
+) -> None:
+    """Each register of the result is the operand's whose element `place` names by its coordinates."""
+    registers = lowering.registers(operand)
+    if result.type.is_scalar:
+        lowering.define(result, registers)
+        return
+    if operand.type.is_scalar:
+        lowering.define(result, registers * count_of(lowering, result))
+        return
+    source, layout = lowering.layout(operand), lowering.layout(result)
+    held = {source.element(register=n): p for p, n in reversed(list(enumerate(lowering.numbers(operand))))}
+    chosen = []
+    for number in lowering.numbers(result):
+        coordinates = layout.unpack(layout.element(register=number))
+        chosen.append(registers[held[source.pack(place(coordinates))]])
+    lowering.define(result, chosen)
+
+
+def _expand_dims(lowering: KernelLowering, operation: Operation) -> None:
+    axis = operation.attributes["axis"]
+    assert isinstance(axis, int)
+    _renamed(lowering, operation.result, operation.operands[0], lambda c: (*c[:axis], *c[axis + 1 :]))
+
+
+def _broadcast(lowering: KernelLowering, operation: Operation) -> None:
+    (operand,) = operation.operands
+    shape = operand.type.shape
+    _renamed(
+        lowering,
+        operation.result,
+        operand,
+        lambda c: tuple(0 if extent == 1 else own for own, extent in zip(c, shape, strict=True)),
+    )
+
+
+def _permute(lowering: KernelLowering, operation: Operation) -> None:
+    order = operation.attributes["order"]
+    assert isinstance(order, tuple)
+    _renamed(
+        lowering,
+        operation.result,
+        operation.operands[0],
+        lambda c: tuple(c[order.index(axis)] for axis in range(len(order))),
+    )
+
+
+def _hint(lowering: KernelLowering, operation: Operation) -> None:
+    """A promise; or a conversion between layouts."""
+    (operand,) = operation.operands
+    if CONVERSION_ATTRIBUTE not in operation.attributes:
+        lowering.define(operation.result, lowering.registers(operand))
+        return
+    plan = plan_conversion(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
+    convert(lowering, operation, plan)
+
+
+def _nothing(lowering: KernelLowering, operation: Operation) -> None:
+    """Facts that were used where the layouts were decided."""
+
+
+RULES: dict[str, Rule] = {
+    "constant": _constant,
+    "arange": _arange,
+    "program_id": _grid,
+    "num_programs": _grid,
+    "splat": _splat,
+    "expand_dims": _expand_dims,
+    "broadcast": _broadcast,
+    "permute": _permute,
+    "hint": _hint,
+    "assume": _nothing,
+}

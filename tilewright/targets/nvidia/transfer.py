@@ -1,0 +1,218 @@
+"""How layouts pass through operations, and what accesses and conversions cost: pure functions of layouts.
+
+Extents that are no powers of two are rounded up: the layout of a 64 x 224 block is one of 64 x 256, of which the
+registers that hold an element of the real block in some thread exist (`layout.live_registers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+from tilewright.ir.core import Operation, Value
+from tilewright.layout import Facts, LinearLayout, coalesce, joined, plan_conversion, slice_of, split, widest_access
+from tilewright.layout.distributed import next_power_of_two, on_threads
+from tilewright.passes.axis_info import AxisInfo
+
+LANES = 32
+SECTOR_BYTES = 32  # what memory moves at least
+_THREAD_BYTES = 32  # of one access of a thread: two vectors, so that lanes still share sectors
+
+
+def padded(shape: Sequence[int]) -> tuple[int, ...]:
+    """Extents rounded up to powers of two."""
+    return tuple(next_power_of_two(extent) for extent in shape)
+
+
+def is_padded(shape: Sequence[int]) -> bool:
+    """Whether all extents are powers of two already."""
+    return padded(shape) == tuple(shape)
+
+
+@lru_cache(maxsize=1024)
+def default_layout(shape: tuple[int, ...], itemsize: int, warps: int) -> LinearLayout:
+    """Up to 16 bytes of neighbours along the last axis to a thread, threads side by side."""
+    extents = padded(shape)
+    facts = Facts(extents, (16,) * len(extents))
+    return on_threads(coalesce(extents, facts, itemsize, warps).layout(extents), LANES, warps)
+
+
+@lru_cache(maxsize=1024)
+def blocked_layout(shape: tuple[int, ...], axis: int, elements: int, warps: int) -> LinearLayout:
+    """`elements` neighbours along `axis` to a thread, its lanes side by side along it, then along the last axis."""
+    extents = padded(shape)
+    runs = tuple(elements if position == axis else 1 for position in range(len(extents)))
+    return on_threads(coalesce(extents, Facts(runs, runs), 1, warps).layout(extents), LANES, warps)
+
+
+def facts_of(pointer: AxisInfo, mask: AxisInfo | None) -> Facts:
+    """The facts of an access."""
+    return Facts(pointer.contiguity, pointer.divisibility, None if mask is None else mask.constancy)
+
+
+def fastest_axis(facts: Facts, itemsize: int) -> int:
+    """The axis along which the pointers of an access run."""
+    axes = range(len(facts.contiguity))
+    return min(axes, key=lambda axis: (-facts.run(axis, itemsize), -facts.contiguity[axis], -axis))
+
+
+def common_width(runs: Sequence[tuple[int, int]]) -> int:
+    """Elements to a thread for accesses of one shape that run along one axis, given their (run, item size).
+
+    The widest of them, but no more than `_THREAD_BYTES` of the widest element type.
+    """
+    return max(1, min(max(run for run, _ in runs), _THREAD_BYTES // max(size for _, size in runs)))
+
+
+# Operands from results ---------------------------------------------------------------------------
+
+
+def folded(layout: LinearLayout, shape: Sequence[int]) -> LinearLayout:
+    """The layout of the operand of a broadcast: coordinates along its axes of extent 1 are forgotten."""
+    extents = padded(shape)
+    bases = {
+        name: [
+            [c if extent > 1 else 0 for c, extent in zip(vector, extents, strict=True)]
+            for vector in layout.vectors(name)
+        ]
+        for name in layout.input_names
+    }
+    return LinearLayout.make(bases, extents).without_repeats()
+
+
+def operand_layout(operation: Operation, number: int, layout: LinearLayout) -> LinearLayout | None:
+    """Where operand `number` of an operation that moves no data has to be, for the result to be in `layout`.
+
+    None for an operand that is no block.  Raises `ValueError` when no layout of the operand does it.
+    """
+    operand, opcode = operation.operands[number], operation.opcode
+    if operand.type.is_scalar:
+        return None
+    if opcode == "expand_dims":
+        return layout.reshape(padded(operand.type.shape))
+    if opcode == "broadcast":
+        return folded(layout, operand.type.shape)
+    if opcode == "reshape":
+        return layout.reshape(padded(operand.type.shape))
+    if opcode == "permute":
+        order = operation.attributes["order"]
+        assert isinstance(order, tuple)
+        inverse = [order.index(axis) for axis in range(len(order))]
+        return _renamed(layout.permute(inverse))
+    if opcode == "join":
+        halves = split(layout)
+        if halves is None:
+            raise ValueError(f"{layout} does not keep both halves in one thread")
+        return halves[0]
+    if opcode == "cat":
+        return halved(layout, operation.attributes["axis"], len(operation.operands))  # type: ignore[arg-type]
+    return layout
+
+
+def result_layout(operation: Operation, layout: LinearLayout) -> LinearLayout:
+    """Where the result of a shape operation is when its first operand is in `layout` and nothing is moved."""
+    opcode, result = operation.opcode, operation.results[0]
+    if opcode in ("expand_dims", "reshape"):
+        return layout.reshape(padded(result.type.shape))
+    if opcode == "permute":
+        order = operation.attributes["order"]
+        assert isinstance(order, tuple)
+        return _renamed(layout.permute([axis for axis in order if isinstance(axis, int)]))
+    if opcode == "join":
+        return joined(layout)
+    if opcode == "cat":
+        return extended(layout, operation.attributes["axis"], len(operation.operands))  # type: ignore[arg-type]
+    return layout
+
+
+def _renamed(layout: LinearLayout) -> LinearLayout:
+    return LinearLayout(layout.inputs, tuple((f"dim{axis}", extent) for axis, extent in enumerate(layout.shape)))
+
+
+def extended(layout: LinearLayout, axis: int, count: int) -> LinearLayout:
+    """`count` blocks (a power of two) one after the other along an axis: the highest register bits tell them apart."""
+    shape = [extent * count if position == axis else extent for position, extent in enumerate(layout.shape)]
+    bases = {name: list(layout.vectors(name)) for name in layout.input_names}
+    step = layout.shape[axis]
+    while step < shape[axis]:
+        bases["register"].append(tuple(step if position == axis else 0 for position in range(len(shape))))
+        step *= 2
+    return LinearLayout.make(bases, shape)
+
+
+def halved(layout: LinearLayout, axis: int, count: int) -> LinearLayout:
+    """The layout of one of the blocks that `extended` puts together; `ValueError` when it did not."""
+    shape = [extent // count if position == axis else extent for position, extent in enumerate(layout.shape)]
+    bits = count.bit_length() - 1
+    registers = layout.vectors("register")
+    bases = {name: layout.vectors(name) for name in layout.input_names}
+    bases["register"] = registers[: len(registers) - bits]
+    try:
+        part = LinearLayout.make(bases, shape)
+    except ValueError:
+        raise ValueError(f"{layout} does not keep {count} blocks along dim{axis} apart by registers") from None
+    if extended(part, axis, count) != layout:
+        raise ValueError(f"{layout} does not keep {count} blocks along dim{axis} apart by registers")
+    return part
+
+
+def reduced(layout: LinearLayout, axis: int) -> LinearLayout:
+    """Where a reduction leaves its results."""
+    return slice_of(layout, axis)
+
+
+def in_order(layout: LinearLayout, axis: int) -> bool:
+    """Whether a scan along the axis can walk a thread's neighbours, then lanes, then warps, then further registers.
+
+    Every bit of the axis is then moved along by one input bit, which moves along nothing else, in that order.
+    """
+    stride, rank_of = prod(layout.shape[axis + 1 :]), {"register": (0, 3), "lane": (1,), "warp": (2,)}
+    last = (0, -1)
+    for bit in range(layout.shape[axis].bit_length() - 1):
+        unit = stride << bit
+        holders = [
+            (n, p)
+            for n, vectors in layout.inputs
+            for p, vector in enumerate(vectors)
+            if vector & _mask(layout, axis) & unit
+        ]
+        if len(holders) != 1 or layout.bases(holders[0][0])[holders[0][1]] != unit:
+            return False
+        name, position = holders[0]
+        place = next(((level, position) for level in rank_of.get(name, ()) if (level, position) > last), None)
+        if place is None:
+            return False
+        last = place
+    return True
+
+
+def _mask(layout: LinearLayout, axis: int) -> int:
+    """The bits of a packed element that are the coordinate along an axis."""
+    return (layout.shape[axis] - 1) * prod(layout.shape[axis + 1 :])
+
+
+# Costs -------------------------------------------------------------------------------------------
+
+
+def element_bits(value: Value) -> int:
+    """Bits of an element in a register; a truth value travels as a byte."""
+    return max(8, value.type.element.bits)
+
+
+def conversion_cost(source: LinearLayout, target: LinearLayout, bits: int) -> float:
+    """Cycles of a warp."""
+    return 0.0 if source == target else plan_conversion(source, target, bits).cost
+
+
+@lru_cache(maxsize=4096)
+def access_cost(layout: LinearLayout, facts: Facts, itemsize: int) -> float:
+    """Cycles of a warp for the accesses of a block: one for each instruction and each four sectors."""
+    access = widest_access(layout, facts, itemsize)
+    run, stride = access.width, prod(layout.shape[access.axis + 1 :])
+    moving = [vector for vector in layout.bases("lane") if vector]
+    while run * stride in moving and run < facts.contiguity[access.axis]:
+        run *= 2
+    lane_bytes = access.width * itemsize << len(moving)
+    sectors = lane_bytes / min(SECTOR_BYTES, run * itemsize)
+    return len(access.groups) * (1.0 + sectors / 4)
