@@ -13,7 +13,7 @@ constexpr       (inside a tuple) a compile-time constant; so are strings, dtypes
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Union
@@ -290,6 +290,20 @@ def _register(value: Any) -> Handler:
         )
     _HANDLERS[type(value)] = handler
     return handler
+
+
+def places_of(kind: Any) -> list[Place | None]:
+    """The places of the arrays in an argument of this class: None for one in the CPU's memory."""
+    if isinstance(kind, Group):
+        return [place for entry in kind.entries for place in places_of(entry)]
+    if isinstance(kind, ArgumentClass) and kind.type is not None and (kind.type.is_pointer or kind.place is not None):
+        return [kind.place]
+    return []
+
+
+def on_gpu(kinds: Iterable[Any]) -> bool:
+    """Whether arguments of these classes hold an array on a GPU."""
+    return any(place is not None for kind in kinds for place in places_of(kind))
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
-from tilewright.frontend.arguments import ArgumentClass, classify
+from tilewright.frontend.arguments import classify, places_of
 from tilewright.frontend.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.frontend.launching import Grid, Interface
-from tilewright.frontend.values import Group
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.program import load
-from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, Place
+from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.inspect import KernelInfo, describe, sass
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 _TENSOR_MAP = "tensormap<"
 
@@ -137,7 +137,7 @@ class Places:
     """
 
     def __init__(self, kernel: str, kinds: Sequence[Any], values: Sequence[Any]) -> None:
-        found = [(index, place) for index, kind in enumerate(kinds) for place in _places(kind)]
+        found = [(index, place) for index, kind in enumerate(kinds) for place in places_of(kind)]
         if not found:
             raise LaunchError(f"kernel '{kernel}' was compiled for a GPU and got no array on one")
         numbers = sorted({place.ordinal for _, place in found if place is not None})
@@ -152,6 +152,12 @@ class Places:
         positions = {place.library: index for index, place in reversed(found) if place is not None}
         self.libraries = [library for library in streams.LIBRARIES if library in positions]
         self._positions = positions
+
+    @property
+    def target(self) -> NvidiaTarget:
+        """What to compile for."""
+        gpu = device(self.ordinal)
+        return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
 
     def enter(self, values: Sequence[Any]) -> int:
         """The stream to launch on, when others have been made to come before it."""
@@ -173,20 +179,6 @@ class Places:
         if library == streams.INTERFACE:
             return streams.interface_stream(values[self._positions[library]])
         return streams.current_stream(library)(self.ordinal)
-
-
-def _places(kind: Any) -> Iterable[Place | None]:
-    """The places of an argument's arrays: None for one in the CPU's memory, nothing for numbers."""
-    if isinstance(kind, Group):
-        return [place for entry in kind.entries for place in _places(entry)]
-    if isinstance(kind, ArgumentClass) and kind.type is not None and (kind.type.is_pointer or kind.place is not None):
-        return [kind.place]
-    return []
-
-
-def on_gpu(kinds: Iterable[Any]) -> bool:
-    """Whether arguments of these classes hold an array on a GPU."""
-    return any(place is not None for kind in kinds for place in _places(kind))
 
 
 _RUN = """\

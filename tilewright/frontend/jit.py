@@ -23,6 +23,7 @@ from tilewright.frontend.arguments import (
     ArgumentClass,
     argument_class,
     classify,
+    on_gpu,
     retyped,
 )
 from tilewright.frontend.binding import MISSING, PLAIN, generate
@@ -39,10 +40,14 @@ from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
 
-# Keywords that other back ends tune by; the CPU has no use for them. `debug` turns device_assert on.
-LAUNCH_OPTIONS = frozenset(
-    "num_warps num_stages num_ctas maxnreg debug enable_fp_fusion launch_cooperative_grid launch_pdl sanitize_overflow "
-    "arch extern_libs waves_per_eu matrix_instr_nonkdim kpack".split()
+# What code for GPUs depends on: `debug` (on the CPU too) keeps device_assert; docs/nvidia-target.md tells the others.
+GPU_OPTIONS = frozenset(
+    "num_warps num_stages num_ctas cluster maxnreg debug enable_fp_fusion launch_cooperative_grid launch_pdl "
+    "dependent_launch ptxas_options opt_level line_info strict".split()
+)
+# Keywords that other back ends tune by are accepted, and ignored where they have no meaning.
+LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
+    "sanitize_overflow arch extern_libs waves_per_eu matrix_instr_nonkdim kpack".split()
 )
 Types = Mapping[str, Any]
 
@@ -154,10 +159,15 @@ class JITFunction(SourceFunction):
     def _run_first(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
         """The first launch takes the steps one by one; the next ones go through a function generated for them."""
         launch, values, slots = self._find(arguments, keywords)
-        self._entry = generate(self, self._names())
+        self._entry = self._run_second
         if callable(grid):
             grid = grid(dict(zip(self.argument_names, values, strict=True)))
         return launch.run(grid, values, slots)
+
+    def _run_second(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
+        """There is a second launch, so there may be many: generate the function."""
+        self._entry = generate(self, self._names())
+        return self._entry(grid, *arguments, **keywords)
 
     def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Launch, tuple[Any, ...], list[Any]]:
         """The launch for these arguments (made if the signature is new), one value for each parameter, their slots.
@@ -300,14 +310,18 @@ class JITFunction(SourceFunction):
         with self._lock:
             found = self._launches.get(key)
             if found is None:
-                canonical = (self._relevant(key[0]), *key[1:])
+                canonical = (self._relevant(key[0], on_gpu(key[2:])), *key[1:])
                 found = self._launches.get(canonical) or self._create(canonical, arguments, options)
                 self._launches[canonical] = self._launches[key] = found
             return found
 
     @staticmethod
-    def _relevant(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _relevant(options: tuple[Any, ...], gpu: bool) -> tuple[Any, ...]:
         """Those of a key's options that code depends on: for the CPU, only whether assertions are kept."""
+        if gpu:
+            return tuple(
+                sorted((entry for entry in options if entry[0] in GPU_OPTIONS), key=lambda entry: str(entry[0]))
+            )
         return tuple(entry for entry in options if entry == ("debug", (bool, True)))
 
     def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
@@ -327,7 +341,26 @@ class JITFunction(SourceFunction):
             else:
                 types[name] = _leaf(kind, name, described)
         self._watch(constants)
+        if on_gpu(key[2:]) and not settings.interpret:
+            given = {name: unwrap(value) for name, value in options.items() if name in GPU_OPTIONS}
+            return self._gpu_launch(types, constants, described, {"debug": self.debug, **given}, (key[2:], arguments))
         return self._launch(types, constants, described, bool(key[0]))
+
+    def _gpu_launch(
+        self,
+        types: Types,
+        constants: dict[str, Any],
+        described: dict[str, Parameter],
+        options: dict[str, Any],
+        classified: tuple[Sequence[Any], Sequence[Any]],
+    ) -> Launch:
+        """The signature, ready to run on the GPU that its arguments are on."""
+        from tilewright.frontend.cuda import CudaKernel, CudaLaunch, Places
+
+        places = Places(self.name, *classified)
+        kernel = self.compile(types, constants, described, target=places.target, options=options)
+        assert isinstance(kernel, CudaKernel)
+        return CudaLaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), places, None)
 
     def _launch(self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], debug: bool) -> Launch:
         """The signature, ready to run where the settings say."""
@@ -385,7 +418,7 @@ def _generalized(kind: Any, value: Any) -> Any:
         return _each(_generalized, kind, value)
     if kind.type is None and isinstance(value, int):
         return argument_class(parameter_type("i32"))
-    return kind if kind.type is None else argument_class(kind.type, _least(kind.type))
+    return kind if kind.type is None else kind.adjusted(kind.type, _least(kind.type))
 
 
 def _each(rule: Callable[[Any, Any], Any], kind: Group, value: Any) -> Group:
@@ -399,7 +432,7 @@ def _each(rule: Callable[[Any, Any], Any], kind: Group, value: Any) -> Group:
 def _without_alignment(kind: Any, value: Any) -> Any:
     if isinstance(kind, Group):
         return _each(_without_alignment, kind, value)
-    return kind if kind.type is None else argument_class(kind.type, _least(kind.type))
+    return kind if kind.type is None else kind.adjusted(kind.type, _least(kind.type))
 
 
 def _least(kind: TensorType) -> int:
@@ -411,7 +444,7 @@ def _read_only(kind: Any, value: Any) -> Any:
         return _each(_read_only, kind, value)
     if kind.type is None or not isinstance(kind.type.element, PointerType):
         return kind
-    return argument_class(scalar(PointerType(kind.type.element.element, const=True)), kind.divisibility)
+    return kind.adjusted(scalar(PointerType(kind.type.element.element, const=True)), kind.divisibility)
 
 
 def _fixing_rule(annotated: dtype) -> Callable[[Any, Any], ArgumentClass]:

@@ -161,6 +161,14 @@ class NvidiaTarget:
         """Rows and columns of the smallest tile of `dot`'s instruction: blocks in multiples of it run fastest."""
         return (64, 8) if self.wgmma and dtype.bits <= 32 else (16, 8)
 
+    def dot_rate(self, dtype: DType) -> float:
+        """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
+        if dtype.bits == 64:
+            return 0.125 if self.sm in (80, 90) else 0.02
+        if dtype.bits == 8:
+            return 4.0 if self.fp8_mma or dtype.is_integer else 2.0
+        return 2.0 if dtype.bits == 16 else 1.0
+
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
         from tilewright.targets.nvidia.compile import compile_function  # the pipeline imports this table
