@@ -332,3 +332,16 @@ def test_break_and_continue(n: int, limit: int) -> None:
     out = integers()
     launch(leaving, (1,), out, n, limit)
     assert out.tolist() == left(n, limit)
+
+
+@tilewright.jit
+def branch_on_one_element(x, out):
+    if tl.load(x + tl.arange(0, 1)) > 3:
+        tl.store(out, 1)
+
+
+def test_a_block_of_one_element_is_a_condition() -> None:
+    for value in (3, 4):
+        out = np.zeros(1, np.int32)
+        launch(branch_on_one_element, (1,), np.array([value], np.int32), out)
+        assert out[0] == (value > 3)

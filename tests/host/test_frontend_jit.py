@@ -13,7 +13,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tilewright.errors import LaunchError
+from tilewright.errors import CompilationError, LaunchError
 from tilewright.frontend import binaries
 from tilewright.frontend.arguments import classify
 from tilewright.settings import settings
@@ -360,3 +360,23 @@ def test_compiled_kernels_take_all_arguments_or_the_run_time_ones() -> None:
     assert compiled.metadata.shared >= 1 and compiled.n_regs >= 16
     with pytest.raises(LaunchError, match="takes 4 run-time arguments, got 3"):
         compiled[(1,)](x, out, 64)
+
+
+def test_a_kernel_takes_another_text() -> None:
+    scale = tl.constexpr(3)
+
+    @tilewright.jit
+    def template(out, N: tl.constexpr):
+        tl.store(out + tl.arange(0, N), EXPRESSION * scale)  # noqa: F821
+
+    kernel = tilewright.jit(template.fn)
+    kernel._unsafe_update_src(kernel.src.replace("EXPRESSION", "tl.arange(0, N)"))
+    out = np.zeros(8, np.int32)
+    kernel[(1,)](out, N=8)
+    np.testing.assert_array_equal(out, 3 * np.arange(8))
+    kernel._unsafe_update_src(template.src.replace("EXPRESSION", "1"))
+    kernel[(1,)](out, N=8)
+    assert (out == 3).all()
+    kernel._unsafe_update_src(template.src.replace("EXPRESSION", "missing"))
+    with pytest.raises(CompilationError, match="the name 'missing' is not defined"):
+        kernel[(1,)](out, N=8)

@@ -353,3 +353,16 @@ def test_right_shift_goes_by_the_sign_of_the_left_operand(left: str, right: str,
     out = np.zeros(64, left)
     launch(shifted, (1,), x, count, out, N=64)
     np.testing.assert_array_equal(out, x >> count.astype(left))
+
+
+@tilewright.jit
+def reversed_rows(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    offsets = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(out + offsets, tl.flip(tl.load(x + offsets)))
+
+
+def test_flip_takes_the_last_axis_by_default(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+    out = np.zeros_like(x)
+    launch(reversed_rows, (1,), x, out, ROWS=4, COLUMNS=8)
+    np.testing.assert_array_equal(out, x[:, ::-1])

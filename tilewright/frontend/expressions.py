@@ -18,6 +18,7 @@ from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.semantic import arithmetic, product
 from tilewright.language.semantic.convert import is_literal, to_tensor
+from tilewright.language.semantic.shape import item
 from tilewright.language.sorting import METHODS as SORTING_METHODS
 from tilewright.language.standard import METHODS as STANDARD_METHODS
 from tilewright.language.tensor import tensor, type_text
@@ -296,7 +297,10 @@ class Expressions(FunctionState):
         return self.merge_branches(condition, regions, [{"the value": value} for value in values])["the value"]
 
     def branch_condition(self, node: ast.expr, condition: Any) -> tensor:
-        """A run-time condition as an int1 scalar."""
+        """A run-time condition as an int1 scalar; of a block of one element, that element."""
+        if isinstance(condition, tensor) and condition.shape and condition.numel == 1:
+            self.mark(node)
+            condition = item(condition)
         if not isinstance(condition, tensor) or condition.shape:
             raise self.error(
                 node,

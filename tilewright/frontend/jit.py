@@ -97,6 +97,14 @@ class JITFunction(SourceFunction):
             raise CompilationError(f"the generated source defines no function named '{name}'")
         return cls(found)
 
+    def _unsafe_update_src(self, text: str) -> None:
+        super()._unsafe_update_src(text)
+        with self._lock:
+            self._watched.clear()
+            self._guards.clear()
+            self._launches.clear()
+            self._entry = self._run_first
+
     # Compiling
 
     def trace(

@@ -330,8 +330,8 @@ def gather(src: tensor, index: tensor, axis: int) -> tensor:
 
 
 @member
-def flip(x: tensor, dim: int = -1) -> tensor:
-    """The elements of an axis in reverse order. *method*"""
+def flip(x: tensor, dim: int | None = None) -> tensor:
+    """The elements of an axis (the last one, when None) in reverse order. *method*"""
     return shapes.flip(convert.to_tensor(x), dim)
 
 

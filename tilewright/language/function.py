@@ -218,11 +218,56 @@ class SourceFunction:
                 digest.update(f"{parameter.name}={describe(parameter.default, seen)}\0".encode())
         return digest.hexdigest()
 
+    @property
+    def fn(self) -> FunctionType:
+        """The Python function (Triton's name)."""
+        return self.function
+
+    @property
+    def src(self) -> str:
+        """The text from ``def`` on (Triton's name)."""
+        return self.source
+
+    def _unsafe_update_src(self, text: str) -> None:
+        """Give the function another text, from ``def`` on, with the same parameters (Triton's name).
+
+        It sees the globals and the enclosing variables of the function that it had.
+        """
+        self.function = _with_text(self.function, text)
+        self.file = self.function.__code__.co_filename
+        for name in [name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)]:
+            del vars(self)[name]
+
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         raise TypeError(f"'{self.name}' is a function of the tile language: call it inside a kernel")
 
     def __repr__(self) -> str:
         return f"<tile function {self.__module__}.{self.__qualname__}>"
+
+
+def _with_text(function: FunctionType, text: str) -> FunctionType:
+    """A function of another text in the place of `function`: with its globals, closure and defaults."""
+    name, outer = function.__name__, function.__code__.co_freevars
+    lines = [f"def enclosing({', '.join(outer)}):", *(f"    {line}" for line in text.splitlines())]
+    whole = "\n".join([*lines, f"    return {name}", ""])
+    file = f"<tilewright:{name}:{hashlib.sha256(whole.encode()).hexdigest()[:16]}>"
+    try:
+        module = compile(whole, file, "exec")
+    except SyntaxError as error:
+        raise CompilationError(f"the new text of kernel '{name}' is not Python: {error}") from error
+    linecache.cache[file] = (len(whole), None, whole.splitlines(keepends=True), file)
+    (enclosing,) = (entry for entry in module.co_consts if isinstance(entry, CodeType))
+    code = next(entry for entry in enclosing.co_consts if isinstance(entry, CodeType) and entry.co_name == name)
+    cells = dict(zip(outer, function.__closure__ or (), strict=True))
+    closure = tuple(cells[free] for free in code.co_freevars)
+    result = FunctionType(code, function.__globals__, name, function.__defaults__, closure)
+    result.__kwdefaults__, result.__annotations__ = function.__kwdefaults__, function.__annotations__
+    result.__module__, result.__qualname__, result.__doc__ = (
+        function.__module__,
+        function.__qualname__,
+        function.__doc__,
+    )
+    return result
 
 
 def _file_lines(function: FunctionType) -> tuple[list[str], int]:

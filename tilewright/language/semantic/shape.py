@@ -232,7 +232,7 @@ def squeeze(value: tensor, axis: Any) -> tensor:
 
 def flip(value: tensor, axis: Any) -> tensor:
     """The elements of an axis in reverse order."""
-    position = axis_of(value, axis, "dim")
+    position = axis_of(value, value.rank - 1 if unwrap(axis) is None else axis, "dim")
     return _part(value, position, slice(None, None, -1))
 
 
