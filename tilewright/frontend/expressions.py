@@ -426,8 +426,8 @@ class Expressions(FunctionState):
         items = self.static_items(generator.iter, self.evaluate(generator.iter))
         saved = dict(self.names)
         results = []
-        for item in items:
-            self.assign(generator.target, item, keep=True)
+        for entry in items:
+            self.assign(generator.target, entry, keep=True)
             if all(constant_of(self.evaluate(test), "the filter of a comprehension") for test in generator.ifs):
                 results.append(self.evaluate(node.elt))
         self.names = saved
