@@ -12,11 +12,12 @@ from __future__ import annotations
 import ast
 import os
 import pdb
+import re
 import sys
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ from tilewright.errors import CompilationError, ExecutionError, TilewrightError
 from tilewright.frontend.arguments import as_array
 from tilewright.frontend.compiled import full_grid
 from tilewright.frontend.launching import Interface
-from tilewright.frontend.rewriting import MAKER, RewrittenFunction, evaluated, filled, is_breakpoint
+from tilewright.frontend.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
 from tilewright.frontend.session import TraceSession
 from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters
 from tilewright.ir.checks import Checks
@@ -186,9 +187,8 @@ class EagerFunction(FunctionTracer):
         """An exception of Python as an error at the line of the kernel where it came up."""
         message, advice = f"{type(error).__name__}: {error}", ""
         if isinstance(error, UnboundLocalError):
-            message, advice = f"'{error.name}' may have no value here", "assign it on every path"
-            if error.name is None:
-                message = str(error)
+            name = re.search(r"'(\w+)'", str(error))  # `error.name` is not set for local variables
+            message, advice = f"'{name and name[1]}' may have no value here", "assign it on every path"
         place = Location(self.function.file, self.function.first_line, 0, self.function.name, self.caller)
         trace = error.__traceback__
         while trace is not None:
@@ -382,17 +382,24 @@ class KernelDebugger(pdb.Pdb):
     def stop_here(self, frame: FrameType) -> bool:
         return bool(super().stop_here(frame)) and not _inside_machinery(frame)
 
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        stack, chosen = super().get_stack(f, t)
+        shown = [not _is_machinery(frame) for frame, _ in stack]
+        return [entry for entry, keep in zip(stack, shown, strict=True) if keep], sum(shown[: chosen + 1]) - 1
+
 
 def _inside_machinery(frame: FrameType) -> bool:
     """Whether a frame belongs to tilewright, or was called by it (NumPy, say), rather than by a kernel."""
     current: FrameType | None = frame
-    if frame.f_code.co_name == MAKER:
-        return True
     while current is not None and current.f_code.co_filename not in _files:
-        if str(current.f_globals.get("__name__", "")).startswith(_MACHINERY):
+        if _is_machinery(current):
             return True
         current = current.f_back
     return False
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(_MACHINERY)
 
 
 __all__ = ["EagerFunction", "EagerLaunch", "EagerSession", "KernelDebugger", "runs_eagerly"]

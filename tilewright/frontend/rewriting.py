@@ -14,13 +14,12 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from tilewright.language.function import SourceFunction
 
 EAGER = "__eager"
-MAKER = "__make"  # the function around a rewritten one, which binds what it captures
 _EVALUATED = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript, ast.Tuple, ast.List)
 _STRUCTURE = (ast.Starred, ast.keyword, ast.Slice)  # parts of expressions that have no value of their own
 
@@ -117,7 +116,7 @@ class RewrittenFunction:
             type_comment=None,
         )
         outer = ast.FunctionDef(
-            name=MAKER,
+            name="__make",
             args=_positional([EAGER, *self._free]),
             body=[ast.copy_location(inner, definition), ast.Return(ast.Name(definition.name, ast.Load()))],
             decorator_list=[],
@@ -126,10 +125,10 @@ class RewrittenFunction:
         )
         module = ast.Module([ast.copy_location(outer, definition)], [])
         ast.fix_missing_locations(module)
-        names_of_module: dict[str, Any] = {}
-        exec(compile(module, self.source.file, "exec"), self.source.function.__globals__, names_of_module)
-        made: Callable[..., FunctionType] = names_of_module[MAKER]
-        return made
+        code = compile(module, self.source.file, "exec")
+        (make,) = (entry for entry in code.co_consts if isinstance(entry, CodeType))
+        # The function around it is ours: a debugger must not show it as a place in the user's file.
+        return FunctionType(make.replace(co_filename=__file__), self.source.function.__globals__)
 
     def _hook(self, method: str, node: ast.AST, *values: ast.expr) -> ast.expr:
         self.nodes.append(node)

@@ -49,7 +49,7 @@ class Memory:
 
     def add(self, array: np.ndarray, name: str, offset: int = 0) -> int:
         """The address of element `offset` of the first element of `array`, whose whole span becomes reachable."""
-        flat, first = _span(array)
+        flat, first = span(array)
         self.buffers.append(Buffer(name, flat))
         number = _FIRST + len(self.buffers) - 1
         return (number << _OFFSET_BITS) + _BIAS + first + offset * array.dtype.itemsize
@@ -126,7 +126,7 @@ class Memory:
         )
 
 
-def _span(array: np.ndarray) -> tuple[np.ndarray, int]:
+def span(array: np.ndarray) -> tuple[np.ndarray, int]:
     """The bytes from the lowest to the highest element of an array, and where its first element is."""
     low = array
     for axis, stride in enumerate(array.strides):
