@@ -34,7 +34,7 @@ from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.base import Remark
 from tilewright.targets.nvidia import transfer
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import element_bits, operand_layout, padded, result_layout
+from tilewright.targets.nvidia.transfer import element_bits, operand_layout, result_layout
 
 LAYOUT_ATTRIBUTE = "nvidia.layout"
 CONVERSION_ATTRIBUTE = "nvidia.conversion"
@@ -489,6 +489,8 @@ def _reduce(assigner: Assigner, operation: Operation) -> None:
     layout = _common(assigner, operation)
     axis = operation.attributes["axis"]
     assert isinstance(axis, int)
+    if not transfer.separable(layout, axis):
+        layout = assigner.default(operation.operands[0])
     assigner.working[operation] = layout
     assigner.require(operation, [layout] * len(operation.operands))
     for result in operation.results:
@@ -505,15 +507,12 @@ def _common(assigner: Assigner, operation: Operation) -> LinearLayout:
 
 
 def _scan(assigner: Assigner, operation: Operation) -> None:
-    """Along the axis: neighbours in a thread, then its lanes, then its warps, then further registers."""
+    """In place; a layout whose bits along the axis are mixed with others is left first."""
+    layout = _common(assigner, operation)
     axis = operation.attributes["axis"]
     assert isinstance(axis, int)
-    layout = _common(assigner, operation)
-    if not transfer.in_order(layout, axis):
-        shape = operation.operands[0].type.shape
-        run = max(1, min(4, padded(shape)[axis] // transfer.LANES))
-        layout = transfer.blocked_layout(shape, axis, run, assigner.warps)
-    assigner.working[operation] = layout
+    if not transfer.separable(layout, axis):
+        layout = assigner.default(operation.operands[0])
     assigner.require(operation, [layout] * len(operation.operands))
     for result in operation.results:
         assigner.anchor(result, layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.targets.nvidia import elementwise, lowering, memory, shape
+from tilewright.targets.nvidia import elementwise, lowering, memory, reduce, shape
 from tilewright.targets.nvidia.lowering import Rule
 
-RULES: dict[str, Rule] = {**lowering.RULES, **shape.RULES, **elementwise.RULES, **memory.RULES}
+RULES: dict[str, Rule] = {**lowering.RULES, **shape.RULES, **elementwise.RULES, **memory.RULES, **reduce.RULES}

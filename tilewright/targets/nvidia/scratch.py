@@ -8,6 +8,7 @@ from tilewright.ir.core import Operation
 from tilewright.layout import SharedExchange, plan_conversion
 from tilewright.targets.nvidia.exchange import exchange_bytes
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment
+from tilewright.targets.nvidia.reduce import reduce_bytes
 from tilewright.targets.nvidia.transfer import element_bits
 
 Size = Callable[[Assignment, Operation], int]
@@ -22,7 +23,7 @@ def _conversion(assignment: Assignment, operation: Operation) -> int:
     return exchange_bytes(plan, bits) if isinstance(plan, SharedExchange) else 0
 
 
-SIZES: dict[str, Size] = {"hint": _conversion}
+SIZES: dict[str, Size] = {"hint": _conversion, "reduce": reduce_bytes}
 
 
 def scratch_sizes(assignment: Assignment) -> dict[Operation, int]:

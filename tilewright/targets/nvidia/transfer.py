@@ -13,6 +13,7 @@ from math import prod
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import Facts, LinearLayout, coalesce, joined, plan_conversion, slice_of, split, widest_access
 from tilewright.layout.distributed import next_power_of_two, on_threads
+from tilewright.layout.gf2 import rank
 from tilewright.passes.axis_info import AxisInfo
 
 LANES = 32
@@ -162,34 +163,16 @@ def reduced(layout: LinearLayout, axis: int) -> LinearLayout:
     return slice_of(layout, axis)
 
 
-def in_order(layout: LinearLayout, axis: int) -> bool:
-    """Whether a scan along the axis can walk a thread's neighbours, then lanes, then warps, then further registers.
-
-    Every bit of the axis is then moved along by one input bit, which moves along nothing else, in that order.
-    """
-    stride, rank_of = prod(layout.shape[axis + 1 :]), {"register": (0, 3), "lane": (1,), "warp": (2,)}
-    last = (0, -1)
-    for bit in range(layout.shape[axis].bit_length() - 1):
-        unit = stride << bit
-        holders = [
-            (n, p)
-            for n, vectors in layout.inputs
-            for p, vector in enumerate(vectors)
-            if vector & _mask(layout, axis) & unit
-        ]
-        if len(holders) != 1 or layout.bases(holders[0][0])[holders[0][1]] != unit:
-            return False
-        name, position = holders[0]
-        place = next(((level, position) for level in rank_of.get(name, ()) if (level, position) > last), None)
-        if place is None:
-            return False
-        last = place
-    return True
-
-
-def _mask(layout: LinearLayout, axis: int) -> int:
-    """The bits of a packed element that are the coordinate along an axis."""
-    return (layout.shape[axis] - 1) * prod(layout.shape[axis + 1 :])
+def separable(layout: LinearLayout, axis: int) -> bool:
+    """Whether every input bit moves along the axis or along others, and no two bits along the axis do the same."""
+    along = []
+    for name in layout.input_names:
+        for vector in layout.vectors(name):
+            if vector[axis]:
+                if any(c for position, c in enumerate(vector) if position != axis):
+                    return False
+                along.append(vector[axis])
+    return rank(along) == len(along)
 
 
 # Costs -------------------------------------------------------------------------------------------
