@@ -94,15 +94,18 @@ def _cache_bytes() -> tuple[int, int]:
 
 
 def _linux_caches(folder: str) -> tuple[int, int]:
-    sizes = {1: _DEFAULT_L1, 2: _DEFAULT_L2}
+    sizes = {"1": _DEFAULT_L1, "2": _DEFAULT_L2}
     for index in range(8):
         try:
-            level, kind, text = (_first_line(f"{folder}/index{index}/{name}") for name in ("level", "type", "size"))
+            level, kind = (_first_line(f"{folder}/index{index}/{name}") for name in ("level", "type"))
+            if kind not in ("Data", "Unified") or level not in sizes:
+                continue
+            text = _first_line(f"{folder}/index{index}/size")
         except OSError:
             break
-        if kind in ("Data", "Unified") and level in ("1", "2") and text[:-1].isdigit():
-            sizes[int(level)] = int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0)
-    return sizes[1], sizes[2]
+        if text[:-1].isdigit():
+            sizes[level] = int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0)
+    return sizes["1"], sizes["2"]
 
 
 def _first_line(path: str) -> str:

@@ -22,13 +22,13 @@ import numpy as np
 
 import tilewright
 from tilewright.errors import AutotunerError
-from tilewright.frontend import binaries, hooks
+from tilewright.frontend import hooks
 from tilewright.frontend.heuristics import Heuristics, KernelWrapper
 from tilewright.frontend.jit import JITFunction
 from tilewright.language.function import describe
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
-from tilewright.targets.llvm.cache import ObjectCache, content_key
+from tilewright.targets.llvm.cache import ObjectCache, content_key, kernel_digest
 from tilewright.targets.registry import get_target
 from tilewright.testing import do_bench as measure
 from tilewright.testing import do_bench_cudagraph
@@ -315,10 +315,11 @@ class Autotuner(KernelWrapper):
             wrapped = wrapped.fn
         constants = {parameter.name for parameter in self.kernel.parameters if parameter.constexpr}
         named = {name: value for name, value in self.named(arguments, filled).items() if name in constants}
+        target = get_target("auto")
         parts = [
             tilewright.__version__,
-            binaries.language_digest(),
-            get_target("auto").key,
+            kernel_digest(target.name),
+            target.key,
             self.kernel.fingerprint(),
             describe(key, set()),
             repr(sorted((name, describe(unwrap(value), set())) for name, value in named.items())),

@@ -11,7 +11,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,7 +25,7 @@ from tilewright.language.function import SourceFunction, describe
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
-from tilewright.targets.llvm.cache import ObjectCache, compiler_digest, source_digest
+from tilewright.targets.llvm.cache import ObjectCache, kernel_digest
 from tilewright.targets.nvidia.binary import CudaBinary
 
 logger = logging.getLogger("tilewright.jit")
@@ -48,8 +47,7 @@ class Request:
         digest = hashlib.sha256()
         parts = [
             tilewright.__version__,
-            language_digest(),
-            compiler_digest(),
+            kernel_digest(target.name),
             target.key,
             self.kernel.fingerprint(),
             repr(sorted((name, _type_text(kind)) for name, kind in self.types.items())),
@@ -133,12 +131,6 @@ def _verify(function: Function) -> None:
             verify(function)
         except InvalidIRError as error:
             raise AssertionError(f"the front end traced invalid IR: {error}") from error
-
-
-@lru_cache(maxsize=1)
-def language_digest() -> str:
-    """A hash of the sources that turn kernels into Tile IR."""
-    return source_digest("language", "frontend")
 
 
 def watched(

@@ -22,6 +22,7 @@ from tilewright.frontend import binaries, recompile
 from tilewright.frontend.arguments import (
     ArgumentClass,
     argument_class,
+    as_tensor_map,
     classify,
     on_gpu,
     retyped,
@@ -34,6 +35,7 @@ from tilewright.frontend.values import Group, Static, members
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
+from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.types import constexpr, dtype, unwrap
 from tilewright.settings import settings
@@ -247,6 +249,8 @@ class JITFunction(SourceFunction):
         def rule(parameter: ParameterInfo) -> Any:
             if parameter.dtype is not None:
                 return _fixing_rule(parameter.dtype)
+            if parameter.aggregate is tensor_map:
+                return as_tensor_map
             if parameter.name in fixed:
                 return _generalized
             if parameter.name in unaligned:

@@ -132,14 +132,27 @@ class CPULaunch:
         self._start: Callable[[bytes, int], None] | None = None
         self.run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = self._first
 
-    def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
+    def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
         """The first run loads the machine code."""
+        kernel = self.kernel
+        self._start = launcher(kernel.address, kernel.binary.scratch_bytes)
+        self.run = self._second
+        self.interface.check_written(arguments)
+        extents = full_grid(grid)
+        try:
+            packed = kernel.packer(3)(*self.interface.flat(slots), *extents)
+        except struct.error as error:
+            raise kernel.misfit(error) from None
+        self._observe(packed, extents, arguments)
+        return kernel
+
+    def _second(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
+        """There is a second run, so there may be many: generate the function."""
         self.run = self._generate()
         return self.run(grid, arguments, slots)
 
     def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
         interface, kernel = self.interface, self.kernel
-        self._start = launcher(kernel.address, kernel.binary.scratch_bytes)
         if interface.grouped:
             checks = "    check_written(arguments)\n" if interface.written else ""
             slots = "*flat(slots), "
@@ -166,14 +179,20 @@ class CPULaunch:
         return run
 
     def _observe(self, packed: bytes, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        """A launch that somebody watches."""
+        """A launch that somebody may watch."""
+        if not (hooks.launch_enter.calls or hooks.launch_exit.calls):
+            self._start_all(packed, grid)
+            return
         facts = hooks.LaunchFacts({"name": self.kernel.name, "function": self.kernel.address, "stream": 0})
         if self._describe is not None:
             named = dict(zip(self.interface.names, arguments, strict=True))
             facts.add(self._describe, (grid, self.kernel.metadata, named))
         hooks.launch_enter(facts)
+        self._start_all(packed, grid)
+        hooks.launch_exit(facts)
+
+    def _start_all(self, packed: bytes, grid: tuple[int, int, int]) -> None:
         total = grid[0] * grid[1] * grid[2]
         if total > 0:
             assert self._start is not None
             self._start(packed, total)
-        hooks.launch_exit(facts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import struct
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +29,7 @@ _OTHER = (
     "__truncdfhf2 __truncsfbf2 __truncdfbf2 __gnu_h2f_ieee __gnu_f2h_ieee __divti3 __udivti3 __modti3 __umodti3 "
     "__multi3 __powisf2 __powidf2"
 ).split()
-_SYSTEM = (*_MATH, *(f"{name}f" for name in _MATH), *_OTHER)
-_SMALL = 1 << 17  # bytes
+_SYSTEM = frozenset([*_MATH, *(f"{name}f" for name in _MATH), *_OTHER])
 _LIBRARIES = {
     "linux": ("libm.so.6", "libc.so.6", "libgcc_s.so.1"),
     "darwin": ("libSystem.B.dylib",),
@@ -120,11 +120,33 @@ def _system_libraries() -> tuple[ctypes.CDLL, ...]:
 
 def _system_symbols(images: Sequence[bytes]) -> dict[str, int]:
     """The system's functions that objects may call, by name."""
-    names: Iterable[str] = _SYSTEM
-    if sum(map(len, images)) < _SMALL:  # looking for the names in the objects is faster than finding all functions
-        stems = [stem for stem in (*_MATH, *_OTHER) if any(stem.encode() in image for image in images)]
-        names = [name for stem in stems for name in (stem, f"{stem}f")]  # single precision ends in f
+    names: set[str] = set()
+    for image in images:
+        mentioned = _elf_names(image)
+        names |= _SYSTEM if mentioned is None else _SYSTEM & mentioned
     return {name: address for name in names if (address := _known_address(name)) is not None}
+
+
+_ELF = b"\x7fELF\2\1"  # 64 bits, little endian
+_STRING_TABLE = 3  # a section's type
+_SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, …
+
+
+def _elf_names(image: bytes) -> set[str] | None:
+    """All names in the string tables of an object file; None for one of another format.
+
+    Finding the address of every function that an object may call takes longer than linking a small one.
+    """
+    if not image.startswith(_ELF):
+        return None
+    (sections,) = struct.unpack_from("<Q", image, 40)
+    size, count = struct.unpack_from("<HH", image, 58)
+    names: set[str] = set()
+    for index in range(count):
+        _, kind, _, _, offset, length, *_ = _SECTION.unpack_from(image, sections + index * size)
+        if kind == _STRING_TABLE:
+            names.update(image[offset : offset + length].decode("latin-1").split("\0"))
+    return names
 
 
 @functools.cache

@@ -117,54 +117,58 @@ def content_key(*parts: str) -> str:
 @lru_cache(maxsize=1)
 def compiler_digest() -> str:
     """A hash of the sources that turn Tile IR into machine code, and of the LLVM in use."""
-    version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-    return hashlib.sha256(f"{version} {source_digest('ir', 'passes', 'targets')}".encode()).hexdigest()
+    digest = source_digest("ir", "passes", "targets")
+    return hashlib.sha256(f"{_llvm_version()} {digest}".encode()).hexdigest()
 
 
-def source_digest(*folders: str) -> str:
-    """A hash of all Python sources in folders of this package that the compiler consists of."""
-    known = _folder_digests()
-    return hashlib.sha256(" ".join(known[folder] for folder in folders).encode()).hexdigest()
+@lru_cache
+def kernel_digest(family: str) -> str:
+    """A hash of the sources that turn kernels into machine code of one family of targets, and of the LLVM in use."""
+    others = _FAMILIES - {family}
+    digest = source_digest("frontend", "ir", "language", "passes", "targets", without=others)
+    return hashlib.sha256(f"{_llvm_version()} {digest}".encode()).hexdigest()
 
 
-_COMPILER = ("frontend", "ir", "language", "passes", "targets")
+_FAMILIES = frozenset(("amd", "cpu", "nvidia"))  # folders of `targets`
 
 
-@lru_cache(maxsize=1)
-def _folder_digests() -> Mapping[str, str]:
-    """Hashes of the sources in each folder of `_COMPILER`.
+def _llvm_version() -> str:
+    return f"{llvmlite.__version__} {llvm.llvm_version_info}"
 
-    Reading them takes longer than all else that finding a compiled kernel needs; so the hashes are kept in the cache
+
+def source_digest(*folders: str, without: frozenset[str] = frozenset()) -> str:
+    """A hash of all Python sources in folders of this package, but for subfolders with the names in `without`.
+
+    Reading them takes longer than all else that finding a compiled kernel needs; so the hash is kept in the cache
     under what the system says of the files (size, inode, times of change), which changes whenever one of them does.
     """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    files = sorted(entry for folder in _COMPILER for entry in _files(f"{package}/{folder}", folder))
+    files = sorted(entry for folder in folders for entry in _files(f"{package}/{folder}", folder, without))
     key = f"sources-{hashlib.sha256(repr(files).encode()).hexdigest()[:40]}"
     cache = ObjectCache(settings.cache_directory)
     entry = cache.get(key)
     if entry is not None:
-        return entry.metadata
-    digests = {folder: hashlib.sha256() for folder in _COMPILER}
+        return str(entry.metadata["digest"])
+    digest = hashlib.sha256()
     for name, *_ in files:
-        digest = digests[name.partition("/")[0]]
         digest.update(name.encode())
         digest.update(Path(package, name).read_bytes())
-    found = {folder: digest.hexdigest() for folder, digest in digests.items()}
+    found = digest.hexdigest()
     newest = max((changed for *_, changed in files), default=0)
     if time.time_ns() - newest > _SETTLED:
-        cache.put(key, found, b"")
+        cache.put(key, {"digest": found}, b"")
     return found
 
 
-def _files(folder: str, name: str) -> Iterator[tuple[str, int, int, int, int]]:
+def _files(folder: str, name: str, without: frozenset[str]) -> Iterator[tuple[str, int, int, int, int]]:
     """Name within the package, size, inode, times of modification and of change of every Python source."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".py"):
                 status = entry.stat()
                 yield f"{name}/{entry.name}", status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-            elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, f"{name}/{entry.name}")
+            elif entry.name != "__pycache__" and entry.name not in without and entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, f"{name}/{entry.name}", without)
 
 
 def _encode(metadata: Mapping[str, Any], image: bytes) -> bytes:
