@@ -71,6 +71,20 @@ def test_scaled_products(left: str, right: str, group: int, k_pack: bool, rng: n
         assert (np.abs(out - (wide[0] @ wide[1] + 1)) <= K * 2.0**-23 * bound).all()
 
 
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("kind", ["int8", "uint8", "float8_e4m3fn"])
+def test_scales_of_every_dtype_for_16_and_32_elements(kind: str, group: int, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-8, 8, shape).astype(np.float16) for shape in ((M, K), (K, N)))
+    exponents = rng.integers(120, 134, (M, K // group)).astype(np.uint8)
+    numbers = rng.integers(1, 9, (M, K // group)).astype(ml_dtypes.float8_e4m3fn)
+    scale = numbers if kind == "float8_e4m3fn" else exponents.view(kind)
+    factors = numbers.astype(np.float64) if kind == "float8_e4m3fn" else 2.0 ** (exponents.astype(float) - 127)
+    out = np.zeros((M, N), np.float32)
+    sizes = {"LEFT": "fp16", "RIGHT": "fp16", "GROUP": group, "PACK": True, "M": M, "N": N, "K": K}
+    product[(1,)](a, scale, b.view(np.uint16), None, out, A=a.shape, B=b.shape, **sizes)
+    np.testing.assert_array_equal(out, (a * np.repeat(factors, group, 1)) @ b.astype(np.float64) + 1)
+
+
 def test_the_ends_of_the_scale() -> None:
     a, b, out = np.ones((M, K), ml_dtypes.bfloat16), np.ones((K, N), ml_dtypes.bfloat16), np.zeros((M, N), np.float32)
     scale = np.full((M, 2), 127, np.uint8)
@@ -85,5 +99,5 @@ def test_mistakes_are_named() -> None:
     sizes = {"A": (M, K), "B": (K, N), "GROUP": 32, "PACK": True, "M": M, "N": N, "K": K}
     assert "formats are e2m1" in compile_error(product, types, LEFT="e3m2", RIGHT="bf16", **sizes)
     assert "'e4m3' is stored as fp8e4nv or uint8" in compile_error(product, types, LEFT="e4m3", RIGHT="bf16", **sizes)
-    sizes["GROUP"] = 16
+    sizes["GROUP"] = 8
     assert "one number for 32 elements" in compile_error(product, types, LEFT="bf16", RIGHT="bf16", **sizes)

@@ -19,8 +19,10 @@ from tilewright.language.types import (
     float8e5,
     float16,
     float32,
+    int8,
     int32,
     uint8,
+    uint16,
 )
 
 _FORMATS = {"e2m1": None, "e4m3": float8e4nv, "e5m2": float8e5, "bf16": bfloat16, "fp16": float16}
@@ -32,7 +34,7 @@ def _element(name, dtype):
     if name not in _FORMATS:
         raise core.convert.LanguageError(f"dot_scaled formats are {', '.join(_FORMATS)}, got {name!r}")
     wanted = _FORMATS[name]
-    stored = (uint8,) if wanted is None else (wanted, uint8) if wanted.primitive_bitwidth == 8 else (wanted,)
+    stored = (uint8,) if wanted is None else (wanted, uint8 if wanted.primitive_bitwidth == 8 else uint16)
     if dtype not in stored:
         texts = " or ".join(str(entry) for entry in stored)
         raise core.convert.LanguageError(f"format '{name}' is stored as {texts}, got {dtype}")
@@ -48,17 +50,18 @@ def _product_dtype(left, right, left_scale, right_scale):
 
 @constexpr_function
 def _check_scale(values, scale, dtype):
-    """One scale for 32 elements, or 16 for e4m3 scales; gives how many."""
-    group = 16 if dtype == float8e4nv else 32
-    if dtype not in (uint8, float8e4nv):
-        raise core.convert.LanguageError(f"scales are uint8 (e8m0) or fp8e4nv, got {dtype}")
-    wanted = (*values[:-1], values[-1] // group)
-    if values[-1] % group or tuple(scale) != wanted:
-        raise core.convert.LanguageError(
-            f"a scale must have shape {list(wanted)}, one number for {group} elements along K, got {list(scale)}",
-            "the scale of rhs is [N, K / 32]: it is not transposed",
-        )
-    return group
+    """The number of elements that one scale is for: 32 or 16, by the shapes."""
+    if dtype not in (uint8, int8, float8e4nv):
+        raise core.convert.LanguageError(f"scales are uint8 or int8 (e8m0), or fp8e4nv, got {dtype}")
+    for group in (32, 16):
+        if values[-1] % group == 0 and tuple(scale) == (*values[:-1], values[-1] // group):
+            return group
+    usual = 16 if dtype == float8e4nv else 32
+    wanted = [*values[:-1], values[-1] // usual]
+    raise core.convert.LanguageError(
+        f"a scale must have shape {wanted}, one number for {usual} elements along K, got {list(scale)}",
+        "the scale of rhs is [N, K / 32]: it is not transposed",
+    )
 
 
 @constexpr_function
@@ -105,7 +108,7 @@ def _scaled(values, scale):
         return values
     else:
         group: constexpr = _check_scale(values.shape, scale.shape, scale.dtype)
-        factor = _power_of_two(scale) if scale.dtype == uint8 else scale.to(float32)
+        factor = scale.to(float32) if scale.dtype == float8e4nv else _power_of_two(scale.to(uint8, bitcast=True))
         spread = core.broadcast_to(core.expand_dims(factor, -1), (*factor.shape, group))
         return values * core.reshape(spread, values.shape)
 
@@ -127,8 +130,8 @@ def dot_scaled(
     """``(lhs * lhs_scale) @ (rhs * rhs_scale) + acc`` of block-scaled numbers, in fp32.
 
     Formats are "e2m1" (pairs in uint8, packed along K, or along the other axis without `k_pack`), "e4m3", "e5m2"
-    (fp8 or uint8), "bf16" and "fp16".  Scales are uint8 exponents (e8m0, 2^(e - 127)) of shape [M, K / 32] and
-    [N, K / 32], or fp8e4nv for 16 elements each; None for 1.  `fast_math` changes nothing here.
+    (fp8 or uint8), "bf16" and "fp16" (or uint16).  Scales are the bytes of exponents (e8m0, 2^(e - 127)) or fp8e4nv numbers, of
+    shape [M, K / 32] and [N, K / 32], or with 16 elements to a scale; None for 1.  `fast_math` changes nothing here.
     """
     left_scale: constexpr = None if lhs_scale is None else lhs_scale.dtype
     right_scale: constexpr = None if rhs_scale is None else rhs_scale.dtype
