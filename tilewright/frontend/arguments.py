@@ -27,7 +27,7 @@ from tilewright.frontend.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.frontend.descriptor import check as check_descriptor
 from tilewright.frontend.descriptor import parts as descriptor_parts
 from tilewright.frontend.values import Group, Static, members
-from tilewright.ir.types import PointerType, TensorType, scalar
+from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.types import constexpr, dtype, unwrap
@@ -207,6 +207,20 @@ def _classify_descriptor(value: TensorDescriptor) -> Classified:
     classes.extend(_INTEGERS["int64"][stride & 15] for stride in numbers[rank:-1])
     form = DescriptorForm(tuple(int(extent) for extent in value.block_shape), value.padding)
     return Group(form, (*classes, _ONE)), (address, *numbers)
+
+
+def as_tensor_map(kind: Any, value: Any) -> ArgumentClass:
+    """The class of a descriptor whose parameter is annotated ``tx.tensor_map``: hardware moves its tiles.
+
+    Its slot stays ``(address, *extents, *strides)``.
+    """
+    if not isinstance(kind, Group) or not isinstance(kind.kind, DescriptorForm):
+        raise LaunchError(f"a tensor map is made of a TensorDescriptor, got a {type(value).__name__}")
+    if kind.kind.padding != "zero":
+        raise LaunchError("a tensor map reads zeros outside of its tensor: the descriptor's padding must be 'zero'")
+    (base, *_) = kind.entries
+    element = base.type.element.element
+    return argument_class(scalar(TensorMapType(kind.kind.block_shape, element)), 1, None, base.place)
 
 
 def leaves(kind: Any, value: Any) -> Iterator[Any]:

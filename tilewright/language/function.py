@@ -33,6 +33,7 @@ class ParameterInfo:
     constexpr: bool = False
     dtype: dtype | None = None  # the type fixed by an annotation such as ``n: tl.int64``
     const: bool = False  # a read-only pointer: ``x: tl.const``
+    aggregate: type | None = None  # the class of an annotation such as ``x: tx.tensor_map``
 
     @property
     def has_default(self) -> bool:
@@ -130,6 +131,7 @@ class SourceFunction:
             is_constexpr,
             fixed if isinstance(fixed, dtype) and not fixed.is_ptr() else None,
             annotation is const,
+            annotation if isinstance(annotation, type) else None,
         )
 
     def _annotation(self, annotation: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tilewright import dtypes
@@ -45,7 +45,7 @@ def compile_function(function: Function, target: NvidiaTarget, options: Mapping[
         if entry is not None:
             return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
     started = time.perf_counter()
-    lowered = lower(function, target, given)
+    lowered = _as_launched(lower(function, target, given), given)
     seconds = {"lower": time.perf_counter() - started}
     assembly = assemble_kernel(lowered, target, assembly_options)
     texts = {"ir": text, "llvm": lowered.text, "ptx": assembly.ptx} if keep_texts else {}
@@ -68,6 +68,15 @@ def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: Assem
             f"has {target.shared_bytes}; use smaller blocks or fewer stages"
         )
     return assembly
+
+
+def _as_launched(lowered: LoweredKernel, options: Mapping[str, Any]) -> LoweredKernel:
+    """With what the launch asks for: `launch_cooperative_grid`, and `dependent_launch` (or `launch_pdl`)."""
+    return replace(
+        lowered,
+        cooperative=lowered.cooperative or bool(options.get("launch_cooperative_grid")),
+        dependent_launch=lowered.dependent_launch or bool(options.get("dependent_launch") or options.get("launch_pdl")),
+    )
 
 
 def load_binary(key: str, target: NvidiaTarget) -> CudaBinary | None:

@@ -1,0 +1,123 @@
+"""Kernels become cubins for every NVIDIA architecture: cached, with options, with their texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright.errors import CompilationError, TargetError
+from tilewright.frontend.cuda import CudaKernel
+from tilewright.frontend.jit import JITFunction
+from tilewright.ir.core import Parameter
+from tilewright.settings import settings
+from tilewright.targets.nvidia import compile as compilation
+from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
+from tilewright.targets.registry import get_target
+
+
+@tilewright.jit
+def add(x, y, result, count, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < count
+    tl.store(result + index, tl.load(x + index, mask=mask) + tl.load(y + index, mask=mask), mask=mask)
+
+
+def compiled(kernel: JITFunction = add, architecture: str = "sm_90a", **options: Any) -> CudaKernel:
+    names = ("x", "y", "result")
+    types = {**{name: "*f32" for name in names}, "count": "i32"}
+    aligned = {name: Parameter(name, divisibility=16) for name in (*names, "count")}
+    result = kernel.compile(types, {"BLOCK": 1024}, aligned, f"cuda:{architecture}", options)
+    assert isinstance(result, CudaKernel)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Any:
+    with settings.scope(cache_directory=tmp_path):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiles_for(architecture: str) -> None:
+    kernel = compiled(architecture=architecture)
+    assert kernel.info.architecture == architecture
+    assert set(kernel.info.access_bytes) == {16}  # wide accesses, although the count decides
+    assert (kernel.info.spills, kernel.info.stack) == (0, 0)
+    assert kernel.n_regs == kernel.info.registers and kernel.metadata.num_warps == 4
+
+
+def test_the_second_time_is_read_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiled()
+
+    def assemble(*arguments: Any) -> None:
+        raise AssertionError("assembled again")
+
+    monkeypatch.setattr(compilation, "assemble", assemble)
+    second = compiled()
+    assert second.binary is not first.binary
+    assert (second.binary.image, second.info) == (first.binary.image, first.info)
+    with pytest.raises(AssertionError, match="again"):
+        compiled(architecture="sm_80")
+
+
+def test_options_are_part_of_the_key() -> None:
+    keys = {
+        compiled(**options).hash
+        for options in (
+            {},
+            {"num_warps": 8},
+            {"opt_level": 1},
+            {"maxnreg": 32},
+            {"ptxas_options": "--warn-on-spills"},
+            {"line_info": True},
+            {"dependent_launch": True},
+        )
+    }
+    assert len(keys) == 7
+
+
+def test_options_of_the_launch_reach_the_program() -> None:
+    program = compiled(num_warps=8, launch_pdl=True, launch_cooperative_grid=True).binary.program("add")
+    assert (program.threads, program.dependent_launch, program.cooperative) == (256, True, True)
+    with pytest.raises(CompilationError, match="opt_level"):
+        compiled(opt_level=7)
+
+
+def test_every_stage_is_shown() -> None:
+    kernel = compiled(maxnreg=40)
+    assert "load" in kernel.dump("ir") and "define" in kernel.dump("llvm") and "LDG" in kernel.dump("sass")
+    assert ".maxnreg 40" in kernel.dump("ptx")  # with the options that it was compiled with
+    with pytest.raises(ValueError, match="choose ir, llvm, ptx or sass"):
+        kernel.dump("asm")
+
+
+def test_targets_by_name() -> None:
+    assert isinstance(get_target("cuda:sm_80"), NvidiaTarget)
+    with pytest.raises(TargetError, match="sm_90a"):
+        get_target("cuda:sm_70")
+    chosen = {
+        capability: NvidiaTarget.for_capability(capability).architecture for capability in ((8, 7), (9, 0), (10, 3))
+    }
+    assert chosen == {(8, 7): "sm_86", (9, 0): "sm_90a", (10, 3): "sm_100"}
+    with pytest.raises(TargetError, match=r"7\.5"):
+        NvidiaTarget.for_capability((7, 5))
+
+
+def test_shared_memory_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.targets.nvidia import pipeline
+
+    lower = pipeline.lower
+
+    def greedy(*arguments: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(lower(*arguments), shared_bytes=120_000)
+
+    monkeypatch.setattr(pipeline, "lower", greedy)
+    assert compiled(architecture="sm_90a").info.shared >= 120_000
+    with pytest.raises(CompilationError, match=r"sm_86 has 101376.*fewer stages"):
+        compiled(architecture="sm_86")
