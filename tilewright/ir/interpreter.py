@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,28 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError, InvalidIRError, LaunchError
 from tilewright.ir import semantics
+from tilewright.ir.asynchrony import run_explicit
+from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
 from tilewright.ir.diagnostics import located_execution_error
+from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
-from tilewright.ir.types import PointerType, TensorType
+from tilewright.ir.types import PointerType, TensorMapType, TensorType
 
 Array = np.ndarray
 
 
-def run(function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,), check: bool = False) -> None:
+def run(
+    function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,), check: bool = False, order: int = 0
+) -> None:
     """Run all instances of a kernel over `grid` (up to three extents).
 
     `arguments` fit the parameters in order: for pointers, arrays (any strides; the pointer is to the first
     element, the span of the array may be reached), `Pointer(array, element offset)` or None; for the rest, numbers.
-    With `check` the run also stops at what `ir.checks` finds.
+    With `check` the run also stops at what `ir.checks` finds.  Explicit kernels (`ir.explicit`) run in an order drawn
+    from `order`, and take arrays for tensor maps.
     Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
     """
     memory = Memory()
@@ -44,6 +51,10 @@ def run(function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,)
     initial = {value: argument_value(value.type, facts, given, memory) for value, facts, given in parameters}
     checks = Checks(memory) if check else None
     extents = full_extents(grid)
+    if any(is_explicit(operation.opcode) for operation in function.walk()):
+        make = partial(_Instance, memory, extents=extents, checks=checks)
+        run_explicit(function, initial, extents, lambda index, values: make(index=index, values=values), order)
+        return
     for index in instances(extents):
         _Instance(memory, index, extents, dict(initial), checks).region(function.region)
 
@@ -74,6 +85,8 @@ def argument_value(type_: TensorType, facts: Parameter, given: Any, memory: Memo
 
     Raises `LaunchError` when the argument is not of the type, or breaks what is promised of the parameter.
     """
+    if isinstance(type_.handle, TensorMapType):
+        return global_tensor(facts.name, type_.handle, given)  # type: ignore[return-value]
     if isinstance(type_.element, PointerType):
         return np.asarray(_address(type_.element, facts, given, memory), np.int64)
     try:

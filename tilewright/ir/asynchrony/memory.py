@@ -1,0 +1,190 @@
+"""Shared memory of the CTAs, tiles in it, and the order of accesses.
+
+An `Access` has a bit.  Knowledge is a set of bits in an int: the accesses that are over for whoever holds it.  A new
+access must know every earlier one that it conflicts with (same place, one of them a write); what was written by
+ordinary stores and is read by copies or products must besides be fenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import ExecutionError
+from tilewright.ir.core import Location, Operation
+from tilewright.ir.diagnostics import source_line
+from tilewright.ir.types import SharedType
+
+Array = np.ndarray
+Box = tuple[tuple[int, int], ...]  # [first, end) along each axis of a buffer
+
+
+@dataclass(eq=False)
+class Access:
+    """One use of a part of a buffer: by whom, by which operation, and whether it writes."""
+
+    bit: int
+    box: Box
+    writes: bool
+    asynchronous: bool  # by the copy engine or the tensor cores
+    operation: Operation
+    actor: str
+    agent: Any
+    replaced: int = 0  # the writes that this one made forgotten
+
+    @property
+    def text(self) -> str:
+        """What it was, and where."""
+        verb = "writes" if self.writes else "reads"
+        place = f" at {self.operation.location}" if self.operation.location is not None else ""
+        return f"{self.operation.opcode} of {self.actor} {verb} {place}".replace("  ", " ").rstrip()
+
+
+@dataclass(eq=False)
+class Buffer:
+    """The memory of one `shared_alloc` in one CTA."""
+
+    name: str
+    kind: SharedType
+    cta: Any
+    data: Array
+    written: Array
+    accesses: list[Access] = field(default_factory=list)
+    family: list[Buffer] = field(default_factory=list)  # buffers over the same memory, this one too
+
+    def span(self, box: Box) -> tuple[int, int]:
+        """The bytes that a part lies in; parts of one tile are taken for the whole."""
+        shape = self.kind.shape
+        if len(shape) < 3:
+            return 0, self.kind.bytes
+        stride = self.kind.bytes // shape[0]
+        return box[0][0] * stride, box[0][1] * stride
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A part of a buffer as an operation sees it."""
+
+    buffer: Buffer
+    box: Box
+    dropped: int = 0  # leading axes that an index took away
+    transposed: bool = False
+    remote: bool = False
+
+    def view(self, array: Array) -> Array:
+        """The part of an array of the buffer's shape."""
+        part = array[tuple(slice(first, end) for first, end in self.box)]
+        part = part.reshape(part.shape[self.dropped :])
+        return np.swapaxes(part, -1, -2) if self.transposed else part
+
+    def indexed(self, index: int) -> Tile:
+        """One tile of a ring."""
+        first, end = self.box[self.dropped]
+        if not 0 <= index < end - first:
+            raise ExecutionError(f"index {index} is outside {self.name}, which has {end - first} tiles")
+        box = (*self.box[: self.dropped], (first + index, first + index + 1), *self.box[self.dropped + 1 :])
+        return Tile(self.buffer, box, self.dropped + 1, self.transposed, self.remote)
+
+    def sliced(self, axis: int, start: int, extent: int, unit: int) -> Tile:
+        """A part along an axis of this view."""
+        rank = len(self.box) - self.dropped
+        if self.transposed and axis >= rank - 2:
+            axis = 2 * rank - 3 - axis
+        place = self.dropped + axis
+        first, end = self.box[place]
+        if start < 0 or first + start + extent > end:
+            raise ExecutionError(f"the slice {start}:{start + extent} of {self.name} is outside its {end - first}")
+        if start % unit:
+            raise ExecutionError(f"the slice of {self.name} starts at {start}, which is no multiple of {unit}")
+        part = (first + start, first + start + extent)
+        return Tile(
+            self.buffer, (*self.box[:place], part, *self.box[place + 1 :]), self.dropped, self.transposed, self.remote
+        )
+
+    @property
+    def name(self) -> str:
+        """``ring[2]``, with rows and columns when it is a part of a tile."""
+        indices = "".join(f"[{first}]" for first, _ in self.box[: self.dropped])
+        whole = zip(self.box[self.dropped :], self.buffer.kind.shape[self.dropped :], strict=True)
+        parts = [f"{first}:{end}" if (first, end) != (0, extent) else ":" for (first, end), extent in whole]
+        inner = f"[{', '.join(parts)}]" if any(part != ":" for part in parts) else ""
+        return f"{self.buffer.name}{indices}{inner}"
+
+
+def overlap(left: Box, right: Box) -> bool:
+    """Whether two parts of one buffer have an element in common."""
+    return all(a[0] < b[1] and b[0] < a[1] for a, b in zip(left, right, strict=True))
+
+
+def inside(inner: Box, outer: Box) -> bool:
+    """Whether a part lies in another."""
+    return all(a[0] >= b[0] and a[1] <= b[1] for a, b in zip(inner, outer, strict=True))
+
+
+def conflicts(tile: Tile, writes: bool) -> list[tuple[Buffer, Access]]:
+    """Earlier accesses that overlap with this one, where one of both writes."""
+    buffer, found = tile.buffer, []
+    for other in buffer.family:
+        for access in other.accesses:
+            if not (writes or access.writes):
+                continue
+            if other is buffer:
+                meets = overlap(tile.box, access.box)
+            else:
+                (a, b), (c, d) = buffer.span(tile.box), other.span(access.box)
+                meets = a < d and c < b
+            if meets:
+                found.append((other, access))
+    return found
+
+
+def record(tile: Tile, access: Access, known: int) -> None:
+    """Keep an access; those that it replaces (known to it, and inside it if it writes) are forgotten."""
+    buffer = tile.buffer
+    if access.writes:
+        kept = []
+        for old in buffer.accesses:
+            if not (old.bit & known and inside(old.box, access.box)):
+                kept.append(old)
+            elif old.writes:
+                access.replaced |= old.bit | old.replaced
+        buffer.accesses = kept
+        for other in buffer.family:
+            if other is not buffer:
+                first, end = buffer.span(tile.box)
+                other.accesses = [
+                    old
+                    for old in other.accesses
+                    if not (old.bit & known and first <= other.span(old.box)[0] and other.span(old.box)[1] <= end)
+                ]
+    buffer.accesses.append(access)
+
+
+def poison(array: Array) -> None:
+    """Fill with what no correct kernel uses."""
+    array[...] = array.dtype.type(float("nan")) if array.dtype.kind not in "iu" else array.dtype.type(85)
+
+
+def overwrite(tile: Tile) -> None:
+    """What other buffers over the same memory hold there is lost."""
+    for other in tile.buffer.family:
+        if other is not tile.buffer:
+            first, end = tile.buffer.span(tile.box)
+            stride = other.kind.bytes // other.kind.shape[0] if len(other.kind.shape) > 2 else other.kind.bytes
+            part = slice(first // stride, -(-end // stride)) if len(other.kind.shape) > 2 else slice(None)
+            other.written[part] = False
+            poison(other.data[part])
+
+
+def name_of(location: Location | None, fallback: str) -> str:
+    """The variable that an allocation was assigned to, with those it passed through: ``ring.full``."""
+    names: list[str] = []
+    place = location
+    while place is not None:
+        target, found, _ = source_line(place).partition("=")
+        if found and target.strip().isidentifier():
+            names.insert(0, target.strip())
+        place = place.caller
+    return ".".join(names) or fallback
