@@ -10,6 +10,49 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language import math as tl_math
+from tilewright.language.extra.bessel import cyl_bessel_i0, cyl_bessel_i1, j0, j1, jn, y0, y1, yn
+from tilewright.language.extra.bits import (
+    brev,
+    byte_perm,
+    clz,
+    copysign,
+    double2hiint,
+    double2loint,
+    double_as_longlong,
+    ffs,
+    float_as_int,
+    hadd,
+    hiloint2double,
+    ilogb,
+    int_as_float,
+    ldexp,
+    logb,
+    longlong_as_double,
+    mul24,
+    mulhi,
+    nextafter,
+    popc,
+    rhadd,
+    sad,
+    signbit,
+)
+from tilewright.language.extra.rounding import *  # noqa: F403
+from tilewright.language.extra.rounding import __all__ as _ROUNDED
+from tilewright.language.extra.special import (
+    cospi,
+    erfc,
+    erfcinv,
+    erfcx,
+    erfinv,
+    float_of,
+    lgamma,
+    logarithm_1p,
+    normcdf,
+    normcdfinv,
+    power_of_ten,
+    sinpi,
+    tgamma,
+)
 from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.math import (
     abs,
@@ -30,30 +73,18 @@ from tilewright.language.math import (
     tanh,
     trunc,
 )
-from tilewright.language.types import float32, int32, int64, uint32
+from tilewright.language.types import float32, float64, int64, uint64
 
-fabs, nearbyint, fmaf = abs, rint, fma
+fabs, nearbyint, fmaf, scalbn, rsqrt_rn = abs, rint, fma, ldexp, rsqrt
 fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = exp, exp2, log, log2, sin, cos, pow
-mulhi, umulhi = tl_math.umulhi, tl_math.umulhi
+fast_tanhf, umulhi = tanh, tl_math.umulhi
+uint_as_float, float_as_uint = int_as_float, float_as_int
 
 LOG_10 = 2.302585092994046
 LOG10_E = 0.4342944819032518
 LOG_2 = 0.6931471805599453
 PI = 3.141592653589793
 LARGE = 1e9  # beyond it the 1 in sqrt(x * x + 1) is lost, and x * x might overflow
-
-
-@constexpr_function
-def _bits(dtype, signed):
-    """The integer dtype as wide as a float dtype."""
-    from tilewright.language.types import get_int_dtype
-
-    return get_int_dtype(dtype.primitive_bitwidth, signed)
-
-
-@constexpr_function
-def _sign_bit(dtype):
-    return 1 << (dtype.primitive_bitwidth - 1)
 
 
 @language_function
@@ -105,21 +136,6 @@ def finitef(x):
 
 
 @language_function
-def signbit(x):
-    """Whether the sign bit is set, that of zeros and NaNs included."""
-    return x.to(_bits(x.dtype, True), bitcast=True) < 0
-
-
-@language_function
-def copysign(x, y):
-    """The magnitude of x with the sign of y."""
-    bits: core.constexpr = _bits(x.dtype, False)
-    sign: core.constexpr = _sign_bit(x.dtype)
-    magnitude = x.to(bits, bitcast=True) & (sign - 1)
-    return (magnitude | (y.to(x.dtype).to(bits, bitcast=True) & sign)).to(x.dtype, bitcast=True)
-
-
-@language_function
 def round(x):
     """The nearest whole number, halves away from zero."""
     whole = trunc(x)
@@ -128,8 +144,8 @@ def round(x):
 
 @language_function
 def exp10(x):
-    """10 to the power x."""
-    return exp(x * LOG_10)
+    """10 to the power x; within 2 units in the last place."""
+    return power_of_ten(x.to(float64)).to(float_of(x.dtype))
 
 
 @language_function
@@ -140,12 +156,8 @@ def log10(x):
 
 @language_function
 def log1p(x):
-    """log(1 + x), accurate near 0: the rounding of 1 + x is divided out (W. Kahan)."""
-    shifted = 1.0 + x
-    near = shifted == 1.0
-    safe = core.where(near, 2.0, shifted)
-    far = core.where(shifted == float("inf"), shifted, log(safe) * (x / (safe - 1.0)))
-    return core.where(near, x, far).to(x.dtype)
+    """log(1 + x), accurate near 0."""
+    return logarithm_1p(x)
 
 
 @language_function
@@ -299,36 +311,127 @@ def atanh(x):
 
 
 @language_function
-def popc(x):
-    """How many of the 32 bits are set."""
-    bits = x.to(uint32)
-    bits = bits - ((bits >> 1) & 0x55555555)
-    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
-    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
-    return ((bits * 0x01010101) >> 24).to(int32)
+def saturatef(x):
+    """x kept between 0 and 1; NaN gives 0."""
+    return core.where(x > 0.0, core.minimum(x, 1.0), 0.0).to(x.dtype)
 
 
 @language_function
-def clz(x):
-    """How many of the 32 bits are zero before the first one that is set."""
-    bits = x.to(uint32)
-    for shift in core.static_range(5):
-        bits = bits | (bits >> (1 << shift))
-    return 32 - popc(bits)
+def rcp64h(x):
+    """1 / x of a float64, in its upper half only: the lower 32 bits are zero."""
+    bits = (1.0 / x).to(uint64, bitcast=True)
+    return ((bits >> 32) << 32).to(float64, bitcast=True)
 
 
 @language_function
-def ffs(x):
-    """The number, from 1, of the lowest of the 32 bits that is set; 0 for none."""
-    bits = x.to(uint32)
-    return core.where(bits == 0, 0, popc(bits ^ (bits - 1)))
+def isfinited(x):
+    """Whether x is neither infinite nor NaN."""
+    return abs(x) < float("inf")
+
+
+@language_function
+def llround(x):
+    """The nearest whole number, halves away from zero, as int64."""
+    return round(x).to(int64)
+
+
+@language_function
+def remainder(x, y):
+    """x - n y for the whole number n nearest to x / y, halves to even; exact (IEEE 754)."""
+    divisor = abs(y)
+    double = 2.0 * divisor
+    whole = double < float("inf")
+    # One remainder by 2 y tells the parity of n, two subtractions do the rest.
+    left = core.where(whole, abs(x) % core.where(whole, double, divisor), abs(x))
+    half = 0.5 * divisor
+    tiny = divisor < 1e-30  # half of it may be rounded there: left is doubled instead, which cannot overflow
+    first = core.where(tiny, left + left > divisor, left > half)
+    left = core.where(first, left - divisor, left)
+    second = first & core.where(tiny, left + left >= divisor, left >= half)
+    left = core.where(second, left - divisor, left)
+    result = core.where(left == 0, copysign(core.full(x.shape, 0.0, x.dtype), x), core.where(signbit(x), -left, left))
+    result = core.where(divisor == float("inf"), x, result)
+    invalid = (x != x) | (y != y) | (abs(x) == float("inf")) | (y == 0)
+    return core.where(invalid, float("nan"), result).to(x.dtype)
+
+
+@language_function
+def fast_tanf(x):
+    """Tangent of x in radians."""
+    return sin(x) / cos(x)
+
+
+@language_function
+def fast_exp10f(x):
+    """10 to the power x."""
+    return exp(x * LOG_10)
+
+
+@language_function
+def fast_log10f(x):
+    """Logarithm to base 10."""
+    return log(x) * LOG10_E
+
+
+@language_function
+def rcbrt(x):
+    """1 / cube root."""
+    return 1.0 / cbrt(x)
+
+
+@language_function
+def _length(x, y, z, w):
+    """The length of four numbers, scaled by the largest."""
+    largest = core.maximum(core.maximum(abs(x), abs(y)), core.maximum(abs(z), abs(w)))
+    itself = (largest == 0.0) | (largest == float("inf"))
+    scale = core.where(itself, 1.0, largest)
+    a, b, c, d = x / scale, y / scale, z / scale, w / scale
+    length = scale * sqrt((a * a + b * b) + (c * c + d * d))
+    missing = (x != x) | (y != y) | (z != z) | (w != w)
+    return core.where(itself, largest, core.where(missing, float("nan"), length)).to(x.dtype)
+
+
+@language_function
+def rhypot(x, y):
+    """1 / the length of (x, y)."""
+    return 1.0 / hypot(x, y)
+
+
+@language_function
+def norm3d(x, y, z):
+    """The length of three numbers, without overflow on the way."""
+    return _length(x, y, z, core.full(x.shape, 0.0, x.dtype))
+
+
+@language_function
+def rnorm3d(x, y, z):
+    """1 / the length of three numbers."""
+    return 1.0 / norm3d(x, y, z)
+
+
+@language_function
+def norm4d(x, y, z, w):
+    """The length of four numbers, without overflow on the way."""
+    return _length(x, y, z, w)
+
+
+@language_function
+def rnorm4d(x, y, z, w):
+    """1 / the length of four numbers."""
+    return 1.0 / norm4d(x, y, z, w)
 
 
 __all__ = [
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clz", "copysign", "cos",
-    "cosh", "erf", "exp", "exp10", "exp2", "expm1", "fabs", "fast_cosf", "fast_dividef", "fast_exp2f", "fast_expf",
-    "fast_log2f", "fast_logf", "fast_powf", "fast_sinf", "fdim", "ffs", "finitef", "floor", "fma", "fmaf", "fmax",
-    "fmin", "fmod", "hypot", "isinf", "isnan", "llrint", "log", "log10", "log1p", "log2", "mulhi", "nearbyint",
-    "popc", "pow", "rcp", "rint", "round", "rsqrt", "signbit", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-    "umulhi",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "brev", "byte_perm", "cbrt", "ceil", "clz",
+    "copysign", "cos", "cosh", "cospi", "cyl_bessel_i0", "cyl_bessel_i1", "double2hiint", "double2loint",
+    "double_as_longlong", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp", "exp10", "exp2", "expm1", "fabs",
+    "fast_cosf", "fast_dividef", "fast_exp10f", "fast_exp2f", "fast_expf", "fast_log10f", "fast_log2f", "fast_logf",
+    "fast_powf", "fast_sinf", "fast_tanf", "fast_tanhf", "fdim", "ffs", "finitef", "float_as_int", "float_as_uint",
+    "floor", "fma", "fmaf", "fmax", "fmin", "fmod", "hadd", "hiloint2double", "hypot", "ilogb", "int_as_float",
+    "isfinited", "isinf", "isnan", "j0", "j1", "jn", "ldexp", "lgamma", "llrint", "llround", "log", "log10", "log1p",
+    "log2", "logb", "longlong_as_double", "mul24", "mulhi", "nearbyint", "nextafter", "norm3d", "norm4d", "normcdf",
+    "normcdfinv", "popc", "pow", "rcbrt", "rcp", "rcp64h", "remainder", "rhadd", "rhypot", "rint", "rnorm3d",
+    "rnorm4d", "round", "rsqrt", "rsqrt_rn", "sad", "saturatef", "scalbn", "signbit", "sin", "sinh", "sinpi", "sqrt",
+    "tan", "tanh", "tgamma", "trunc", "uint_as_float", "umulhi", "y0", "y1", "yn",
+    *_ROUNDED,
 ]  # fmt: skip
