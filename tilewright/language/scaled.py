@@ -130,8 +130,9 @@ def dot_scaled(
     """``(lhs * lhs_scale) @ (rhs * rhs_scale) + acc`` of block-scaled numbers, in fp32.
 
     Formats are "e2m1" (pairs in uint8, packed along K, or along the other axis without `k_pack`), "e4m3", "e5m2"
-    (fp8 or uint8), "bf16" and "fp16" (or uint16).  Scales are the bytes of exponents (e8m0, 2^(e - 127)) or fp8e4nv numbers, of
-    shape [M, K / 32] and [N, K / 32], or with 16 elements to a scale; None for 1.  `fast_math` changes nothing here.
+    (fp8 or uint8), "bf16" and "fp16" (or uint16).  Scales are the bytes of exponents (e8m0, 2^(e - 127)) or fp8e4nv
+    numbers, of shape [M, K / 32] and [N, K / 32], or with 16 elements to a scale; None for 1.  `fast_math` changes
+    nothing here.
     """
     left_scale: constexpr = None if lhs_scale is None else lhs_scale.dtype
     right_scale: constexpr = None if rhs_scale is None else rhs_scale.dtype
