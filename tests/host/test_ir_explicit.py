@@ -47,7 +47,8 @@ kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensor
     %12 = wgmma_wait %11 : <64x64xf32>
     %13 = barrier_index %empty, %0 : barrier
     barrier_arrive %13, %0
-    %14 = cast %12 {dtype = bf16} : <64x64xbf16>
+    %whole = block_slice %12 {axis = 1, start = 0, extent = 64} : <64x64xf32>
+    %14 = cast %whole {dtype = bf16} : <64x64xbf16>
     %15 = shared_index %out, %copy_1 : shared<64x64xbf16,128>
     tma_wait {outstanding = 1, read = true}
     group_sync

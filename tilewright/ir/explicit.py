@@ -266,6 +266,20 @@ def wgmma_wait(operands: Types, attributes: Attributes, regions: Regions) -> lis
     return [_kind(operand, PendingType, "the operand").block for operand in operands]
 
 
+def block_slice(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    (block,), axis = operands, attributes["axis"]
+    require(not block.is_handle, f"{block} is no block")
+    require(0 <= axis < block.rank, f"axis {axis} is outside {block}")
+    start, extent = attributes["start"], attributes["extent"]
+    fits = start >= 0 and extent > 0 and start + extent <= block.shape[axis]
+    require(fits, f"{start} .. {start + extent - 1} is outside axis {axis} of {block}")
+    return [block.with_shape((*block.shape[:axis], extent, *block.shape[axis + 1 :]))]
+
+
+def _slice_of(block: Any, *, axis: int, start: int, extent: int) -> Any:
+    return block[(slice(None),) * axis + (slice(start, start + extent),)]
+
+
 # Roles and clusters
 
 
@@ -367,6 +381,9 @@ SECTIONS: dict[str, tuple[OpInfo, ...]] = {
               shape=_INTS, dtype=AttributeInfo("dtype")),
         # a [M,K] a tile or a block, b [K,N] a tile. All instructions of one wgmma are one group.
         _act("wgmma", (2, 4), wgmma, "wgmma(a, b[, accumulator[, keep]]): a group computes a @ b + accumulator"),
+        # In the registers of each thread: parts of a product along an axis in multiples of 8 columns or 64 rows.
+        _row("block_slice", (1, 1), block_slice, "`extent` elements of a block along `axis`, from `start` on",
+             evaluate=_slice_of, attributes={"axis": _INT, "start": _INT, "extent": _INT}),
         _act("wgmma_wait", (0, None), wgmma_wait, "wait until so many groups are in flight; retired operands as blocks",
              outstanding=AttributeInfo("int", 0)),
     ),

@@ -16,7 +16,6 @@ from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.synchronisation import Knowledge
 from tilewright.ir.core import Operation, Region
 from tilewright.ir.diagnostics import located_execution_error
-from tilewright.ir.explicit import OPCODES
 
 Steps = Generator["Wait | None", None, list[Any]]
 
@@ -100,7 +99,7 @@ class Agent:
 
     def operation(self, operation: Operation) -> Generator[Wait | None, None, None]:
         control = _CONTROL.get(operation.opcode)
-        if control is None and operation.opcode not in OPCODES:
+        if control is None and operation.opcode not in self.machine.handlers:
             self.instance.operation(operation)
             return
         values = self.instance.values

@@ -11,6 +11,7 @@ from tilewright.language.explicit.objects import barrier, barrier_array, pending
 from tilewright.language.explicit.operations import (
     accumulator,
     barriers,
+    block_slice,
     cluster,
     cluster_arrive,
     cluster_rank,
@@ -46,6 +47,7 @@ __all__ = [
     "barrier",
     "barrier_array",
     "barriers",
+    "block_slice",
     "cluster",
     "cluster_arrive",
     "cluster_rank",

@@ -23,6 +23,7 @@ from tilewright.language.explicit.objects import (
     truth,
 )
 from tilewright.language.function import SourceFunction
+from tilewright.language.semantic.convert import to_tensor
 from tilewright.language.semantic.shape import static_int, static_shape
 from tilewright.language.tensor import emit, emit_many, tensor, type_text
 from tilewright.language.types import dtype as dtype_of_language
@@ -190,6 +191,18 @@ def wgmma_wait(*accumulators: pending, outstanding: int = 0) -> Any:
     handles = [needs(entry, pending, "an accumulator").handle for entry in accumulators]
     blocks = emit_many("wgmma_wait", handles, {"outstanding": static_int(outstanding, "outstanding")})
     return tuple(blocks) if len(blocks) > 1 else blocks[0] if blocks else None
+
+
+@builtin
+def block_slice(block: tensor, axis: int, start: int, extent: int) -> tensor:
+    """`extent` elements of a block along `axis` from `start` on; of products in multiples of 8 columns or 64 rows."""
+    value = to_tensor(unwrap(block))
+    attributes: dict[str, Attribute] = {
+        "axis": static_int(axis, "axis"),
+        "start": static_int(start, "start"),
+        "extent": static_int(extent, "extent"),
+    }
+    return emit("block_slice", [value], attributes)
 
 
 # Roles and clusters ----------------------------------------------------------------------------------
