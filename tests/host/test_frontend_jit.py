@@ -380,3 +380,21 @@ def test_a_kernel_takes_another_text() -> None:
     kernel._unsafe_update_src(template.src.replace("EXPRESSION", "missing"))
     with pytest.raises(CompilationError, match="the name 'missing' is not defined"):
         kernel[(1,)](out, N=8)
+
+
+def test_compiled_code_refuses_what_it_was_not_compiled_for() -> None:
+    @tilewright.jit
+    def copy(x, out, n, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        tl.store(out + index, tl.load(x + index, mask=index < n), mask=index < n)
+
+    memory = np.zeros(68, np.float32)
+    first = -(memory.ctypes.data // 4) % 4  # where an aligned address is
+    x = memory[first : first + 32]
+    compiled = copy.warmup(x, x, 32, BLOCK=32, grid=(1,))
+    assert compiled is not None
+    compiled[(1,)](x, x, 16)
+    with pytest.raises(LaunchError, match=r"argument 'out'.*multiples of 16.*address"):
+        compiled[(1,)](x, memory[first + 1 :], 32)
+    with pytest.raises(LaunchError, match=r"argument 'n'.*multiples of 16.*value 31"):
+        compiled[(1,)](x, x, 31)

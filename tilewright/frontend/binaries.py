@@ -107,6 +107,8 @@ def _kernel(
         names = request.kernel.argument_names
         compiled.argument_names = names
         compiled.run_time = tuple(index for index, name in enumerate(names) if name in request.types)
+        known = [request.parameters.get(names[index]) for index in compiled.run_time]
+        compiled.divisors = tuple(1 if parameter is None else parameter.divisibility for parameter in known)
     return compiled
 
 

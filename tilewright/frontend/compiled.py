@@ -60,6 +60,7 @@ class CompiledKernel:
         self._trace = trace
         self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
+        self.divisors: tuple[int, ...] = ()  # of these arguments: the code counts on it
         self.options: Mapping[str, Any] = {}  # that it was compiled with
 
     @cached_property
@@ -143,9 +144,23 @@ class CompiledKernel:
         extents = full_grid(grid)
 
         def call(*arguments: Any) -> None:
-            self.run(extents, [classify(argument)[1] for argument in self.run_time_arguments(arguments)])
+            slots = [classify(argument)[1] for argument in self.run_time_arguments(arguments)]
+            self.check_divisors(slots)
+            self.run(extents, slots)
 
         return call
+
+    def check_divisors(self, slots: Sequence[Any]) -> None:
+        """Raise `LaunchError` for addresses and integers that the code takes for multiples of a number they are not."""
+        for number, (slot, divisor) in enumerate(zip(slots, self.divisors, strict=False)):
+            if divisor > 1 and isinstance(slot, int) and slot % divisor:
+                name = self.argument_names[self.run_time[number]]
+                what = f"address {slot:#x}" if self.binary.parameters[number].startswith("*") else f"value {slot}"
+                raise LaunchError(
+                    f"kernel '{self.name}', argument '{name}': it was compiled for multiples of {divisor}, and the "
+                    f"{what} is none; launch the kernel itself, {self.name}[grid](...), which chooses the code by its "
+                    "arguments"
+                )
 
     def run_time_arguments(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Those of all arguments of the source that are run-time arguments; raises `LaunchError` for another count."""

@@ -116,6 +116,7 @@ class CudaKernel(CompiledKernel):
                 tensor_slot(slot) if kind.startswith(_TENSOR_MAP) else slot
                 for kind, (_, slot) in zip(self.binary.parameters, classified, strict=True)
             ]
+            self.check_divisors(slots)
             stream = places.enter(given)
             self._run(extents, slots, places.ordinal, stream)
             places.leave(given, stream)
