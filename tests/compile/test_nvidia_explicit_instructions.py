@@ -161,8 +161,14 @@ def test_products_with_registers_and_transposed_operands() -> None:
     assert re.search(r"m64n128k16\S+ \{[^}]*\}, \{[^}]*\}, db, 1, 1, 1, 1;", text)
 
 
-def test_register_budgets() -> None:
-    assert "setmaxnreg.dec.sync.aligned.u32 \t24" in kernel(lambda builder: roles.set_registers(builder, 24, False)).ptx
+@pytest.mark.parametrize(("warps", "registers", "expected"), [
+    (12, 24, "dec.sync.aligned.u32 \t24"), (16, 160, "inc.sync.aligned.u32 \t160"), (12, 168, None), (8, 240, None),
+])  # fmt: skip
+def test_register_budgets(warps: int, registers: int, expected: str | None) -> None:
+    """A CTA of 12 warps starts with 168 registers a thread; one of 8 with all that there are."""
+    role = roles.Role(0, 0, 4, 1, registers, False)
+    text = kernel(lambda builder: roles.set_registers(builder, role, warps)).ptx
+    assert ("setmaxnreg" in text) == (expected is not None) and (expected or "") in text
 
 
 @pytest.mark.parametrize(("element", "bytes_of"), [(BF16, 2), (dtypes.int8, 1), (dtypes.float32, 4)])
@@ -173,15 +179,13 @@ def test_descriptors_are_those_of_the_layout(element: DType, bytes_of: int, swiz
     rows, columns = 128, 256 // bytes_of
     tile = nvmma((rows, columns), element.bits, swizzle)
     view = views.whole(builder.integer(0, "i32"), (rows, columns), element, swizzle)
-    expected = wgmma_descriptor(tile, element.bits, swizzle, k_axis=1)
-    operand = views.operand(builder, view, True)
-    assert [16 * step for step in operand.steps[0]] == list(expected.steps) and not operand.transposed
-    assert f", {expected.bits}" in builder.block.lines[-1]
-    if element.bits == 16:
-        expected = wgmma_descriptor(tile, element.bits, swizzle, k_axis=0)
-        operand = views.operand(builder, view, False)
-        assert [16 * step for step in operand.steps[0]] == list(expected.steps) and operand.transposed
-        assert f", {expected.bits}" in builder.block.lines[-1]
+    for is_a, k_axis in ((True, 1), (False, 0)) if element.bits == 16 else ((True, 1),):
+        expected = wgmma_descriptor(tile, element.bits, swizzle, k_axis)
+        operand = views.operand(builder, view, is_a)
+        assert [16 * step for step in operand.steps[0]] == list(expected.steps)
+        assert operand.transposed == (k_axis == 0) and operand.high == expected.bits >> 32
+        leading = expected.bits & 0xFFFFFFFF
+        assert not leading or builder.block.lines[-1].endswith(f", {leading}")
 
 
 # -- Addresses ------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from tilewright.layout import Facts, LinearLayout, plan_conversion
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.base import Remark
 from tilewright.targets.nvidia import transfer
+from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.transfer import element_bits, operand_layout, result_layout
 
@@ -365,7 +366,7 @@ def _spread(assigner: Assigner, operation: Operation) -> None:
 def _move(assigner: Assigner, operation: Operation) -> None:
     """permute, reshape, join, cat: the layout follows the operand, so that nothing moves."""
     blocks = [value for value in operation.operands if value.type.rank]
-    if not _by_registers(operation):
+    if not moves_by_registers(operation):
         _through_memory(assigner, operation)
         return
     home = next((assigner.home[value] for value in blocks if value in assigner.home), None)
@@ -378,16 +379,18 @@ def _move(assigner: Assigner, operation: Operation) -> None:
     assigner.require(operation, [home if value.type.rank else None for value in operation.operands])
 
 
-def _by_registers(operation: Operation) -> bool:
+def moves_by_registers(operation: Operation) -> bool:
     """Whether a shape operation only gives other names to registers."""
     shapes = [value.type.shape for value in (*operation.operands, *operation.results)]
     if operation.opcode == "reshape":
         return all(transfer.is_padded(shape) for shape in shapes)
     if operation.opcode == "join":
         return bool(operation.operands[0].type.rank)
+    if operation.opcode == "split":
+        return operation.operands[0].type.rank > 1
     if operation.opcode == "cat":
         equal = len({value.type.shape for value in operation.operands}) == 1
-        return equal and all(map(transfer.is_padded, shapes))
+        return equal and transfer.is_padded(shapes[0]) and transfer.is_padded(shapes[-1])
     return True
 
 
@@ -556,6 +559,7 @@ LAYOUT_RULES: dict[str, Rule] = {
     "assert": _no_layout,
     "print": _no_layout,
     "barrier": _no_layout,
+    **explicit_rules.RULES,
 }
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from tilewright import dtypes
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Parameter, Region, Value
 from tilewright.ir.types import Element, PointerType
 from tilewright.layout import LinearLayout, live_registers
 from tilewright.targets.base import Remark
@@ -33,6 +33,8 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 SHARED = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
 _CTA_BARRIER = 0
+# What every module begins with: the target, and the dynamic shared memory of a CTA.
+HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
 
 Rule = Callable[["KernelLowering", Operation], None]
 
@@ -43,7 +45,7 @@ cached_live_registers = lru_cache(maxsize=4096)(live_registers)
 class ThreadGroup:
     """The threads that run a piece of code together: a whole CTA, or one copy of a role.
 
-    `thread`, `lane` and `warp` are i32 values that count from the group's first thread; `barrier` is the hardware
+    `thread`, `lane` and `warp` are i32 values that count from the group's first thread; `barrier` (i32) is the hardware
     barrier that is its own; `elected` groups are one thread only.  `scratch` (i32) is added to the offsets of scratch
     memory.  Values that depend on nothing but the thread are emitted at the end of `block`.
     """
@@ -52,7 +54,7 @@ class ThreadGroup:
     thread: LLVMValue
     lane: LLVMValue
     warp: LLVMValue
-    barrier: int
+    barrier: LLVMValue
     elected: bool
     scratch: LLVMValue
     block: Block
@@ -93,15 +95,10 @@ class KernelLowering:
     def _declare(self) -> None:
         parameters: list[tuple[str, str, str]] = []
         for argument, parameter in zip(self.function.region.arguments, self.function.parameters, strict=True):
-            notes = []
-            if argument.type.is_pointer:
-                notes += ["noalias"] if parameter.alias_free else []
-                notes += [f"align {min(parameter.divisibility, 4096)}"] if parameter.divisibility > 1 else []
-            element = argument.type.element
-            parameters.append((parameter_type(element), f"p{len(parameters)}", " ".join(notes)))
-        attributes = f'nounwind "nvvm.reqntid"="{32 * self.warps},1,1"'
+            kind, notes = self.parameter(argument, parameter)
+            parameters.append((kind, f"p{len(parameters)}", notes))
         self.builder = LLVMBuilder(
-            self.module, self.symbol, "void", parameters, linkage="ptx_kernel", attributes=attributes
+            self.module, self.symbol, "void", parameters, linkage="ptx_kernel", attributes=self.attributes()
         )
         self.builder.float_flags = "contract"
         self.converter = Converter(self.builder, self.target)
@@ -110,15 +107,31 @@ class KernelLowering:
             for argument, register in zip(self.function.region.arguments, self.builder.arguments, strict=True)
         )
 
+    def parameter(self, argument: Value, parameter: Parameter) -> tuple[str, str]:
+        """The LLVM type of a parameter of the kernel, and its attributes."""
+        notes = []
+        if argument.type.is_pointer:
+            notes += ["noalias"] if parameter.alias_free else []
+            notes += [f"align {min(parameter.divisibility, 4096)}"] if parameter.divisibility > 1 else []
+        return parameter_type(argument.type.element), " ".join(notes)
+
+    def attributes(self) -> str:
+        """The LLVM attributes of the kernel."""
+        return f'nounwind "nvvm.reqntid"="{32 * self.warps},1,1"'
+
     def run(self) -> None:
         """Emit the kernel."""
         thread = self.special_register("tid.x")
         lane = self.builder.binary("and", thread, self.i32(31))
         warp = self.builder.binary("lshr", thread, self.i32(5))
-        whole = ThreadGroup(self.warps, thread, lane, warp, _CTA_BARRIER, False, self.i32(0), self.builder.block)
-        self.group = whole
-        self.operations(self.function.region.operations)
+        barrier = self.i32(_CTA_BARRIER)
+        self.group = ThreadGroup(self.warps, thread, lane, warp, barrier, False, self.i32(0), self.builder.block)
+        self.body()
         self.builder.finish()
+
+    def body(self) -> None:
+        """Emit what all threads of a CTA run."""
+        self.operations(self.function.region.operations)
 
     # Values --------------------------------------------------------------------------------------
 
@@ -272,10 +285,10 @@ class KernelLowering:
         if self.group.warps == 1:
             self.builder.line("call void @llvm.nvvm.bar.warp.sync(i32 -1)")
             self.module.declare("llvm.nvvm.bar.warp.sync", "void", ["i32"])
-        elif self.group.barrier == _CTA_BARRIER:
+        elif self.group.barrier.constant == _CTA_BARRIER:
             self.builder.call("llvm.nvvm.barrier.cta.sync.aligned.all", "void", [self.i32(0)])
         else:
-            arguments = [self.i32(self.group.barrier), self.i32(32 * self.group.warps)]
+            arguments = [self.group.barrier, self.i32(32 * self.group.warps)]
             self.builder.call("llvm.nvvm.barrier.cta.sync.aligned.count", "void", arguments)
 
     def reconverge(self) -> None:

@@ -8,19 +8,20 @@ from typing import Any
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
+from tilewright.ir.explicit import is_explicit
 from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.targets.llvm.builder import Module
+from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
-from tilewright.targets.nvidia.lowering import KernelLowering
+from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 DEFAULT_WARPS = 4
-_HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
 
 NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
@@ -35,13 +36,15 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     """
     symbol = _symbol(function, target, options)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
+    if any(is_explicit(operation.opcode) for operation in function.walk()):
+        return lower_explicit(function, target, symbol, options)
     warps = warps_of(function, options)
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps)
     # Scratch for what threads hand to each other; barriers where its places are used again.
     allocation = allocate(assignment.function, scratch_sizes(assignment))
     # One rule for each operation.
-    module = Module(header=_HEADER)
+    module = Module(header=HEADER)
     lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES)
     lowering.run()
     return LoweredKernel(

@@ -2,11 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from tilewright.ir.core import Operation
 from tilewright.targets.llvm.builder import LLVMBuilder
 from tilewright.targets.nvidia.explicit.ptx import call
 
+_REGISTERS = 65536  # of a multiprocessor
+_MOST_REGISTERS = 255  # of a thread
 
-def set_registers(builder: LLVMBuilder, registers: int, increase: bool) -> None:
-    """Change the registers of each thread of a warpgroup (24 to 256 in steps of 8); all four warps run it."""
-    direction = "inc" if increase else "dec"
-    call(builder, f"setmaxnreg.{direction}.sync.aligned.u32", builder.integer(registers, "i32"))
+
+@dataclass(frozen=True)
+class Role:
+    """Copies of a role of `warps` warps each, the first warp being `first`; `registers` 0: as they come."""
+
+    number: int
+    first: int
+    warps: int
+    copies: int
+    registers: int
+    elected: bool
+
+    @property
+    def end(self) -> int:
+        """The first warp behind the role."""
+        return self.first + self.warps * self.copies
+
+
+def table(operation: Operation) -> list[Role]:
+    """The roles of a `warp_roles`, in the order of their warps."""
+    names = ("warps", "copies", "registers", "elected")
+    columns = [operation.attributes[name] for name in names]
+    found: list[Role] = []
+    for number, (warps, copies, registers, elected) in enumerate(zip(*columns, strict=True)):
+        found.append(Role(number, found[-1].end if found else 0, warps, copies, registers, bool(elected)))
+    return found
+
+
+def registers_at_entry(warps: int) -> int:
+    """Registers of each thread of a CTA that has a multiprocessor alone."""
+    return min(_MOST_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)
+
+
+def set_registers(builder: LLVMBuilder, role: Role, warps: int) -> None:
+    """Change the registers of each thread of a role in a CTA of `warps`; all warps of a warpgroup run it.
+
+    Where every thread may have all that an instruction can name, there is nothing to hand over.
+    """
+    entry = registers_at_entry(warps)
+    if not role.registers or role.registers == entry or entry == _MOST_REGISTERS:
+        return
+    direction = "inc" if role.registers > entry else "dec"
+    call(builder, f"setmaxnreg.{direction}.sync.aligned.u32", builder.integer(role.registers, "i32"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.dtypes import DType
-from tilewright.layout.matrix import SWIZZLE_CODES
+from tilewright.layout.matrix import SWIZZLE_CODES, Descriptor
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.explicit import wgmma
 from tilewright.targets.nvidia.explicit.ptx import offset
@@ -110,11 +110,11 @@ def scaled(builder: LLVMBuilder, number: LLVMValue, size: int) -> LLVMValue:
     return builder.multiply(number, size)
 
 
-def operand(builder: LLVMBuilder, view: View, is_a: bool, slices: int = 1) -> wgmma.SharedOperand:
+def operand(builder: LLVMBuilder, view: View, is_a: bool, slices: int = 1, groups: int = 1) -> wgmma.SharedOperand:
     """A view as operand of wgmma: A is m x k, B is k x n.
 
     k runs along the columns of an A that is not transposed, and of a B that is.  Distances along k are constants, so
-    are those of the `slices` of 64 rows of A.
+    are those of the `slices` of 64 rows of A; between two slices lie those of the other warpgroups of `groups`.
     """
     along_k = view.transposed != is_a
     depth = (view.columns if along_k else view.rows) * view.element.itemsize
@@ -125,17 +125,13 @@ def operand(builder: LLVMBuilder, view: View, is_a: bool, slices: int = 1) -> wg
             steps.append(panel * view.panel_bytes + rest)
         else:
             steps.append(step * 16 * view.pitch)
-    for part in range(slices):
+    for part in range(0, slices * groups, groups):
         if along_k:
             rows.append(part * 64 * view.pitch)
         else:
             panel, rest = divmod(part * 64, view.panel_columns)
             rows.append(panel * view.panel_bytes + rest * view.element.itemsize)
-    bits = _fields(0 if along_k else view.panel_bytes, 8 * view.pitch, view.swizzle)
     places = tuple(tuple((row + step) // _UNIT for step in steps) for row in rows)
-    return wgmma.SharedOperand(wgmma.descriptor(builder, view.start, bits), places, not along_k)
-
-
-def _fields(leading: int, stride: int, swizzle: int) -> int:
-    """The constant bits of a descriptor; distances in bytes (see `layout.matrix.Descriptor`)."""
-    return leading // _UNIT << 16 | stride // _UNIT << 32 | SWIZZLE_CODES[swizzle] << 62
+    fields = Descriptor(0 if along_k else view.panel_bytes, 8 * view.pitch, SWIZZLE_CODES[view.swizzle], ())
+    low, high = wgmma.descriptor(builder, view.start, fields.bits)
+    return wgmma.SharedOperand(low, high, places, not along_k)

@@ -70,21 +70,16 @@ class Instruction:
         return f", 1, 1{a}, {int(transpose_b)}"
 
 
-def columns_are_legal(a: DType, columns: int) -> bool:
-    """Whether there is an instruction with so many columns: steps of 8, of integers in steps of 16 from 32 on."""
-    if columns % 8 or not 8 <= columns <= 256:
-        return False
-    return not a.is_integer or columns < 32 or columns % 16 == 0
-
-
 @dataclass(frozen=True)
 class SharedOperand:
-    """An operand in shared memory: descriptor of its start, and what the instructions add to it.
+    """An operand in shared memory: the words of the descriptor of its start, and what the instructions add to it.
 
-    `steps[s][k]` is the distance, in units of 16 bytes, of slice s of 64 rows (one slice for B) at the k-th step.
+    Only the low word (i32) is computed.  `steps[s][k]` is the distance, in units of 16 bytes, of slice s of 64 rows
+    (one slice for B) at the k-th step.
     """
 
-    descriptor: LLVMValue
+    low: LLVMValue
+    high: int
     steps: tuple[tuple[int, ...], ...]
     transposed: bool
 
@@ -101,11 +96,15 @@ class RegisterOperand:
         return [word for slice_words in self.words for step in slice_words for word in step]
 
 
-def descriptor(builder: LLVMBuilder, place: LLVMValue, bits: int) -> LLVMValue:
-    """The i64 descriptor of a tile at `place`; `bits` are its constant fields (`layout.matrix.Descriptor.bits`)."""
+def descriptor(builder: LLVMBuilder, place: LLVMValue, bits: int) -> tuple[LLVMValue, int]:
+    """The low word (i32) of the descriptor of a tile at `place`, and the high one, which is constant.
+
+    `bits` are the constant fields (`layout.matrix.Descriptor.bits`).
+    """
     low = builder.binary("lshr", address(builder, place), builder.integer(4, "i32"))
     low = builder.binary("and", low, builder.integer(0x3FFF, "i32"))
-    return builder.binary("or", builder.cast("zext", low, "i64"), builder.integer(bits))
+    leading = bits & 0xFFFFFFFF
+    return builder.binary("or", low, builder.integer(leading, "i32")) if leading else low, bits >> 32
 
 
 def multiply(
@@ -126,16 +125,16 @@ def multiply(
     results = [instruction.accumulator] * (instruction.registers * slices)
     tied = list(accumulator or ())
     number = first_input(results, tied)
-    inputs: list[LLVMValue] = a.held if isinstance(a, RegisterOperand) else [a.descriptor]
+    inputs: list[LLVMValue] = a.held if isinstance(a, RegisterOperand) else [a.low]
     b_number = number + len(inputs)
-    inputs = [*inputs, b.descriptor]
-    text = ["{ .reg .b64 da, db;"]
+    inputs = [*inputs, b.low]
+    text = ["{ .reg .b32 la, lb; .reg .b64 da, db;"]
     if keep is not None:
         text.append(f".reg .pred keep; setp.ne.b32 keep, ${number + len(inputs)}, 0;")
         inputs.append(builder.cast("zext", keep, "i32"))
     text.append("wgmma.fence.sync.aligned;")
     for k in range(depth):
-        text.append(f"add.s64 db, ${b_number}, {b.steps[0][k]};")
+        text.append(f"add.s32 lb, ${b_number}, {b.steps[0][k]}; mov.b64 db, {{lb, {b.high}}};")
         scale = "1" if k else "0" if accumulator is None else "1" if keep is None else "keep"
         for part in range(slices):
             first = part * instruction.registers
@@ -145,7 +144,7 @@ def multiply(
                 left = "{" + ", ".join(f"${words + i}" for i in range(4)) + "}"
                 modifiers = instruction.modifiers(None, b.transposed)
             else:
-                text.append(f"add.s64 da, ${number}, {a.steps[part][k]};")
+                text.append(f"add.s32 la, ${number}, {a.steps[part][k]}; mov.b64 da, {{la, {a.high}}};")
                 left, modifiers = "da", instruction.modifiers(a.transposed, b.transposed)
             text.append(f"{instruction.mnemonic} {{{registers}}}, {left}, db, {scale}{modifiers};")
     text.append("wgmma.commit_group.sync.aligned; }")

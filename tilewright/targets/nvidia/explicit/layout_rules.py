@@ -1,0 +1,85 @@
+"""Layout rules of the explicit operations: what products want, and what the roles' warps make of the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewright.errors import CompilationError
+from tilewright.ir.core import Operation
+from tilewright.ir.types import PendingType
+from tilewright.layout import LinearLayout, wgmma_accumulator, wgmma_operand
+from tilewright.layout.distributed import next_power_of_two
+from tilewright.targets.nvidia.explicit import roles
+
+if TYPE_CHECKING:
+    from tilewright.targets.nvidia.layouts import Assigner, Rule
+
+
+def accumulator_layout(kind: PendingType, warps: int) -> LinearLayout:
+    """Where the threads of `warps` warps hold an accumulator."""
+    rows, columns = kind.shape
+    return wgmma_accumulator((rows, next_power_of_two(columns)), columns, (warps // 4, 1))
+
+
+def _multiply(assigner: Assigner, operation: Operation) -> None:
+    """Operand A and the accumulator, where they are blocks, have to be where the instruction reads them."""
+    kind = operation.result.type.handle
+    assert isinstance(kind, PendingType)
+    _check_group(assigner, operation, kind)
+    wanted: list[LinearLayout | None] = [None] * len(operation.operands)
+    a = operation.operands[0]
+    if not a.type.is_handle:
+        shape = (a.type.shape[0], next_power_of_two(a.type.shape[1]))
+        wanted[0] = wgmma_operand(shape, max(1, 4 // a.type.dtype.itemsize), (assigner.warps // 4, 1))
+    if len(wanted) > 2 and not operation.operands[2].type.is_handle:
+        wanted[2] = accumulator_layout(kind, assigner.warps)
+    assigner.require(operation, wanted)
+
+
+def _check_group(assigner: Assigner, operation: Operation, kind: PendingType) -> None:
+    groups = assigner.warps // 4
+    if assigner.warps % 4 or groups & (groups - 1) or kind.shape[0] % (64 * groups):
+        place = f"{operation.location}: " if operation.location else ""
+        raise CompilationError(
+            f"{place}a product of {kind.shape[0]} rows by {assigner.warps} warps: wgmma is run by one warpgroup of 4 "
+            "warps, or by 2 or 4 of them with 64 rows (or a multiple) each. Change the role's warps or the rows"
+        )
+
+
+def _wait(assigner: Assigner, operation: Operation) -> None:
+    for result, operand in zip(operation.results, operation.operands, strict=True):
+        kind = operand.type.handle
+        assert isinstance(kind, PendingType)
+        assigner.anchor(result, accumulator_layout(kind, assigner.warps))
+
+
+def _load(assigner: Assigner, operation: Operation) -> None:
+    """In the layout of what it is combined with."""
+    assigner.open[operation.result] = None
+
+
+def _take(assigner: Assigner, operation: Operation) -> None:
+    """Blocks are taken as they are."""
+    wanted = [assigner.settle(value) if value.type.rank else None for value in operation.operands]
+    assigner.require(operation, wanted)
+
+
+def _roles(assigner: Assigner, operation: Operation) -> None:
+    """Every role has its own number of warps."""
+    assigner.finish()  # what stands before them belongs to all warps
+    all_warps = assigner.warps
+    for role, region in zip(roles.table(operation), operation.regions, strict=True):
+        assigner.warps = role.warps
+        assigner.region(region)
+        assigner.finish()
+    assigner.warps = all_warps
+
+
+RULES: dict[str, Rule] = {
+    "wgmma": _multiply,
+    "wgmma_wait": _wait,
+    "shared_load": _load,
+    "shared_store": _take,
+    "warp_any": _take,
+    "warp_roles": _roles,
+}

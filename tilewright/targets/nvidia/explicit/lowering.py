@@ -1,0 +1,134 @@
+"""Lowers explicit kernels: what `KernelLowering` does, and what it knows beside the registers of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from tilewright.ir.core import Operation, Parameter, Region, Value
+from tilewright.ir.explicit import is_explicit
+from tilewright.ir.ops import is_pure
+from tilewright.ir.types import SharedType, TensorMapType
+from tilewright.targets.llvm.builder import LLVMValue, Module
+from tilewright.targets.nvidia.explicit import access, entry
+from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
+from tilewright.targets.nvidia.explicit.views import View, whole
+from tilewright.targets.nvidia.layouts import Assignment
+from tilewright.targets.nvidia.lowering import KernelLowering, Rule
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+# What one thread of a group does: neighbours of them share a branch.
+LEADERS = frozenset("barrier_expect tma_load tma_store tma_commit tma_wait".split())
+_FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
+
+
+class ExplicitLowering(KernelLowering):
+    """The lowering of a kernel with explicit operations.
+
+    `panels` are the bytes between the panels of tiles, `held` the registers that pending products read still, `places`
+    where tiles and barriers are, `cluster` the CTAs of a cluster along x, y and z.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        target: NvidiaTarget,
+        module: Module,
+        symbol: str,
+        allocation: ExplicitAllocation,
+        warps: int,
+        rules: Mapping[str, Rule],
+        cluster: tuple[int, int, int],
+    ) -> None:
+        self.cluster = cluster
+        self.cluster_size = cluster[0] * cluster[1] * cluster[2]
+        self.places = allocation
+        self.panels: dict[Value, int] = {}
+        self.held: dict[Value, tuple[LLVMValue, ...]] = {}
+        self.next_barrier = _FIRST_BARRIER
+        self._following: dict[Operation, Operation] = {}
+        super().__init__(assignment, target, module, symbol, allocation, warps, rules)
+        self._index(self.function.region)
+
+    def _index(self, region: Region) -> None:
+        """Remember what follows each operation that only a leader runs, values in between left out."""
+        later: Operation | None = None
+        for operation in reversed(region.operations):
+            if later is not None and operation.opcode in LEADERS:
+                self._following[operation] = later
+            if is_explicit(operation.opcode) or not is_pure(operation) or operation.regions:
+                later = operation
+            for inner in operation.regions:
+                self._index(inner)
+
+    # The kernel ----------------------------------------------------------------------------------
+
+    def parameter(self, argument: Value, parameter: Parameter) -> tuple[str, str]:
+        if isinstance(argument.type.handle, TensorMapType):
+            return "ptr", 'byval([128 x i8]) align 64 "nvvm.grid_constant"'
+        return super().parameter(argument, parameter)
+
+    def attributes(self) -> str:
+        """One CTA has a multiprocessor alone: without saying so, setmaxnreg would be ignored."""
+        attributes = f'{super().attributes()} "nvvm.minctasm"="1"'
+        if self.cluster_size == 1:
+            return attributes
+        return f'{attributes} "nvvm.cluster_dim"="{",".join(map(str, self.cluster))}"'
+
+    def body(self) -> None:
+        entry.enter(self)
+        super().body()
+        entry.leave(self)
+
+    # Tiles ---------------------------------------------------------------------------------------
+
+    def view(self, value: Value) -> View:
+        """The tile that a handle stands for, in the place that its registers say."""
+        kind = value.type.handle
+        assert isinstance(kind, SharedType)
+        shape = (*kind.shape[:-2], kind.shape[-1], kind.shape[-2]) if kind.transposed else kind.shape
+        start, *peer = self.registers(value)
+        view = whole(start, shape, kind.element, kind.swizzle)
+        panel_bytes = self.panels.get(value, view.panel_bytes)
+        rank = peer[0] if peer else None
+        return View(start, shape, kind.element, kind.swizzle, panel_bytes, kind.transposed, rank)
+
+    def define_view(self, value: Value, view: View) -> None:
+        """Bind a handle to a tile."""
+        self.define(value, [view.start] if view.peer is None else [view.start, view.peer])
+        self.panels[value] = view.panel_bytes
+
+    # Threads -------------------------------------------------------------------------------------
+
+    @property
+    def threads(self) -> access.Threads:
+        """What addresses are computed from."""
+        return access.Threads(self.group.lane, self.group.warp)
+
+    @contextmanager
+    def leader(self, operation: Operation) -> Iterator[None]:
+        """Code that one thread of the group runs; the warp joins again behind it.
+
+        Behind all of them, where several follow each other: LLVM then makes one branch of theirs.
+        """
+        if self.group.elected:
+            yield
+            return
+        first = self.once(("leader",), lambda: self.builder.compare("eq", self.group.thread, self.i32(0)))
+        with self.builder.when(first, hint="leader"):
+            yield
+        later = self._following.get(operation)
+        if later is None or later.opcode not in LEADERS:
+            self.reconverge()
+
+    @contextmanager
+    def first_lane(self) -> Iterator[None]:
+        """Code that lane 0 of every warp runs, or the one thread of an elected role."""
+        if self.group.elected:
+            yield
+            return
+        with self.builder.when(self.builder.compare("eq", self.group.lane, self.i32(0)), hint="lane"):
+            yield
+
+
+ExplicitRule = Callable[[ExplicitLowering, Operation], None]

@@ -1,0 +1,79 @@
+"""The way of an explicit kernel through the NVIDIA compiler, behind the passes that all kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from tilewright.errors import CompilationError
+from tilewright.ir.core import Function
+from tilewright.targets.llvm.builder import Module
+from tilewright.targets.nvidia.explicit import rules_products, rules_roles, rules_shared
+from tilewright.targets.nvidia.explicit.allocation import allocate_explicit
+from tilewright.targets.nvidia.explicit.localize import localize
+from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering
+from tilewright.targets.nvidia.explicit.roles import table
+from tilewright.targets.nvidia.layouts import assign
+from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.lowering import HEADER, Rule
+from tilewright.targets.nvidia.rules import RULES as PLAIN_RULES
+from tilewright.targets.nvidia.scratch import scratch_sizes
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+# Only `ExplicitLowering` runs those of this package.
+RULES = {**PLAIN_RULES, **cast(dict[str, Rule], {**rules_shared.RULES, **rules_products.RULES, **rules_roles.RULES})}
+_DEFAULT_WARPS = 4
+_DEPENDENT = frozenset(("grid_wait", "grid_launch_dependents"))
+
+
+def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, options: Mapping[str, Any]) -> LoweredKernel:
+    """LLVM text of an explicit kernel.
+
+    Of `options`, `num_warps` counts for kernels without roles, and `cluster` where the kernel does not say it.
+    Raises `CompilationError` for targets other than sm_90a, and for what cannot be lowered.
+    """
+    if not target.wgmma:
+        raise CompilationError(
+            f"kernel '{function.name}' is written with explicit operations of sm_90a and cannot be compiled for "
+            f"{target.architecture}; use a kernel of the plain language there"
+        )
+    # Threads of a role are numbered anew: blocks from outside are computed again.
+    function = localize(function)
+    warps = warps_of(function, options)
+    # Every block gets registers of its role's threads; products say where theirs are.
+    assignment = assign(function, target, warps)
+    # Tiles and barriers live as long as the kernel; scratch comes behind them.
+    allocation = allocate_explicit(assignment.function, scratch_sizes(assignment))
+    # One rule for each operation.
+    module = Module(header=HEADER)
+    cluster = cluster_of(function, options)
+    lowering = ExplicitLowering(assignment, target, module, symbol, allocation, warps, RULES, cluster)
+    lowering.run()
+    return LoweredKernel(
+        text=module.text,
+        symbol=symbol,
+        warps=warps,
+        shared_bytes=allocation.size,
+        cluster=cluster,
+        tensor_maps=tuple(sorted(lowering.tensor_maps, key=lambda use: use.parameter)),
+        remarks=tuple(lowering.remarks),
+        dependent_launch=any(operation.opcode in _DEPENDENT for operation in function.walk()),
+    )
+
+
+def warps_of(function: Function, options: Mapping[str, Any]) -> int:
+    """Warps of a CTA: those of all roles, or `num_warps` of a kernel without roles."""
+    for operation in function.region.operations:
+        if operation.opcode == "warp_roles":
+            return table(operation)[-1].end
+    warps = function.attributes.get("num_warps") or options.get("num_warps") or _DEFAULT_WARPS
+    assert isinstance(warps, int)
+    return warps
+
+
+def cluster_of(function: Function, options: Mapping[str, Any]) -> tuple[int, int, int]:
+    """CTAs of a cluster along x, y and z."""
+    given = function.attributes.get("cluster") or options.get("cluster") or (1, 1, 1)
+    assert isinstance(given, (tuple, list))
+    x, y, z = (*given, 1, 1)[:3]
+    return int(x), int(y), int(z)

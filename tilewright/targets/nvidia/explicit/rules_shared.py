@@ -1,0 +1,182 @@
+"""Rules of tiles in shared memory: views, loads and stores of blocks, and copies in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from tilewright.ir.core import Operation, Value
+from tilewright.ir.types import SharedType, TensorMapType
+from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.conversions import register_type
+from tilewright.targets.nvidia.explicit import access, tma
+from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
+from tilewright.targets.nvidia.explicit.ptx import offset
+from tilewright.targets.nvidia.explicit.views import View, tile_bytes, whole
+from tilewright.targets.nvidia.lowered import TensorMapUse
+from tilewright.targets.nvidia.lowering import unsupported
+
+_GREATEST_BOX = 256  # elements of a box along one axis
+_L2_PROMOTION = 256
+
+
+# Views -------------------------------------------------------------------------------------------
+
+
+def _alloc(lowering: ExplicitLowering, operation: Operation) -> None:
+    kind = operation.result.type.handle
+    assert isinstance(kind, SharedType)
+    start = lowering.i32(lowering.places.tiles[operation])
+    lowering.define_view(operation.result, whole(start, kind.shape, kind.element, kind.swizzle))
+
+
+def _index(lowering: ExplicitLowering, operation: Operation) -> None:
+    tile, number = operation.operands
+    view = lowering.view(tile).index(lowering.builder, lowering.scalar(number))
+    lowering.define_view(operation.result, view)
+
+
+def _slice(lowering: ExplicitLowering, operation: Operation) -> None:
+    tile, first = operation.operands
+    axis, extent = operation.attributes["axis"], operation.attributes["extent"]
+    assert isinstance(axis, int) and isinstance(extent, int)
+    view = lowering.view(tile).slice(lowering.builder, lowering.scalar(first), axis, extent)
+    lowering.define_view(operation.result, view)
+
+
+def _transpose(lowering: ExplicitLowering, operation: Operation) -> None:
+    lowering.define_view(operation.result, lowering.view(operation.operands[0]).transpose())
+
+
+def _remote(lowering: ExplicitLowering, operation: Operation) -> None:
+    tile, rank = operation.operands
+    lowering.define_view(operation.result, replace(lowering.view(tile), peer=lowering.scalar(rank)))
+
+
+# Blocks ------------------------------------------------------------------------------------------
+
+
+def _load(lowering: ExplicitLowering, operation: Operation) -> None:
+    """Registers that repeat another's element are loaded like all others: neighbours share one instruction."""
+    result = operation.result
+    layout, view = lowering.layout(result), lowering.view(operation.operands[0])
+    chosen = access.plan(layout, result.type.shape, view, stored=False)
+    columns = layout.shape[-2 if view.transposed else -1]
+    element = register_type(result.type.element)
+    values = access.load(lowering.builder, chosen, view, columns, lowering.threads, element)
+    lowering.define(result, [values[number] for number in lowering.numbers(result)])
+
+
+def _store(lowering: ExplicitLowering, operation: Operation) -> None:
+    tile, block = operation.operands
+    layout, view = lowering.layout(block), lowering.view(tile)
+    chosen = access.plan(layout, block.type.shape, view, stored=True)
+    columns = layout.shape[-2 if view.transposed else -1]
+    values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
+    access.store(lowering.builder, chosen, view, columns, lowering.threads, values)
+
+
+# Copies in bulk ----------------------------------------------------------------------------------
+
+
+def _boxes(block: Sequence[int], view: View) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
+    """The box of one instruction, and for each instruction its place in the block and its byte offset in the tile.
+
+    A box is at most a panel wide and 256 rows high; leading axes are in it where the tile has one panel.
+    """
+    rows, columns = (block[-2] if len(block) > 1 else 1), block[-1]
+    width = min(columns, view.panel_columns)
+    height = next(part for part in range(min(rows, _GREATEST_BOX), 0, -1) if rows % part == 0)
+    single = view.panels == 1 and height == rows
+    leading = tuple(block[:-2])
+    inner = leading if single else (1,) * len(leading)
+    box = (*inner, height, width)[-len(block) :]
+    size = tile_bytes((rows, columns), view.element, view.swizzle)
+    places = []
+    for outer in product(*(range(0, extent, step) for extent, step in zip(leading, inner, strict=True))):
+        number = 0
+        for position, extent in zip(outer, leading, strict=True):
+            number = number * extent + position
+        for column, row in product(range(0, columns, width), range(0, rows, height)):
+            start = number * size + column // view.panel_columns * view.panel_bytes + row * view.pitch
+            places.append(((*outer, row, column)[-len(block) :], start))
+    return box, places
+
+
+def _copies(lowering: ExplicitLowering, operation: Operation) -> Iterator[tuple[LLVMValue, list[LLVMValue], LLVMValue]]:
+    """The map, the coordinates and the place in shared memory of each instruction."""
+    tensor_map = operation.operands[0]
+    kind = tensor_map.type.handle
+    assert isinstance(kind, TensorMapType)
+    rank = len(kind.block)
+    coordinates = [lowering.scalar(value) for value in operation.operands[1 : 1 + rank]]
+    view = lowering.view(operation.operands[1 + rank])
+    box, places = _boxes(kind.block, view)
+    _use_map(lowering, operation, tensor_map, box, view)
+    for position, start in places:
+        moved = [offset(lowering.builder, own, step) for own, step in zip(coordinates, position, strict=True)]
+        yield lowering.scalar(tensor_map), moved, offset(lowering.builder, view.start, start)
+
+
+def _use_map(
+    lowering: ExplicitLowering, operation: Operation, tensor_map: Value, box: tuple[int, ...], view: View
+) -> None:
+    """Note how a parameter is used; all uses of one must agree, for it is one map."""
+    parameter = lowering.function.region.arguments.index(tensor_map)
+    use = TensorMapUse(parameter, box, view.element, view.swizzle, _L2_PROMOTION)
+    known = next((other for other in lowering.tensor_maps if other.parameter == parameter), None)
+    if known is None:
+        lowering.tensor_maps.append(use)
+    elif known != use:
+        name = lowering.function.parameters[parameter].name
+        raise unsupported(
+            operation,
+            f"the descriptor '{name}' is used with tiles that lie differently in memory (boxes of {known.box} with "
+            f"swizzle {known.swizzle}, and of {use.box} with {use.swizzle}); pass the tensor twice, as two descriptors",
+        )
+
+
+def _tma_load(lowering: ExplicitLowering, operation: Operation) -> None:
+    kind = operation.operands[0].type.handle
+    assert isinstance(kind, TensorMapType)
+    barrier, *mask = operation.operands[2 + len(kind.block) :]
+    multicast = lowering.scalar(mask[0]) if mask else None
+    eviction = str(operation.attributes["eviction"])
+    with lowering.leader(operation):
+        for tensor_map, coordinates, place in _copies(lowering, operation):
+            tma.load(lowering.builder, tensor_map, coordinates, place, lowering.scalar(barrier), multicast, eviction)
+
+
+def _tma_store(lowering: ExplicitLowering, operation: Operation) -> None:
+    kind = str(operation.attributes["kind"])
+    with lowering.leader(operation):
+        for tensor_map, coordinates, place in _copies(lowering, operation):
+            tma.store(lowering.builder, tensor_map, coordinates, place, kind)
+
+
+def _tma_commit(lowering: ExplicitLowering, operation: Operation) -> None:
+    with lowering.leader(operation):
+        tma.commit(lowering.builder)
+
+
+def _tma_wait(lowering: ExplicitLowering, operation: Operation) -> None:
+    outstanding = operation.attributes["outstanding"]
+    assert isinstance(outstanding, int)
+    with lowering.leader(operation):
+        tma.wait(lowering.builder, outstanding, bool(operation.attributes["read"]))
+
+
+RULES: dict[str, ExplicitRule] = {
+    "shared_alloc": _alloc,
+    "shared_index": _index,
+    "shared_slice": _slice,
+    "shared_transpose": _transpose,
+    "shared_remote": _remote,
+    "shared_load": _load,
+    "shared_store": _store,
+    "tma_load": _tma_load,
+    "tma_store": _tma_store,
+    "tma_commit": _tma_commit,
+    "tma_wait": _tma_wait,
+}
