@@ -353,7 +353,12 @@ class JITFunction(SourceFunction):
             else:
                 types[name] = _leaf(kind, name, described)
         self._watch(constants)
-        if on_gpu(key[2:]) and not settings.interpret:
+        if on_gpu(key[2:]):
+            if settings.interpret:
+                raise LaunchError(
+                    f"kernel '{self.name}': the interpreter reads the CPU's memory and got an array on a GPU; pass "
+                    "tensor.cpu(), or unset TILEWRIGHT_INTERPRET"
+                )
             given = {name: unwrap(value) for name, value in options.items() if name in GPU_OPTIONS}
             return self._gpu_launch(types, constants, described, {"debug": self.debug, **given}, (key[2:], arguments))
         return self._launch(types, constants, described, bool(key[0]))
