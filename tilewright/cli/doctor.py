@@ -6,12 +6,14 @@ import importlib.metadata
 import json
 import platform
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from tilewright.errors import MissingDependencyError, TilewrightError
 from tilewright.settings import settings
 
 PACKAGES = {  # distribution -> (what it is for, how to get it)
@@ -21,6 +23,9 @@ PACKAGES = {  # distribution -> (what it is for, how to get it)
     "safetensors": ("weights", "pip install tilewright"),
     "torch": ("importing PyTorch models, torch.compile backend", "pip install 'tilewright[torch]'"),
     "onnx": ("importing ONNX models", "pip install 'tilewright[onnx]'"),
+    "cuda-bindings": ("running on NVIDIA GPUs", "pip install 'tilewright[cuda]'"),
+    "nvidia-cuda-nvcc": ("assembling code for NVIDIA GPUs", "pip install 'tilewright[cuda]'"),
+    "nvidia-cuda-nvdisasm": ("showing machine code of NVIDIA GPUs", "pip install 'tilewright[cuda]'"),
     "tokenizers": ("the demo", "pip install 'tilewright[demo]'"),
     "onnxruntime": ("comparing with ONNX Runtime", "pip install onnxruntime"),
 }
@@ -41,34 +46,93 @@ def targets() -> list[dict[str, Any]]:
     """Each target: whether it compiles and runs here (tried with a real kernel), and on what."""
     from tilewright.targets.registry import get_target
 
-    target = get_target("cpu")
+    rows = [_tried("cpu", check_cpu, "compiles and runs", get_target("cpu").description)]
     try:
-        check_cpu()
-        state, reason = "compiles and runs", ""
+        assembler, disassembler = _nvidia_tools()
+    except TilewrightError as error:
+        rows.append({"target": "cuda", "state": "does not compile", "reason": str(error), "description": ""})
+        return rows
+    tools = f"{assembler}; machine code shown by {disassembler}"
+    rows.append(_tried("cuda:sm_90a", _compile_cuda, "compiles", tools))
+    try:
+        rows.append(_tried("cuda", check_cuda, "compiles and runs", _gpu()))
+    except TilewrightError as error:
+        rows.append({"target": "cuda", "state": "no GPU", "reason": str(error), "description": ""})
+    return rows
+
+
+def _tried(target: str, check: Callable[[], None], works: str, description: str) -> dict[str, Any]:
+    try:
+        check()
+        state, reason = works, ""
     except Exception as error:  # whatever breaks is the answer to the question asked
         state, reason = "does not work", f"{type(error).__name__}: {error}"
-    return [{"target": "cpu", "state": state, "reason": reason, "description": target.description}]
+    return {"target": target, "state": state, "reason": reason, "description": description}
+
+
+def _nvidia_tools() -> tuple[str, str]:
+    """Who assembles code for NVIDIA GPUs, and who shows it; raises `MissingDependencyError` without an assembler."""
+    from tilewright.targets.nvidia.assemble import find_assembler
+    from tilewright.targets.nvidia.inspect import find_disassembler
+
+    assembler = find_assembler().description
+    try:
+        return assembler, find_disassembler().name
+    except MissingDependencyError:
+        return assembler, "nothing (pip install nvidia-cuda-nvdisasm)"
+
+
+def _gpu() -> str:
+    """The GPU of this machine; raises `DeviceError` or `MissingDependencyError` without one."""
+    from tilewright.runtime.cuda.device import device
+    from tilewright.runtime.cuda.driver import version
+    from tilewright.targets.registry import get_target
+
+    gpu = device(0)
+    newest = f"driver for CUDA {version() // 1000}.{version() % 1000 // 10}"
+    return f"{gpu.name}, {gpu.memory_bytes >> 30} GiB, {newest}; {get_target('cuda').description}"
+
+
+_SOURCE = (
+    "def double(source, result, count, BLOCK: tl.constexpr):\n"
+    "    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+    "    value = tl.load(source + index, mask=index < count)\n"
+    "    tl.store(result + index, value * 2, mask=index < count)\n"
+)
+
+
+def _double() -> Any:
+    import tilewright.language as tl
+    from tilewright.frontend.jit import JITFunction
+
+    return JITFunction.from_source(_SOURCE, "double", {"tl": tl})
 
 
 def check_cpu() -> None:
     """Compile a kernel, run it and check its result."""
     import numpy as np
 
-    from tilewright.frontend.jit import JITFunction
-
-    source = (
-        "def double(source, result, count, BLOCK: tl.constexpr):\n"
-        "    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
-        "    value = tl.load(source + index, mask=index < count)\n"
-        "    tl.store(result + index, value * 2, mask=index < count)\n"
-    )
-    import tilewright.language as tl
-
-    kernel = JITFunction.from_source(source, "double", {"tl": tl})
     values = np.random.default_rng().standard_normal(1000).astype(np.float32)
     result = np.zeros_like(values)
-    kernel[(2,)](values, result, values.size, BLOCK=512)
+    _double()[(2,)](values, result, values.size, BLOCK=512)
     if not np.array_equal(result, values * 2):
+        raise RuntimeError("a test kernel gave a wrong result")
+
+
+def _compile_cuda() -> None:
+    _double().compile({"source": "*f32", "result": "*f32", "count": "i32"}, {"BLOCK": 512}, target="cuda:sm_90a")
+
+
+def check_cuda() -> None:
+    """The same on the GPU of this machine."""
+    import numpy as np
+
+    from tilewright.runtime.cuda.memory import DeviceArray
+
+    values = np.random.default_rng().standard_normal(1000).astype(np.float32)
+    source, result = DeviceArray.from_numpy(values), DeviceArray(values.shape, values.dtype)
+    _double()[(2,)](source, result, values.size, BLOCK=512)
+    if not np.array_equal(result.numpy(), values * 2):
         raise RuntimeError("a test kernel gave a wrong result")
 
 
