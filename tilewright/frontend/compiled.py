@@ -80,6 +80,15 @@ class CompiledKernel:
         return texts[stage]
 
     @cached_property
+    def explanation(self) -> str:
+        """What the compiler made of the kernel, line by line of its source: vectors, loops, memory, products."""
+        return self.target.explain(self.function, self.options)
+
+    def explain(self) -> None:
+        """Print `explanation`."""
+        print(self.explanation)
+
+    @cached_property
     def _library(self) -> NativeLibrary:
         return load_objects([self.binary.image], [self.binary.symbol])
 

@@ -79,6 +79,10 @@ class Target(Protocol):
         """Lower a verified Tile IR kernel; results are cached on disk by content."""
         ...
 
+    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+        """What lowering a verified kernel decides, for people: line by line of the source where it is known."""
+        ...
+
     def load(self, key: str) -> Binary | None:
         """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
         ...

@@ -92,6 +92,19 @@ def scratch_bytes(
     return Blocking(target, shape, accumulator, layout).scratch_bytes
 
 
+def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType) -> str:
+    """How such a product is computed, for people."""
+    if uses_tiles(target, shape, left, right):
+        return f"tile registers, {TileBlocking(target, shape, left).depth} steps of the depth at once"
+    blocking = Blocking(target, shape, accumulator, layout)
+    rows, columns = min(blocking.max_rows, shape.rows), blocking.panels * blocking.width
+    vectors = columns // blocking.lanes
+    return (
+        f"sums of {rows} x {columns} in registers ({vectors} vectors of {blocking.lanes} a row), {blocking.depth} "
+        f"steps of the depth at once; the right operand lies in {layout}"
+    )
+
+
 def emit_dot(
     builder: LLVMBuilder,
     target: CPUTarget,

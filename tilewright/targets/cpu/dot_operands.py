@@ -14,10 +14,19 @@ from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, op
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
-from tilewright.targets.cpu.dot import Accumulator, DotShape, LeftOperand, RightOperand, emit_dot, scratch_bytes
+from tilewright.targets.cpu.dot import (
+    Accumulator,
+    DotShape,
+    LeftOperand,
+    RightOperand,
+    emit_dot,
+    kernel_text,
+    scratch_bytes,
+)
 from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices
 from tilewright.targets.cpu.nests import count_of_prefix
 from tilewright.targets.cpu.placement import Placement
+from tilewright.targets.cpu.report import Report
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
@@ -191,8 +200,9 @@ class DotEmitter:
 
     def __init__(
         self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, evaluator: Evaluator,
-        storage: dict[Value, Storage],
+        storage: dict[Value, Storage], report: Report,
     ) -> None:  # fmt: skip
+        self.report = report
         self.builder = builder
         self.target = target
         self.placement = placement
@@ -202,6 +212,7 @@ class DotEmitter:
     def emit(self, operation: Operation, scratch: Storage) -> None:
         """One `dot`, batched or not; its accumulator's buffer becomes the result's."""
         self.evaluator.reset()
+        self._report(operation)
         zero = is_zero(operation.operands[2])
         batches = operation.result.type.shape[0] if operation.result.type.rank == 3 else 1
         if batches == 1:
@@ -211,6 +222,20 @@ class DotEmitter:
             with self.evaluator.scope(loop.guard, loop.index):
                 self._product(operation, Index(loop.index), scratch, zero)
             loop.next([])
+
+    def _report(self, operation: Operation) -> None:
+        left, right, accumulator = operation.operands
+        shape = dot_shape(operation)
+        kernel = kernel_text(
+            self.target, shape, left.type.dtype, right.type.dtype, right_layout(self.placement, operation),
+            accumulator.type.dtype,
+        )  # fmt: skip
+        extents = f"[{shape.rows} x {shape.depth}] @ [{shape.depth} x {shape.columns}]"
+        self.report.note(operation, f"product {extents}: {kernel}")
+        for side, operand in (("left", left), ("right", right)):
+            source = shape_source(self.placement, operand)
+            stored = source in self.placement.stored
+            self.report.operand(operation, side, None if stored else source.definition)
 
     def _product(self, operation: Operation, batch: Index, scratch: Storage, zero: bool) -> None:
         left, right, _ = operation.operands

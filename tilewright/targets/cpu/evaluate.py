@@ -93,7 +93,7 @@ class Evaluator:
         self.storage = storage
         self.scratch = scratch
         self.through: Value | None = None  # evaluated although it has a buffer: the one being written
-        self.on_access: Callable[[Operation, str], None] = lambda operation, how: None
+        self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
         self._scopes = [Scope()]
         self._levels: dict[str, int] = {}
 
@@ -371,6 +371,8 @@ class Evaluator:
         """The universal fall-back: every lane on its own."""
         place = next(position for position, index in enumerate(indices) if index.lanes > 1)
         index = indices[place]
+        if value.definition is not None:
+            self.note_access(value.definition, "by lane", indices)
         elements: list[LLVMValue] = []
         for lane in range(index.lanes):
             base = self._lane_position(index, lane)
@@ -492,6 +494,13 @@ class Evaluator:
                 return index.valid
         return None
 
+    def note_access(self, operation: Operation, how: str, indices: Indices, mask: LLVMValue | None = None) -> None:
+        """Tell how memory is reached; the last, masked vector of a loop says nothing that the loop did not."""
+        if any(index.phase is not None and index.phase.kind != "inside" for index in indices):
+            return
+        place = _vector_place(indices)
+        self.on_access(operation, how, place, 1 if place is None else indices[place].lanes, mask is not None)
+
     def from_memory(self, value: LLVMValue, element: DType | PointerType) -> LLVMValue:
         return self.builder.compare("ne", value, 0) if element == dtypes.int1 else value
 
@@ -582,7 +591,7 @@ class Evaluator:
         self, operation: Operation, indices: Indices, element: DType | PointerType, lanes: int,
         mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
     ) -> LLVMValue:  # fmt: skip
-        self.on_access(operation, "contiguous")
+        self.note_access(operation, "contiguous", indices, mask)
         address = self.address(operation.operands[0], tuple(index.first for index in indices))
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]
@@ -608,6 +617,7 @@ class Evaluator:
         mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
     ) -> LLVMValue:  # fmt: skip
         """One element for all lanes."""
+        self.note_access(operation, "single", indices, mask)
         address = self.address(operation.operands[0], tuple(index.first for index in indices))
         memory, align = memory_type(element), element.itemsize
         volatile = bool(operation.attributes["volatile"])
@@ -636,7 +646,7 @@ class Evaluator:
         self, operation: Operation, indices: Indices, element: DType | PointerType, lanes: int,
         mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
     ) -> LLVMValue:  # fmt: skip
-        self.on_access(operation, "gather")
+        self.note_access(operation, "gather", indices, mask)
         pointers = self.vector(operation.operands[0], indices, lanes)
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]

@@ -18,6 +18,7 @@ from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.nests import NestEmitter
 from tilewright.targets.cpu.placement import Placement
+from tilewright.targets.cpu.report import Report
 from tilewright.targets.cpu.scan import ScanEmitter
 from tilewright.targets.cpu.schedule import Scheduler, Step, TargetStorage
 from tilewright.targets.cpu.storage import Storage
@@ -67,11 +68,13 @@ class KernelLowering:
         self.placement = Placement(function, self.analysis, target)
         self.scheduler = Scheduler(self.placement, _Storage(self.placement, target))
         self.remarks = self.placement.remarks
+        self.report = Report(function, self.analysis)
 
     def run(self) -> int:
         """Emit the entry point and the instance function."""
         steps = self.scheduler.function()
         scratch_bytes = self.scheduler.plan.assign()
+        self.report.buffers(self.scheduler.storage, self.placement.remarks)
         self._emit_instance(steps)
         self._emit_entry()
         return scratch_bytes
@@ -115,8 +118,8 @@ class KernelLowering:
         storage = self.scheduler.storage
         self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)
         self.evaluator.on_access = self._note_access
-        self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator)
-        self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage)
+        self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator, self.report)
+        self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage, self.report)
         self.effects = EffectEmitter(self.evaluator, storage, grid[:3])
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
@@ -190,8 +193,14 @@ class KernelLowering:
             assert step.scratch is not None
             self.dots.emit(operation, step.scratch)
         elif operation.opcode == "scan":
+            self.report.note(
+                operation, f"scan: one combination after the other along axis {integer(operation, 'axis')}"
+            )
             self.scans.emit(operation)
         else:
+            if operation.operands and operation.operands[0].type.rank:
+                size = operation.operands[0].type.size
+                self.report.note(operation, f"{operation.opcode}: element by element, {size} times, without vectors")
             self.effects.emit(operation)
 
     # -- Control flow -----------------------------------------------------------------------------
@@ -265,7 +274,8 @@ class KernelLowering:
 
     # -- Remarks ----------------------------------------------------------------------------------
 
-    def _note_access(self, operation: Operation, how: str) -> None:
+    def _note_access(self, operation: Operation, how: str, place: int | None, lanes: int, masked: bool) -> None:
+        self.report.access(operation, how, place, lanes, masked)
         from tilewright.targets.cpu.placement import remark_at
 
         if how in ("gather", "scatter"):

@@ -26,20 +26,21 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     stored = evaluator.to_memory(known or evaluator.vector(value, indices, lanes), element)
     masks = [part for part in (mask, evaluator.existing(indices, lanes)) if part is not None]
     if place is None:
+        evaluator.note_access(operation, "single", indices, mask)
         _store_single(evaluator, evaluator.address(pointer, indices), stored, mask, element)
         return
     fact = evaluator.analysis.along(pointer, place)
     builder = evaluator.builder
     combined = evaluator.all_of(masks, lanes) if masks else None
     if fact.step == 1 and fact.covers(lanes):
-        evaluator.on_access(operation, "contiguous")
+        evaluator.note_access(operation, "contiguous", indices, mask)
         address = evaluator.address(pointer, tuple(index.first for index in indices))
         if combined is None:
             builder.store(stored, address, element.itemsize)
         else:
             builder.masked_store(stored, address, combined, element.itemsize)
         return
-    evaluator.on_access(operation, "scatter")
+    evaluator.note_access(operation, "scatter", indices, mask)
     pointers = evaluator.vector(pointer, indices, lanes)
     chosen = combined or builder.constant(vector_type("i1", lanes), True)
     builder.scatter(stored, pointers, chosen, element.itemsize)

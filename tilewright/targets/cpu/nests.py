@@ -25,6 +25,7 @@ from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices, Pha
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.reduce import Reduction
+from tilewright.targets.cpu.report import Report
 from tilewright.targets.cpu.schedule import Cluster, Partitioner, Root, Scheduler
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
@@ -48,8 +49,10 @@ class NestEmitter:
     """Emits the nests of one function."""
 
     def __init__(
-        self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, scheduler: Scheduler, evaluator: Evaluator
-    ) -> None:
+        self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, scheduler: Scheduler,
+        evaluator: Evaluator, report: Report,
+    ) -> None:  # fmt: skip
+        self.report = report
         self.builder = builder
         self.target = target
         self.placement = placement
@@ -63,6 +66,7 @@ class NestEmitter:
         """Emit all roots of a group."""
         self.evaluator.reset()
         for cluster in self.partitioner.partition(roots):
+            self.report.cluster(cluster)
             self._cluster(cluster, {root: {} for root in cluster.roots})
 
     def copy(self, root: Root, source: Storage) -> None:
@@ -94,13 +98,15 @@ class NestEmitter:
             return accumulators
 
         vectorised = any(index.lanes > 1 for root in cluster.roots for index in bound[root].values())
+        masks = limit.compares if limit is not None else ()
         if cluster.mode == "rows" or vectorised:  # of nested columns, the outer ones are the lanes
+            self.report.loop(cluster.roots, axes, extent, 1, 1, masks, False)
             self._scalar_axis(extent, limit, [], body)
         else:
             lanes = self._lanes(cluster.roots, axes, extent)
-            self._vector_axis(
-                extent, lanes, self._unroll(cluster.roots, extent, lanes, 2), limit, False, [], None, body
-            )
+            unroll = self._unroll(cluster.roots, extent, lanes, 2)
+            self.report.loop(cluster.roots, axes, extent, lanes, unroll, masks, False)
+            self._vector_axis(extent, lanes, unroll, limit, False, [], None, body)
 
     # -- Flat nests -------------------------------------------------------------------------------
 
@@ -145,8 +151,9 @@ class NestEmitter:
 
         limit = self._limit(roots, axes)
         rest = limit is not None and any(self._needs_outside(root, axes[root], limit) for root in roots)
+        unroll = self._unroll(roots, extent, lanes, 4) if position == vector else 1
+        self.report.loop(roots, axes, extent, lanes, unroll, limit.compares if limit is not None else (), rest)
         if position == vector:
-            unroll = self._unroll(roots, extent, lanes, 4)
             results = self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
         else:
             width = max((index.lanes for root in roots for index in bound[root].values()), default=1)
@@ -159,6 +166,7 @@ class NestEmitter:
         turn = find_turn(self.analysis, root, axes, self.width)
         if turn is None:
             return False
+        self.report.transposed(root, turn.read_axis, turn.written_axis, turn.side)
         others = [axis for axis in axes if axis not in (turn.read_axis, turn.written_axis)]
 
         def body(places: dict[int, Index], remaining: list[int]) -> None:

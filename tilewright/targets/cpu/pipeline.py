@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tilewright.ir.core import Function
+from tilewright.ir.diagnostics import inline_asm_error
 from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.targets.base import Remark
@@ -28,6 +30,7 @@ class LoweredKernel:
     symbol: str
     scratch_bytes: int
     remarks: tuple[Remark, ...] = ()
+    explanation: Callable[[], str] = field(default=str, compare=False)  # the decisions, line by line of the source
 
 
 _RECURSION_LIMIT = 100_000
@@ -52,11 +55,16 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
 
 
 def _lower(function: Function, target: CPUTarget, symbol: str) -> LoweredKernel:
+    for operation in function.walk():
+        if operation.opcode == "inline_asm":
+            raise inline_asm_error(operation, "a CPU")
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
     module = Module(features=frozenset(target.features))
     lowering = KernelLowering(function, target, module, symbol)
     scratch_bytes = lowering.run()
-    return LoweredKernel(module.text, symbol, scratch_bytes, tuple(lowering.remarks))
+    title = f"kernel {function.name} on the CPU, with vectors of {target.vector_bits} bits"
+    explanation = partial(lowering.report.text, title, scratch_bytes)
+    return LoweredKernel(module.text, symbol, scratch_bytes, tuple(lowering.remarks), explanation)
 
 
 class _DeepRecursion:

@@ -181,6 +181,12 @@ class CPUTarget:
 
         return compile_function(function, self, options)
 
+    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+        """What the lowering of a verified Tile IR kernel decides, line by line of its source."""
+        from tilewright.targets.cpu.pipeline import lower
+
+        return lower(function, self, options).explanation()
+
     def load(self, key: str) -> Binary | None:
         """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
         from tilewright.targets.cpu.compile import load_binary

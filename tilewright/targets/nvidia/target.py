@@ -175,6 +175,18 @@ class NvidiaTarget:
 
         return compile_function(function, self, options)
 
+    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+        """The compiler's remarks about a verified Tile IR kernel, one a line."""
+        remarks = self.compile(function, options).remarks
+        title = f"kernel {function.name} on {self.description}"
+        return "\n".join([title, *(f"  {remark.file}:{remark.line}: {remark.message}" for remark in remarks)])
+
+    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+        """What the lowering of a verified Tile IR kernel decides, line by line of its source where it is known."""
+        from tilewright.targets.nvidia.compile import explain_function
+
+        return explain_function(function, self, options)
+
     def load(self, key: str) -> Binary | None:
         """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
         from tilewright.targets.nvidia.compile import load_binary
