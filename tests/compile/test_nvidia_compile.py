@@ -95,6 +95,11 @@ def test_every_stage_is_shown() -> None:
         kernel.dump("asm")
 
 
+def test_the_lowering_is_explained() -> None:
+    kernel = compiled()
+    assert "sm_90a: 256 threads" in kernel.target.explain(kernel.function, {"num_warps": 8})
+
+
 def test_targets_by_name() -> None:
     assert isinstance(get_target("cuda:sm_80"), NvidiaTarget)
     with pytest.raises(TargetError, match="sm_90a"):

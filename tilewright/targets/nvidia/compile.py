@@ -79,6 +79,20 @@ def _as_launched(lowered: LoweredKernel, options: Mapping[str, Any]) -> LoweredK
     )
 
 
+def explain_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> str:
+    """What a kernel takes of a CTA, and the remarks of its lowering by source line."""
+    from tilewright.targets.nvidia.pipeline import lower
+
+    lowered = _as_launched(lower(function, target, options), options)
+    x, y, z = lowered.cluster
+    facts = [f"{32 * lowered.warps} threads", f"{lowered.shared_bytes} bytes of dynamic shared memory"]
+    facts += [f"clusters of {x} x {y} x {z}"] if (x, y, z) != (1, 1, 1) else []
+    facts += ["starts before the kernel ahead of it ends"] if lowered.dependent_launch else []
+    remarks = sorted(lowered.remarks, key=lambda remark: (remark.file, remark.line))
+    lines = [f"{remark.file}:{remark.line}: {remark.message}" if remark.file else remark.message for remark in remarks]
+    return "\n".join([f"{target.architecture}: {', '.join(facts)}", *lines])
+
+
 def load_binary(key: str, target: NvidiaTarget) -> CudaBinary | None:
     """The binary of a key from the object cache; None when it is not there."""
     entry = ObjectCache(settings.cache_directory).get(key)
