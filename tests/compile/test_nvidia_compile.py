@@ -97,7 +97,7 @@ def test_every_stage_is_shown() -> None:
 
 def test_the_lowering_is_explained() -> None:
     kernel = compiled()
-    assert "sm_90a: 256 threads" in kernel.target.explain(kernel.function, {"num_warps": 8})
+    assert "256 threads" in kernel.target.explain(kernel.function, {"num_warps": 8})
 
 
 def test_targets_by_name() -> None:

@@ -80,17 +80,17 @@ def _as_launched(lowered: LoweredKernel, options: Mapping[str, Any]) -> LoweredK
 
 
 def explain_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> str:
-    """What a kernel takes of a CTA, and the remarks of its lowering by source line."""
-    from tilewright.targets.nvidia.pipeline import lower
-
-    lowered = _as_launched(lower(function, target, options), options)
-    x, y, z = lowered.cluster
-    facts = [f"{32 * lowered.warps} threads", f"{lowered.shared_bytes} bytes of dynamic shared memory"]
+    """What a kernel takes of a CTA, and the remarks of its compilation by source line."""
+    binary = compile_function(function, target, options)
+    taken, (x, y, z) = binary.resources, binary.cluster
+    facts = [f"{32 * binary.warps} threads", f"{taken.registers} registers"]
+    facts += [f"{binary.shared_bytes + taken.shared} bytes of shared memory"]
     facts += [f"clusters of {x} x {y} x {z}"] if (x, y, z) != (1, 1, 1) else []
-    facts += ["starts before the kernel ahead of it ends"] if lowered.dependent_launch else []
-    remarks = sorted(lowered.remarks, key=lambda remark: (remark.file, remark.line))
+    facts += ["starts before the kernel ahead of it ends"] if binary.dependent_launch else []
+    remarks = sorted(binary.remarks, key=lambda remark: (remark.file, remark.line))
     lines = [f"{remark.file}:{remark.line}: {remark.message}" if remark.file else remark.message for remark in remarks]
-    return "\n".join([f"{target.architecture}: {', '.join(facts)}", *lines])
+    title = f"kernel {function.name} on {target.description}"
+    return "\n".join([title, *(f"  {line}" for line in [", ".join(facts), *lines])])
 
 
 def load_binary(key: str, target: NvidiaTarget) -> CudaBinary | None:

@@ -176,13 +176,7 @@ class NvidiaTarget:
         return compile_function(function, self, options)
 
     def explain(self, function: Function, options: Mapping[str, Any]) -> str:
-        """The compiler's remarks about a verified Tile IR kernel, one a line."""
-        remarks = self.compile(function, options).remarks
-        title = f"kernel {function.name} on {self.description}"
-        return "\n".join([title, *(f"  {remark.file}:{remark.line}: {remark.message}" for remark in remarks)])
-
-    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
-        """What the lowering of a verified Tile IR kernel decides, line by line of its source where it is known."""
+        """What a kernel takes of a CTA, and the remarks of the compiler and the assembler, one a line."""
         from tilewright.targets.nvidia.compile import explain_function
 
         return explain_function(function, self, options)
