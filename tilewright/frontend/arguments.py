@@ -1,6 +1,7 @@
 """Launch arguments: what each one is (its class for specialization) and the value that the kernel gets.
 
 array, tensor   pointer to its dtype, with whether the address is divisible by 16, and the GPU that it is on
+                (also anything with `data_ptr()` and `dtype`, such as `wrappers.pointer`, or an array interface)
 int             i32 if it fits, else i64, else u64, with the largest of 16, 8, 4, 2 that divides it;
                 the value 1 becomes a compile-time constant
 bool            i1          float   f32          None   a compile-time constant
@@ -27,10 +28,11 @@ from tilewright.frontend.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.frontend.descriptor import check as check_descriptor
 from tilewright.frontend.descriptor import parts as descriptor_parts
 from tilewright.frontend.values import Group, Static, members
+from tilewright.frontend.wrappers import TensorWrapper, stands_for_array
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
-from tilewright.language.types import constexpr, dtype, unwrap
+from tilewright.language.types import NAMES, constexpr, dtype, unwrap
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.streams import Place
 
@@ -249,6 +251,34 @@ def _classify_exchanged(value: Any) -> Classified:
     return (aligned if found.address & 15 == 0 else unaligned), found.address
 
 
+def _classify_described(value: Any) -> Classified:
+    return _classify_array(np.asarray(value))  # of ``__array_interface__``: the same memory
+
+
+def _classify_stand_in(value: Any) -> Classified:
+    """Something with an address and a dtype: another view of a tensor, a pointer, a stand-in for a tensor."""
+    place = getattr(classify(value.base)[0], "place", None) if isinstance(value, TensorWrapper) else None
+    aligned, unaligned = _by_alignment(scalar(PointerType(element_of(value.dtype))), place)
+    address = value.data_ptr()
+    if address % unaligned.divisibility:
+        raise LaunchError(f"the address {address:#x} is no multiple of the size of {value.dtype}")
+    return (aligned if address & 15 == 0 else unaligned), address
+
+
+def element_of(kind: Any) -> DType:
+    """The element type that a dtype of the language, of NumPy or of PyTorch names; raises `LaunchError`."""
+    if isinstance(kind, dtype) and not kind.is_ptr():
+        return kind._number
+    if isinstance(kind, str) and kind in NAMES:
+        return NAMES[kind]._number
+    if type(kind).__module__ == "torch":
+        return _torch_element(kind)
+    try:
+        return dtypes.from_numpy(np.dtype(kind))
+    except (KeyError, TypeError):
+        raise LaunchError(f"{kind!r} is no dtype of array elements; pass tl.float32 or the like") from None
+
+
 def _from_dlpack(value: Any) -> np.ndarray:
     try:
         return np.from_dlpack(value)
@@ -295,8 +325,12 @@ def _register(value: Any) -> Handler:
         handler = _classify_group
     elif isinstance(value, TensorDescriptor):
         handler = _classify_descriptor
+    elif isinstance(value, TensorWrapper) or not hasattr(value, "__dlpack__") and stands_for_array(value):
+        handler = _classify_stand_in
     elif hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
         handler = _classify_exchanged
+    elif hasattr(value, "__array_interface__"):
+        handler = _classify_described
     else:
         raise LaunchError(
             f"a {type(value).__name__} cannot be passed at run time; kernels take arrays, numbers, bools, None and "
@@ -327,7 +361,15 @@ def as_array(value: Any) -> np.ndarray:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _torch_as_array(value, torch)
-    return _from_dlpack(value)
+    if isinstance(value, TensorWrapper):
+        return as_array(value.base).view(element_of(value.dtype).numpy)
+    if hasattr(value, "__dlpack__"):
+        return _from_dlpack(value)
+    if hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    raise LaunchError(
+        f"the interpreter cannot run on a {type(value).__name__}, whose extent it does not know; pass an array"
+    )
 
 
 def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
@@ -345,7 +387,10 @@ def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
 
 def is_writable(value: Any) -> bool:
     """Whether a kernel may store to an array argument."""
-    return not isinstance(value, np.ndarray) or bool(value.flags.writeable)
+    if isinstance(value, np.ndarray):
+        return bool(value.flags.writeable)
+    described = getattr(value, "__array_interface__", None)
+    return described is None or not described["data"][1]
 
 
 def retyped(kind: ArgumentClass, value: Any, element: DType) -> ArgumentClass:

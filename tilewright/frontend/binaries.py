@@ -42,6 +42,12 @@ class Request:
     options: Mapping[str, Any]
     debug: bool
 
+    @property
+    def name(self) -> str:
+        """The name of the compiled kernel."""
+        name_of = getattr(self.kernel, "name_of", None)
+        return self.kernel.name if name_of is None else name_of(self.types, self.constants)
+
     def key(self, target: Target) -> str:
         """A name for the result, found without tracing."""
         digest = hashlib.sha256()
@@ -101,8 +107,9 @@ def _kernel(
 
     It is told the arguments of its source, unless some are tuples that became several.
     """
-    compiled = _kernel_class(binary)(request.kernel.name, target, binary, interface, trace)
+    compiled = _kernel_class(binary)(request.name, target, binary, interface, trace)
     compiled.options = request.options
+    compiled.source = request.kernel
     if not any(isinstance(kind, Group) for kind in request.types.values()):
         names = request.kernel.argument_names
         compiled.argument_names = names

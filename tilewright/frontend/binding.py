@@ -162,7 +162,8 @@ def generate(owner: Any, names: Mapping[str, Any]) -> Callable[..., Any]:
 
 def _parameter_list(parameters: tuple[ParameterInfo, ...]) -> str:
     """Every parameter may be left out, so that the kernel itself says what is missing."""
-    plain, keyword, rest = ["_tw_grid", "/"], [], "*_tw_rest"
+    plain, rest = ["_tw_grid", "/"], "*_tw_rest"
+    keyword: list[str] = []
     for index, parameter in enumerate(parameters):
         if parameter.kind == "variadic":
             rest = f"*{parameter.name}"

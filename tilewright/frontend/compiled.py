@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import LaunchError
+from tilewright.frontend import hooks
 from tilewright.frontend.arguments import classify
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.printer import print_function
+from tilewright.language.function import SourceFunction
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary, load_objects
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
+from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
 
 
@@ -39,6 +42,48 @@ class KernelMetadata:
     num_warps: int = 1
     num_stages: int = 1
     num_ctas: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["options"][name]
+        except KeyError:
+            raise AttributeError(f"the metadata of kernel {self.__dict__.get('name')!r} has no {name!r}") from None
+
+    def _asdict(self) -> dict[str, Any]:
+        """All facts by name."""
+        return {**{name: value for name, value in vars(self).items() if name != "options"}, **self.options}
+
+
+class Stages(Mapping[str, Any]):
+    """The texts of a kernel by stage, and its machine code: made when asked for.
+
+    ``ir`` (also ``ttir``) is the Tile IR, ``llvm`` (``llir``) what LLVM gets, and on the CPU ``asm`` (``cpu_asm``) the
+    assembly and ``obj`` the object file; on GPUs ``ptx``, ``sass`` and ``cubin``.  ``source`` is the kernel's text.
+    """
+
+    _OTHER_NAMES = {"ttir": "ir", "llir": "llvm", "cpu_asm": "asm"}
+
+    def __init__(self, kernel: CompiledKernel) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, stage: str) -> Any:
+        own = self._OTHER_NAMES.get(stage, stage)
+        if own == self._kernel.image_name:
+            return self._kernel.binary.image
+        if own == "source" and self._kernel.source is not None:
+            return self._kernel.source.source
+        if own not in self._kernel.text_names:
+            raise KeyError(stage)
+        return self._kernel.dump(own)
+
+    def __iter__(self) -> Iterator[str]:
+        kernel = self._kernel
+        own = [*(["source"] if kernel.source is not None else []), *kernel.text_names, kernel.image_name]
+        return iter([*own, *(name for name, stage in self._OTHER_NAMES.items() if stage in own)])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 class CompiledKernel:
@@ -48,6 +93,9 @@ class CompiledKernel:
     `remarks` what the compiler reports.  ``compiled[grid](*arguments)`` launches it: run-time arguments
     in the order of `function`'s parameters, or all arguments of the source, whose constants are ignored.
     """
+
+    text_names: tuple[str, ...] = ("ir", "llvm", "asm")  # what `dump` shows
+    image_name = "obj"  # what `asm` calls the machine code
 
     def __init__(
         self, name: str, target: Target, binary: Binary, interface: Interface, trace: Callable[[], Function]
@@ -62,6 +110,7 @@ class CompiledKernel:
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
         self.divisors: tuple[int, ...] = ()  # of these arguments: the code counts on it
         self.options: Mapping[str, Any] = {}  # that it was compiled with
+        self.source: SourceFunction | None = None  # what it was compiled from
 
     @cached_property
     def function(self) -> Function:
@@ -89,8 +138,21 @@ class CompiledKernel:
         print(self.explanation)
 
     @cached_property
+    def asm(self) -> Mapping[str, Any]:
+        """The kernel's texts by stage and its machine code; see `Stages`."""
+        return Stages(self)
+
+    @property
+    def src(self) -> Any:
+        """What the kernel was compiled from: `fn` is the function, `name` its name."""
+        return self.source
+
+    @cached_property
     def _library(self) -> NativeLibrary:
-        return load_objects([self.binary.image], [self.binary.symbol])
+        hooks.load_start(None, None, self.name, None, self.hash)
+        library = load_objects([self.binary.image], [self.binary.symbol])
+        hooks.load_end(library, library.address(self.binary.symbol), self.name, None, self.hash)
+        return library
 
     @cached_property
     def address(self) -> int:
@@ -138,12 +200,29 @@ class CompiledKernel:
     @property
     def metadata(self) -> KernelMetadata:
         """Name, scratch memory and the like."""
-        return KernelMetadata(self.name, self.hash, self.target, max(1, self.binary.scratch_bytes))
+        shared = max(1, self.binary.scratch_bytes)
+        return KernelMetadata(self.name, self.hash, self.target, shared, options=dict(self.options))
+
+    @property
+    def packed_metadata(self) -> tuple[Any, ...]:
+        """Warps, blocks of a cluster and shared memory, as launchers take them."""
+        facts = self.metadata
+        return (facts.num_warps, facts.num_ctas, facts.shared)
 
     @property
     def n_regs(self) -> int:
         """Vector registers of the target: a CPU's code may use all of them."""
         return int(getattr(self.target, "vector_registers", 16))
+
+    @property
+    def n_spills(self) -> int:
+        """Bytes of registers that are stored to local memory: not counted for a CPU's code, 0."""
+        return 0
+
+    @property
+    def n_max_threads(self) -> int:
+        """Threads that can run the kernel at once."""
+        return settings.threads
 
     def _init_handles(self) -> None:
         """Load the code now instead of at the first launch."""

@@ -32,6 +32,8 @@ class CudaKernel(CompiledKernel):
     """
 
     binary: CudaBinary
+    text_names = ("ir", "llvm", "ptx", "sass")
+    image_name = "cubin"
 
     @cached_property
     def info(self) -> KernelInfo:
@@ -48,12 +50,6 @@ class CudaKernel(CompiledKernel):
         if stage not in ("ir", "llvm", "ptx"):
             raise ValueError(f"unknown stage {stage!r}: choose ir, llvm, ptx or sass")
         return super().dump(stage)
-
-    @cached_property
-    def asm(self) -> dict[str, Any]:
-        """The texts by stage and the machine code, as ``cubin``."""
-        stages = ("ir", "llvm", "ptx")
-        return {**{stage: self.dump(stage) for stage in stages}, "cubin": self.binary.image}
 
     @cached_property
     def _starts(self) -> dict[int, Start]:

@@ -10,6 +10,7 @@ add.compile({"x": "*f32", …, "n": "i32"}, {"BLOCK": 1024})       # its machine
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from types import FunctionType
 from typing import Any, overload
 
 from tilewright.errors import CompilationError, LaunchError
-from tilewright.frontend import binaries, recompile
+from tilewright.frontend import binaries, hooks, recompile
 from tilewright.frontend.arguments import (
     ArgumentClass,
     argument_class,
@@ -29,14 +30,27 @@ from tilewright.frontend.arguments import (
 )
 from tilewright.frontend.binding import MISSING, PLAIN, generate
 from tilewright.frontend.compiled import CompiledKernel, written_parameters
-from tilewright.frontend.launching import CPULaunch, Interface, InterpretedLaunch, Launch
+from tilewright.frontend.kernel_info import (
+    Compiled,
+    DeviceCaches,
+    KernelParam,
+    KernelSource,
+    Specialization,
+    announce,
+    from_text,
+    read_override,
+)
+from tilewright.frontend.launching import CPULaunch, Interface, InterpretedLaunch, Launch, SkippedLaunch
 from tilewright.frontend.tracer import Trace, labels, trace_kernel
 from tilewright.frontend.values import Group, Static, members
+from tilewright.frontend.wrappers import MockTensor
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.parser import parse_type
+from tilewright.ir.printer import print_function
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import ParameterInfo, SourceFunction
+from tilewright.language.target_info import compiling_for
 from tilewright.language.types import constexpr, dtype, unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
@@ -45,7 +59,7 @@ from tilewright.targets.registry import get_target
 # What code for GPUs depends on: `debug` (on the CPU too) keeps device_assert; docs/nvidia-target.md tells the others.
 GPU_OPTIONS = frozenset(
     "num_warps num_stages num_ctas cluster maxnreg debug enable_fp_fusion launch_cooperative_grid launch_pdl "
-    "dependent_launch ptxas_options opt_level line_info strict".split()
+    "dependent_launch ptxas_options opt_level line_info strict ir_override".split()
 )
 # Keywords that other back ends tune by are accepted, and ignored where they have no meaning.
 LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
@@ -54,7 +68,13 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
 Types = Mapping[str, Any]
 
 
-class JITFunction(SourceFunction):
+class _Warming(threading.local):
+    """Whether the thread is in a call of `warmup`."""
+
+    value = False
+
+
+class JITFunction(KernelSource):
     """A kernel. ``kernel[grid](*arguments, **keywords)`` launches it; see `jit`."""
 
     def __init__(
@@ -63,16 +83,25 @@ class JITFunction(SourceFunction):
         do_not_specialize: Sequence[str | int] = (),
         do_not_specialize_on_alignment: Sequence[str | int] = (),
         debug: bool = False,
+        repr: Callable[[Specialization], str] | None = None,
+        launch_metadata: Callable[..., Mapping[str, Any]] | None = None,
+        noinline: bool = False,
+        version: Any = None,
     ) -> None:
         super().__init__(function)
         self._fixed = list(do_not_specialize or ())
         self._unaligned = list(do_not_specialize_on_alignment or ())
         self.debug = bool(debug)
+        self._repr = repr
+        self.launch_metadata = launch_metadata
+        self.noinline = bool(noinline)
+        self.version = version
         self._launches: dict[Any, Launch] = {}
         self._guards: list[tuple[Callable[[str], Any], str, Any]] = []  # `_watched` in a form that is quick to check
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._lock = threading.RLock()
+        self._warming = _Warming()
         self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls
         if settings.interpret == "check":
             from tilewright.frontend.allocations import watch_allocations
@@ -136,14 +165,21 @@ class JITFunction(SourceFunction):
         """Machine code for parameter types and constants; no example arguments are needed.
 
         `parameters` adds what is known (divisibility, no aliases), `target` names the machine (`get_target`),
-        `options` go to the target.  Raises `CompilationError`.
+        `options` go to the target, but for `ir_override`: a file with Tile IR to compile in place of the source.
+        Raises `CompilationError`.
         """
         chosen = get_target(target)
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         given = dict(options or {})
         debug = bool(given.pop("debug", self.debug))
+        trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug)
+        override = given.pop("ir_override", None)
+        if override is not None:
+            function = read_override(override, self.name)
+            given["ir_override"] = hashlib.sha256(print_function(function).encode()).hexdigest()
+            trace = partial(Trace, function, ())
         request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug)
-        return binaries.compiled_kernel(request, chosen, lambda: self._trace(typed, constants, parameters, debug))
+        return binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
 
     # Launching
 
@@ -228,7 +264,61 @@ class JITFunction(SourceFunction):
 
         A dtype stands for an array of it, aligned to 16 bytes; so does `MockTensor`.
         """
-        return self._find(arguments, keywords)[0].kernel
+        wrapped = [MockTensor.wrap_dtype(value) for value in arguments]
+        constants = {parameter.name for parameter in self.parameters if parameter.constexpr}
+        for index, parameter in enumerate(self.parameters[: len(wrapped)]):
+            if parameter.constexpr:
+                wrapped[index] = arguments[index]
+        named = {name: value if name in constants else MockTensor.wrap_dtype(value) for name, value in keywords.items()}
+        self._warming.value = True
+        try:
+            return self._find(tuple(wrapped), named)[0].kernel
+        finally:
+            self._warming.value = False
+
+    def preload(self, specialization_data: str) -> CompiledKernel | None:
+        """Compile a signature from its text, which compilation hooks get; raises `LaunchError` for another kernel's."""
+        kinds, arguments, options = from_text(self, specialization_data)
+        keyed = (
+            _constant_key(kind) if entry.constexpr else kind for entry, kind in zip(self.parameters, kinds, strict=True)
+        )
+        key = (self._options_key(options, ()), settings.interpret, *keyed)
+        return self._prepare(key, tuple(arguments), options).kernel
+
+    @property
+    def device_caches(self) -> DeviceCaches:
+        """What is compiled: ``device_caches[0][0]`` are the kernels by key."""
+        return DeviceCaches(self._launches)
+
+    @property
+    def cache(self) -> dict[int, Compiled]:
+        """The compiled kernels by key, for each device."""
+        return {0: Compiled(self._launches)}
+
+    @cached_property
+    def params(self) -> list[KernelParam]:
+        """The parameters, with what their annotations and the decorator say."""
+        fixed, unaligned = self._named(self._fixed), self._named(self._unaligned)
+        texts = [entry.annotation for entry in self.signature.parameters.values()]
+        return [
+            KernelParam(
+                number, entry, text if isinstance(text, str) else "", entry.name in fixed, entry.name in unaligned
+            )
+            for number, (entry, text) in enumerate(zip(self.parameters, texts, strict=True))
+        ]
+
+    @property
+    def constexprs(self) -> list[int]:
+        """Positions of the compile-time parameters."""
+        return [number for number, entry in enumerate(self.parameters) if entry.constexpr]
+
+    def name_of(self, types: Types, constants: Mapping[str, Any]) -> str:
+        """The name of a compiled signature."""
+        return self.repr(Specialization({name: str(kind) for name, kind in types.items()}, constants))
+
+    def repr(self, specialization: Specialization) -> str:
+        """The name of one compiled signature: what the decorator's `repr` says, else the function's name."""
+        return self.name if self._repr is None else str(self._repr(specialization))
 
     def _names(self) -> dict[str, Any]:
         return {
@@ -237,14 +327,16 @@ class JITFunction(SourceFunction):
             "changed": self._changed,
             "constant_key": _constant_key,
             "options_key": self._options_key,
-            "default_options": (("debug", True),) if self.debug else (),
+            "default_options": self._options_key({}, ()),
         }
+
+    def _named(self, entries: Sequence[str | int]) -> set[str]:
+        return {self.argument_names[entry] if isinstance(entry, int) else entry for entry in entries}
 
     @cached_property
     def rules(self) -> tuple[Any, ...]:
         """For each parameter: None (its class as it is), or a function that adjusts the class."""
-        fixed = {self.argument_names[entry] if isinstance(entry, int) else entry for entry in self._fixed}
-        unaligned = {self.argument_names[entry] if isinstance(entry, int) else entry for entry in self._unaligned}
+        fixed, unaligned = self._named(self._fixed), self._named(self._unaligned)
 
         def rule(parameter: ParameterInfo) -> Any:
             if parameter.dtype is not None:
@@ -323,8 +415,16 @@ class JITFunction(SourceFunction):
             found = self._launches.get(key)
             if found is None:
                 canonical = (self._relevant(key[0], on_gpu(key[2:])), *key[1:])
-                found = self._launches.get(canonical) or self._create(canonical, arguments, options)
-                self._launches[canonical] = self._launches[key] = found
+                found = self._launches.get(canonical)
+                if found is None:
+                    warming, told = self._warming.value, hooks.compilation
+                    if told.before is not None and announce(told.before, self, key, arguments, warming):
+                        return SkippedLaunch()
+                    found = self._create(canonical, arguments, options)
+                    self._launches[canonical] = found
+                    if told.after is not None:
+                        announce(told.after, self, key, arguments, warming)
+                self._launches[key] = found
             return found
 
     @staticmethod
@@ -334,7 +434,7 @@ class JITFunction(SourceFunction):
             return tuple(
                 sorted((entry for entry in options if entry[0] in GPU_OPTIONS), key=lambda entry: str(entry[0]))
             )
-        return tuple(entry for entry in options if entry == ("debug", (bool, True)))
+        return tuple(entry for entry in options if entry == ("debug", (bool, True)) or entry[0] == "ir_override")
 
     def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         if settings.explain_recompile and self._launches:
@@ -361,7 +461,7 @@ class JITFunction(SourceFunction):
                 )
             given = {name: unwrap(value) for name, value in options.items() if name in GPU_OPTIONS}
             return self._gpu_launch(types, constants, described, {"debug": self.debug, **given}, (key[2:], arguments))
-        return self._launch(types, constants, described, bool(key[0]))
+        return self._launch(types, constants, described, dict(key[0]))
 
     def _gpu_launch(
         self,
@@ -377,10 +477,15 @@ class JITFunction(SourceFunction):
         places = Places(self.name, *classified)
         kernel = self.compile(types, constants, described, target=places.target, options=options)
         assert isinstance(kernel, CudaKernel)
-        return CudaLaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), places, None)
+        return CudaLaunch(
+            kernel, Interface(self.name, self.argument_names, types, kernel.written), places, self.launch_metadata
+        )
 
-    def _launch(self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], debug: bool) -> Launch:
+    def _launch(
+        self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], options: Mapping[str, Any]
+    ) -> Launch:
         """The signature, ready to run where the settings say."""
+        debug = "debug" in options
         if settings.interpret:
             from tilewright.frontend.eager import EagerLaunch, runs_eagerly
 
@@ -390,8 +495,8 @@ class JITFunction(SourceFunction):
             function = self._trace(types, constants, described, debug).function
             written = written_parameters(function)
             return InterpretedLaunch(function, Interface(self.name, self.argument_names, types, written))
-        kernel = self.compile(types, constants, described, options={"debug": debug})
-        return CPULaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), None)
+        kernel = self.compile(types, constants, described, options={"debug": debug, **options})
+        return CPULaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), self.launch_metadata)
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.__module__}.{self.__qualname__}>"
@@ -517,18 +622,19 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Decorator: make a function a kernel. Bare, or with options:
 
     `do_not_specialize`, `do_not_specialize_on_alignment`: parameters (names or positions) that are taken as
-    they come; `debug`: keep device assertions.  `version`, `repr`, `launch_metadata` and `noinline` are accepted.
+    they come; `debug`: keep device assertions; `repr`: a function from `Specialization` to the name of the compiled
+    kernel; `launch_metadata`: a function of grid, metadata and the dict of arguments, whose dict launch hooks get.
+    `version` and `noinline` are kept and change nothing: functions are always inlined.
     """
-    known = {"do_not_specialize", "do_not_specialize_on_alignment", "debug"}
-    accepted = {"version", "repr", "launch_metadata", "noinline"}
-    unknown = set(options) - known - accepted
+    known = {
+        "do_not_specialize", "do_not_specialize_on_alignment", "debug", "repr", "launch_metadata", "noinline", "version"
+    }  # fmt: skip
+    unknown = set(options) - known
     if unknown:
         raise TypeError(f"jit does not take {', '.join(sorted(unknown))}")
 
-    settings_given = {name: value for name, value in options.items() if name in known}
-
     def decorate(target: Callable[..., Any]) -> JITFunction:
-        return JITFunction(target, **settings_given)
+        return JITFunction(target, **options)
 
     return decorate if function is None else decorate(function)
 
