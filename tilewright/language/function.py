@@ -413,10 +413,19 @@ def describe(value: Any, seen: set[int]) -> str:
     if isinstance(value, ConstexprFunction):
         return _python_source(value.function)
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(describe(entry, seen) for entry in value)})"
+        kind = _class_source(type(value)) if hasattr(value, "_fields") else ""  # properties are part of a NamedTuple
+        return f"{kind}({', '.join(describe(entry, seen) for entry in value)})"
     if isinstance(value, (FunctionType, type)) or callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return f"{type(value).__name__}:{value!r}" if not isinstance(value, dtype) else repr(value)
+
+
+def _class_source(kind: type) -> str:
+    """A class's text, or its name where there is none."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _python_source(function: Any) -> str:

@@ -1,0 +1,198 @@
+"""The forms of the Hopper kernels: what is fixed at compile time, and what follows from it.
+
+A form is a NamedTuple, so that kernels take it as one compile-time parameter and read its fields and properties.
+`check` says why a form is impossible before anything is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tilewright.language as tl
+from tilewright.errors import LaunchError
+from tilewright.kernels.matmul import identity
+
+SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
+ATOM = 128  # bytes: a row of the widest swizzle
+
+
+def swizzle_of(row_bytes: int) -> int:
+    """The widest swizzle that rows of so many bytes are made of; 0 for none."""
+    return next((width for width in (128, 64, 32) if row_bytes % width == 0), 0)
+
+
+class MatmulForm(NamedTuple):
+    """A matrix product by one persistent CTA an SM: a warp that loads, and warpgroups that multiply.
+
+    `BM` x `BN` is the tile of a CTA, `BK` the depth of a stage (whole rows of 128 bytes where it is contiguous).
+    `SHARE_A` CTAs beside each other load their rows of A together by multicast, `SHARE_B` CTAs below each other their
+    columns of B; `SPLIT` CTAs of a cluster share the depth.  `A_ROWS` of `BM` rows are loaded when there are no more.
+    `GROUP` rows of tiles are walked together, so that both operands stay in the L2 cache.
+    """
+
+    BM: int = 128
+    BN: int = 256
+    BK: int = 64
+    STAGES: int = 4
+    CONSUMERS: int = 2
+    SHARE_A: int = 1
+    SHARE_B: int = 1
+    SPLIT: int = 1
+    GROUP: int = 8
+    A_ROWS: int = 0
+    BUFFERS: int = 2
+    INPUT: Any = tl.bfloat16
+    OUTPUT: Any = tl.bfloat16
+    SUM: Any = tl.float32  # of products: float32, or int32
+    A_TRANSPOSED: bool = False  # A is given as [K, M]
+    B_TRANSPOSED: bool = False  # B is given as [K, N], else as [N, K]
+    BATCHED: bool = False  # operands and result have a leading axis
+    EVICT_A: str = ""
+    EVICT_B: str = ""
+    DEPENDENT: bool = False  # weights (B) may be read before the kernels in front of this one have ended
+    PROMOTE: Any = None  # (partial, row, column, stage, extra) -> what is added to the sum in float32
+    EPILOGUE: Any = identity
+
+    @property
+    def rows(self) -> int:
+        """Rows of a consumer."""
+        return self.BM // self.CONSUMERS
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of A that a stage holds."""
+        return self.A_ROWS or self.BM
+
+    @property
+    def shared(self) -> int:
+        """CTAs of a cluster that share operands."""
+        return self.SHARE_A * self.SHARE_B
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.shared * self.SPLIT
+
+    @property
+    def left_shape(self) -> tuple[int, int]:
+        """A stage of A."""
+        return (self.BK, self.loaded_rows) if self.A_TRANSPOSED else (self.loaded_rows, self.BK)
+
+    @property
+    def right_shape(self) -> tuple[int, int]:
+        """A stage of B."""
+        return (self.BK, self.BN) if self.B_TRANSPOSED else (self.BN, self.BK)
+
+    @property
+    def left_block(self) -> tuple[int, ...]:
+        """The tile of A's tensor map: what one CTA loads of a stage."""
+        return self._part(self.left_shape, self.A_TRANSPOSED, self.SHARE_A)
+
+    @property
+    def right_block(self) -> tuple[int, ...]:
+        """The tile of B's tensor map."""
+        return self._part(self.right_shape, self.B_TRANSPOSED, self.SHARE_B)
+
+    def _part(self, shape: tuple[int, int], transposed: bool, shares: int) -> tuple[int, ...]:
+        axis = 1 if transposed else 0
+        part = tuple(extent // shares if number == axis else extent for number, extent in enumerate(shape))
+        return (1, *part) if self.BATCHED else part
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that come to a stage."""
+        return int((self.loaded_rows + self.BN) * self.BK * self.INPUT.itemsize)
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows that a consumer stores at once."""
+        return self.rows // self.SPLIT if self.SPLIT > 1 else 64
+
+    @property
+    def chunk(self) -> int:
+        """Columns that a consumer stores at once: a row of the swizzle."""
+        return int(min(self.BN, ATOM // self.OUTPUT.itemsize))
+
+    @property
+    def tail(self) -> int:
+        """Columns of the last, smaller chunk; 0 when all are full."""
+        return self.BN % self.chunk
+
+    @property
+    def stores(self) -> tuple[tuple[int, int], ...]:
+        """The stores of a consumer's part of a tile, row part by row part: staging tile, and how many of the latest
+        stores may still read theirs when it is written. The smaller tile of the last columns is number `BUFFERS`."""
+        chunks = -(-self.BN // self.chunk)
+        parts = 1 if self.SPLIT > 1 else self.rows // 64
+        tiles: list[int] = []
+        for number in range(parts * chunks):
+            small = self.tail > 0 and number % chunks == chunks - 1
+            tiles.append(self.BUFFERS if small else sum(tile < self.BUFFERS for tile in tiles) % self.BUFFERS)
+        twice = tiles * 2  # of this tile and the one before
+        plan = []
+        for place, tile in enumerate(tiles):
+            now = len(tiles) + place
+            before = max(earlier for earlier in range(now) if twice[earlier] == tile)
+            plan.append((tile, now - before - 1))
+        return tuple(plan)
+
+    @property
+    def out_block(self) -> tuple[int, ...]:
+        """The tile of C's tensor map."""
+        return (1, self.stored_rows, self.chunk) if self.BATCHED else (self.stored_rows, self.chunk)
+
+    @property
+    def tail_block(self) -> tuple[int, ...]:
+        """The tile of the second tensor map of C; that of the first when there is no tail."""
+        return (*self.out_block[:-1], self.tail or self.chunk)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Budgets of loading and multiplying threads; with one consumer all have enough."""
+        return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA."""
+        columns = self.BUFFERS * self.chunk + self.tail
+        staging = self.CONSUMERS * self.stored_rows * columns * self.OUTPUT.itemsize
+        return int(self.STAGES * self.stage_bytes + staging + 16 * self.STAGES)
+
+    def check(self) -> MatmulForm:
+        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+        row = self.BK * self.INPUT.itemsize
+        accumulators = self.rows // 64 * self.BN // 2 * (2 if self.PROMOTE else 1)
+        transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
+        partial, left = self.BM * self.BN * 4, self.STAGES * self.loaded_rows * row
+        whole_rows = self.BM % (64 * self.CONSUMERS) == 0
+        rules = [
+            (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.CONSUMERS} consumers"),
+            (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
+            (self.INPUT.is_floating() or self.BN % 16 == 0, "8-bit integers take BN in steps of 16"),
+            (row % ATOM == 0, f"BK is a multiple of {ATOM // self.INPUT.itemsize}"),
+            (self.INPUT.itemsize == 2 or not transposed, "only 16-bit operands are transposed"),
+            (not self.A_TRANSPOSED or self.rows % 64 == 0, "a transposed A has 64 rows or more for each consumer"),
+            (not self.B_TRANSPOSED or self.BN // self.SHARE_B % 64 == 0, "a transposed B comes in 64 columns"),
+            (min(self.SHARE_A, self.SHARE_B) == 1, "CTAs share A or B, not both"),
+            (self.BN % (8 * self.SHARE_B) == 0, "each CTA loads a multiple of 8 rows of B"),
+            (self.loaded_rows % (8 * self.SHARE_A) == 0, "each CTA loads a multiple of 8 rows of A"),
+            (self.A_ROWS == 0 or (self.BM == 64 and not self.A_TRANSPOSED), "A_ROWS is for BM = 64"),
+            (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
+            (self.SPLIT == 1 or partial <= left, "partial sums lie where the stages of A were: use more stages"),
+            (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
+            (self.cluster <= 8, "a cluster has at most 8 CTAs"),
+            (self.STAGES >= 2, "there are two stages or more"),
+            (accumulators <= (104 if self.CONSUMERS == 3 else 200), f"{accumulators} accumulators a thread"),
+            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
+        ]
+        for holds, reason in rules:
+            if not holds:
+                raise LaunchError(f"{self}: {reason}")
+        return self
+
+    def grid(self, rows: int, columns: int, batches: int = 1, processors: int = 132) -> tuple[int, int, int]:
+        """CTAs to launch: as many clusters as fit the processors, or the tiles if they are fewer."""
+        tiles = -(-rows // (self.BM * self.SHARE_B)) * -(-columns // (self.BN * self.SHARE_A)) * batches
+        if self.SPLIT > 1:
+            return (tiles * self.cluster, 1, 1)
+        return (min(tiles, processors // self.cluster) * self.cluster, 1, 1)

@@ -1,0 +1,341 @@
+"""Matrix product on Hopper: C = EPILOGUE(A @ B), at the speed of the tensor cores.
+
+One elected thread loads stages of A and B by TMA into a ring in shared memory; one to three warpgroups multiply them,
+64 or 128 rows each, with one product in flight across the stages, and store their part of a tile through shared memory
+while the next tile is being loaded.  CTAs are persistent.  `forms.MatmulForm` says what can be chosen.
+
+The design is the one of NVIDIA's CUTLASS ("cooperative" kernels for sm_90) and of DeepSeek's DeepGEMM.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+import tilewright.language.explicit as tx
+from tilewright.kernels.hopper.forms import swizzle_of
+
+swizzle_of = tilewright.constexpr_function(swizzle_of)
+
+
+@tilewright.aggregate
+class Task:
+    """What all roles know: sizes, and which part of the work is this CTA's."""
+
+    rows: tl.tensor  # tiles, counted in those that share operands
+    columns: tl.tensor
+    tiles: tl.tensor
+    first: tl.tensor  # tile of this CTA's cluster; each further one is `step` on
+    step: tl.tensor
+    peer: tl.tensor  # number among the CTAs that share operands
+    start: tl.tensor  # first stage of depth
+    blocks: tl.tensor  # stages of depth
+    group: tl.tensor  # first rank of the CTAs that share operands with this one
+
+
+@tilewright.jit
+def make_task(M, N, K, batches, FORM: tl.constexpr):
+    """The work of this CTA."""
+    if FORM.cluster > 1:
+        rank = tx.cluster_rank()
+    else:
+        rank = 0
+    peer = rank % FORM.shared
+    part = rank // FORM.shared
+    rows = tl.cdiv(M, FORM.BM * FORM.SHARE_B)
+    columns = tl.cdiv(N, FORM.BN * FORM.SHARE_A)
+    blocks = tl.cdiv(K, FORM.BK)
+    start = part * 0
+    if FORM.SPLIT > 1:
+        share = tl.cdiv(blocks, FORM.SPLIT)
+        start = part * share
+        blocks = tl.minimum(blocks - start, share)
+    first = tl.program_id(0) // FORM.cluster
+    step = tl.num_programs(0) // FORM.cluster
+    return Task(rows, columns, rows * columns * batches, first, step, peer, start, blocks, part * FORM.shared)
+
+
+@tilewright.jit
+def tile_place(tile, task, FORM: tl.constexpr):
+    """Batch, first row and first column of a tile: GROUP rows of tiles together, column after column."""
+    batch = 0
+    if FORM.BATCHED:
+        batch = tile // (task.rows * task.columns)
+        tile = tile - batch * (task.rows * task.columns)
+    band = tile // (FORM.GROUP * task.columns)
+    within = tile - band * (FORM.GROUP * task.columns)
+    height = tl.minimum(task.rows - band * FORM.GROUP, FORM.GROUP)
+    column = within // height
+    row = band * FORM.GROUP + within - column * height
+    if FORM.SHARE_B > 1:
+        row = row * FORM.SHARE_B + task.peer
+    if FORM.SHARE_A > 1:
+        column = column * FORM.SHARE_A + task.peer
+    return batch, row * FORM.BM, column * FORM.BN
+
+
+@tilewright.jit
+def load_operand(source, tile, full, batch, across, depth, task, TRANSPOSED: tl.constexpr, SHARES: tl.constexpr,
+                 BATCHED: tl.constexpr, EVICTION: tl.constexpr):  # fmt: skip
+    """Start loading a stage of an operand, or this CTA's part of it, which goes to all that share it."""
+    AXIS: tl.constexpr = 1 if TRANSPOSED else 0
+    PART: tl.constexpr = tile.shape[AXIS] // SHARES
+    mask = None
+    if SHARES > 1:
+        mask = ((1 << SHARES) - 1) << task.group
+        tile = tile.slice(task.peer * PART, PART, AXIS)
+        across = across + task.peer * PART
+    if TRANSPOSED:
+        place = (depth, across)
+    else:
+        place = (across, depth)
+    if BATCHED:
+        place = (batch, place[0], place[1])
+    tx.tma_load(source, place, tile, full, mask, EVICTION)
+
+
+@tilewright.jit
+def load_left(a, lefts, full, stage, place, k, task, FORM: tl.constexpr):
+    """Start loading a stage of A."""
+    load_operand(a, lefts[stage], full, place[0], place[1], (task.start + k) * FORM.BK, task, FORM.A_TRANSPOSED,
+                 FORM.SHARE_A, FORM.BATCHED, FORM.EVICT_A)  # fmt: skip
+
+
+@tilewright.jit
+def load_right(b, rights, full, stage, place, k, task, FORM: tl.constexpr):
+    """Start loading a stage of B."""
+    load_operand(b, rights[stage], full, place[0], place[2], (task.start + k) * FORM.BK, task, FORM.B_TRANSPOSED,
+                 FORM.SHARE_B, FORM.BATCHED, FORM.EVICT_B)  # fmt: skip
+
+
+@tilewright.jit
+def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
+    """The loading role: one thread."""
+    position = tx.producer_start(FORM.STAGES)
+    ahead = task.blocks * 0
+    if FORM.DEPENDENT:
+        # The first stages take their weights at once; activations come from the kernels before.
+        ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
+        place = tile_place(task.first, task, FORM)
+        for k in range(ahead):
+            ring.full[k].expect(FORM.stage_bytes)
+            load_right(b, rights, ring.full[k], k, place, k, task, FORM)
+        tx.grid_wait()
+    for tile in range(task.first, task.tiles, task.step):
+        place = tile_place(tile, task, FORM)
+        for k in range(task.blocks):
+            full = ring.full[position.stage]
+            if FORM.DEPENDENT:
+                if k >= ahead:
+                    ring.wait_empty(position)
+                    full.expect(FORM.stage_bytes)
+                    load_right(b, rights, full, position.stage, place, k, task, FORM)
+            else:
+                ring.wait_empty(position)
+                full.expect(FORM.stage_bytes)
+                load_right(b, rights, full, position.stage, place, k, task, FORM)
+            load_left(a, lefts, full, position.stage, place, k, task, FORM)
+            position = position.next()
+        ahead = task.blocks * 0
+    if FORM.SPLIT > 1:
+        tx.cluster_arrive()
+        tx.cluster_wait()
+
+
+@tilewright.jit
+def release(ring, position, task, FORM: tl.constexpr):
+    """This consumer is done with a stage: tell every CTA that loads into it."""
+    if FORM.shared > 1:
+        for peer in tl.static_range(FORM.shared):
+            ring.empty[position.stage].arrive(rank=task.group + peer)
+    else:
+        ring.release(position)
+
+
+@tilewright.jit
+def operands(lefts, rights, stage, copy, FORM: tl.constexpr):
+    """A consumer's rows of A and all of B in a stage, as [rows, depth] and [depth, columns]."""
+    if FORM.A_ROWS > 0:
+        left = lefts[stage]
+    elif FORM.A_TRANSPOSED:
+        left = lefts[stage].slice(copy * FORM.rows, FORM.rows, 1).T
+    else:
+        left = lefts[stage].slice(copy * FORM.rows, FORM.rows)
+    if FORM.B_TRANSPOSED:
+        right = rights[stage]
+    else:
+        right = rights[stage].T
+    return left, right
+
+
+@tilewright.jit
+def multiply(lefts, rights, ring, position, copy, task, place, extra, FORM: tl.constexpr):
+    """The product of one tile, and the position behind it."""
+    if FORM.PROMOTE is None:
+        acc = tx.accumulator((FORM.rows, FORM.BN), FORM.SUM)
+        before = position
+        for k in range(task.blocks):
+            ring.wait_full(position)
+            left, right = operands(lefts, rights, position.stage, copy, FORM)
+            acc = tx.wgmma(left, right, acc, keep=k > 0)
+            # The product before this one has ended, and its stage is free.
+            tx.wgmma_wait(outstanding=1)
+            if k > 0:
+                release(ring, before, task, FORM)
+            before = position
+            position = position.next()
+        total = tx.wgmma_wait(acc)
+        if FORM.SPLIT == 1:
+            release(ring, before, task, FORM)
+    else:
+        total = tl.zeros((FORM.rows, FORM.BN), FORM.SUM)
+        row = place[1] + copy * FORM.rows + tl.arange(0, FORM.rows)[:, None]
+        column = place[2] + tl.arange(0, FORM.BN)[None, :]
+        for k in range(task.blocks):
+            ring.wait_full(position)
+            left, right = operands(lefts, rights, position.stage, copy, FORM)
+            partial = tx.wgmma_wait(tx.wgmma(left, right))
+            release(ring, position, task, FORM)
+            total += FORM.PROMOTE(partial, row, column, task.start + k, extra)
+            position = position.next()
+    return total, position
+
+
+@tilewright.jit
+def finished(value, batch, first_row, first_column, M, N, extra, FORM: tl.constexpr):
+    """The epilogue on a block of sums."""
+    row = first_row + tl.arange(0, value.shape[0])[:, None]
+    column = first_column + tl.arange(0, value.shape[1])[None, :]
+    mask = (row < M) & (column < N)
+    if FORM.BATCHED:
+        row = batch.to(tl.int64) * M + row
+    return FORM.EPILOGUE(value, row, column, mask, extra)
+
+
+@tilewright.jit
+def store_chunk(value, target, out, batch, row, column, OUTSTANDING: tl.constexpr, BATCHED: tl.constexpr):
+    """Store a block of results through a staging tile, once the copy that last read it is done: one group."""
+    tx.tma_wait(OUTSTANDING, read=True)
+    tx.group_sync()
+    out.store(value)
+    tx.fence_async()
+    tx.group_sync()
+    if BATCHED:
+        tx.tma_store(target, (batch, row, column), out)
+    else:
+        tx.tma_store(target, (row, column), out)
+    tx.tma_commit()
+
+
+@tilewright.jit
+def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl.constexpr):
+    """The epilogue of a tile, 64 rows and one row of the swizzle at a time."""
+    CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
+    batch, first_row, first_column = place
+    for part in tl.static_range(FORM.rows // 64):
+        for chunk in tl.static_range(CHUNKS):
+            STORE: tl.constexpr = FORM.stores[part * CHUNKS + chunk]
+            WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
+            row = first_row + copy * FORM.rows + 64 * part
+            column = first_column + chunk * FORM.chunk
+            block = tx.block_slice(tx.block_slice(total, 0, 64 * part, 64), 1, chunk * FORM.chunk, WIDTH)
+            value = finished(block, batch, row, column, M, N, extra, FORM)
+            if STORE[0] < FORM.BUFFERS:
+                out = outs[copy * FORM.BUFFERS + STORE[0]]
+                store_chunk(value, c, out, batch, row, column, STORE[1], FORM.BATCHED)
+            else:
+                store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], FORM.BATCHED)
+
+
+@tilewright.jit
+def multiply_tiles(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
+    """The multiplying role: this warpgroup's rows of each tile."""
+    position = tx.consumer_start(FORM.STAGES)
+    for tile in range(task.first, task.tiles, task.step):
+        place = tile_place(tile, task, FORM)
+        total, position = multiply(lefts, rights, ring, position, copy, task, place, extra, FORM)
+        store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+    tx.tma_wait()
+
+
+@tilewright.jit
+def sum_parts(partials, copy, first, column, task, WIDTH: tl.constexpr, FORM: tl.constexpr):
+    """The sum over the CTAs that share the depth, in their order, of some rows and columns."""
+    mine = partials[copy].slice(first, FORM.stored_rows).slice(column, WIDTH, 1)
+    total = mine.remote(task.peer).load()
+    for part in tl.static_range(1, FORM.SPLIT):
+        total += mine.remote(task.peer + part * FORM.shared).load()
+    return total
+
+
+@tilewright.jit
+def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, task, M, N, extra, FORM: tl.constexpr):
+    """The multiplying role when CTAs share the depth: one tile; each stores the sums of a part of its rows."""
+    CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
+    place = tile_place(task.first, task, FORM)
+    batch, first_row, first_column = place
+    position = tx.consumer_start(FORM.STAGES)
+    total, position = multiply(lefts, rights, ring, position, copy, task, place, extra, FORM)
+    tx.named_sync(1, 128 * FORM.CONSUMERS)  # the partial sums lie where the stages were
+    partials[copy].store(total)
+    tx.cluster_arrive()
+    tx.cluster_wait()
+    first = task.group // FORM.shared * FORM.stored_rows
+    row = first_row + copy * FORM.rows + first
+    for chunk in tl.static_range(CHUNKS):
+        STORE: tl.constexpr = FORM.stores[chunk]
+        WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
+        column = first_column + chunk * FORM.chunk
+        block = sum_parts(partials, copy, first, chunk * FORM.chunk, task, WIDTH, FORM)
+        value = finished(block, batch, row, column, M, N, extra, FORM)
+        if STORE[0] < FORM.BUFFERS:
+            store_chunk(value, c, outs[copy * FORM.BUFFERS + STORE[0]], batch, row, column, STORE[1], False)
+        else:
+            store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], False)
+    tx.tma_wait()
+
+
+@tilewright.jit
+def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tensor_map, M, N, K, batches, *extra,
+           FORM: tl.constexpr):  # fmt: skip
+    """C[M, N] = EPILOGUE(A[M, K] @ B[K, N]), as `FORM` says.
+
+    The maps move tiles of `FORM.left_block`, `right_block`, `out_block` and `tail_block` (the last columns of a tile;
+    any map of C when BN is a multiple of `FORM.chunk`).  Grid: `FORM.grid`.  Rows of all operands are multiples of 16
+    bytes; ragged edges are filled with zeros and left out by the copies.
+    """
+    if FORM.cluster > 1:
+        tx.cluster((FORM.cluster,))
+    lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
+    rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.INPUT, swizzle=128)
+    staging = FORM.CONSUMERS * FORM.BUFFERS
+    outs = tx.shared((staging, FORM.stored_rows, FORM.chunk), FORM.OUTPUT,
+                     swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize))  # fmt: skip
+    tails = outs
+    if FORM.tail > 0:
+        tails = tx.shared((FORM.CONSUMERS, FORM.stored_rows, FORM.tail), FORM.OUTPUT,
+                          swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize))  # fmt: skip
+    ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS * FORM.shared)
+    if FORM.DEPENDENT:
+        tx.grid_launch_dependents()
+    task = make_task(M, N, K, batches, FORM)
+    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0], elected=True)
+    if FORM.SPLIT > 1:
+        partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
+                             over=lefts)  # fmt: skip
+        multiplying = tx.role(
+            multiply_part, (c, c_tail, lefts, rights, ring, outs, tails, partials, task, M, N, extra, FORM),
+            copies=FORM.CONSUMERS, registers=FORM.registers[1],
+        )  # fmt: skip
+    else:
+        multiplying = tx.role(
+            multiply_tiles, (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
+            copies=FORM.CONSUMERS, registers=FORM.registers[1],
+        )  # fmt: skip
+    tx.warp_roles(loading, multiplying)
+    if FORM.cluster > 1:
+        # Peers may still arrive at this CTA's barriers, or read its partial sums.
+        tx.cluster_arrive(relaxed=True)
+        tx.cluster_wait()
