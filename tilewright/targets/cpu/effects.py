@@ -11,6 +11,7 @@ from functools import partial
 
 from tilewright.dtypes import DType, bfloat16, float64, int64
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.diagnostics import render
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.conversions import memory_type
 from tilewright.targets.cpu.elementwise import unsupported
@@ -22,6 +23,12 @@ from tilewright.targets.llvm.builder import LLVMValue
 _ORDERINGS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _INTEGER_KINDS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}
 _FLOAT_KINDS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}
+
+
+def _assertion_text(operation: Operation) -> str:
+    """What a failed assertion prints: the place, and its line as compile errors show it."""
+    message, location = f"assertion failed: {operation.attributes['message']}", operation.location
+    return message if location is None else render(message, location, location.width)
 
 
 class EffectEmitter:
@@ -127,9 +134,10 @@ class EffectEmitter:
         fails, on = builder.new_block("assert.fails"), builder.new_block("assert.holds")
         builder.branch_if(holds, on, fails, (1 << 20, 1))
         builder.start(fails)
-        message = str(operation.attributes["message"]).replace("%", "%%")
-        where = f"{operation.location}: " if operation.location else ""
-        self._printf(f"{where.replace('%', '%%')}assertion failed: {message} in program (%d, %d, %d)\n", self.programs)
+        text = _assertion_text(operation).replace("%", "%%")
+        element = f", element [{', '.join(['%lld'] * len(indices))}] of the block" if indices else ""
+        positions = [builder.add(index.base, 0) for index in indices]
+        self._printf(f"{text}\n  in program instance (%d, %d, %d){element}\n", [*self.programs, *positions])
         builder.call("abort", "void", [])
         builder.unreachable()
         builder.start(on)

@@ -95,9 +95,14 @@ class _DeepRecursion:
 _deep_recursion = _DeepRecursion()
 
 
+def identity(function: Function) -> str:
+    """The text that code depends on: with source places where a failed assertion prints them."""
+    return print_function(function, locations=any(operation.opcode == "assert" for operation in function.walk()))
+
+
 def _symbol(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> str:
     """A name that differs whenever the code may differ, so that many kernels link into one library."""
-    content = "\n".join((print_function(function), target.key, repr(sorted(options.items(), key=str))))
+    content = "\n".join((identity(function), target.key, repr(sorted(options.items(), key=str))))
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
     return f"tw_{name}_{digest}"

@@ -345,12 +345,18 @@ def _root_kind(root: Root) -> str:
         return f"reduction along axis {root.reduced_axis}"
     if root.kind == "store":
         return "store"
-    carried = root.operation.regions or root.operation.opcode == "dot"
-    return f"{'initial value' if carried else root.operation.opcode} into scratch memory"
+    return f"{_written(root.operation)} into scratch memory"
+
+
+def _written(operation: Operation) -> str:
+    """What a root that writes a buffer computes."""
+    if operation.opcode in ("yield", "condition"):
+        return "next value"
+    return "initial value" if operation.regions or operation.opcode == "dot" else operation.opcode
 
 
 def _root_name(root: Root) -> str:
-    kind = {"reduce": "the reduction", "store": "the store"}.get(root.kind, f"the {root.operation.opcode}")
+    kind = {"reduce": "the reduction", "store": "the store"}.get(root.kind, f"the {_written(root.operation)}")
     return f"{kind} of line {_line(root.operation)}"
 
 
