@@ -57,20 +57,22 @@ def processor() -> str:
     return f"{name} ({get_target('cpu').description})"
 
 
+def installed(name: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def environment(threads: int) -> dict[str, Any]:
     """Device, versions and date of a run."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
     return {
         "date": datetime.date.today().isoformat(),
         "processor": processor(),
         "threads": threads,
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {name: installed(name) for name in PACKAGES},
         "dropped_environment": DROPPED,
     }
 

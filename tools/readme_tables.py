@@ -17,8 +17,45 @@ BLOCK = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
-    """The Markdown table of one results file: a row a case, a column a runtime, ratios to the peers."""
+    """The Markdown table of one results file."""
     data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return gpu_table(data) if "families" in data else runtime_table(data)
+
+
+def gpu_table(data: dict[str, Any]) -> str:
+    """A row a case, with the best of its peers and the ratio to it; under a family's cases their geometric mean."""
+    lines = [["", "", "tilewright us", "best peer us", "peer", "peer / tilewright", "rate"]]
+    lines.append(["---", "---", "---:", "---:", "---", "---:", "---:"])
+    for family, means in data["families"].items():
+        for case in data["cases"]:
+            if case["family"] != family or "ratio" not in case:
+                continue
+            times = {name: value["median"] for name, value in case["microseconds"].items()}
+            peer, protocol = case["best_peer"], case["protocol"]
+            row = [family, f"{case['name']}, {protocol}", f"{times['tilewright']:.1f}", f"{times[peer]:.1f}", peer]
+            lines.append([*row, f"{case['ratio']:.2f}", _rate(case)])
+        lines.append([family, "geometric mean", "", "", "", f"**{means['geometric_mean']:.2f}**", ""])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    places = {
+        f"{found['device']}, {found['driver']}, {found['assembler']}, {found['date']}; {_versions(found)}."
+        for found in data["environments"].values()
+    }
+    return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+
+
+def _rate(case: dict[str, Any]) -> str:
+    for key, unit in (("tflops", "TFLOP/s"), ("terabytes_a_second", "TB/s")):
+        if "tilewright" in case.get(key, {}):
+            return f"{case[key]['tilewright']:.3g} {unit}"
+    return ""
+
+
+def _versions(environment: dict[str, Any]) -> str:
+    return ", ".join(f"{package} {version}" for package, version in environment["versions"].items() if version)
+
+
+def runtime_table(data: dict[str, Any]) -> str:
+    """A row a case, a column a runtime, ratios to the peers."""
     cases: list[dict[str, Any]] = data["cases"]
     peers = [
         peer for peer in dict.fromkeys(key for case in cases for key in case["milliseconds"]) if peer != "tilewright"
@@ -31,11 +68,8 @@ def table(name: str) -> str:
         row = [case["name"], f"{ours:.2f}", *(f"{times[peer]:.2f}" if peer in times else "-" for peer in peers)]
         lines.append([*row, *(f"{times[peer] / ours:.2f}" if peer in times else "-" for peer in peers)])
     environment = data["environment"]
-    versions = ", ".join(f"{package} {version}" for package, version in environment["versions"].items() if version)
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return (
-        f"{text}\n\n{environment['processor']}, {environment['threads']} threads, {environment['date']}; {versions}.\n"
-    )
+    return f"{text}\n\n{environment['processor']}, {environment['threads']} threads, {environment['date']}; {_versions(environment)}.\n"
 
 
 def main() -> int:
