@@ -43,7 +43,7 @@ _LN2_HIGH, _LN2_LOW = 0.693147182464599609375, -1.90465429995776804525e-9  # the
 _LOG2E_HIGH, _LOG2E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
 # pi / 2 in three parts of 24 bits
 _HALF_PI = (1.57079637050628662109375, -4.371138828673793e-8, -1.7151245100058819e-15)
-_TRIGONOMETRIC_LIMIT = 1e5  # beyond it the three parts are too short; the C library takes over
+TRIGONOMETRIC_LIMIT = 1e5  # beyond it the three parts are too short; something else has to take over
 _ROUNDER = 1.5 * 2.0**23  # adding it to a small float32 rounds to a whole number, held in the low bits
 _ROUNDER_DOUBLE = 1.5 * 2.0**52
 _LIBRARY = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
@@ -68,6 +68,11 @@ def emit_math(builder: LLVMBuilder, opcode: str, operand: LLVMValue, *others: LL
         "power": _power,
     }  # fmt: skip
     return functions[opcode](_Emitter(builder, operand.lanes), *operands)
+
+
+def emit_trigonometric_near(builder: LLVMBuilder, opcode: str, operand: LLVMValue) -> LLVMValue:
+    """Sine or cosine of float32 of up to 1e5 in size."""
+    return _trigonometric_near(_Emitter(builder, operand.lanes), opcode, operand)
 
 
 def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]) -> LLVMValue:
@@ -276,7 +281,7 @@ def _trigonometric(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
     """Reduced by multiples of pi / 2; huge arguments go to the C library, the lanes beside them do not."""
     builder = m.builder
     quick = _trigonometric_near(m, opcode, x)
-    huge = builder.compare("ogt", m.absolute(x), m.number(_TRIGONOMETRIC_LIMIT))
+    huge = builder.compare("ogt", m.absolute(x), m.number(TRIGONOMETRIC_LIMIT))
     any_huge = huge if m.lanes == 1 else builder.call(f"llvm.vector.reduce.or.v{m.lanes}i1", "i1", [huge])
     far, done = builder.new_block("far"), builder.new_block("reduced")
     near_end = builder.block

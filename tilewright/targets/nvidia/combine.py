@@ -26,6 +26,14 @@ class Partial:
     valid: LLVMValue | None = None
 
 
+def flagged(parts: Sequence[Partial], lowering: KernelLowering) -> list[Partial]:
+    """Partial results of which all have a flag when one has."""
+    if all(part.valid is None for part in parts):
+        return list(parts)
+    true = lowering.builder.constant("i1", True)
+    return [part if part.valid is not None else Partial(part.registers, true) for part in parts]
+
+
 class Combiner:
     """Merges partial results by an operation's region, always the earlier elements on the left."""
 
@@ -105,13 +113,13 @@ class WarpSlots:
         return sum(-(-self.results * self.warps * width // _VECTOR_BYTES) * _VECTOR_BYTES for width in widths)
 
 
-def warp_slots(layout: LinearLayout, axis: int, registers: int, along: Sequence[int] | None = None) -> WarpSlots:
-    """The slots of a reduction along an axis, over some warp bits (by default all that move along it)."""
-    warps, lanes = layout.vectors("warp"), layout.vectors("lane")
-    if along is None:
-        moving = [bit for bit, vector in enumerate(warps) if vector[axis]]
-        along = sorted(moving, key=lambda bit: warps[bit][axis])
-    kept = tuple(bit for bit, vector in enumerate(lanes) if any(vector) and not vector[axis])
+def warp_slots(layout: LinearLayout, along: Sequence[int], finished: Sequence[int], registers: int) -> WarpSlots:
+    """The slots of an exchange over the warp bits `along`, each thread having `registers` results.
+
+    `finished` are the lane bits whose lanes have equal results already.
+    """
+    lanes, warps = layout.vectors("lane"), layout.vectors("warp")
+    kept = tuple(bit for bit, vector in enumerate(lanes) if any(vector) and bit not in finished)
     others = tuple(bit for bit, vector in enumerate(warps) if any(vector) and bit not in along)
     copies = sum(1 << bit for bit in range(len(lanes)) if bit not in kept)
     return WarpSlots(tuple(along), kept, others, copies, registers)
@@ -138,7 +146,7 @@ class WarpExchange:
         columns = [[*part.registers, *([part.valid] if part.valid is not None else [])] for part in parts]
         types = [register.type for register in columns[0]]
         row = self._row()
-        mine = self._thread_bits([(bit, 1 << place) for place, bit in enumerate(slots.along)], lowering.group.warp)
+        mine = self.own_warp()
         start = lowering.builder.add(
             lowering.group.scratch, lowering.i32(lowering.allocation.scratch[self.operation] + base)
         )
@@ -158,6 +166,12 @@ class WarpExchange:
                 several.append(Partial(tuple(values[:-1]), values[-1]) if flagged else Partial(tuple(values)))
             results.append(several)
         return results
+
+    def own_warp(self) -> LLVMValue:
+        """The thread's own number among the warps that exchange."""
+        return self._thread_bits(
+            [(bit, 1 << place) for place, bit in enumerate(self.slots.along)], self.lowering.group.warp
+        )
 
     def _thread_bits(self, bits: Sequence[tuple[int, int]], source: LLVMValue) -> LLVMValue:
         """The sum of one number for each set bit of `source`."""

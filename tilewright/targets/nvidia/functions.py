@@ -1,7 +1,8 @@
-"""Math functions: the special function unit for exponentials and reciprocal roots, polynomials for the rest.
+"""Math functions of float32: the special function unit for exponentials and reciprocals, polynomials for the rest.
 
-Greatest errors of float32, in units in the last place: exp2 2, rsqrt 2, exp 2 and as many more as |x| / 6 (the argument
-is scaled in float32, as by every compiler that uses the unit); log, log2, sin, cos, tanh, erf 2 (`targets/llvm/math`).
+Greatest errors, in units in the last place: exp2, rsqrt 2; exp 2 and as many more as |x| / 6, because the argument is
+scaled in float32, as by every compiler that uses the unit; tanh, log, log2, sin, cos, power 2 and erf 4.
+`remainder` is exact.  float64 is in `functions_double.py`.
 """
 
 from __future__ import annotations
@@ -10,27 +11,182 @@ import math
 from collections.abc import Sequence
 
 from tilewright.ir.core import Operation
-from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.llvm.math import emit_math
-from tilewright.targets.nvidia.lowering import KernelLowering, unsupported
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math, emit_trigonometric_near
+from tilewright.targets.nvidia.functions_double import emit_double
+from tilewright.targets.nvidia.lowering import KernelLowering
+
+# tanh x = x + x^3 TANH(x^2) on |x| <= 0.55 (tools/math_coefficients.py)
+_TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065058797597885, -0.0057170456275343895)
+# The bits of 2 / pi behind the point, 32 to a word, as far as float32 reaches.
+_TWO_OVER_PI = (0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
+_HALF_PI_FIXED = math.pi / 2 * 2.0**-62
 
 
 def emit_function(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue]) -> LLVMValue:
     """A math function of float32 or float64 operands."""
     opcode, builder = operation.opcode, lowering.builder
+    if opcode == "remainder":
+        return remainder(builder, operands[0], operands[1])
     if operands[0].type == "double":
-        raise unsupported(operation, f"'{opcode}' of float64 is not there yet")
+        return emit_double(builder, opcode, operands)
     if opcode == "exp2":
-        return exp2(lowering, operands[0])
+        return exp2(builder, operands[0])
     if opcode == "exp":
-        return exp2(lowering, builder.binary("fmul", operands[0], builder.constant("float", math.log2(math.e))))
+        return exp2(builder, builder.binary("fmul", operands[0], builder.constant("float", math.log2(math.e))))
     if opcode == "rsqrt":
         return builder.call("llvm.nvvm.rsqrt.approx.f", "float", operands)
-    if opcode == "remainder":
-        return builder.binary("frem", operands[0], operands[1])
+    if opcode == "tanh":
+        return tanh(builder, operands[0])
+    if opcode in ("sin", "cos"):
+        return _trigonometric(builder, opcode, operands[0])
     return emit_math(builder, opcode, *operands)
 
 
-def exp2(lowering: KernelLowering, operand: LLVMValue) -> LLVMValue:
+def exp2(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
     """2 to the power of a float32 by the special function unit."""
-    return lowering.builder.call("llvm.nvvm.ex2.approx.f", "float", [operand])
+    return builder.call("llvm.nvvm.ex2.approx.f", "float", [operand])
+
+
+def reciprocal(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
+    """1 / x by the special function unit, for normal x."""
+    return builder.call("llvm.nvvm.rcp.approx.ftz.f", "float", [operand])
+
+
+def tanh(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
+    """1 - 2 / (e^2|x| + 1) with the sign of x; near zero a polynomial."""
+    size = builder.intrinsic("fabs", [x])
+    grown = exp2(builder, builder.binary("fmul", size, builder.constant("float", 2 * math.log2(math.e))))
+    below = reciprocal(builder, builder.binary("fadd", grown, builder.constant("float", 1.0)))
+    large = builder.intrinsic("fma", [below, builder.constant("float", -2.0), builder.constant("float", 1.0)])
+    signed = builder.intrinsic("copysign", [large, x])
+    square = builder.binary("fmul", x, x)
+    total = builder.constant("float", _TANH[-1])
+    for coefficient in reversed(_TANH[:-1]):
+        total = builder.intrinsic("fma", [total, square, builder.constant("float", coefficient)])
+    small = builder.intrinsic("fma", [builder.binary("fmul", square, total), x, x])
+    near = builder.compare("olt", size, builder.constant("float", 0.55))
+    return builder.select(near, small, signed)
+
+
+def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
+    """By short parts of pi / 2 up to a limit, beyond it with as many bits of 2 / pi as the exponent asks for."""
+    near = emit_trigonometric_near(builder, opcode, x)
+    size = builder.intrinsic("fabs", [x])
+    huge = builder.compare("ogt", size, builder.constant("float", TRIGONOMETRIC_LIMIT))
+    start, far, done = builder.block, builder.new_block("far"), builder.new_block("reduced")
+    builder.branch_if(huge, far, done, weights=(1, 1000))
+    builder.start(far)
+    slow = _trigonometric_far(builder, opcode, x)
+    end = builder.block
+    builder.branch(done)
+    builder.start(done)
+    return builder.phi(done, "float", [(near, start), (slow, end)])
+
+
+def _trigonometric_far(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
+    """Payne and Hanek, "Radian reduction for trigonometric functions", 1983: x 2 / pi modulo 4 in 64 bits."""
+    bits = builder.cast("bitcast", x, "i32")
+    exponent = builder.subtract(builder.binary("and", builder.binary("lshr", bits, _i32(23)), _i32(255)), 126)
+    mantissa = builder.binary("or", builder.binary("shl", bits, _i32(8)), _i32(-(2**31)))
+    word, shift = builder.binary("lshr", exponent, _i32(5)), builder.binary("and", exponent, _i32(31))
+    initial = ", ".join(f"i32 {value}" for value in (0, *_TWO_OVER_PI))
+    table = builder.module.constant_array(f"[{1 + len(_TWO_OVER_PI)} x i32] [{initial}]", "two_over_pi", 4)
+    words = [builder.load("i32", builder.gep(table, builder.add(word, number), "i32"), 4) for number in range(4)]
+    high, middle, low = (
+        builder.call("llvm.fshl.i32", "i32", [first, second, shift])
+        for first, second in zip(words, words[1:], strict=False)
+    )
+    wide = builder.cast("zext", mantissa, "i64")
+    product = builder.binary("lshr", builder.binary("mul", wide, builder.cast("zext", low, "i64")), _i64(32))
+    product = builder.add(product, builder.binary("mul", wide, builder.cast("zext", middle, "i64")))
+    top = builder.cast("zext", builder.binary("mul", mantissa, high), "i64")
+    product = builder.add(product, builder.binary("shl", top, _i64(32)))
+    # The highest two bits, rounded to the nearest quadrant, and what is left over, which may be negative.
+    quadrant = builder.binary("lshr", builder.add(product, _i64(1 << 61)), _i64(62))
+    rest = builder.binary("sub", product, builder.binary("shl", quadrant, _i64(62)))
+    radians = builder.binary("fmul", builder.cast("sitofp", rest, "double"), builder.constant("double", _HALF_PI_FIXED))
+    reduced = builder.cast("fptrunc", radians, "float")
+    return _of_quadrant(builder, opcode, x, reduced, builder.cast("trunc", quadrant, "i32"))
+
+
+def _of_quadrant(builder: LLVMBuilder, opcode: str, x: LLVMValue, reduced: LLVMValue, quadrant: LLVMValue) -> LLVMValue:
+    """Sine or cosine of |x| = reduced + quadrant pi / 2, then the sign of x."""
+    sine, cosine = (emit_trigonometric_near(builder, name, reduced) for name in ("sin", "cos"))
+    if opcode == "cos":
+        quadrant = builder.add(quadrant, 1)
+    odd = builder.compare("ne", builder.binary("and", quadrant, _i32(1)), 0)
+    chosen = builder.cast("bitcast", builder.select(odd, cosine, sine), "i32")
+    flip = builder.binary("shl", builder.binary("and", quadrant, _i32(2)), _i32(30))
+    if opcode == "sin":
+        negative = builder.binary("and", builder.cast("bitcast", x, "i32"), _i32(-(2**31)))
+        flip = builder.binary("xor", flip, negative)
+    result = builder.cast("bitcast", builder.binary("xor", chosen, flip), "float")
+    finite = builder.compare("one", builder.intrinsic("fabs", [x]), builder.constant("float", math.inf))
+    return builder.select(finite, result, builder.constant("float", math.nan))
+
+
+def _i32(number: int) -> LLVMValue:
+    return LLVMValue("i32", str(number))
+
+
+def _i64(number: int) -> LLVMValue:
+    return LLVMValue("i64", str(number))
+
+
+# Remainder ---------------------------------------------------------------------------------------
+
+
+def remainder(builder: LLVMBuilder, x: LLVMValue, y: LLVMValue) -> LLVMValue:
+    """C's fmod, exactly: one quotient while it is small, else one bit of it after the other."""
+    kind = x.type
+    size, by = (builder.intrinsic("fabs", [value]) for value in (x, y))
+    quotient = builder.intrinsic("trunc", [builder.binary("fdiv", size, by)])
+    rest = builder.intrinsic("fma", [builder.negate(quotient), by, size])
+    # A quotient that was rounded up leaves a negative rest, whose sum with y is exact.
+    negative = builder.compare("olt", rest, builder.constant(kind, 0.0))
+    rest = builder.select(negative, builder.binary("fadd", rest, by), rest)
+    smaller = builder.compare("olt", size, by)
+    quick = builder.select(smaller, size, rest)
+    infinite = builder.constant(kind, math.inf)
+    large = builder.compare("oge", quotient, builder.constant(kind, 2.0**22 if kind == "float" else 2.0**51))
+    numbers = builder.binary(
+        "and",
+        builder.compare("olt", size, infinite),
+        builder.compare("ogt", by, builder.constant(kind, 0.0)),
+    )
+    start, slow, done = builder.block, builder.new_block("remainder"), builder.new_block("remainder.end")
+    builder.branch_if(builder.binary("and", large, numbers), slow, done, weights=(1, 1000))
+    builder.start(slow)
+    exact = _long_division(builder, size, by)
+    end = builder.block
+    builder.branch(done)
+    builder.start(done)
+    result = builder.phi(done, kind, [(quick, start), (exact, end)])
+    result = builder.select(numbers, result, builder.constant(kind, math.nan))
+    result = builder.select(builder.compare("uno", y, y), builder.constant(kind, math.nan), result)
+    return builder.intrinsic("copysign", [result, x])
+
+
+def _long_division(builder: LLVMBuilder, size: LLVMValue, by: LLVMValue) -> LLVMValue:
+    """Subtracts y 2^k for falling k; every step is exact, as both numbers differ by less than a factor of two."""
+    kind = size.type
+    half = builder.constant(kind, 0.5)
+    limit = builder.binary("fmul", size, half)
+    entry, grow, shrink, done = builder.block, *(builder.new_block(name) for name in ("grow", "shrink", "divided"))
+    builder.branch(grow)
+    builder.start(grow)
+    scaled = builder.reserve(kind)
+    doubled = builder.binary("fadd", scaled, scaled)
+    builder.branch_if(builder.compare("ole", scaled, limit), grow, shrink)
+    builder.fill_phi(grow, scaled, [(by, entry), (doubled, grow)])
+    builder.start(shrink)
+    rest, part = builder.reserve(kind), builder.reserve(kind)
+    fits = builder.compare("oge", rest, part)
+    less = builder.select(fits, builder.binary("fsub", rest, part), rest)
+    halved = builder.binary("fmul", part, half)
+    builder.branch_if(builder.compare("oge", halved, by), shrink, done)
+    builder.fill_phi(shrink, rest, [(size, grow), (less, shrink)])
+    builder.fill_phi(shrink, part, [(scaled, grow), (halved, shrink)])
+    builder.start(done)
+    return less

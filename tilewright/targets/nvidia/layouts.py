@@ -15,8 +15,8 @@ Blocks fall into three kinds.
 
 Decisions are made in program order (`_Assigner`), then wishes are collected backwards (`_Wishes`), then the kernel is
 written again with a copy of every flexible block for each layout that is wanted of it, and with a conversion, a
-`hint` that promises nothing but has the attribute `nvidia.conversion`, for every other block that is wanted elsewhere
-(`_Writer`).  The layouts are also written on the operations (`nvidia.layout`), so that the printed kernel shows them
+`permute` that changes no order but has the attribute `nvidia.conversion`, for every other block that is wanted
+elsewhere (`_Writer`).  The layouts are also written on the operations (`nvidia.layout`), so that the printed kernel shows them
 and runs in the interpreter like any other.
 """
 
@@ -375,7 +375,8 @@ def _move(assigner: Assigner, operation: Operation) -> None:
     if home is None:
         assigner.unanchored(operation)
         return
-    assigner.anchor(operation.result, result_layout(operation, home))
+    if operation.result.type.rank:
+        assigner.anchor(operation.result, result_layout(operation, home))
     assigner.require(operation, [home if value.type.rank else None for value in operation.operands])
 
 
@@ -683,8 +684,9 @@ class _Writer(Rebuilder):
 
     def convert(self, value: Value, home: LinearLayout, layout: LinearLayout) -> Value:
         plan = plan_conversion(home, layout, element_bits(value))
-        attributes: dict[str, Attribute] = {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: str(plan)}
-        converted = self.create("hint", [value], attributes).result
+        attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}
+        attributes |= {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: str(plan)}
+        converted = self.create("permute", [value], attributes).result
         self.layouts[converted] = layout
         if plan.cost:
             place = self.location

@@ -88,6 +88,7 @@ class KernelLowering:
         self.remarks: list[Remark] = list(assignment.remarks)
         self.tensor_maps: list[TensorMapUse] = []
         self.affine: dict[str, tuple[LLVMValue, int]] = {}
+        self.used = {value for operation in self.function.walk() for value in operation.operands}
         self._values: dict[Value, list[LLVMValue]] = {}
         self._memo: dict[tuple[object, ...], LLVMValue] = {}
         self._declare()

@@ -8,7 +8,15 @@ from __future__ import annotations
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import LinearLayout
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.combine import Combiner, Partial, WarpExchange, WarpSlots, slot_widths, warp_slots
+from tilewright.targets.nvidia.combine import (
+    Combiner,
+    Partial,
+    WarpExchange,
+    WarpSlots,
+    flagged,
+    slot_widths,
+    warp_slots,
+)
 from tilewright.targets.nvidia.layouts import Assignment
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule, cached_live_registers
 
@@ -30,6 +38,13 @@ def _grouped(layout: LinearLayout, shape: tuple[int, ...], axis: int) -> dict[in
     return groups
 
 
+def _slots(layout: LinearLayout, axis: int, registers: int) -> WarpSlots:
+    """The exchange between the warps along the axis."""
+    warps, lanes = layout.vectors("warp"), layout.vectors("lane")
+    moving = sorted((bit for bit, vector in enumerate(warps) if vector[axis]), key=lambda bit: warps[bit][axis])
+    return warp_slots(layout, moving, [bit for bit, vector in enumerate(lanes) if vector[axis]], registers)
+
+
 def _is_flagged(layout: LinearLayout, shape: tuple[int, ...], axis: int) -> bool:
     """Whether a thread or a warp may hold nothing of the real block along the axis."""
     return layout.shape[axis] != shape[axis]
@@ -49,7 +64,7 @@ def reduce(lowering: KernelLowering, operation: Operation) -> None:
             values = tuple(column[positions[number]] for column in registers)
             parts.append(Partial(values, _inside_axis(lowering, layout, shape, axis, number)))
         partials[element] = _over_lanes(combiner, combiner.tree(parts), layout, axis)
-    slots = warp_slots(layout, axis, len(partials))
+    slots = _slots(layout, axis, len(partials))
     if slots.along:
         partials = _over_warps(lowering, operation, combiner, partials, slots)
     for place, result in enumerate(operation.results):
@@ -79,11 +94,7 @@ def _over_lanes(combiner: Combiner, part: Partial, layout: LinearLayout, axis: i
 def _over_warps(
     lowering: KernelLowering, operation: Operation, combiner: Combiner, partials: dict[int, Partial], slots: WarpSlots
 ) -> dict[int, Partial]:
-    parts = list(partials.values())
-    if any(part.valid is not None for part in parts):
-        true = lowering.builder.constant("i1", True)
-        parts = [part if part.valid is not None else Partial(part.registers, true) for part in parts]
-    exchanged = WarpExchange(lowering, operation, slots).exchange(parts)
+    exchanged = WarpExchange(lowering, operation, slots).exchange(flagged(list(partials.values()), lowering))
     return {element: combiner.tree(several) for element, several in zip(partials, exchanged, strict=True)}
 
 
@@ -98,7 +109,7 @@ def reduce_bytes(assignment: Assignment, operation: Operation) -> int:
     """Scratch of a reduction: partial results of the warps along the axis."""
     operands, axis = operation.operands, _axis(operation)
     layout, shape = assignment.layouts[operands[0]], operands[0].type.shape
-    slots = warp_slots(layout, axis, len(_grouped(layout, shape, axis)))
+    slots = _slots(layout, axis, len(_grouped(layout, shape, axis)))
     if not slots.along:
         return 0
     return slots.bytes(slot_widths([value.type for value in operands], _is_flagged(layout, shape, axis)))

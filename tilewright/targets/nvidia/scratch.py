@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from tilewright.ir.core import Operation
 from tilewright.layout import SharedExchange, plan_conversion
+from tilewright.targets.nvidia.atomics import atomic_bytes
 from tilewright.targets.nvidia.exchange import exchange_bytes
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment
 from tilewright.targets.nvidia.reduce import reduce_bytes
+from tilewright.targets.nvidia.relocate import relocation_bytes
+from tilewright.targets.nvidia.scan import scan_bytes
 from tilewright.targets.nvidia.transfer import element_bits
 
 Size = Callable[[Assignment, Operation], int]
@@ -23,7 +26,14 @@ def _conversion(assignment: Assignment, operation: Operation) -> int:
     return exchange_bytes(plan, bits) if isinstance(plan, SharedExchange) else 0
 
 
-SIZES: dict[str, Size] = {"hint": _conversion, "reduce": reduce_bytes}
+SIZES: dict[str, Size] = {
+    "permute": _conversion,
+    "reduce": reduce_bytes,
+    "scan": scan_bytes,
+    "atomic_rmw": atomic_bytes,
+    "atomic_cas": atomic_bytes,
+    **dict.fromkeys(("reshape", "cat", "split", "gather"), relocation_bytes),
+}
 
 
 def scratch_sizes(assignment: Assignment) -> dict[Operation, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.ir.core import Operation, Value
-from tilewright.layout import plan_conversion
+from tilewright.layout import plan_conversion, split
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia import relocate
 from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.exchange import convert
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, moves_by_registers
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 from tilewright.targets.nvidia.transfer import element_bits
 
@@ -42,19 +43,7 @@ def _arange(lowering: KernelLowering, operation: Operation) -> None:
     result, start = operation.result, operation.attributes["start"]
     assert isinstance(start, int)
     layout = lowering.layout(result)
-    place = lowering.coordinate(layout, 0)
-    moving = 0
-    for name in ("lane", "warp"):
-        for (number,) in layout.vectors(name):
-            moving |= number
-    registers = []
-    for number in lowering.numbers(result):
-        (own,) = layout.apply(register=number)
-        if own & moving:
-            mixed = lowering.builder.binary("xor", place, lowering.i32(own))
-            registers.append(lowering.plus(mixed, start))
-        else:
-            registers.append(lowering.plus(place, start + own))
+    registers = [lowering.plus(relocate.position(lowering, layout, 0, n), start) for n in lowering.numbers(result)]
     lowering.define(result, registers)
 
 
@@ -108,6 +97,9 @@ def _broadcast(lowering: KernelLowering, operation: Operation) -> None:
 
 
 def _permute(lowering: KernelLowering, operation: Operation) -> None:
+    if CONVERSION_ATTRIBUTE in operation.attributes:
+        _convert(lowering, operation)
+        return
     order = operation.attributes["order"]
     assert isinstance(order, tuple)
     _renamed(
@@ -118,12 +110,59 @@ def _permute(lowering: KernelLowering, operation: Operation) -> None:
     )
 
 
-def _hint(lowering: KernelLowering, operation: Operation) -> None:
-    """A promise; or a conversion between layouts."""
-    (operand,) = operation.operands
-    if CONVERSION_ATTRIBUTE not in operation.attributes:
-        lowering.define(operation.result, lowering.registers(operand))
+def _reshape(lowering: KernelLowering, operation: Operation) -> None:
+    (operand,), result = operation.operands, operation.result
+    if not moves_by_registers(operation):
+        relocate.reshape(lowering, operation)
         return
+    registers = lowering.registers(operand)  # row-major numbers stay, and with them the registers
+    lowering.define(result, registers if operand.type.rank else registers * count_of(lowering, result))
+
+
+def _join(lowering: KernelLowering, operation: Operation) -> None:
+    """Register bit 0 tells the halves apart."""
+    if not moves_by_registers(operation):
+        relocate.join_scalars(lowering, operation)
+        return
+    left, right = (lowering.registers(value) for value in operation.operands)
+    pairs = zip(left, right, strict=True)
+    lowering.define(operation.result, [register for pair in pairs for register in pair])
+
+
+def _split(lowering: KernelLowering, operation: Operation) -> None:
+    (operand,) = operation.operands
+    if not moves_by_registers(operation):
+        relocate.split_scalars(lowering, operation)
+        return
+    layout = lowering.layout(operand)
+    halves = split(layout)
+    assert halves is not None  # the layout rule saw to it
+    half, bit = halves
+    held = dict(zip(lowering.numbers(operand), lowering.registers(operand), strict=True))
+    for side, result in enumerate(operation.results):
+        chosen = []
+        for number in lowering.live(half, result.type.shape):
+            low = number & (1 << bit) - 1
+            chosen.append(held[(number ^ low) << 1 | side << bit | low])
+        lowering.define(result, chosen)
+
+
+def _cat(lowering: KernelLowering, operation: Operation) -> None:
+    """Blocks one after the other: the highest register bits tell them apart."""
+    if not moves_by_registers(operation):
+        relocate.concatenate(lowering, operation)
+        return
+    parts = [lowering.registers(value) for value in operation.operands]
+    lowering.define(operation.result, [register for part in parts for register in part])
+
+
+def _hint(lowering: KernelLowering, operation: Operation) -> None:
+    """The promise was used where the layouts were decided."""
+    lowering.define(operation.result, lowering.registers(operation.operands[0]))
+
+
+def _convert(lowering: KernelLowering, operation: Operation) -> None:
+    (operand,) = operation.operands
     plan = plan_conversion(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
     convert(lowering, operation, plan)
 
@@ -141,6 +180,11 @@ RULES: dict[str, Rule] = {
     "expand_dims": _expand_dims,
     "broadcast": _broadcast,
     "permute": _permute,
+    "reshape": _reshape,
+    "join": _join,
+    "split": _split,
+    "cat": _cat,
+    "gather": relocate.gather,
     "hint": _hint,
     "assume": _nothing,
 }
