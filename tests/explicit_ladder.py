@@ -114,17 +114,6 @@ def load_tiles(copy, a, b, lefts, rights, ring, rows, columns, blocks, STAGES: t
 
 
 @tilewright.jit
-def quarters(block):
-    """Four blocks of a quarter of the columns each."""
-    ROWS: tl.constexpr = block.shape[0]
-    COLUMNS: tl.constexpr = block.shape[1]
-    left, right = block.reshape((ROWS, 2, COLUMNS // 2)).permute((0, 2, 1)).split()
-    first, second = left.reshape((ROWS, 2, COLUMNS // 4)).permute((0, 2, 1)).split()
-    third, fourth = right.reshape((ROWS, 2, COLUMNS // 4)).permute((0, 2, 1)).split()
-    return first, second, third, fourth
-
-
-@tilewright.jit
 def multiply_tiles(
     copy, c, lefts, rights, ring, outs, rows, columns, blocks, STAGES: tl.constexpr, GROUP: tl.constexpr
 ):
@@ -135,7 +124,7 @@ def multiply_tiles(
     position = tx.consumer_start(STAGES)
     for tile in range(tl.program_id(0), rows * columns, tl.num_programs(0)):
         row, column = place_of(tile, rows, columns, GROUP)
-        acc = tx.accumulator((ROWS, BN), tl.float32)
+        acc = tx.accumulator((ROWS, BN), tl.int32 if lefts.dtype == tl.int8 else tl.float32)
         previous = position
         for k in range(blocks):
             ring.wait_full(position)
@@ -147,12 +136,13 @@ def multiply_tiles(
             position = position.next()
         block = tx.wgmma_wait(acc)
         ring.release(previous)
-        parts = quarters(block)
-        for part in tl.static_range(4):
+        PARTS: tl.constexpr = BN // WIDTH
+        for part in tl.static_range(PARTS):
             out = outs[2 * copy + part % 2]
-            tx.tma_wait(1, read=True)
+            # The last part before used the other tile; the first one of a tile may follow one that used its own.
+            tx.tma_wait(0 if part == 0 and PARTS % 2 else 1, read=True)
             tx.group_sync()
-            out.store(parts[part])
+            out.store(tx.block_slice(block, 1, part * WIDTH, WIDTH))
             tx.fence_async()
             tx.group_sync()
             tx.tma_store(c, (row * BM + copy * ROWS, column * BN + part * WIDTH), out)
@@ -166,7 +156,7 @@ def persistent(
 ):
     lefts = tx.shared((STAGES, *a.block_shape), a.dtype, swizzle=128)
     rights = tx.shared((STAGES, *b.block_shape), b.dtype, swizzle=128)
-    outs = tx.shared((4, *c.block_shape), c.dtype, swizzle=128)
+    outs = tx.shared((4, *c.block_shape), c.dtype, swizzle=128 if c.block_shape[1] % 64 == 0 else 64)
     ring = tx.make_ring(STAGES, 8)
     rows, columns = tl.cdiv(M, a.block_shape[0]), tl.cdiv(N, b.block_shape[0])
     blocks = tl.cdiv(K, a.block_shape[1])

@@ -36,7 +36,8 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     """
     symbol = _symbol(function, target, options)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
-    if any(is_explicit(operation.opcode) for operation in function.walk()):
+    handles = any(argument.type.is_handle for argument in function.region.arguments)
+    if handles or any(is_explicit(operation.opcode) for operation in function.walk()):
         return lower_explicit(function, target, symbol, options)
     warps = warps_of(function, options)
     # Every block gets registers of threads; what has to change hands is written out as conversions.

@@ -1,10 +1,9 @@
-"""What an explicit kernel does before its first and behind its last operation."""
+"""What an explicit kernel does before its first operation."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewright.ir.core import Operation
 from tilewright.ir.types import TensorMapType
 from tilewright.targets.nvidia.explicit import barriers, cluster, tma
 
@@ -39,20 +38,3 @@ def enter(lowering: ExplicitLowering) -> None:
         cluster.wait(builder, aligned=True)
     else:
         barriers.cta_sync(builder)
-
-
-def leave(lowering: ExplicitLowering) -> None:
-    """Behind everything else: no CTA ends while others may still arrive at its barriers or read its memory."""
-    operations = lowering.function.region.operations
-    remote = any(_reaches_others(operation) for operation in lowering.function.walk())
-    if lowering.cluster_size > 1 and remote and operations[-2].opcode != "cluster_wait":
-        cluster.arrive(lowering.builder, relaxed=True)
-        cluster.wait(lowering.builder)
-
-
-def _reaches_others(operation: Operation) -> bool:
-    if operation.opcode == "tma_load":
-        kind = operation.operands[0].type.handle
-        assert isinstance(kind, TensorMapType)
-        return len(operation.operands) > 3 + len(kind.block)
-    return operation.opcode == "shared_remote" or (operation.opcode == "barrier_arrive" and len(operation.operands) > 1)

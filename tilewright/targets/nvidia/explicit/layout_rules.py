@@ -64,6 +64,33 @@ def _take(assigner: Assigner, operation: Operation) -> None:
     assigner.require(operation, wanted)
 
 
+def _slice(assigner: Assigner, operation: Operation) -> None:
+    """A part stays where it is: the same threads hold it, in some of their registers."""
+    (block,) = operation.operands
+    axis, start, extent = (operation.attributes[name] for name in ("axis", "start", "extent"))
+    assert isinstance(axis, int) and isinstance(start, int) and isinstance(extent, int)
+    layout = assigner.settle(block)
+    unit = 1 << max(
+        (vector[axis].bit_length() for name in ("lane", "warp") for vector in layout.vectors(name)), default=0
+    )
+    if start % unit or extent % unit:
+        place = f"{operation.location}: " if operation.location else ""
+        raise CompilationError(
+            f"{place}elements {start} to {start + extent - 1} along axis {axis} are not a part that each thread has in "
+            f"its own registers: there start and extent are multiples of {unit}"
+        )
+    assigner.require(operation, [layout])
+    assigner.anchor(operation.result, sliced_layout(layout, axis, extent))
+
+
+def sliced_layout(layout: LinearLayout, axis: int, extent: int) -> LinearLayout:
+    """The layout of a part of so many elements: without the registers that lead out of it."""
+    whole = next_power_of_two(extent)
+    shape = [whole if position == axis else own for position, own in enumerate(layout.shape)]
+    bases = {name: [v for v in layout.vectors(name) if v[axis] < whole] for name in layout.input_names}
+    return LinearLayout.make(bases, shape)
+
+
 def _roles(assigner: Assigner, operation: Operation) -> None:
     """Every role has its own number of warps."""
     assigner.finish()  # what stands before them belongs to all warps
@@ -81,5 +108,6 @@ RULES: dict[str, Rule] = {
     "shared_load": _load,
     "shared_store": _take,
     "warp_any": _take,
+    "block_slice": _slice,
     "warp_roles": _roles,
 }

@@ -78,7 +78,6 @@ class ExplicitLowering(KernelLowering):
     def body(self) -> None:
         entry.enter(self)
         super().body()
-        entry.leave(self)
 
     # Tiles ---------------------------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
+from tilewright.ir.types import TensorMapType
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit import rules_products, rules_roles, rules_shared
 from tilewright.targets.nvidia.explicit.allocation import allocate_explicit
@@ -14,7 +15,7 @@ from tilewright.targets.nvidia.explicit.localize import localize
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering
 from tilewright.targets.nvidia.explicit.roles import table
 from tilewright.targets.nvidia.layouts import assign
-from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.lowered import LoweredKernel, TensorMapUse
 from tilewright.targets.nvidia.lowering import HEADER, Rule
 from tilewright.targets.nvidia.rules import RULES as PLAIN_RULES
 from tilewright.targets.nvidia.scratch import scratch_sizes
@@ -55,10 +56,20 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
         warps=warps,
         shared_bytes=allocation.size,
         cluster=cluster,
-        tensor_maps=tuple(sorted(lowering.tensor_maps, key=lambda use: use.parameter)),
+        tensor_maps=tuple(tensor_maps(function, lowering.tensor_maps)),
         remarks=tuple(lowering.remarks),
         dependent_launch=any(operation.opcode in _DEPENDENT for operation in function.walk()),
     )
+
+
+def tensor_maps(function: Function, used: Sequence[TensorMapUse]) -> Iterator[TensorMapUse]:
+    """How each tensor map is used; one that is not used is still passed, with the least box."""
+    known = {use.parameter: use for use in used}
+    for number, argument in enumerate(function.region.arguments):
+        kind = argument.type.handle
+        if isinstance(kind, TensorMapType):
+            least = (*(1,) * (len(kind.block) - 1), 16 // kind.element.itemsize)
+            yield known.get(number, TensorMapUse(number, least, kind.element))
 
 
 def warps_of(function: Function, options: Mapping[str, Any]) -> int:

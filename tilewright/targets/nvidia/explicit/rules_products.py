@@ -90,4 +90,21 @@ def _wait(lowering: ExplicitLowering, operation: Operation) -> None:
         retired = retired[count:]
 
 
-RULES: dict[str, ExplicitRule] = {"wgmma_start": _start, "wgmma": _multiply, "wgmma_wait": _wait}
+def _slice(lowering: ExplicitLowering, operation: Operation) -> None:
+    """The registers whose own part of the coordinates lies in the part."""
+    (block,), result = operation.operands, operation.result
+    axis, start = operation.attributes["axis"], operation.attributes["start"]
+    assert isinstance(axis, int) and isinstance(start, int)
+    source, layout = lowering.layout(block), lowering.layout(result)
+    known = {
+        source.apply(register=number): register
+        for number, register in zip(lowering.numbers(block), lowering.registers(block), strict=True)
+    }
+    registers = []
+    for number in lowering.numbers(result):
+        place = layout.apply(register=number)
+        registers.append(known[(*place[:axis], place[axis] + start, *place[axis + 1 :])])
+    lowering.define(result, registers)
+
+
+RULES: dict[str, ExplicitRule] = {"wgmma_start": _start, "wgmma": _multiply, "wgmma_wait": _wait, "block_slice": _slice}

@@ -1,0 +1,142 @@
+"""Explicit kernels compile for sm_90a: no spill, no serialised product, and the instructions that were asked for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.explicit_cases import CASES, LARGE, Case, matmul, product, tensor_map
+from tests.explicit_features import transpose
+from tilewright.errors import CompilationError
+from tilewright.ir.core import Function
+from tilewright.ir.parser import parse_function
+from tilewright.ir.verifier import verify
+from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
+from tilewright.targets.nvidia.compile import assemble_kernel
+from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+TARGET = NvidiaTarget.named("sm_90a")
+
+
+def compiled(case: Case) -> tuple[LoweredKernel, Assembly]:
+    function = case.trace()
+    verify(function)
+    lowered = lower(function, TARGET, case.options)
+    return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_assembles_without_slow_code(name: str) -> None:
+    lowered, assembly = compiled(CASES[name])
+    assert not assembly.resources.stack and not assembly.remarks
+    assert "ld.local" not in assembly.ptx and "st.local" not in assembly.ptx
+    assert not [remark for remark in lowered.remarks if "changes its layout" in remark.message]
+
+
+def main_loop(ptx: str) -> str:
+    """The basic block with the first group of products, up to its branch."""
+    blocks = re.split(r"\n(?=\$L)", ptx)
+    return next(block for block in blocks if "wgmma.mma_async" in block)
+
+
+def test_the_main_loop_of_a_persistent_product() -> None:
+    """One wait for data, one group of four instructions, one group left in flight, one arrival: nothing else."""
+    sizes = (4096, 4096, 4096)
+    case = matmul("persistent", *sizes, LARGE, {"STAGES": 4, "GROUP": 8}, (132, 1, 1), sizes=sizes)
+    lowered, assembly = compiled(case)
+    assert lowered.warps == 12 and assembly.resources.registers == 168
+    assert "setmaxnreg.dec.sync.aligned.u32 \t40" in assembly.ptx
+    assert "setmaxnreg.inc.sync.aligned.u32 \t232" in assembly.ptx and ".minnctapersm 1" in assembly.ptx
+    loop = main_loop(assembly.ptx)
+    assert loop.count("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16") == 4
+    assert loop.count("wgmma.fence") == loop.count("wgmma.commit_group") == 1
+    assert "wgmma.wait_group.sync.aligned 1;" in loop
+    instructions = [line for line in loop.splitlines() if line.startswith("\t") and "//" not in line]
+    assert len(instructions) <= 26
+    assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4.shared.b16") == 16
+    assert assembly.ptx.count("cvt.rn.bf16x2.f32") == 64  # pairs: no rounding of single numbers
+
+
+def test_roles_share_out_warps_and_barriers() -> None:
+    lowered, assembly = compiled(CASES["turns"])
+    assert lowered.warps == 8 and lowered.dependent_launch and lowered.shared_bytes == 0
+    assert "griddepcontrol.wait" in assembly.ptx and "vote.sync.any.pred" in assembly.ptx
+    assert re.search(r"barrier\.sync\s+%r\d+, 256|bar\.sync\s+%r\d+, 256", assembly.ptx)
+
+
+def test_clusters() -> None:
+    lowered, assembly = compiled(CASES["multicast"])
+    assert lowered.cluster == (2, 1, 1) and ".reqnctapercluster 2" in assembly.ptx
+    assert "multicast::cluster" in assembly.ptx and "mapa.shared::cluster" in assembly.ptx
+    assert "barrier.cluster.arrive.relaxed.aligned" in assembly.ptx  # makes the barriers known
+
+
+def test_boxes_of_tensor_maps() -> None:
+    """Rows wider than the swizzle are copied panel by panel, more than 256 rows in halves."""
+    lowered, assembly = compiled(product("bf16", "bf16", 64, 96, 256))
+    assert [(use.parameter, use.box, use.swizzle) for use in lowered.tensor_maps] == [
+        (0, (64, 64), 128), (1, (96, 64), 128), (2, (64, 32), 128),
+    ]  # fmt: skip
+    assert assembly.ptx.count("cp.async.bulk.tensor.2d.shared::cluster") == 8
+    types = {"a": tensor_map((512, 64)), "c": tensor_map((64, 512))}
+    lowered = lower(transpose.trace(types, {"BY_LOAD": True}), TARGET, {})
+    assert [use.box for use in lowered.tensor_maps] == [(256, 64), (64, 64)]
+
+
+def text_of(body: str, parameters: str = "%x: tensormap<64x64xbf16>") -> Function:
+    function = parse_function(f"kernel k({parameters}) {{\n{body}\n  return\n}}")
+    verify(function)
+    return function
+
+
+def test_one_descriptor_has_one_form() -> None:
+    body = """
+  %zero = constant 0 : i32
+  %one = shared_alloc {shape = [64, 64], dtype = bf16, swizzle = 128} : shared<64x64xbf16,128>
+  %two = shared_alloc {shape = [64, 64], dtype = bf16, swizzle = 0} : shared<64x64xbf16,0>
+  tma_store %x, %zero, %zero, %one
+  tma_store %x, %zero, %zero, %two"""
+    with pytest.raises(CompilationError, match="descriptor 'x' is used with tiles that lie differently"):
+        lower(text_of(body), TARGET, {})
+
+
+def test_other_architectures_are_told() -> None:
+    with pytest.raises(CompilationError, match="explicit operations of sm_90a and cannot be compiled for sm_80"):
+        lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), {})
+
+
+def test_products_need_whole_warpgroups() -> None:
+    with pytest.raises(CompilationError, match="a product of 64 rows by 8 warps"):
+        lower(CASES["bf16"].trace(), TARGET, {"num_warps": 8})
+
+
+def test_tiles_may_lie_over_others_and_small_operands_read_on() -> None:
+    body = """
+  %one = shared_alloc {shape = [8, 64], dtype = bf16, swizzle = 128} : shared<8x64xbf16,128>
+  %two = shared_alloc %one {shape = [16, 64], dtype = bf16, swizzle = 128} : shared<16x64xbf16,128>
+  %three = barrier_alloc {count = 2, arrivals = 1} : barriers<2>
+  %zero = constant 0 : i32
+  %first = barrier_index %three, %zero : barrier
+  barrier_wait %first, %zero
+  tma_store %x, %zero, %zero, %one
+  tma_store %y, %zero, %zero, %two"""
+    parameters = "%x: tensormap<8x64xbf16>, %y: tensormap<16x64xbf16>, %unused: tensormap<64x64xbf16>"
+    lowered = lower(text_of(body, parameters), TARGET, {})
+    assert lowered.shared_bytes == 2048 + (64 - 16) * 128
+    assert [use.box for use in lowered.tensor_maps] == [(8, 64), (16, 64), (1, 8)]
+
+
+def test_blocks_from_outside_are_computed_in_the_role() -> None:
+    body = """
+  %range = arange {start = 0, end = 128} : <128xi32>
+  %all = splat %y {shape = [128]} : <128x*i32>
+  warp_roles {warps = [4], copies = [2], registers = [0], elected = [0]} {(%copy: i32)
+    %place = offset %all, %range : <128x*i32>
+    store %place, %range
+    yield
+  }"""
+    lowered = lower(text_of(body, "%y: *i32"), TARGET, {})
+    assert lowered.text.count("and i32 %v0, 127") >= 1 and lowered.warps == 8
