@@ -135,9 +135,9 @@ class Places:
 
     def __init__(self, kernel: str, kinds: Sequence[Any], values: Sequence[Any]) -> None:
         found = [(index, place) for index, kind in enumerate(kinds) for place in places_of(kind)]
-        if not found:
-            raise LaunchError(f"kernel '{kernel}' was compiled for a GPU and got no array on one")
         numbers = sorted({place.ordinal for _, place in found if place is not None})
+        if not numbers:
+            raise LaunchError(f"kernel '{kernel}' was compiled for a GPU and got no array on one")
         if any(place is None for _, place in found):
             raise LaunchError(
                 f"kernel '{kernel}' got arrays in the CPU's memory beside others on GPU {numbers[0]}: move all of them "
