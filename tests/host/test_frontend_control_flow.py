@@ -345,3 +345,20 @@ def test_a_block_of_one_element_is_a_condition() -> None:
         out = np.zeros(1, np.int32)
         launch(branch_on_one_element, (1,), np.array([value], np.int32), out)
         assert out[0] == (value > 3)
+
+
+@tilewright.jit
+def doubled(value: tl.constexpr):
+    return value * 2
+
+
+@tilewright.jit
+def calls_with_a_block(out):
+    lanes = tl.arange(0, 8)
+    tl.store(out + lanes, doubled(lanes))
+
+
+def test_an_inlined_function_takes_run_time_values_for_constexpr_parameters() -> None:
+    out = np.zeros(8, np.int32)
+    launch(calls_with_a_block, (1,), out)
+    np.testing.assert_array_equal(out, 2 * np.arange(8))

@@ -18,8 +18,8 @@ from tilewright.ir.types import TensorType
 from tilewright.language.aggregate import assembled
 from tilewright.language.context import LanguageError, activate
 from tilewright.language.explicit.objects import tensor_map
-from tilewright.language.function import ParameterInfo, SourceFunction
-from tilewright.language.tensor import tensor, type_text
+from tilewright.language.function import SourceFunction
+from tilewright.language.tensor import tensor
 from tilewright.language.types import unwrap
 from tilewright.targets.base import Remark
 
@@ -51,7 +51,7 @@ def bind_call(function: SourceFunction, arguments: Sequence[Any], keywords: Mapp
         else:
             raise _call_error(function, f"no value for '{parameter.name}'")
         if parameter.constexpr:
-            bound[parameter.name] = _as_constant(function, parameter, bound[parameter.name])
+            bound[parameter.name] = _as_constant(bound[parameter.name])
     if rest:
         raise _call_error(function, f"{len(arguments)} positional arguments are too many")
     if left:
@@ -59,11 +59,10 @@ def bind_call(function: SourceFunction, arguments: Sequence[Any], keywords: Mapp
     return bound
 
 
-def _as_constant(function: SourceFunction, parameter: ParameterInfo, value: Any) -> Any:
+def _as_constant(value: Any) -> Any:
+    """What a `tl.constexpr` parameter of an inlined function holds: a run-time value stays one, as in Triton."""
     if isinstance(value, tensor):
-        if value.constant is None:
-            raise _call_error(function, f"'{parameter.name}' is a constexpr parameter, got {type_text(value)}")
-        return value.constant
+        return value if value.constant is None else value.constant
     return unwrap(value)
 
 
