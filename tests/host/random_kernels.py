@@ -49,7 +49,7 @@ class KernelMaker:
             self.elementwise, self.elementwise, self.elementwise, self.compare_select, self.convert, self.shape,
             self.shape, self.load, self.store, self.atomic, self.reduce, self.dot, self.gather, self.branch,
             self.for_loop, self.while_loop, self.facts, self.index, self.indirect_load, self.rows, self.loaded_dot,
-            self.pointer_walk,
+            self.pointer_walk, self.map,
         ]  # fmt: skip
 
     def kernel(self, length: int) -> Function:
@@ -305,7 +305,8 @@ class KernelMaker:
         mask = [self.value(type_.with_element(int1))] if self.random.random() < 0.5 else []
         operands = [pointers, self.value(type_), *mask]
         self.add(self.build.create("atomic_rmw", operands, {"kind": kind, "scope": "cta"}).results)
-        operands = [pointers, self.value(type_), self.value(type_)]
+        mask = [self.value(type_.with_element(int1))] if self.random.random() < 0.5 else []
+        operands = [pointers, self.value(type_), self.value(type_), *mask]
         self.add(self.build.create("atomic_cas", operands, {"semantics": "relaxed"}).results)
 
     def reduce(self) -> None:
@@ -321,6 +322,32 @@ class KernelMaker:
 
         self.add(self.build.reduce(operands, axis, combine))
         self.add(self.build.scan(operands, axis, combine, reverse=self.random.random() < 0.5))
+
+    def map(self) -> None:
+        """Halved until small, with a branch in the loop; the length differs from element to element."""
+        shape = self.random.choice(SHAPES)
+        operands = [self.value(TensorType(shape, int32)), self.value(TensorType(shape, self.dtype("number")))]
+        region = self.build.region([operand.type.with_shape(()) for operand in operands])
+        with self.build.at(region):
+            number, other = region.arguments
+            zero, two, limit = (self.build.constant(value) for value in (0, 2, 40))
+
+            def before(values: list[Value]) -> tuple[Value, list[Value]]:
+                magnitude = self.build.emit("absolute", values[0])
+                return self.build.emit("compare", magnitude, limit, predicate="gt"), values
+
+            def after(values: list[Value]) -> list[Value]:
+                positive = self.build.emit("compare", values[0], zero, predicate="gt")
+                half = self.build.emit("divide", values[0], two)
+                return self.build.if_branch(
+                    positive, lambda: [half, values[1]], lambda: [self.build.emit("negate", half), other]
+                )
+
+            # The least number has no absolute value that is positive.
+            start = self.build.emit("divide", number, two)
+            changed = self.build.emit("negate", other)
+            self.build.create("yield", self.build.while_loop([start, changed], before, after))
+        self.add(self.build.create("map", operands, None, [region]).results)
 
     def dot(self) -> None:
         a, b, c = self.random.choice([(float16, float16, float32), (bfloat16, bfloat16, float32),

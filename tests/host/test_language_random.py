@@ -30,7 +30,7 @@ VECTORS = [
 @pytest.mark.parametrize(("seed", "counters", "expected"), VECTORS)
 def test_philox_vectors(seed: int, counters: tuple[int, ...], expected: str) -> None:
     out = np.zeros(4, np.uint32)
-    launch(words, (1,), out, seed, *counters)
+    launch(words, (1,), out, seed, *map(np.uint32, counters))
     assert " ".join(f"{word:08x}" for word in out) == expected
 
 

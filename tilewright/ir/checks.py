@@ -28,8 +28,8 @@ from tilewright.ir.ops import OPS
 from tilewright.ir.types import PointerType
 
 Array = np.ndarray
-MASK_OPERAND = {"load": 1, "store": 2, "atomic_rmw": 2}
-"""Which operand of a memory operation is its mask; `atomic_cas` has none."""
+MASK_OPERAND = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}
+"""Which operand of a memory operation is its mask."""
 
 _WRAPPING = frozenset(("add", "subtract", "multiply", "negate", "shift_left"))
 _FORWARDING = frozenset(
@@ -195,7 +195,7 @@ class Checks:
             error = ExecutionError(
                 f"read of memory that nobody has written: {address}",
                 f"write {buffer.name} before, on the host (np.zeros) or in an earlier kernel; or mask off these lanes",
-                (f"{wrong.size} of {len(offsets)} accesses read unwritten memory",),
+                (f"{wrong.size} of {len(offsets)} lanes read unwritten memory",) if len(offsets) > 1 else (),
                 address=address,
             )
             error.lane = lane

@@ -5,8 +5,8 @@ from __future__ import annotations
 import linecache
 from collections.abc import Sequence
 
-from tilewright.errors import ExecutionError
-from tilewright.ir.core import Location
+from tilewright.errors import CompilationError, ExecutionError
+from tilewright.ir.core import Location, Operation
 
 
 def source_line(location: Location) -> str:
@@ -47,6 +47,17 @@ def render(message: str, location: Location, width: int = 1, advice: str = "", d
     if advice:
         lines.append(f"  help: {advice}")
     return "\n".join(lines)
+
+
+def inline_asm_error(operation: Operation, place: str) -> CompilationError:
+    """The error for machine text in a kernel that is to run where it means nothing."""
+    message = f"inline assembly is instructions of one machine, which {place} cannot run"
+    advice = "write it with operations of the language, or choose by tl.target_info (is_cuda, is_hip) at compile time"
+    location = operation.location
+    text = f"{message}\n  help: {advice}" if location is None else render(message, location, location.width, advice)
+    error = CompilationError(text)
+    error.message, error.location, error.advice = message, location, advice
+    return error
 
 
 def located_execution_error(

@@ -256,9 +256,9 @@ def atomic_rmw(operands: Types, attributes: Attributes, regions: Regions) -> lis
 
 
 def atomic_cas(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    pointer, expected, value = operands
+    pointer, expected, value, *mask = operands
     require(expected == value, f"types differ: {expected} and {value}")
-    store([pointer, value], attributes, regions)
+    store([pointer, value, *mask], attributes, regions)
     return [value]
 
 
@@ -300,6 +300,17 @@ def scan(operands: Types, attributes: Attributes, regions: Regions) -> list[Tens
     _axis(operands[0], attributes["axis"])
     _check_combine(operands, regions)
     return list(operands)
+
+
+def map_elements(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    (region,) = regions
+    require(len({type_.shape for type_ in operands}) == 1, "operands differ in shape")
+    expected, arguments = [scalar(type_.element) for type_ in operands], _types(region.arguments)
+    require(arguments == expected, f"the region takes {_text(arguments)}, not {_text(expected)}")
+    require(bool(region.operations) and region.terminator.opcode == "yield", "the region does not end in yield")
+    results = _types(region.terminator.operands)
+    require(all(type_.is_scalar for type_ in results), f"the region yields {_text(results)}, not scalars")
+    return [type_.with_shape(operands[0].shape) for type_ in results]
 
 
 # Control flow ------------------------------------------------------------------------------------
@@ -368,6 +379,15 @@ def no_result(operands: Types, attributes: Attributes, regions: Regions) -> list
 def predicate(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     require(operands[0].element == int1, f"{operands[0]} is not a block of i1")
     return []
+
+
+def inline_asm(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    shapes = {type_.shape for type_ in operands} or {()}
+    require(len(shapes) == 1, "operands differ in shape")
+    (shape,) = shapes
+    require(attributes["pack"] >= 1, f"pack {attributes['pack']} is not positive")
+    require(bool(attributes["results"]), "machine text has a result")
+    return [TensorType(shape, dtype) for dtype in attributes["results"]]
 
 
 def hint(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:

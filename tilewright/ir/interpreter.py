@@ -24,7 +24,7 @@ from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
-from tilewright.ir.diagnostics import located_execution_error
+from tilewright.ir.diagnostics import inline_asm_error, located_execution_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
@@ -187,12 +187,13 @@ class _Instance:
         return [self.one_by_one(operation, pointer, mask, lambda old, lane: combine(old, value[lane]))]
 
     def atomic_cas(self, operation: Operation, operands: list[Array]) -> list[Array]:
-        pointer, expected, value = operands
+        pointer, expected, value, *rest = operands
+        mask = rest[0] if rest else np.ones(pointer.shape, np.bool_)
 
         def exchange(old: Array, lane: tuple[int, ...]) -> Array:
             return value[lane] if old.tobytes() == expected[lane].tobytes() else old
 
-        return [self.one_by_one(operation, pointer, np.ones(pointer.shape, np.bool_), exchange)]
+        return [self.one_by_one(operation, pointer, mask, exchange)]
 
     def one_by_one(
         self, operation: Operation, pointer: Array, mask: Array, update: Callable[[Array, tuple[int, ...]], Array]
@@ -244,9 +245,24 @@ class _Instance:
         if not any(operation.regions for operation in region.operations):
             results = self.region(region, [*left, *right])
             return [np.broadcast_to(result, left[0].shape) for result in results]
-        outputs = [np.empty(block.shape, block.dtype) for block in left]
-        for lane in np.ndindex(left[0].shape):
-            scalars = [np.asarray(block[lane]) for block in (*left, *right)]
+        return self.one_element_after_the_other(region, [*left, *right])
+
+    def inline_asm(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        raise inline_asm_error(operation, "the interpreter")
+
+    def map(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        (region,) = operation.regions
+        if not any(inner.regions for inner in region.operations):
+            results = self.region(region, operands)
+            return [np.broadcast_to(result, operands[0].shape) for result in results]
+        return self.one_element_after_the_other(region, operands)
+
+    def one_element_after_the_other(self, region: Region, blocks: list[Array]) -> list[Array]:
+        """A region of scalars on each element of blocks of one shape."""
+        yielded = [value.type.dtype.numpy for value in region.terminator.operands]
+        outputs = [np.empty(blocks[0].shape, dtype) for dtype in yielded]
+        for lane in np.ndindex(blocks[0].shape):
+            scalars = [np.asarray(block[lane]) for block in blocks]
             for output, result in zip(outputs, self.region(region, scalars), strict=True):
                 output[lane] = result
         return outputs
@@ -339,6 +355,8 @@ _HANDLERS: dict[str, Callable[[_Instance, Operation, list[Array]], list[Array]]]
     "atomic_cas": _Instance.atomic_cas,
     "reduce": _Instance.reduce,
     "scan": _Instance.scan,
+    "map": _Instance.map,
+    "inline_asm": _Instance.inline_asm,
     "for": _Instance.for_loop,
     "while": _Instance.while_loop,
     "if": _Instance.if_branch,

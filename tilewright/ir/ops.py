@@ -25,7 +25,7 @@ from tilewright.errors import InvalidIRError
 from tilewright.ir import explicit, inference, semantics
 from tilewright.ir.core import Attribute, Operation, Region
 from tilewright.ir.inference import Rule, require, same
-from tilewright.ir.table import ATOMIC, FACT, OBSERVE, READ, REQUIRED, WRITE, AttributeInfo, OpInfo
+from tilewright.ir.table import ATOMIC, FACT, OBSERVE, READ, REQUIRED, SYNCHRONIZE, WRITE, AttributeInfo, OpInfo
 from tilewright.ir.table import Effect as Effect
 from tilewright.ir.types import PointerType, TensorType
 
@@ -42,6 +42,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "dtype": lambda value: isinstance(value, DType),
     "element": lambda value: isinstance(value, (DType, PointerType)),
     "ints": lambda value: isinstance(value, tuple) and all(map(_integer, value)),
+    "dtypes": lambda value: isinstance(value, tuple) and all(isinstance(entry, DType) for entry in value),
 }
 
 _BOOL_FALSE = AttributeInfo("bool", False)
@@ -171,8 +172,8 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         # Each lane on its own, in no stated order; the result is the value before, zero in masked-off lanes.
         OpInfo("atomic_rmw", "atomic_rmw(pointer, value[, mask]): kind applied to memory", (2, 3),
                inference.atomic_rmw, effects=ATOMIC, attributes={"kind": _RMW, **_ORDER}),
-        OpInfo("atomic_cas", "atomic_cas(pointer, expected, value): value stored where memory is bitwise expected",
-               (3, 3), inference.atomic_cas, effects=ATOMIC, attributes=_ORDER),
+        OpInfo("atomic_cas", "atomic_cas(pointer, expected, value[, mask]): value stored where memory is bitwise that",
+               (3, 4), inference.atomic_cas, effects=ATOMIC, attributes=_ORDER),
     ),
     "contraction, reduction": (
         # a [M,K], b [K,N], accumulator [M,N], or all three with one leading batch axis. Products and sums are
@@ -185,6 +186,9 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
                attributes=_AXIS, regions=1),
         OpInfo("scan", "inclusive prefix combination along `axis` (from its end if reverse)", (1, None),
                inference.scan, attributes={**_AXIS, "reverse": _BOOL_FALSE}, regions=1),
+        # The region takes one scalar of each operand and yields one of each result; it has no effects, and may branch.
+        OpInfo("map", "a function of scalars applied to each element of blocks of one shape", (1, None),
+               inference.map_elements, regions=1, speculatable=False),
     ),
     "control flow": (
         # The index runs lower, lower + step, … below upper; step is positive. Results: last carried values.
@@ -208,6 +212,14 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
                attributes={"prefix": AttributeInfo("str", "")}),
         OpInfo("barrier", "memory accesses before are done before those after", (0, 0), inference.no_result,
                effects=OBSERVE),
+        # The target's own instructions on `pack` elements at a time; values of less than 32 bits are packed into words.
+        # Operands have one shape (scalars when there are none), results that shape and the `results` dtypes; all
+        # elements of the first result come first. Without `pure` it stays, and stays in order.
+        OpInfo("inline_asm", "machine text with LLVM's constraints, element by element", (0, None),
+               inference.inline_asm, speculatable=False,
+               attributes={"asm": AttributeInfo("str"), "constraints": AttributeInfo("str"),
+                           "results": AttributeInfo("dtypes"), "pack": AttributeInfo("int", 1),
+                           "pure": AttributeInfo("bool", True)}),
         # One number for each axis (one for a scalar), or () when nothing is said. Blocks along an axis:
         # `contiguity` runs of consecutive numbers, whose first is divisible by `divisibility` (pointers: in
         # elements' bytes); `constancy` runs of equal numbers.
@@ -237,6 +249,8 @@ def effects_of(operation: Operation) -> frozenset[Effect]:
     effects = OPS[operation.opcode].effects
     if operation.attributes.get("volatile"):
         effects = ATOMIC
+    if operation.attributes.get("pure") is False:  # machine text that does more than compute
+        effects = SYNCHRONIZE
     for region in operation.regions:
         for inner in region.operations:
             effects = effects | effects_of(inner)

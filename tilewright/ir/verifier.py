@@ -82,7 +82,7 @@ class _Verifier:
             raise self.fail(operation, f"takes {count} regions, not {len(operation.regions)}")
         for number, region in enumerate(operation.regions):
             terminator = "condition" if operation.opcode == "while" and number == 0 else "yield"
-            if operation.opcode in ("reduce", "scan"):
+            if operation.opcode in ("reduce", "scan", "map"):
                 self.combine(region, operation)
             self.region(region, terminator, operation)
         self.attributes_and_types(operation)

@@ -11,10 +11,11 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 """
 
 # ruff: noqa: F401
-from builtins import tuple
+from builtins import slice, tuple
 
-from tilewright.language import core, extra, math, random, standard
+from tilewright.language import core, extra, math, random, standard, target_info
 from tilewright.language.aggregate import aggregate_replace
+from tilewright.language.atomics import atomic_load, atomic_poll, atomic_store
 from tilewright.language.core import (
     PropagateNan,
     add,
@@ -46,9 +47,11 @@ from tilewright.language.core import (
     flip,
     full,
     gather,
+    inline_asm_elementwise,
     item,
     join,
     load,
+    map_elementwise,
     max_constancy,
     max_contiguous,
     maximum,
@@ -97,6 +100,7 @@ from tilewright.language.math import (
 from tilewright.language.random import (
     pair_uniform_to_normal,
     philox,
+    philox_impl,
     rand,
     rand4x,
     randint,
@@ -138,6 +142,7 @@ from tilewright.language.types import (
     bfloat16,
     block_type,
     constexpr,
+    constexpr_type,
     dtype,
     float8e4b8,
     float8e4b15,
@@ -152,7 +157,9 @@ from tilewright.language.types import (
     int16,
     int32,
     int64,
+    pi32_t,
     pointer_type,
+    tuple_type,
     uint8,
     uint16,
     uint32,
@@ -160,4 +167,5 @@ from tilewright.language.types import (
     void,
 )
 
+TRITON_MAX_TENSOR_NUMEL = 1 << 20  # elements of a block
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction, tiled
+from tilewright.language.semantic import arithmetic, convert, escape, hint, memory, product, reduction, tiled
 from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
 from tilewright.language.types import block_type, constexpr, dtype, get_int_dtype, pointer_type, unwrap
@@ -241,9 +241,11 @@ def atomic_xchg(
 
 
 @builtin
-def atomic_cas(pointer: tensor, cmp: Any, val: Any, sem: str | None = None, scope: str | None = None) -> tensor:
-    """Store `val` where memory equals `cmp`; gives the old values."""
-    return memory.atomic_cas(pointer, cmp, val, sem, scope)
+def atomic_cas(
+    pointer: tensor, cmp: Any, val: Any, sem: str | None = None, scope: str | None = None, mask: Any = None
+) -> tensor:
+    """Store `val` where memory equals `cmp`, bit by bit; gives the old values. Masked-off lanes do nothing, give 0."""
+    return memory.atomic_cas(pointer, cmp, val, sem, scope, mask)
 
 
 # Shape -------------------------------------------------------------------------------------------
@@ -388,6 +390,29 @@ def reduce(input: Any, axis: int | None, combine_fn: Callable[..., Any], keep_di
 def associative_scan(input: Any, axis: int, combine_fn: Callable[..., Any], reverse: bool = False) -> Any:
     """Running combination along an axis, each element included; `combine_fn` as for `reduce`. *method*"""
     return reduction.scan(input, axis, combine_fn, reverse)
+
+
+@builtin
+def map_elementwise(scalar_fn: Callable[..., Any], *args: tensor, pack: int = 1) -> Any:
+    """A function of scalars applied to each element of blocks, which broadcast; one block or a tuple of blocks.
+
+    Its branches are real: only the side that is taken runs.  It computes and reads no memory.  With `pack`, it takes
+    that many elements of each block (all of the first block, then of the next) and returns as many of each result.
+    """
+    return escape.map_elements(scalar_fn, args, pack)
+
+
+@builtin
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: Sequence[Any], dtype: dtype | Sequence[dtype], is_pure: bool, pack: int
+) -> Any:
+    """Instructions of the target, for each `pack` elements of blocks, which broadcast.
+
+    `constraints` are LLVM's.  Elements of less than 32 bits are packed into 32-bit registers; all elements of the
+    first result come before those of the next.  One block for a dtype, a tuple of blocks for a tuple of dtypes.
+    Targets that have no such instructions refuse the kernel with a `CompilationError`.
+    """
+    return escape.inline_asm(asm, constraints, args, dtype, is_pure, pack)
 
 
 # Hints, assertions, printing ---------------------------------------------------------------------
@@ -550,3 +575,12 @@ tensor.T = property(lambda self: shapes.transpose(self, ()))  # type: ignore[att
 
 __all__ = [name for name, value in list(globals().items()) if getattr(value, BUILTIN, False)]
 __all__ += ["PropagateNan", "block_type", "constexpr", "dtype", "get_int_dtype", "pointer_type", "tensor"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the language that other modules define, which kernels also reach through ``tl.core``."""
+    import tilewright.language as language
+
+    if name.startswith("__") or name not in vars(language):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return vars(language)[name]

@@ -1,4 +1,4 @@
-"""Random numbers without state: Philox-4x32, the same integers on every target.
+"""Random numbers without state: Philox-4x32 and 4x64, the same integers on every target.
 
 J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 A number is a function of a 64-bit seed (the key) and an offset (the counter): give every element its own.
@@ -10,38 +10,54 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language import math as tl_math
-from tilewright.language.function import language_function
+from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.types import constexpr, float32, int32, uint32, uint64
 
-KEY_STEP_0 = 0x9E3779B9
-KEY_STEP_1 = 0xBB67AE85
-MULTIPLIER_0 = 0xD2511F53
-MULTIPLIER_1 = 0xCD9E8D57
+# Key steps and multipliers of Philox-4x32 and Philox-4x64.
+NARROW = (0x9E3779B9, 0xBB67AE85, 0xD2511F53, 0xCD9E8D57)
+WIDE = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B, 0xD2E7470EE14C6C93, 0xCA5A826395121157)
 ROUNDS = 10
 UNIT_STEP = 4.6566127342e-10  # 2**31 of these stay below 1
 LEAST_UNIFORM = 1.0e-7  # the logarithm of 0 is avoided
 TWO_PI = 6.283185307179586
 
 
+@constexpr_function
+def _constants(dtype):
+    """Key steps and multipliers for counters of 32 or 64 bits."""
+    return NARROW if dtype.primitive_bitwidth == 32 else WIDE
+
+
 @language_function
-def philox(seed, c0, c1, c2, c3, n_rounds: constexpr = ROUNDS):
-    """Four uint32 blocks from a 64-bit seed and four uint32 counters."""
-    key = core.to_tensor(seed).to(uint64)
-    k0 = key.to(uint32)
-    k1 = (key >> 32).to(uint32)
-    c0 = core.to_tensor(c0).to(uint32)
-    c1 = core.to_tensor(c1).to(uint32)
-    c2 = core.to_tensor(c2).to(uint32)
-    c3 = core.to_tensor(c3).to(uint32)
+def philox_impl(c0, c1, c2, c3, k0, k1, n_rounds: constexpr = ROUNDS):
+    """`n_rounds` rounds of Philox on four counters and two keys, all uint32 or all uint64."""
+    core.static_assert(c0.dtype == uint32 or c0.dtype == uint64, "the counters of philox_impl are uint32 or uint64")
+    constants: constexpr = _constants(c0.dtype)
     for _ in core.static_range(n_rounds):
         first, second = c0, c2
-        c0 = tl_math.umulhi(second, MULTIPLIER_1) ^ c1 ^ k0
-        c2 = tl_math.umulhi(first, MULTIPLIER_0) ^ c3 ^ k1
-        c1 = second * MULTIPLIER_1
-        c3 = first * MULTIPLIER_0
-        k0 = k0 + KEY_STEP_0
-        k1 = k1 + KEY_STEP_1
+        c0 = tl_math.umulhi(second, constants[3]) ^ c1 ^ k0
+        c2 = tl_math.umulhi(first, constants[2]) ^ c3 ^ k1
+        c1 = second * constants[3]
+        c3 = first * constants[2]
+        k0 = k0 + constants[0]
+        k1 = k1 + constants[1]
     return c0, c1, c2, c3
+
+
+@language_function
+def philox(seed, c0, c1, c2, c3, n_rounds: constexpr = ROUNDS):
+    """Four blocks of random integers from a 64-bit seed and four counters, uint32 or (from 64-bit ones) uint64."""
+    key = core.to_tensor(seed).to(uint64)
+    first = core.to_tensor(c0)
+    word: constexpr = uint64 if first.dtype.primitive_bitwidth == 64 else uint32
+    c0 = first.to(word)
+    c1 = core.to_tensor(c1).to(word)
+    c2 = core.to_tensor(c2).to(word)
+    c3 = core.to_tensor(c3).to(word)
+    if word == uint64:
+        return philox_impl(c0, c1, c2, c3, key, core.full((), 0, uint64), n_rounds)
+    else:
+        return philox_impl(c0, c1, c2, c3, key.to(uint32), (key >> 32).to(uint32), n_rounds)
 
 
 @language_function

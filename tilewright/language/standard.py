@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewright.language import core
 from tilewright.language import math as tl_math
 from tilewright.language.function import constexpr_function, language_function
@@ -236,3 +238,12 @@ METHODS = {
     "sum": sum, "max": max, "min": min, "argmax": argmax, "argmin": argmin, "xor_sum": xor_sum, "reduce_or": reduce_or,
     "cumsum": cumsum, "cumprod": cumprod, "softmax": softmax, "sigmoid": sigmoid, "cdiv": cdiv,
 }  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the language that other modules define, which kernels also reach through ``tl.standard``."""
+    import tilewright.language as language
+
+    if name.startswith("__") or name not in vars(language):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return vars(language)[name]

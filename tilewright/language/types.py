@@ -7,7 +7,7 @@ kernels ask (``x.dtype.is_floating()``, ``ptr.dtype.element_ty``, ``x.type.scala
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 from tilewright import dtypes as foundation
@@ -256,6 +256,7 @@ float8e4b15 = dtype(foundation.float8e4b15)
 float16, bfloat16 = dtype(foundation.float16), dtype(foundation.bfloat16)
 float32, float64 = dtype(foundation.float32), dtype(foundation.float64)
 void = dtype(foundation.void)
+pi32_t = pointer_type(int32)
 
 ALL_DTYPES = (int1, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
               float8e5, float8e4nv, float8e5b16, float8e4b8, float8e4b15,
@@ -323,6 +324,45 @@ class constexpr:
 
     def __getitem__(self, index: Any) -> Any:
         return self.value[unwrap(index)]
+
+
+class constexpr_type:
+    """The type of a compile-time value: the value itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = unwrap(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, constexpr_type) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash((constexpr_type, self.value))
+
+    def __repr__(self) -> str:
+        return f"constexpr_type[{self.value!r}]"
+
+
+class tuple_type:
+    """The type of a tuple: those of its entries, and the names of a NamedTuple's fields."""
+
+    def __init__(self, types: Any, fields: Any = None) -> None:
+        self.types = list(types)
+        self.fields = None if fields is None else list(fields)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.types[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.types)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple_type) and (self.types, self.fields) == (other.types, other.fields)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.types))
+
+    def __repr__(self) -> str:
+        return f"tuple_type[{', '.join(map(str, self.types))}]"
 
 
 def _add_operators() -> None:

@@ -59,7 +59,7 @@ class _Marker:
         self.operations.add(operation)
         if operation in self.parents:
             self.keep(self.parents[operation])
-        if operation.opcode in ("reduce", "scan"):  # all parts of a combination belong together
+        if operation.opcode in ("reduce", "scan", "map"):  # all parts of a combination belong together
             self.need([*operation.operands, *operation.results, *operation.regions[0].terminator.operands])
         elif operation.opcode == "for":
             self.need(operation.operands[:3])

@@ -48,6 +48,17 @@ def write_masked_by_constant(operation: Operation, build: Rewriter) -> list[Valu
     return [build.like(result, 0) for result in operation.results]
 
 
+@on("atomic_cas")
+def exchange_masked_by_constant(operation: Operation, build: Rewriter) -> list[Value] | None:
+    """The same for compare and swap."""
+    known = constant_of(operation.operands[3]) if len(operation.operands) > 3 else None
+    if known is None:
+        return None
+    if known:
+        return build.emit_all(operation.opcode, operation.operands[:3], operation.attributes)
+    return [build.like(result, 0) for result in operation.results]
+
+
 @on("assume", "assert")
 def holds(operation: Operation, build: Rewriter) -> list[Value] | None:
     """What is true needs neither be stated nor checked."""

@@ -8,8 +8,9 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Attribute
 from tilewright.ir.types import PointerType
-from tilewright.language.context import LanguageError
+from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.convert import (
+    bitcast,
     broadcast_shapes,
     broadcast_to,
     cast,
@@ -158,13 +159,33 @@ def atomic_update(kind: str, pointer: Any, value: Any, mask: Any, sem: Any, scop
         raise LanguageError(f"{name} needs integers, got {wrap(element)}")
     if element.is_bool:
         raise LanguageError(f"{name} is not defined for int1", "use int8 or int32 in memory")
+    order = _order(sem, scope)
     operands = _stored(pointer, unwrap(value), _mask(mask, name), name)
-    return emit("atomic_rmw", operands, {"kind": kind, **_order(sem, scope)})
+    if element.is_float and element.bits == 8:
+        return _update_float8(kind, operands, order)
+    return emit("atomic_rmw", operands, {"kind": kind, **order})
 
 
-def atomic_cas(pointer: Any, expected: Any, value: Any, sem: Any, scope: Any) -> tensor:
-    """Store `value` where memory holds `expected`; gives the old values."""
+def _update_float8(kind: str, operands: list[tensor], order: dict[str, Attribute]) -> tensor:
+    """No machine updates 8-bit floats: an exchange moves their bytes, the others compare and swap."""
+    pointer, value, *mask = operands
+    assert isinstance(pointer.element, PointerType)
+    if kind == "exchange":
+        words = cast(pointer, PointerType(dtypes.uint8))
+        old = emit("atomic_rmw", [words, bitcast(value, dtypes.uint8), *mask], {"kind": kind, **order})
+        return bitcast(old, pointer.element.element)
+    from tilewright.language.atomics import update_float8
+
+    arguments = [pointer, value, mask[0] if mask else None, kind, order["semantics"], order["scope"]]
+    result: tensor = active().call(update_float8, arguments, {})
+    return result
+
+
+def atomic_cas(pointer: Any, expected: Any, value: Any, sem: Any, scope: Any, mask: Any = None) -> tensor:
+    """Store `value` where memory holds `expected` and the mask holds; gives the old values."""
     pointer = _writable(pointer, "atomic_cas")
+    if _pointee(pointer).is_bool:
+        raise LanguageError("atomic_cas is not defined for int1", "use int8 or int32 in memory")
     first = _stored(pointer, unwrap(expected), None, "atomic_cas")[1]
-    second = _stored(pointer, unwrap(value), None, "atomic_cas")[1]
-    return emit("atomic_cas", [pointer, first, second], _order(sem, scope))
+    _, second, *condition = _stored(pointer, unwrap(value), _mask(mask, "atomic_cas"), "atomic_cas")
+    return emit("atomic_cas", [pointer, first, second, *condition], _order(sem, scope))

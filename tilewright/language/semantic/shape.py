@@ -121,7 +121,7 @@ def _part(value: tensor, axis: int, part: slice) -> tensor:
     for opcode, number in (("multiply", places.step), ("add", places.start)):
         if number != (1 if opcode == "multiply" else 0):
             numbers = emit(opcode, [numbers, constant(number, numbers.number, shape)])
-    return _take(value, axis, numbers)
+    return take(value, axis, numbers)
 
 
 def _element(value: tensor, axis: int, place: Any) -> tensor:
@@ -135,11 +135,11 @@ def _element(value: tensor, axis: int, place: Any) -> tensor:
         place = constant(number % extent, dtypes.int32)
     if place.shape or place.is_pointer or not place.number.is_integer or place.number.is_bool:
         raise LanguageError(f"a block is indexed with ':', None and integers, got {place.type}", "use tl.gather")
-    taken = _take(value, axis, emit("splat", [place], {"shape": (1,)}))
+    taken = take(value, axis, emit("splat", [place], {"shape": (1,)}))
     return emit("reshape", [taken], {"shape": value.shape[:axis] + value.shape[axis + 1 :]})
 
 
-def _take(value: tensor, axis: int, places: tensor) -> tensor:
+def take(value: tensor, axis: int, places: tensor) -> tensor:
     """`gather` with the same places for all other axes."""
     active().remark("note", "taking elements out of a block moves data between its lanes; a load may be cheaper")
     shape = value.shape[:axis] + places.shape + value.shape[axis + 1 :]

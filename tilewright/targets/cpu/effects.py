@@ -1,4 +1,4 @@
-"""Operations with effects of their own: scalar stores, atomics, barriers, asserts and prints.
+"""Operations lowered element by element: scalar stores, atomics, mapped functions, barriers, asserts and prints.
 
 Blocks of atomics go element by element, in row-major order.  Prints go through the C library's
 `printf`, a line for each element and operand; a failed assertion prints where it stands and aborts.
@@ -17,6 +17,7 @@ from tilewright.targets.cpu.conversions import memory_type
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
 from tilewright.targets.cpu.memory import emit_store
+from tilewright.targets.cpu.scalar_region import ScalarRegion
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.llvm.builder import LLVMValue
 
@@ -50,6 +51,8 @@ class EffectEmitter:
         elif opcode in ("atomic_rmw", "atomic_cas"):
             each = self._read_modify_write if opcode == "atomic_rmw" else self._compare_and_swap
             self._for_each(operation.operands[0].type.shape, (), lambda indices: each(operation, indices))
+        elif opcode == "map":
+            self._for_each(operation.operands[0].type.shape, (), lambda indices: self._map(operation, indices))
         elif opcode == "barrier":
             self.builder.line("fence seq_cst")
         elif opcode == "assert":
@@ -70,6 +73,12 @@ class EffectEmitter:
                 self._for_each(shape, (*indices, Index(loop.index)), body)
             loop.next([])
 
+    def _map(self, operation: Operation, indices: Indices) -> None:
+        elements = [self.evaluator.evaluate(operand, indices) for operand in operation.operands]
+        results = ScalarRegion(self.evaluator).emit(operation.regions[0], elements)
+        for result, value in zip(operation.results, results, strict=True):
+            self._write(result, indices, value)
+
     def _read_modify_write(self, operation: Operation, indices: Indices) -> None:
         evaluator, builder = self.evaluator, self.builder
         pointer, value = operation.operands[:2]
@@ -83,16 +92,7 @@ class EffectEmitter:
             text = f"atomicrmw {kind} {address}, {number} {order}, align {dtype.itemsize}"
             return builder.cast("bitcast", builder.emit(text, number.type), operand.type)
 
-        if mask is None or mask.text == "true":
-            self._result(operation, indices, emit())
-            return
-        entry, then, end = builder.block, builder.new_block("atomic"), builder.new_block("atomic.end")
-        builder.branch_if(mask, then, end)
-        builder.start(then)
-        old = emit()
-        builder.branch(end)
-        builder.start(end)
-        self._result(operation, indices, builder.phi(end, old.type, [(builder.zero(old.type), entry), (old, then)]))
+        self._where(mask, operation, indices, emit)
 
     def _kind(self, operation: Operation, dtype: DType) -> str:
         kind = str(operation.attributes["kind"])
@@ -106,27 +106,51 @@ class EffectEmitter:
 
     def _compare_and_swap(self, operation: Operation, indices: Indices) -> None:
         evaluator, builder = self.evaluator, self.builder
-        pointer, expected, value = operation.operands
+        pointer, expected, value = operation.operands[:3]
         address = evaluator.address(pointer, indices)
-        element = value.type.element
+        element = value.type.dtype
         word = f"i{8 * element.itemsize}"
         old_text, new_text = (
             builder.cast("bitcast", evaluator.to_memory(evaluator.evaluate(item, indices), element), word)
             for item in (expected, value)
         )
+        mask = evaluator.evaluate(operation.operands[3], indices) if len(operation.operands) > 3 else None
         order = _ORDERINGS[str(operation.attributes["semantics"])]
         failure = {"acq_rel": "acquire", "release": "monotonic"}.get(order, order)
-        pair = builder.emit(f"cmpxchg {address}, {old_text}, {new_text} {order} {failure}", f"{{ {word}, i1 }}")
-        old = builder.emit(f"extractvalue {pair}, 0", word)
-        self._result(
-            operation, indices, evaluator.from_memory(builder.cast("bitcast", old, memory_type(element)), element)
-        )
+
+        def emit() -> LLVMValue:
+            text = f"cmpxchg {address}, {old_text}, {new_text} {order} {failure}"
+            pair = builder.emit(text, f"{{ {word}, i1 }}")
+            old = builder.emit(f"extractvalue {pair}, 0", word)
+            return evaluator.from_memory(builder.cast("bitcast", old, memory_type(element)), element)
+
+        self._where(mask, operation, indices, emit)
+
+    def _where(
+        self, mask: LLVMValue | None, operation: Operation, indices: Indices, emit: Callable[[], LLVMValue]
+    ) -> None:
+        """What `emit` gives as the operation's result where the mask holds, zero elsewhere."""
+        builder = self.builder
+        if mask is None or mask.text == "true":
+            self._result(operation, indices, emit())
+            return
+        entry, then, end = builder.block, builder.new_block("atomic"), builder.new_block("atomic.end")
+        builder.branch_if(mask, then, end)
+        builder.start(then)
+        old = emit()
+        inside = builder.block
+        builder.branch(end)
+        builder.start(end)
+        self._result(operation, indices, builder.phi(end, old.type, [(builder.zero(old.type), entry), (old, inside)]))
 
     def _result(self, operation: Operation, indices: Indices, value: LLVMValue) -> None:
-        if operation.result.type.is_scalar:
-            self.evaluator.scalars[operation.result] = value
+        self._write(operation.result, indices, value)
+
+    def _write(self, result: Value, indices: Indices, value: LLVMValue) -> None:
+        if result.type.is_scalar:
+            self.evaluator.scalars[result] = value
         else:
-            self.evaluator.write(self.storage[operation.result], indices, value)
+            self.evaluator.write(self.storage[result], indices, value)
 
     def _assert(self, operation: Operation, indices: Indices) -> None:
         builder = self.builder

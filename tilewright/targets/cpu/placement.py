@@ -66,7 +66,7 @@ class Program:
             self.parent[operation] = parent
             for operand in operation.operands:
                 self.uses.setdefault(operand, []).append(operation)
-            if operation.opcode not in ("reduce", "scan"):
+            if operation.opcode not in ("reduce", "scan", "map"):
                 for inner in operation.regions:
                     self._visit(inner, operation)
             self.last[operation] = len(self.operations) - 1

@@ -1,0 +1,86 @@
+"""Facts about the machine that a kernel is compiled for, known at compile time: ``if tl.target_info.is_cuda():``"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tilewright.language.core import builtin
+from tilewright.language.function import constexpr_function
+
+
+class Machine(NamedTuple):
+    """A machine: `backend` is "cpu", "cuda" or "hip", `arch` a CPU's name, a compute capability (90), or "gfx942"."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+
+class _State(threading.local):
+    machine: Machine | None = None
+
+
+_state = _State()
+
+
+@contextmanager
+def compiling_for(target: Any) -> Iterator[None]:
+    """Kernels traced in the block are for a target (`tilewright.targets.base.Target`)."""
+    saved = _state.machine
+    arch: int | str = getattr(target, "sm", 0) or getattr(target, "cpu", "")
+    _state.machine = Machine(target.name, arch, getattr(target, "warp_threads", 1))
+    try:
+        yield
+    finally:
+        _state.machine = saved
+
+
+@builtin
+def current_target() -> Machine:
+    """The machine that this kernel is compiled for; in the interpreter, the CPU."""
+    return _state.machine or Machine("cpu", "", 1)
+
+
+@constexpr_function
+def is_cuda() -> bool:
+    """Whether this is compiled for an NVIDIA GPU."""
+    return current_target().backend == "cuda"
+
+
+@constexpr_function
+def cuda_capability_geq(major: int, minor: int = 0) -> bool:
+    """Whether this is compiled for an NVIDIA GPU of at least this compute capability."""
+    machine = current_target()
+    return machine.backend == "cuda" and int(machine.arch) >= 10 * major + minor
+
+
+@constexpr_function
+def is_hip() -> bool:
+    """Whether this is compiled for an AMD GPU."""
+    return current_target().backend == "hip"
+
+
+@constexpr_function
+def is_hip_cdna3() -> bool:
+    """Whether this is compiled for gfx942."""
+    return current_target().arch == "gfx942"
+
+
+@constexpr_function
+def is_hip_cdna4() -> bool:
+    """Whether this is compiled for gfx950."""
+    return current_target().arch == "gfx950"
+
+
+@constexpr_function
+def is_hip_gfx1250() -> bool:
+    """Whether this is compiled for gfx1250."""
+    return current_target().arch == "gfx1250"
+
+
+__all__ = [
+    "cuda_capability_geq", "current_target", "is_cuda", "is_hip", "is_hip_cdna3", "is_hip_cdna4", "is_hip_gfx1250",
+]  # fmt: skip
