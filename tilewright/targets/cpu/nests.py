@@ -104,7 +104,7 @@ class NestEmitter:
             self._scalar_axis(extent, limit, [], body)
         else:
             lanes = self._lanes(cluster.roots, axes, extent)
-            unroll = self._unroll(cluster.roots, extent, lanes, 2)
+            unroll = self._unroll(cluster.roots, axes, extent, lanes, 2)
             self.report.loop(cluster.roots, axes, extent, lanes, unroll, masks, False)
             self._vector_axis(extent, lanes, unroll, limit, False, [], None, body)
 
@@ -151,7 +151,7 @@ class NestEmitter:
 
         limit = self._limit(roots, axes)
         rest = limit is not None and any(self._needs_outside(root, axes[root], limit) for root in roots)
-        unroll = self._unroll(roots, extent, lanes, 4) if position == vector else 1
+        unroll = self._unroll(roots, axes, extent, lanes, 4) if position == vector else 1
         self.report.loop(roots, axes, extent, lanes, unroll, limit.compares if limit is not None else (), rest)
         if position == vector:
             results = self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
@@ -408,22 +408,32 @@ class NestEmitter:
         if extent == 1:
             return 1
         widest = 4
-        granularity = 0
         for root in roots:
             for value in root.operation.operands if root.value is None else [root.value]:
                 if isinstance(value.type.element, DType) and value.type.dtype.is_float:
                     widest = max(widest, value.type.element.itemsize)
-            for load, mapping in root.reads.loads:
-                if axes[root] in mapping:
-                    fact = self.analysis.along(load.operands[0], mapping.index(axes[root]))
-                    granularity = gcd(granularity, fact.run) if fact.step in (0, 1) else granularity
-            granularity = gcd(granularity, *root.reads.reshapes)
+        granularity = self._granularity(roots, axes)
         lanes = min(self.target.vector_bits // (8 * widest), 1 << (extent - 1).bit_length())
         while granularity % lanes and lanes > 4:
             lanes //= 2
         return lanes
 
-    def _unroll(self, roots: Sequence[Root], extent: int, lanes: int, most: int) -> int:
+    def _granularity(self, roots: Sequence[Root], axes: dict[Root, int]) -> int:
+        """Vectors whose lanes divide this number find consecutive elements consecutive; 0 when all do."""
+        granularity = 0
+        for root in roots:
+            accesses = [
+                (load.operands[0], mapping.index(axes[root]))
+                for load, mapping in root.reads.loads
+                if axes[root] in mapping
+            ]
+            if root.kind == "store":
+                accesses.append((root.operation.operands[0], axes[root]))
+            facts = [self.analysis.along(pointer, axis) for pointer, axis in accesses]
+            granularity = gcd(granularity, *(fact.run for fact in facts if fact.step in (0, 1)), *root.reads.reshapes)
+        return granularity
+
+    def _unroll(self, roots: Sequence[Root], axes: dict[Root, int], extent: int, lanes: int, most: int) -> int:
         """How many registers the main loop takes at once: more for cheap bodies, to hide latency."""
         if lanes == 1 or any(root.reads.reshapes for root in roots):
             return 1
@@ -434,7 +444,9 @@ class NestEmitter:
         unroll = most if cost <= 4 * len(roots) else min(2, most)
         if cost > 40:
             unroll = 1
-        while unroll > 1 and extent < lanes * unroll:
+        granularity = self._granularity(roots, axes)
+        regular = granularity % lanes == 0
+        while unroll > 1 and (extent < lanes * unroll or (regular and granularity % (lanes * unroll))):
             unroll //= 2
         return unroll
 
