@@ -6,7 +6,10 @@ A form is a NamedTuple, so that kernels take it as one compile-time parameter an
 
 from __future__ import annotations
 
+import heapq
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
@@ -196,3 +199,128 @@ class MatmulForm(NamedTuple):
         if self.SPLIT > 1:
             return (tiles * self.cluster, 1, 1)
         return (min(tiles, processors // self.cluster) * self.cluster, 1, 1)
+
+
+class AttentionForm(NamedTuple):
+    """Attention by one persistent CTA an SM: a warp that loads, and warpgroups of 64 queries each.
+
+    `BN` keys make a block.  `FLAT` joins the end of a tile with the beginning of the next; `LAZY` rescales only when
+    a maximum has been outgrown by 2^8; `TURNS` lets warpgroups issue their products one after the other.
+    """
+
+    D: int = 128
+    BN: int = 80
+    CONSUMERS: int = 3
+    STAGES: int = 2
+    CAUSAL: bool = False
+    WINDOW: bool = False  # with CAUSAL: a query sees only so many keys
+    LENGTHS: bool = False
+    LSE: bool = False
+    FLAT: bool = True
+    LAZY: bool = True
+    TURNS: bool = True
+    TYPE: Any = tl.bfloat16
+
+    @property
+    def BM(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.CONSUMERS
+
+    @property
+    def swizzle(self) -> int:
+        """The swizzle of all tiles."""
+        return swizzle_of(self.D * self.TYPE.itemsize)
+
+    @property
+    def query_stages(self) -> int:
+        """Tiles of queries in shared memory: the next one comes while a flat loop works on this one."""
+        return 2 if self.FLAT else 1
+
+    @property
+    def query_block(self) -> tuple[int, int, int, int]:
+        """The tile of the maps of queries and results."""
+        return (1, 1, 64, self.D)
+
+    @property
+    def key_block(self) -> tuple[int, int, int, int]:
+        """The tile of the maps of keys and values."""
+        return (1, 1, self.BN, self.D)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Budgets of loading and multiplying threads."""
+        return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Shared memory of queries, keys and values."""
+        rows = self.query_stages * self.BM + 2 * self.STAGES * self.BN
+        return int(rows * self.D * self.TYPE.itemsize)
+
+    @property
+    def separate_outs(self) -> bool:
+        """Whether results have shared memory of their own; otherwise they are staged where the queries were."""
+        return self.FLAT or self.shared_bytes_with(True) <= SHARED_BYTES
+
+    def shared_bytes_with(self, separate: bool) -> int:
+        """Shared memory with or without tiles of their own for results."""
+        outs = self.BM * self.D * self.TYPE.itemsize if separate else 0
+        return int(self.loaded_bytes + outs + 8 * (2 * self.query_stages * self.CONSUMERS + 4 * self.STAGES))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA."""
+        return self.shared_bytes_with(self.separate_outs)
+
+    def check(self) -> AttentionForm:
+        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+        rules = [
+            (self.CONSUMERS in (1, 2, 3), "there are one to three consumers"),
+            (self.D % 16 == 0 and 16 <= self.D <= 256, "D is a multiple of 16 up to 256"),
+            (self.BN % 16 == 0 and 16 <= self.BN <= 256, "BN is a multiple of 16 up to 256"),
+            (self.TYPE.itemsize == 2, "operands have 16 bits"),
+            (self.CAUSAL or not self.WINDOW, "a window is of causal attention"),
+            (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
+            (self.STAGES >= 2, "there are two stages or more"),
+            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
+        ]
+        for holds, reason in rules:
+            if not holds:
+                raise LaunchError(f"{self}: {reason}")
+        return self
+
+
+def attention_schedule(
+    form: AttentionForm, batches: int, heads: int, queries: int, keys: int, group: int = 1, processors: int = 132
+) -> np.ndarray:
+    """Each CTA's tiles, [CTAs, tiles + 1] i32: entries ``(batch * heads + head) << 16 | tile of queries``, then -1.
+
+    Full attention: tiles in order, dealt out evenly.  Causal: the longest tiles first, among heads whose keys and
+    values fit the L2 cache together, each to the CTA that has least to do.
+    """
+    tiles = -(-queries // form.BM)
+    pairs = batches * heads
+    grid = min(tiles * pairs, processors)
+    cost = np.full(tiles, -(-keys // form.BN))
+    if form.CAUSAL:
+        last = np.minimum((np.arange(tiles) + 1) * form.BM, queries) + keys - queries
+        cost = np.clip(-(-last // form.BN), 1, -(-keys // form.BN))
+    together = pairs
+    if form.CAUSAL:
+        bytes_of_head = max(1, 2 * keys * form.D * form.TYPE.itemsize)
+        together = max(group, (32 << 20) // bytes_of_head // group * group * group)
+    lists: list[list[int]] = [[] for _ in range(grid)]
+    load = [(0, number) for number in range(grid)]
+    for first in range(0, pairs, together):
+        section = range(first, min(first + together, pairs))
+        order = [(pair, tile) for pair in section for tile in range(tiles)]
+        if form.CAUSAL:
+            order.sort(key=lambda entry: -int(cost[entry[1]]))
+        for pair, tile in order:
+            busy, number = heapq.heappop(load)
+            lists[number].append(pair << 16 | tile)
+            heapq.heappush(load, (busy + int(cost[tile]), number))
+    table = np.full((grid, max(map(len, lists)) + 1), -1, np.int32)
+    for row, entries in zip(table, lists, strict=True):
+        row[: len(entries)] = entries
+    return table

@@ -14,7 +14,13 @@ import tilewright.language as tl
 from tilewright.language.aggregate import aggregate
 from tilewright.language.explicit.objects import barrier_array
 from tilewright.language.explicit.operations import barriers
-from tilewright.language.function import language_function
+from tilewright.language.function import constexpr_function, language_function
+
+
+@constexpr_function
+def exponent(number):
+    """The power of two that a number is."""
+    return number.bit_length() - 1
 
 
 @aggregate
@@ -51,7 +57,7 @@ def ring_at(count, STAGES: tl.constexpr):
     if STAGES == 1:
         position = ring_position(0, count & 1, STAGES)
     elif STAGES & (STAGES - 1) == 0:
-        position = ring_position(count & (STAGES - 1), (count // STAGES) & 1, STAGES)
+        position = ring_position(count & (STAGES - 1), (count >> exponent(STAGES)) & 1, STAGES)
     else:
         turns = count // STAGES
         position = ring_position(count - turns * STAGES, turns & 1, STAGES)
@@ -84,4 +90,6 @@ class ring_barriers:
 @language_function
 def make_ring(STAGES: tl.constexpr, arrivals: tl.constexpr):
     """Barriers of a ring that one thread fills and `arrivals` warps release."""
-    return ring_barriers(barriers(STAGES, 1), barriers(STAGES, arrivals))
+    full = barriers(STAGES, 1)
+    empty = barriers(STAGES, arrivals)
+    return ring_barriers(full, empty)
