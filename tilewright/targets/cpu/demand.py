@@ -12,17 +12,28 @@ from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.placement import Program
 
 
-def unneeded_outside(program: Program, analysis: AffineAnalysis, value: Value, axis: int, key: PrefixKey) -> bool:
+def unneeded_outside(
+    program: Program,
+    analysis: AffineAnalysis,
+    value: Value,
+    axis: int,
+    key: PrefixKey,
+    limited: frozenset[Operation] = frozenset(),
+) -> bool:
     """Whether nobody uses the elements of `value` along `axis` for which the prefix `key` is false.
 
     Uses are followed through elementwise and shape operations, loops, and products, down to stores
-    with such a mask and to selections that drop those elements.
+    with such a mask and to selections that drop those elements.  `limited` are reductions along the
+    axis that do not go beyond the prefix either.
     """
-    return _Demand(program, analysis, key).unneeded(value, axis)
+    return _Demand(program, analysis, key, limited).unneeded(value, axis)
 
 
 class _Demand:
-    def __init__(self, program: Program, analysis: AffineAnalysis, key: PrefixKey) -> None:
+    def __init__(
+        self, program: Program, analysis: AffineAnalysis, key: PrefixKey, limited: frozenset[Operation]
+    ) -> None:
+        self.limited = limited
         self.program = program
         self.analysis = analysis
         self.key = key
@@ -57,7 +68,7 @@ class _Demand:
         if opcode == "reduce":
             removed = integer(user, "axis")
             if removed == axis:
-                return False
+                return user in self.limited
             return all(self.unneeded(result, axis - (removed < axis)) for result in user.results)
         if opcode in ELEMENTWISE or opcode in ("expand_dims", "broadcast", "permute"):
             return self._forwarded(value, axis, user)

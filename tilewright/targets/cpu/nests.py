@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilewright.dtypes import DType
-from tilewright.ir.core import Value
+from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
@@ -150,7 +150,7 @@ class NestEmitter:
             return accumulators
 
         limit = self._limit(roots, axes)
-        rest = limit is not None and any(self._needs_outside(root, axes[root], limit) for root in roots)
+        rest = limit is not None and self._anyone_needs_outside(roots, axes, limit)
         unroll = self._unroll(roots, axes, extent, lanes, 4) if position == vector else 1
         self.report.loop(roots, axes, extent, lanes, unroll, limit.compares if limit is not None else (), rest)
         if position == vector:
@@ -476,14 +476,28 @@ class NestEmitter:
         count = count_of_prefix(self.evaluator, prefix.index, prefix.limit, prefix.inclusive, extent)
         return Limit(key, found[key], count)
 
-    def _needs_outside(self, root: Root, axis: int, limit: Limit) -> bool:
+    def _anyone_needs_outside(self, roots: list[Root], axes: dict[Root, int], limit: Limit) -> bool:
+        """Whether a loop of a nest must go beyond the limit.
+
+        A block that is written and summed up in the same loop is not wanted there by the sum, if that can do without.
+        """
+        limited = frozenset(
+            root.operation
+            for root in roots
+            if root.kind == "reduce"
+            and axes[root] == root.reduced_axis
+            and self._reduction(root).is_neutral_outside(frozenset(limit.compares))
+        )
+        return any(self._needs_outside(root, axes[root], limit, limited) for root in roots)
+
+    def _needs_outside(self, root: Root, axis: int, limit: Limit, limited: frozenset[Operation] = frozenset()) -> bool:
         if root.kind == "store":
             operands = root.operation.operands
             return len(operands) < 3 or not masks_out(operands[2], axis, limit.key, self.analysis)
         program = self.placement.program
         if root.kind == "buffer":
             assert root.value is not None
-            return not unneeded_outside(program, self.analysis, root.value, axis, limit.key)
+            return not unneeded_outside(program, self.analysis, root.value, axis, limit.key, limited)
         if axis == root.reduced_axis:
             return not self._reduction(root).is_neutral_outside(frozenset(limit.compares))
         kept = axis - int(root.reduced_axis is not None and root.reduced_axis < axis)
