@@ -2,8 +2,8 @@
 
     python benchmarks/kernels_cuda.py [--only softmax add] [--rounds 5] [--milliseconds 60] [--quick]
 
-Random data; contestants take turns; times are medians by device events (benchmarks/cuda/harness.py tells how).
-Every module of benchmarks/cuda registers families of cases.  Results: benchmarks/results/kernels_cuda.json; families
+Random data; contestants take turns; times are medians by device events (benchmarks/gpu/harness.py tells how).
+Every module of benchmarks/gpu registers families of cases.  Results: benchmarks/results/kernels_cuda.json; families
 that are not run keep the results that the file has, with the date of their own run.
 """
 
@@ -25,8 +25,8 @@ from benchmarks import common
 # isort: split
 import torch
 
-import benchmarks.cuda
-from benchmarks.cuda.harness import FAMILIES, Monitor, geometric_mean, run_family
+import benchmarks.gpu
+from benchmarks.gpu.harness import FAMILIES, Monitor, geometric_mean, run_family
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.driver import version
 from tilewright.targets.nvidia.assemble import find_assembler
@@ -58,9 +58,9 @@ def _cudnn() -> str:
 
 def register() -> None:
     """Import every module that registers families."""
-    for module in pkgutil.iter_modules(benchmarks.cuda.__path__):
+    for module in pkgutil.iter_modules(benchmarks.gpu.__path__):
         if module.name not in _NO_FAMILIES:
-            importlib.import_module(f"benchmarks.cuda.{module.name}")
+            importlib.import_module(f"benchmarks.gpu.{module.name}")
 
 
 def summary(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

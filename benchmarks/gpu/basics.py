@@ -9,7 +9,7 @@ import torch
 
 import tilewright
 import tilewright.language as tl
-from benchmarks.cuda.harness import OURS, Case, family
+from benchmarks.gpu.harness import OURS, Case, family
 
 
 @tilewright.jit
@@ -29,7 +29,7 @@ def add(x, y, result, count, BLOCK: tl.constexpr):
 def _triton_add() -> Any:
     """The same kernel as Triton compiles it; None where Triton is missing."""
     try:
-        from benchmarks.cuda import triton_kernels
+        from benchmarks.gpu import triton_kernels
     except ImportError:
         return None
     return triton_kernels.add
