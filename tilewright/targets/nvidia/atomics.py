@@ -137,7 +137,7 @@ def _by_loop(
 
 def _compare_and_swap(lowering: KernelLowering, operation: Operation, place: int) -> LLVMValue:
     builder = lowering.builder
-    pointer, expected, value = (lowering.registers(operand)[place] for operand in operation.operands)
+    pointer, expected, value = (lowering.registers(operand)[place] for operand in operation.operands[:3])
     bits = [to_bits(lowering, number) for number in (expected, value)]
     failure = "acquire" if operation.attributes["semantics"] in ("acquire", "acq_rel") else "monotonic"
     width = int(bits[0].type[1:])

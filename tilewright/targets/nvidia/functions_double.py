@@ -1,7 +1,7 @@
 """Math functions of float64, which the hardware has none of: reductions and series, without tables.
 
-Greatest errors in units in the last place: exp, exp2, log, log2, tanh, sin, cos 2 (sin and cos for |x| up to 2^30, which
-three parts of pi / 2 reach), erf 4, power 2 and as many more as |y ln x|.  rsqrt is a division of a square root.
+Greatest errors in units in the last place: exp, exp2, log, log2, tanh, sin, cos 2 (sin and cos for |x| up to 2^30,
+which three parts of pi / 2 reach), erf 4, power 2 and as many more as |y ln x|.  rsqrt divides by a square root.
 """
 
 from __future__ import annotations

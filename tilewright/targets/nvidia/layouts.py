@@ -16,8 +16,8 @@ Blocks fall into three kinds.
 Decisions are made in program order (`_Assigner`), then wishes are collected backwards (`_Wishes`), then the kernel is
 written again with a copy of every flexible block for each layout that is wanted of it, and with a conversion, a
 `permute` that changes no order but has the attribute `nvidia.conversion`, for every other block that is wanted
-elsewhere (`_Writer`).  The layouts are also written on the operations (`nvidia.layout`), so that the printed kernel shows them
-and runs in the interpreter like any other.
+elsewhere (`_Writer`).  The layouts are also written on the operations (`nvidia.layout`), so that the printed kernel
+shows them and runs in the interpreter like any other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from tilewright.ir.types import PointerType
 from tilewright.layout import Facts, LinearLayout, plan_conversion
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.base import Remark
-from tilewright.targets.nvidia import transfer
+from tilewright.targets.nvidia import dot_layout, transfer
+from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.transfer import element_bits, operand_layout, result_layout
@@ -45,10 +46,12 @@ ELEMENTWISE = frozenset(
     "shift_left shift_right exp exp2 log log2 sin cos tanh erf sqrt rsqrt floor ceil round truncate compare select "
     "cast bitcast offset hint".split()
 )
+SCALAR_REGIONS = ("reduce", "scan", "map")  # whose regions are of scalars, run for many elements
 _MOVING = ("permute", "reshape", "join", "split", "cat")  # other names for the same elements
 _SPREADING = ("expand_dims", "broadcast")
 _HEAVY = frozenset("divide remainder power exp exp2 log log2 sin cos tanh erf sqrt rsqrt multiply_high".split())
 _HEAVY_COST = 8
+_SMALL = 8  # a load of so much less than the largest access waits for what it is combined with
 _FLEXIBLE_COST = 32  # operations that may be repeated for each layout
 
 
@@ -60,6 +63,7 @@ class Assignment:
     layouts: Mapping[Value, LinearLayout]
     facts: Mapping[Value, AxisInfo]
     working: Mapping[Operation, LinearLayout]  # of operations that have a layout of their own: accesses, scans …
+    target: NvidiaTarget
     remarks: tuple[Remark, ...] = ()
 
 
@@ -70,13 +74,14 @@ def assign(function: Function, target: NvidiaTarget, warps: int) -> Assignment:
     """
     facts = analyze_axes(function)
     assigner = Assigner(target, warps, facts, plan_accesses(function, facts))
+    assigner.chained = dot_layout.chained_products(function)
     assigner.region(function.region)
     assigner.finish()
     wishes = _Wishes(assigner)
     wishes.region(function.region)
     writer = _Writer(assigner, wishes.wanted)
     written = writer.run(function)
-    return Assignment(written, writer.layouts, analyze_axes(written), writer.working, tuple(writer.remarks))
+    return Assignment(written, writer.layouts, analyze_axes(written), writer.working, target, tuple(writer.remarks))
 
 
 # Accesses ----------------------------------------------------------------------------------------
@@ -98,8 +103,7 @@ ACCESSES = ("load", "store", "atomic_rmw", "atomic_cas")
 
 def access_operands(operation: Operation) -> tuple[Value, Value | None]:
     """Pointer and mask of a memory operation."""
-    places = {"load": 1, "store": 2, "atomic_rmw": 2}
-    place = places.get(operation.opcode, len(operation.operands))
+    place = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}[operation.opcode]
     return operation.operands[0], operation.operands[place] if place < len(operation.operands) else None
 
 
@@ -158,6 +162,7 @@ class Assigner:
         self.open: dict[Value, None] = {}
         self.groups: dict[Value, list[Value]] = {}  # of open blocks of loops and branches: what shares their layout
         self.flow: dict[Operation, list[Value | None]] = {}  # operands that must be where another value is
+        self.chained: frozenset[Operation] = frozenset()  # products that feed products
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
 
     def region(self, region: Region) -> None:
@@ -424,9 +429,8 @@ def _split(assigner: Assigner, operation: Operation) -> None:
 def _load(assigner: Assigner, operation: Operation) -> None:
     if operation.result.type.is_scalar:
         return
-    if operation.result.type.size < assigner.largest and not any(
-        value in assigner.home for value in operation.operands
-    ):
+    anchored = any(value in assigner.home for value in operation.operands)
+    if operation.result.type.size * _SMALL <= assigner.largest and not anchored:
         assigner.open[operation.result] = None  # small: in the layout of what it is combined with
         return
     layout = assigner.best_access(operation)
@@ -522,6 +526,16 @@ def _scan(assigner: Assigner, operation: Operation) -> None:
         assigner.anchor(result, layout)
 
 
+def _map(assigner: Assigner, operation: Operation) -> None:
+    """A function of each element: everything in one layout."""
+    if not operation.operands or operation.operands[0].type.is_scalar:
+        return
+    layout = _common(assigner, operation)
+    assigner.require(operation, [layout] * len(operation.operands))
+    for result in operation.results:
+        assigner.anchor(result, layout)
+
+
 def _gather(assigner: Assigner, operation: Operation) -> None:
     """The source goes through memory, from where it is; the result is where the indices are."""
     source, index = operation.operands
@@ -530,7 +544,33 @@ def _gather(assigner: Assigner, operation: Operation) -> None:
     assigner.anchor(operation.result, layout)
 
 
+def _dot(assigner: Assigner, operation: Operation) -> None:
+    """As the instruction wants it; of several widths the one that is cheapest for what the operands come from."""
+    instruction = instruction_of(operation, assigner.target)
+    accumulator = operation.operands[2]
+    if instruction is None:
+        layout = dot_layout.scalar_layout(accumulator.type.shape, assigner.warps)
+        assigner.require(operation, [*(assigner.settle(value) for value in operation.operands[:2]), layout])
+        assigner.anchor(operation.result, layout)
+        return
+    rows, columns = accumulator.type.shape
+    grid = dot_layout.warp_grid(rows, columns, assigner.warps, operation in assigner.chained)
+    choices = [
+        dot_layout.product_layouts(operation, instruction, grid, width)
+        for width in dot_layout.widths(operation, instruction)
+    ]
+
+    def cost(layouts: dot_layout.ProductLayouts) -> float:
+        pairs = zip(operation.operands, (layouts.a, layouts.b), strict=False)
+        return sum(assigner.moved([value], layout) for value, layout in pairs)
+
+    chosen = min(choices, key=cost)
+    assigner.require(operation, [chosen.a, chosen.b, chosen.accumulator])
+    assigner.anchor(operation.result, chosen.accumulator)
+
+
 LAYOUT_RULES: dict[str, Rule] = {
+    "dot": _dot,
     "constant": _flexible,
     "arange": _flexible,
     "splat": _flexible,
@@ -550,6 +590,8 @@ LAYOUT_RULES: dict[str, Rule] = {
     "atomic_cas": _store,
     "reduce": _reduce,
     "scan": _scan,
+    "map": _map,
+    "inline_asm": _map,
     "for": _for,
     "while": _while,
     "if": _if,
@@ -579,7 +621,7 @@ class _Wishes:
             self.operation(operation)
 
     def operation(self, operation: Operation) -> None:
-        if operation.opcode not in ("reduce", "scan"):
+        if operation.opcode not in SCALAR_REGIONS:
             for region in reversed(operation.regions):
                 self.region(region)
         if any(result in self.assigner.flexible for result in operation.results):

@@ -107,6 +107,11 @@ def _stored(lowering: KernelLowering, operation: Operation, operands: Sequence[V
     return areas
 
 
+def store_areas(lowering: KernelLowering, operation: Operation, operands: Sequence[Value]) -> list[LLVMValue]:
+    """Put blocks into scratch, row by row, one after the other; their first bytes' offsets, after a barrier."""
+    return _stored(lowering, operation, operands).starts
+
+
 def _result_coordinates(lowering: KernelLowering, value: Value) -> list[list[LLVMValue]]:
     layout = lowering.layout(value)
     return [

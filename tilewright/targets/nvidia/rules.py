@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tilewright.targets.nvidia import atomics, effects, elementwise, lowering, memory, reduce, scan, shape
+from tilewright.targets.nvidia import (
+    atomics,
+    dot,
+    effects,
+    elements,
+    elementwise,
+    lowering,
+    memory,
+    reduce,
+    scan,
+    shape,
+)
 from tilewright.targets.nvidia.lowering import Rule
 
 RULES: dict[str, Rule] = {
@@ -12,6 +23,8 @@ RULES: dict[str, Rule] = {
     **memory.RULES,
     **atomics.RULES,
     **reduce.RULES,
+    **dot.RULES,
     **scan.RULES,
+    **elements.RULES,
     **effects.RULES,
 }

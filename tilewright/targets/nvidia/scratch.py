@@ -7,6 +7,8 @@ from collections.abc import Callable
 from tilewright.ir.core import Operation
 from tilewright.layout import SharedExchange, plan_conversion
 from tilewright.targets.nvidia.atomics import atomic_bytes
+from tilewright.targets.nvidia.dot_layout import instruction_of
+from tilewright.targets.nvidia.dot_scalar import scalar_dot_bytes
 from tilewright.targets.nvidia.exchange import exchange_bytes
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment
 from tilewright.targets.nvidia.reduce import reduce_bytes
@@ -26,7 +28,12 @@ def _conversion(assignment: Assignment, operation: Operation) -> int:
     return exchange_bytes(plan, bits) if isinstance(plan, SharedExchange) else 0
 
 
+def _product(assignment: Assignment, operation: Operation) -> int:
+    return 0 if instruction_of(operation, assignment.target) is not None else scalar_dot_bytes(assignment, operation)
+
+
 SIZES: dict[str, Size] = {
+    "dot": _product,
     "permute": _conversion,
     "reduce": reduce_bytes,
     "scan": scan_bytes,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from tilewright.ir.core import Function, Operation, Region
 
 ALIGNMENT = 16
-_RING_BYTES = 16 << 10  # scratch of this size may go round; larger operations share one place
+_RING_BYTES = 16 << 10  # scratch of this size may go round
+_TWICE_BYTES = 24 << 10  # two operations of up to this size get places of their own; larger ones share one
 
 ScratchSize = Callable[[Operation], int]
 Interval = tuple[int, int]
@@ -36,7 +37,7 @@ class Allocation:
 def allocate(function: Function, sizes: Mapping[Operation, int], base: int = 0) -> Allocation:
     """Places for the scratch of every operation in `sizes` (bytes), from `base` on."""
     largest = max(sizes.values(), default=0)
-    ring = max(largest, _RING_BYTES)
+    ring = max(2 * largest if largest <= _TWICE_BYTES else largest, _RING_BYTES)
     scratch: dict[Operation, int] = {}
     cursor = end = 0
     for operation in function.walk():
@@ -77,7 +78,7 @@ class _Hazards:
             if any(start < place[1] and place[0] < end for start, end in reading):
                 self.barriers[operation] = None
             return frozenset([place])  # its own barrier, between writing and reading, ends what was before
-        if not operation.regions or operation.opcode in ("reduce", "scan"):
+        if not operation.regions or operation.opcode in ("reduce", "scan", "map"):
             return reading
         if operation.opcode in ("for", "while"):
             return self.loop(operation, reading)

@@ -1,0 +1,171 @@
+"""Products by mma.sync: operands are in registers already, in the layouts of `dot_layout.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import dtypes
+from tilewright.ir.core import Operation, Value
+from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.dot_layout import Instruction, instruction_of
+from tilewright.targets.nvidia.dot_scalar import scalar_dot
+from tilewright.targets.nvidia.exchange import pack, to_bits
+from tilewright.targets.nvidia.lowering import KernelLowering, Rule
+
+Place = tuple[int, int]
+# Which parts of A and B are multiplied, the smallest products first.
+_TERMS = {
+    "": ((0, 0),),
+    "tf32x3": ((1, 0), (0, 1), (0, 0)),
+    "bf16x3": ((1, 0), (0, 1), (0, 0)),
+    "bf16x6": ((1, 1), (2, 0), (0, 2), (1, 0), (0, 1), (0, 0)),
+}
+
+
+def dot(lowering: KernelLowering, operation: Operation) -> None:
+    """The rule of `dot`."""
+    instruction = instruction_of(operation, lowering.target)
+    if instruction is None:
+        scalar_dot(lowering, operation)
+    else:
+        _Product(lowering, operation, instruction).run()
+
+
+def held_by_first_thread(lowering: KernelLowering, value: Value) -> dict[Place, int]:
+    """Positions of registers by the coordinates of their element in thread 0."""
+    layout = lowering.layout(value)
+    held: dict[Place, int] = {}
+    for place, number in enumerate(lowering.numbers(value)):
+        row, column = layout.unpack(layout.element(register=number))
+        held.setdefault((row, column), place)
+    return held
+
+
+class _Product:
+    def __init__(self, lowering: KernelLowering, operation: Operation, instruction: Instruction) -> None:
+        self.lowering = lowering
+        self.operation = operation
+        self.instruction = instruction
+        self.a, self.b, self.accumulator = operation.operands
+        self.held = [held_by_first_thread(lowering, value) for value in operation.operands]
+        self.depth = self.a.type.shape[1]
+
+    def run(self) -> None:
+        lowering = self.lowering
+        dtype = self.accumulator.type.dtype
+        own = dtypes.int32 if self.instruction.accumulator == "s32" else dtypes.float32
+        sums = lowering.converter.cast_all(lowering.registers(self.accumulator), dtype, own)
+        parts = [self.parts(value) for value in (self.a, self.b)]
+        held_a, held_b, held = self.held
+        rows = sorted({row for row, column in held if row % 16 == 0 and column == 0})
+        columns = sorted({column for row, column in held if column % 8 == 0 and row == 0})
+        width = self.width()
+        for start in range(0, self.depth, 8 * width):
+            for part in range(width // self.instruction.pair):
+                steps = [start + half * 4 * width + part * self.instruction.pair for half in (0, 1)]
+                for left, right in _TERMS[self.instruction.parts]:
+                    self.step(sums, parts[0][left], parts[1][right], rows, columns, steps)
+        lowering.define(self.operation.result, lowering.converter.cast_all(sums, own, dtype))
+
+    def width(self) -> int:
+        """Neighbours along k that a lane holds: as many as follow each other in thread 0."""
+        count = 1
+        while (0, count) in self.held[0] and count < self.depth // 8:
+            count += 1
+        return count
+
+    def step(
+        self,
+        sums: list[LLVMValue],
+        a: Sequence[LLVMValue],
+        b: Sequence[LLVMValue],
+        rows: Sequence[int],
+        columns: Sequence[int],
+        steps: Sequence[int],
+    ) -> None:
+        """One instruction for every tile of the result: along k at `steps`, which are of its two halves."""
+        left = {
+            row: self.words(a, [[(r, k) for k in self.run_of(k)] for k in steps for r in (row, row + 8)], 0)
+            for row in rows
+        }
+        right = {column: self.words(b, [[(k, column) for k in self.run_of(k)] for k in steps], 1) for column in columns}
+        for row in rows:
+            for column in columns:
+                places = [self.held[2][row + r, column + c] for r in (0, 8) for c in (0, 1)]
+                result = self.multiply([sums[place] for place in places], left[row], right[column])
+                for place, value in zip(places, result, strict=True):
+                    sums[place] = value
+
+    def run_of(self, first: int) -> range:
+        return range(first, first + self.instruction.pair)
+
+    def words(self, registers: Sequence[LLVMValue], runs: Sequence[Sequence[Place]], operand: int) -> list[LLVMValue]:
+        """32-bit registers, each of the elements of a run."""
+        held = self.held[operand]
+        result = []
+        for run in runs:
+            bits = [to_bits(self.lowering, registers[held[place]]) for place in run]
+            key = ("word", *(value.text for value in bits))
+            result.append(self.lowering.once(key, lambda bits=bits: pack(self.lowering, bits, 32)))  # type: ignore[misc]
+        return result
+
+    def multiply(self, sums: Sequence[LLVMValue], a: Sequence[LLVMValue], b: Sequence[LLVMValue]) -> list[LLVMValue]:
+        builder, form = self.lowering.builder, self.instruction
+        kind = "float" if form.accumulator == "f32" else "i32"
+        constraint = "f" if kind == "float" else "r"
+        types = ".".join((form.accumulator, *form.operands, form.accumulator))
+        name = f"mma.sync.aligned.m16n8k{form.depth}.row.col.{types}"
+        text = f"{name} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$0,$1,$2,$3}};"
+        constraints = ",".join([f"={constraint}"] * 4 + ["r"] * 6 + ["0", "1", "2", "3"])
+        whole = f"{{{kind},{kind},{kind},{kind}}}"
+        listed = ", ".join(str(value) for value in (*a, *b, *sums))
+        value = builder.emit(f'call {whole} asm "{text}", "{constraints}"({listed}) convergent', whole)
+        return [builder.emit(f"extractvalue {whole} {value.text}, {number}", kind) for number in range(4)]
+
+    # Parts of operands ---------------------------------------------------------------------------
+
+    def parts(self, value: Value) -> list[list[LLVMValue]]:
+        """An operand's registers as the instruction takes them; split into parts where the precision asks for it."""
+        lowering, dtype = self.lowering, value.type.dtype
+        registers = lowering.registers(value)
+        kind = self.instruction.operands[0]
+        if dtype == dtypes.float32 and kind == "tf32":
+            return self.tf32_parts(registers, 2 if self.instruction.parts else 1)
+        if dtype == dtypes.float32:
+            return self.bf16_parts(registers, 3 if self.instruction.parts == "bf16x6" else 2)
+        if dtype.is_float and dtype.bits == 8 and kind == "f16":
+            return [lowering.converter.cast_all(registers, dtype, dtypes.float16)]
+        return [list(registers)]
+
+    def tf32_parts(self, registers: Sequence[LLVMValue], count: int) -> list[list[LLVMValue]]:
+        builder = self.lowering.builder
+        parts, rest = [], list(registers)
+        for _ in range(count):
+            rounded = [
+                builder.emit(f'call i32 asm "cvt.rna.tf32.f32 $0, $1;", "=r,f"({value})', "i32") for value in rest
+            ]
+            parts.append(rounded)
+            rest = self.without(rest, [builder.cast("bitcast", value, "float") for value in rounded])
+        return parts
+
+    def bf16_parts(self, registers: Sequence[LLVMValue], count: int) -> list[list[LLVMValue]]:
+        converter = self.lowering.converter
+        parts, rest = [], list(registers)
+        for _ in range(count):
+            rounded = converter.cast_all(rest, dtypes.float32, dtypes.bfloat16)
+            parts.append(rounded)
+            rest = self.without(rest, converter.cast_all(rounded, dtypes.bfloat16, dtypes.float32))
+        return parts
+
+    def without(self, values: Sequence[LLVMValue], parts: Sequence[LLVMValue]) -> list[LLVMValue]:
+        """What a part leaves over; nothing of an infinity, whose first part says all."""
+        builder = self.lowering.builder
+        zero = builder.constant("float", 0.0)
+        result = []
+        for value, part in zip(values, parts, strict=True):
+            finite = builder.compare("one", builder.intrinsic("fabs", [part]), builder.constant("float", float("inf")))
+            result.append(builder.select(finite, builder.binary("fsub", value, part), zero))
+        return result
+
+
+RULES: dict[str, Rule] = {"dot": dot}

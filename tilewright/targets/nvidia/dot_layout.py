@@ -1,0 +1,186 @@
+"""Products: which instruction multiplies, and the layouts that it wants.
+
+    f16, bf16            mma m16n8k16            two neighbours along k to a register
+    f32 (input_precision tf32, tf32x3)           m16n8k8 with tf32
+    f32 (bf16x3, bf16x6)                         m16n8k16 with the parts of each number as bfloat16
+    i8, u8               mma m16n8k32            four neighbours
+    fp8                  m16n8k32 from sm_89 on; before, and for other formats, exactly as f16
+    all else, and blocks smaller than an instruction: multiply-add, operands in shared memory (`dot_scalar.py`)
+
+A lane may hold more neighbours along k than an instruction takes (`width`), so that operands come from shared memory in
+longer vectors: a sum may be taken in any order, and instruction i takes the i-th part of every run, in A and B alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.layout import Blocked, LinearLayout, mma_accumulator, mma_operand
+from tilewright.layout.distributed import on_threads
+from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.transfer import LANES, padded
+
+_ROWS, _COLUMNS = 16, 8  # of one mma
+_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A form of mma.sync: `pair` is the neighbours along k that a register holds, `parts` how operands are split."""
+
+    operands: tuple[str, str]  # PTX types of A and B
+    accumulator: str
+    pair: int
+    parts: str = ""  # "", "tf32x3", "bf16x3", "bf16x6"
+
+    @property
+    def depth(self) -> int:
+        return 8 * self.pair
+
+
+_SMALL_FLOATS = {"float8e4nv": "e4m3", "float8e5": "e5m2"}
+_SPLIT = {
+    "tf32": ("tf32", 1, ""),
+    "tf32x3": ("tf32", 1, "tf32x3"),
+    "bf16x3": ("bf16", 2, "bf16x3"),
+    "bf16x6": ("bf16", 2, "bf16x6"),
+}
+
+
+def instruction_of(operation: Operation, target: NvidiaTarget) -> Instruction | None:
+    """The instruction of a product; None for multiply-add."""
+    a, b, accumulator = (value.type for value in operation.operands)
+    shape = (*accumulator.shape, a.shape[-1])
+    if accumulator.rank != 2 or padded(shape) != shape or shape[0] < _ROWS or shape[1] < _COLUMNS:
+        return None
+    found = _by_type(operation, target)
+    if found is None or shape[2] < found.depth:
+        return None
+    return found
+
+
+def _by_type(operation: Operation, target: NvidiaTarget) -> Instruction | None:
+    a, b, accumulator = (value.type.dtype for value in operation.operands)
+    if accumulator.name in ("float64", "int64", "uint64"):
+        return None
+    if a.name in ("float16", "bfloat16"):
+        kind = "f16" if a.name == "float16" else "bf16"
+        return Instruction((kind, kind), "f32", 2)
+    if a.is_float and a.bits == 8:
+        names = [_SMALL_FLOATS.get(dtype.name) for dtype in (a, b)]
+        if target.fp8_mma and names[0] is not None and names[1] is not None:
+            return Instruction((names[0], names[1]), "f32", 4)
+        return Instruction(("f16", "f16"), "f32", 2)
+    if a.name == "float32":
+        row = _SPLIT.get(str(operation.attributes["input_precision"]))
+        return None if row is None else Instruction((row[0], row[0]), "f32", row[1], row[2])
+    if a.name in ("int8", "uint8"):
+        names_of = {"int8": "s8", "uint8": "u8"}
+        return Instruction((names_of[a.name], names_of[b.name]), "s32", 4)
+    return None
+
+
+# Warps -------------------------------------------------------------------------------------------
+
+
+def chained_products(function: Function) -> frozenset[Operation]:
+    """Products whose result is, after other steps, the first operand of a product; and those."""
+    dots = [operation for operation in function.walk() if operation.opcode == "dot"]
+    found: set[Operation] = set()
+    for operation in dots if len(dots) > 1 else ():
+        seen: set[Value] = set()
+        stack = [operation.operands[0]]
+        while stack:
+            value = stack.pop()
+            source = value.definition
+            if value in seen or source is None or source.regions or source.opcode == "load":
+                continue
+            seen.add(value)
+            if source.opcode == "dot":
+                found |= {operation, source}
+            stack += source.operands
+    return frozenset(found)
+
+
+def warp_grid(rows: int, columns: int, warps: int, chained: bool) -> tuple[int, int]:
+    """Warps along the rows and along the columns of a product.
+
+    Each warp's part is as square as can be, so that operands are read rarely; warps of chained products stand in one
+    column, so that a row's scores, their maximum and the next product stay in the warp.
+    """
+    along_rows = along_columns = 1
+    while along_rows * along_columns < warps:
+        tall, wide = rows // along_rows, columns // along_columns
+        if tall > _ROWS and (chained or tall >= wide or wide <= _COLUMNS):
+            along_rows *= 2
+        elif wide > _COLUMNS:
+            along_columns *= 2
+        else:
+            along_rows *= 2
+    return along_rows, along_columns
+
+
+# Layouts -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProductLayouts:
+    """The layouts of A, B and the accumulator; `width` is the neighbours along k that a lane holds."""
+
+    a: LinearLayout
+    b: LinearLayout
+    accumulator: LinearLayout
+    width: int
+
+
+def product_layouts(
+    operation: Operation, instruction: Instruction, grid: tuple[int, int], width: int
+) -> ProductLayouts:
+    rows, columns = operation.result.type.shape
+    depth = operation.operands[0].type.shape[1]
+    warps = grid[0] * grid[1]
+    layouts = [
+        mma_operand((rows, depth), 0, grid, width),
+        mma_operand((depth, columns), 1, grid, width),
+        mma_accumulator((rows, columns), grid),
+    ]
+    a, b, accumulator = (on_threads(layout, LANES, warps) for layout in layouts)
+    return ProductLayouts(a, b, accumulator, width)
+
+
+def widths(operation: Operation, instruction: Instruction) -> Sequence[int]:
+    """Possible widths, the instruction's own first."""
+    a = operation.operands[0].type
+    own = instruction.pair
+    widest = min(_VECTOR_BYTES // a.dtype.itemsize, a.shape[1] // 8)
+    return [own] if widest <= own else [own, widest]
+
+
+def scalar_layout(shape: tuple[int, ...], warps: int) -> LinearLayout:
+    """The accumulator of a product by multiply-add: squares to a thread, so that operands serve several times."""
+    extents = padded(shape)
+    rank = len(extents)
+    elements, lanes, along = [1] * rank, [1] * rank, [1] * rank
+    left = max(1, _size(extents) // (LANES * warps))
+    for axis in (rank - 1, rank - 2) * 2:
+        if left > 1 and elements[axis] < min(4, extents[axis]):
+            elements[axis] *= 2
+            left //= 2
+    room = [extent // own for extent, own in zip(extents, elements, strict=True)]
+    number = LANES
+    for axis in (rank - 1, rank - 2, *range(rank - 3, -1, -1)):
+        lanes[axis] = min(number, room[axis])
+        number //= lanes[axis]
+    lanes[0] *= number
+    along[0] = warps
+    blocked = Blocked(tuple(elements), tuple(lanes), tuple(along), tuple(range(rank - 1, -1, -1)))
+    return on_threads(blocked.layout(extents), LANES, warps)
+
+
+def _size(shape: Sequence[int]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total
