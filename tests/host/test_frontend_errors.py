@@ -37,6 +37,14 @@ def outer(a, b):
     return inner(a, b)
 
 
+@tilewright.jit
+def returns_sometimes(n):
+    for i in range(n):
+        if i == 3:
+            return
+    return n
+
+
 # One kernel a mistake; the golden text of each is the whole message.
 
 
@@ -94,16 +102,8 @@ def block_condition(x, out, n):
         tl.store(out, 1)
 
 
-def return_in_loop(x, out, n):
-    for i in range(n):
-        if i == 3:
-            return
-
-
-def break_of_unrolled_loop(x, out, n):
-    for i in tl.static_range(4):
-        if n == i:
-            break
+def mixed_returns(x, out, n):
+    tl.store(out, returns_sometimes(n))
 
 
 def run_time_shape(x, out, n):

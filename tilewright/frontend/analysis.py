@@ -127,3 +127,9 @@ def leaves_inside(statements: Iterable[ast.stmt], kinds: tuple[type, ...] = (ast
 def returns_inside(statements: Iterable[ast.stmt]) -> bool:
     """Whether a return statement is reached by running the statements (nested functions do not count)."""
     return any(isinstance(node, ast.Return) for statement in statements for node in ast.walk(statement))
+
+
+@lru_cache(maxsize=1024)
+def returns_value(statement: ast.stmt) -> bool:
+    """Whether some return statement inside gives a value."""
+    return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(statement))

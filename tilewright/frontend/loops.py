@@ -10,8 +10,15 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.frontend.analysis import assigned_names, exposed_names, leaves_inside, loaded_names, returns_inside
-from tilewright.frontend.statements import RETURN_IN_LOOP, Left, Statements
+from tilewright.frontend.analysis import (
+    assigned_names,
+    exposed_names,
+    leaves_inside,
+    loaded_names,
+    returns_inside,
+    returns_value,
+)
+from tilewright.frontend.statements import ASSIGN_BEFORE, RETURN_VALUE, RETURNED, Left, Outcome, Statements
 from tilewright.frontend.values import Shape, check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
 from tilewright.language import core
@@ -49,19 +56,37 @@ class Loops(Statements):
             raise LanguageError("'else' of a loop is not part of the tile language")
         iterator = self.evaluate(statement.iter)
         if isinstance(iterator, core.range):
-            self._check_body(statement)
             self._range_loop(statement, iterator)
             return
         items = self.static_items(statement.iter, iterator)
-        self._check_body(statement)
-        saved = self.loop, self.carried
-        self.loop, self.carried = self.loop or statement, None
-        for item in items:
+        saved = self.loop, self.carried, self.unrolled
+        self.loop, self.unrolled = self.loop or statement, True
+        self.carried = assigned_names([statement])
+        if returns_inside(statement.body):
+            self.bind(RETURNED, False)
+            self.carried = [*self.carried, RETURNED, *([RETURN_VALUE] if returns_value(statement) else [])]
+        self._unrolled_passes(statement, items)
+        self.loop, self.carried, self.unrolled = saved
+
+    def _unrolled_passes(self, statement: ast.For, items: list[Any]) -> Outcome:
+        """One pass after the other; where a pass ends the loop at run time, the others run in a branch."""
+        for position, item in enumerate(items):
             self.assign(statement.target, item, keep=True)
             outcome = self.execute(statement.body)
-            if isinstance(outcome, Left) and not outcome.running:
-                break
-        self.loop, self.carried = saved
+            running = outcome.running if isinstance(outcome, Left) else True
+            if isinstance(running, tensor) and running.constant is None:
+                following = functools.partial(self._unrolled_passes, statement, items[position + 1 :])
+                location = self.location(statement)
+                traced = [
+                    self._trace_branch(lambda _: following(), []),  # noqa: B023
+                    self._trace_branch(lambda _: None, []),
+                ]
+                self.session.builder.location = location
+                self._merge_passes(running, traced, [True, True])
+                return None
+            if not (running.constant if isinstance(running, tensor) else running):
+                return None
+        return None
 
     def static_items(self, node: ast.expr, value: Any) -> list[Any]:
         """What an unrolled loop or a comprehension runs over."""
@@ -77,11 +102,6 @@ class Loops(Statements):
             node, f"cannot loop over {type_text(value)}", "use range, tl.range, tl.static_range, or a tuple of values"
         )
 
-    @staticmethod
-    def _check_body(statement: ast.For | ast.While) -> None:
-        if returns_inside(statement.body):
-            raise LanguageError(*RETURN_IN_LOOP)
-
     # Run-time loops
 
     def _carried(self, statement: ast.For | ast.While) -> Carried:
@@ -93,11 +113,17 @@ class Loops(Statements):
             statement.target.id if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name) else ""
         )
         carried = Carried([], [], [], [])
-        for name in assigned_names(statement.body):
-            if name not in self.names or name == own_index:
-                continue
-            if name not in exposed and not self.needed_after(name, statement):
-                continue
+        names = [
+            name
+            for name in assigned_names(statement.body)
+            if name in self.names and name != own_index and (name in exposed or self.needed_after(name, statement))
+        ]
+        if returns_inside(statement.body):
+            self.bind(RETURNED, False)
+            names.append(RETURNED)
+            if RETURN_VALUE in self.names:
+                names.append(RETURN_VALUE)
+        for name in names:
             value = self.names[name]
             shape, leaves = take_apart(value)
             carried.names.append(name)
@@ -114,8 +140,8 @@ class Loops(Statements):
 
         `leading` gives what is yielded before them, from an int1 scalar: whether the loop runs on.
         """
-        saved = dict(self.names), dict(self.unbound), self.loop, self.carried
-        self.loop, self.carried = self.loop or statement, carried.names
+        saved = dict(self.names), dict(self.unbound), self.loop, self.carried, self.unrolled
+        self.loop, self.carried, self.unrolled = self.loop or statement, carried.names, False
         with self.session.builder.at(region):
             for name, value in bound.items():
                 self.bind(name, value)
@@ -125,11 +151,12 @@ class Loops(Statements):
             handles = [value.handle for value in leading(to_tensor(running))] if leading is not None else []
             for name, before in zip(carried.names, carried.before, strict=True):
                 if name not in self.names:
-                    raise LanguageError(f"'{name}' may have no value at the end of the loop: {self.unbound[name]}")
+                    reason = self.unbound[name]
+                    raise LanguageError(f"'{name}' may have no value at the end of the loop: {reason}", ASSIGN_BEFORE)
                 check_same(f"'{name}'", before, self.names[name], ("before the loop", "after one pass"))
                 handles.extend(leaf.handle for leaf in take_apart(self.names[name])[1])
             self.session.builder.create("yield", handles)
-        self.names, self.unbound, self.loop, self.carried = saved
+        self.names, self.unbound, self.loop, self.carried, self.unrolled = saved
 
     def _leave(self, statement: ast.For | ast.While, carried: Carried, results: Sequence[Value]) -> None:
         """Bind the carried names to the loop's results; other names assigned inside end with it."""
@@ -142,7 +169,8 @@ class Loops(Statements):
         if not isinstance(statement.target, ast.Name):
             raise self.error(statement.target, "the index of a run-time loop is one name")
         bounds = self._bounds(statement, loop)
-        if leaves_inside(statement.body, (ast.Break,)):
+        self._make_room_for_return(statement, {statement.target.id: bounds[0]})
+        if leaves_inside(statement.body, (ast.Break,)) or returns_inside(statement.body):
             self._breaking_range_loop(statement, statement.target.id, *bounds)
             return
         lower, upper, step, backward = bounds
@@ -161,6 +189,22 @@ class Loops(Statements):
         }
         operands = [value.handle for value in (lower, upper, step, *carried.initial)]
         self._leave(statement, carried, builder.create("for", operands, attributes, [region]).results)
+
+    def _make_room_for_return(self, statement: ast.For | ast.While, bound: dict[str, Any]) -> None:
+        """Before a loop that may return a value: give that value a place, of the type which a trial pass finds."""
+        self.names.pop(RETURN_VALUE, None)
+        if not returns_inside(statement.body) or not returns_value(statement):
+            return
+        saved = dict(self.names), dict(self.unbound), self.loop, self.carried, self.unrolled
+        self.loop, self.carried, self.unrolled = self.loop or statement, [RETURNED, RETURN_VALUE], True
+        for name, value in {**bound, RETURNED: False}.items():
+            self.bind(name, value)
+        with self.session.builder.at(Region()):
+            self.execute(statement.body)
+            found = self.names.get(RETURN_VALUE)
+        self.names, self.unbound, self.loop, self.carried, self.unrolled = saved
+        if found is not None:
+            self.bind(RETURN_VALUE, self.filler(found))
 
     def _breaking_range_loop(
         self, statement: ast.For, target: str, lower: tensor, upper: tensor, step: tensor, backward: bool
@@ -240,9 +284,9 @@ class Loops(Statements):
     def run_While(self, statement: ast.While) -> None:
         if statement.orelse:
             raise LanguageError("'else' of a loop is not part of the tile language")
-        self._check_body(statement)
+        self._make_room_for_return(statement, {})
         carried = self._carried(statement)
-        if leaves_inside(statement.body, (ast.Break,)):
+        if leaves_inside(statement.body, (ast.Break,)) or returns_inside(statement.body):
             leading = [constant(True, dtypes.int1)]
             test = functools.partial(self._condition_if_running, statement)
             self._while_loop(statement, carried, leading, test, lambda running: {}, lambda running, runs_on: [runs_on])

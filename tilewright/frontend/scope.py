@@ -37,7 +37,8 @@ class FunctionState:
         self.constants: set[str] = set()  # names declared ``x: tl.constexpr`` in the body
         self.unbound: dict[str, str] = {}  # why a name that is assigned somewhere has no value here
         self.loop: ast.stmt | None = None  # the outermost loop around the statement being traced
-        self.carried: list[str] | None = None  # names that the innermost loop carries; None in an unrolled one
+        self.carried: list[str] = []  # names whose values the innermost loop passes on
+        self.unrolled = False  # whether the innermost loop is unrolled
 
     # Places and errors
 

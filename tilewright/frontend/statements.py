@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.frontend.analysis import assigned_names, leaves_inside, reads_of, returns_inside
+from tilewright import dtypes
+from tilewright.frontend.analysis import assigned_names, leaves_inside, reads_of, returns_inside, returns_value
 from tilewright.frontend.calls import Calls
-from tilewright.frontend.values import identical, take_apart
+from tilewright.frontend.values import identical, put_together, same_types, take_apart
 from tilewright.ir.core import Region
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.context import LanguageError
-from tilewright.language.semantic.convert import is_literal, to_tensor
+from tilewright.language.semantic.convert import bitcast, broadcast_to, constant, is_literal, to_tensor
 from tilewright.language.tensor import tensor, type_text
 
 _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
@@ -30,7 +32,12 @@ _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Match: ("match", "use if and elif"),
 }
 
-RETURN_IN_LOOP = ("'return' inside a loop is not part of the tile language", "leave the loop by its condition")
+# A return inside a loop leaves the loop with these names bound; what follows the loop asks for them.
+RETURNED, RETURN_VALUE = "<returned>", "<the returned value>"
+
+
+ASSIGN_BEFORE = "assign it before the loop, or on every way through it"
+_MIXED_RETURNS = ("some paths return a value and others do not", "return a value on every path")
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,23 @@ class Statements(Calls):
             if isinstance(statement, ast.Return):
                 return self.guarded(statement, self._return, statement)
             self.guarded(statement, self._simple, statement)
+            if isinstance(statement, (ast.For, ast.While)) and returns_inside(statement.body):
+                check = self._return_if_returned(statement)
+                if _ends_by_return(statement):
+                    return self.guarded(statement, self._return, check.body[0])
+                outcome, finished = self.guarded(statement, self._branch, check, statements[position + 1 :])
+                if finished:
+                    return outcome
         return None
+
+    @staticmethod
+    def _return_if_returned(loop: ast.stmt) -> ast.If:
+        """``if returned: return value``, at the place of the loop."""
+        value = ast.Name(RETURN_VALUE, ast.Load()) if returns_value(loop) else None
+        check = ast.If(ast.Name(RETURNED, ast.Load()), [ast.Return(value)], [])
+        for node in ast.walk(check):
+            ast.copy_location(node, loop)
+        return check
 
     def _simple(self, statement: ast.stmt) -> None:
         method = getattr(self, f"run_{type(statement).__name__}", None)
@@ -88,10 +111,16 @@ class Statements(Calls):
         self.mark(statement)
         self.assert_at_run_time(condition, message)
 
-    def _return(self, statement: ast.Return) -> Returned:
-        if self.loop is not None:
-            raise LanguageError(*RETURN_IN_LOOP)
-        return Returned(None if statement.value is None else self.evaluate(statement.value))
+    def _return(self, statement: ast.Return) -> Outcome:
+        value = None if statement.value is None else self.evaluate(statement.value)
+        if self.loop is None:
+            return Returned(value)
+        if (value is not None) != returns_value(self.loop):
+            raise LanguageError(*_MIXED_RETURNS)
+        self.bind(RETURNED, True)
+        if value is not None:
+            self.bind(RETURN_VALUE, value)
+        return Left(False)
 
     # Assignment
 
@@ -176,27 +205,30 @@ class Statements(Calls):
             outcome = self.execute(taken)
             return outcome, outcome is not None
         condition = self.branch_condition(statement.test, condition)
-        if returns_inside([*statement.body, *statement.orelse]):
+        body = [*statement.body, *statement.orelse]
+        if self.loop is None and returns_inside(body):
             return self._returning_branch(statement, condition, rest), True
-        if leaves_inside([*statement.body, *statement.orelse]):
+        if leaves_inside(body) or returns_inside(body):
             return self._leaving_branch(statement, condition, rest), True
         self._merging_branch(statement, condition)
         return None, False
 
-    def _trace_branch(self, statements: list[ast.stmt]) -> tuple[Region, dict[str, Any], dict[str, str], Outcome]:
+    def _trace_branch(
+        self, action: Callable[[list[ast.stmt]], Outcome], statements: list[ast.stmt]
+    ) -> tuple[Region, dict[str, Any], dict[str, str], Outcome]:
         """A branch traced into its own region from the present names; gives the names it ends with."""
         saved = dict(self.names), dict(self.unbound)
         region = Region()
         with self.session.builder.at(region):
-            outcome = self.execute(statements)
+            outcome = action(statements)
         ended = self.names, self.unbound
         self.names, self.unbound = saved
         return region, ended[0], ended[1], outcome
 
     def _merging_branch(self, statement: ast.If, condition: tensor) -> None:
         location = self.location(statement)
-        then, then_names, then_unbound, _ = self._trace_branch(statement.body)
-        other, other_names, other_unbound, _ = self._trace_branch(statement.orelse)
+        then, then_names, then_unbound, _ = self._trace_branch(self.execute, statement.body)
+        other, other_names, other_unbound, _ = self._trace_branch(self.execute, statement.orelse)
         merged: list[str] = []
         for name in assigned_names([*statement.body, *statement.orelse]):
             if name not in then_names or name not in other_names:
@@ -226,13 +258,11 @@ class Statements(Calls):
 
     def _returning_branch(self, statement: ast.If, condition: tensor, rest: list[ast.stmt]) -> Returned:
         """``if c: return x`` followed by more: the rest runs in the branches that do not return."""
-        if self.loop is not None:
-            raise LanguageError(*RETURN_IN_LOOP)
         location = self.location(statement)
-        traced = [self._trace_branch([*body, *rest]) for body in (statement.body, statement.orelse)]
+        traced = [self._trace_branch(self.execute, [*body, *rest]) for body in (statement.body, statement.orelse)]
         values = [outcome.value if isinstance(outcome, Returned) else None for _, _, _, outcome in traced]
         if (values[0] is None) != (values[1] is None):
-            raise LanguageError("some paths return a value and others do not", "return a value on every path")
+            raise LanguageError(*_MIXED_RETURNS)
         if identical(values[0], values[1]) and not take_apart(values[0])[1]:
             named: list[dict[str, Any]] = [{}, {}]
         else:
@@ -242,31 +272,66 @@ class Statements(Calls):
         return Returned(merged.get("the returned value", values[0]))
 
     def _leaving_branch(self, statement: ast.If, condition: tensor, rest: list[ast.stmt]) -> Left:
-        """``if c: break`` (or continue) followed by more: the rest of the pass runs in the other branch.
+        """``if c: break`` (or continue, or return) followed by more: the rest of the pass runs in the other branch.
 
         What the loop carries on, and whether it runs on, is merged from both.
         """
-        if self.carried is None:
-            raise LanguageError("a run-time condition cannot leave an unrolled loop", "use range or tl.range")
         location = self.location(statement)
-        traced = [self._trace_branch([*body, *rest]) for body in (statement.body, statement.orelse)]
-        merged: list[dict[str, Any]] = [{}, {}]
+        traced = [self._trace_branch(self.execute, [*body, *rest]) for body in (statement.body, statement.orelse)]
         running = [outcome.running if isinstance(outcome, Left) else True for _, _, _, outcome in traced]
+        self.session.builder.location = location
+        return Left(self._merge_passes(condition, traced, running))
+
+    def _merge_passes(self, condition: tensor, traced: list[Any], running: list[Any]) -> Any:
+        """Merge two ends of a pass: the names that the loop carries, and whether it runs on, which is returned."""
+        merged: list[dict[str, Any]] = [{}, {}]
         if not identical(running[0], running[1]):
             merged = [{"running": value} for value in running]
+        self._fill_in_return_value(traced)
         for name in self.carried:
-            ends = []
-            for _, names, unbound, _ in traced:
-                if name not in names:
-                    raise LanguageError(f"'{name}' may have no value at the end of the loop: {unbound[name]}")
-                ends.append(names[name])
-            if identical(ends[0], ends[1]):
+            ends = [names[name] for _, names, _, _ in traced if name in names]
+            if len(ends) < 2:
+                missing = next(unbound for _, names, unbound, _ in traced if name not in names)
+                reason = missing.get(name, "not every way through the loop assigns it")
+                if not self.unrolled:
+                    raise LanguageError(f"'{name}' may have no value at the end of the loop: {reason}", ASSIGN_BEFORE)
+                self.unbind(name, reason)
+            elif identical(ends[0], ends[1]):
                 self.bind(name, ends[0])
+            elif self.unrolled and not same_types(ends[0], ends[1]):
+                self.unbind(name, "the ways through the unrolled loop give it different types")
             else:
                 merged[0][f"'{name}'"], merged[1][f"'{name}'"] = ends
-        self.session.builder.location = location
         values = self.merge_branches(condition, [entry[0] for entry in traced], merged)
         runs_on = values.pop("running", running[0])
         for name, value in values.items():
-            self.bind(name.strip("'"), value)
-        return Left(runs_on)
+            self.bind(name[1:-1], value)
+        return runs_on
+
+    def _fill_in_return_value(self, traced: list[Any]) -> None:
+        """Where one side returned a value, the other side gets some value of its types, which nobody will read."""
+        known = [names[RETURN_VALUE] for _, names, _, _ in traced if RETURN_VALUE in names]
+        if len(known) != 1 or RETURN_VALUE not in self.carried:
+            return
+        for region, names, _, _ in traced:
+            if RETURN_VALUE not in names:
+                with self.session.builder.at(region):
+                    names[RETURN_VALUE] = self.filler(known[0])
+
+    def filler(self, value: Any) -> Any:
+        """Zeros with the structure and types of a value."""
+        shape, leaves = take_apart(value)
+        handles = []
+        for leaf in leaves:
+            if leaf.is_pointer:
+                zero = bitcast(constant(0, dtypes.int64, ()), leaf.element)
+                handles.append(broadcast_to(zero, leaf.shape).handle)
+            else:
+                handles.append(constant(0, leaf.number, leaf.shape).handle)
+        return put_together(shape, iter(handles))
+
+
+def _ends_by_return(loop: ast.For | ast.While) -> bool:
+    """``while True`` without a break: what follows is not reached."""
+    endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and bool(loop.test.value)
+    return endless and not leaves_inside(loop.body, (ast.Break,))

@@ -89,6 +89,14 @@ def identical(left: Any, right: Any) -> bool:
     return left is right or (type(left) is type(right) and bool(left == right))
 
 
+def same_types(left: Any, right: Any) -> bool:
+    """Whether two values can take one place: equal structure and tensor types."""
+    left_shape, left_leaves = take_apart(left)
+    right_shape, right_leaves = take_apart(right)
+    types = [leaf.handle.type for leaf in left_leaves], [leaf.handle.type for leaf in right_leaves]
+    return left_shape == right_shape and types[0] == types[1]
+
+
 def check_same(what: str, left: Any, right: Any, places: tuple[str, str]) -> None:
     """Raise `LanguageError` unless two values can take one place: equal structure and tensor types.
 

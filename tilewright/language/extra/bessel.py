@@ -5,7 +5,8 @@ amplitude: a few times 1e-16 times the argument's own rounding.
 """
 
 # Their bodies are tile language, which Python's type rules do not describe.
-# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment,attr-defined,operator,call-arg,arg-type"
+# mypy: disallow-untyped-defs=False, check-untyped-defs=False
+# mypy: disable-error-code="assignment,attr-defined,operator,call-arg,arg-type"
 from __future__ import annotations
 
 from tilewright.language import core

@@ -7,7 +7,8 @@ quotients and roots may be one step off in the directed modes.
 """
 
 # Their bodies are tile language, which Python's type rules do not describe.
-# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment,attr-defined,operator,call-arg,arg-type"
+# mypy: disallow-untyped-defs=False, check-untyped-defs=False
+# mypy: disable-error-code="assignment,attr-defined,operator,call-arg,arg-type"
 from __future__ import annotations
 
 from tilewright.language import core

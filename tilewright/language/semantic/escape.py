@@ -85,7 +85,7 @@ def map_elements(function: Any, arguments: Any, pack: Any) -> Any:
     if count > 1:
         if len(results) % count:
             raise LanguageError(
-                f"the mapped function returns {len(results)} values, with pack={count} it must be a multiple of {count}",
+                f"the mapped function returns {len(results)} values, which pack={count} does not divide",
                 "return the results of all packed elements: first, second, … of the first result, then of the next",
             )
         groups = [results[start : start + count] for start in range(0, len(results), count)]
