@@ -135,9 +135,9 @@ def _role(lowering: ExplicitLowering, role: roles.Role, region: Region, number: 
     """
     builder = lowering.builder
     roles.set_registers(builder, role, lowering.warps)
-    copy = lowering.i32(0)
-    if role.copies > 1:
-        copy = _divided(lowering, builder.subtract(number, role.first // unit), role.warps // unit)
+    # Of a single copy too: with the constant 0 ptxas finds no use for the uniform number of the warp beside the branch,
+    # branches on the thread's instead, and keeps everything behind that in vector registers.
+    copy = _divided(lowering, builder.subtract(number, role.first // unit), role.warps // unit)
     group = _group(lowering, role, copy)
     with lowering.in_group(group):
         lowering.define(region.arguments[0], [copy])
