@@ -77,7 +77,7 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     first = tl.program_id(0) * ROWS
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        partial = tl.full((BLOCK,), INITIAL, TYPE)
+        value = tl.full((), INITIAL, TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             if MASK:
@@ -85,8 +85,7 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
                 x = tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), INITIAL)
             else:
                 x = PROLOGUE(row, column, None, extra).to(TYPE)
-            partial = combine(partial, x, KIND)
-        value = reduce_axis(partial, 0, KIND)
+            value = combine(value, reduce_axis(x, 0, KIND), KIND)
         if KIND == "mean":
             value = value / columns
         tl.store(out + row, EPILOGUE(value, row, 0, None, extra))

@@ -44,20 +44,18 @@ def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.co
     first = tl.program_id(0) * ROWS
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        largest = tl.full((BLOCK,), float("-inf"), TYPE)
+        maximum = tl.full((), float("-inf"), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
             x = PROLOGUE(row, column, mask, extra).to(TYPE)
-            largest = tl.maximum(largest, tl.where(mask, x, float("-inf")), propagate_nan=tl.PropagateNan.ALL)
-        maximum = tl.reduce(largest, 0, maximum_of)
-        totals = tl.zeros((BLOCK,), TYPE)
+            maximum = maximum_of(maximum, tl.reduce(tl.where(mask, x, float("-inf")), 0, maximum_of))
+        total = tl.zeros((), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
             x = PROLOGUE(row, column, mask, extra).to(TYPE)
-            totals += tl.where(mask, tl.exp(x - maximum), 0.0)
-        total = tl.sum(totals, 0)
+            total += tl.sum(tl.where(mask, tl.exp(x - maximum), 0.0), 0)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
@@ -99,19 +97,19 @@ def normalize_chunked(out, rows, columns, epsilon, *extra, ROWS: tl.constexpr, B
         row = index.to(tl.int64)
         mean = tl.zeros((), TYPE)
         if CENTER:
-            totals = tl.zeros((BLOCK,), TYPE)
+            total = tl.zeros((), TYPE)
             for start in range(0, columns, BLOCK):
                 column = start + tl.arange(0, BLOCK)
                 mask = column < columns
-                totals += tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), 0.0)
-            mean = tl.sum(totals, 0) / columns
-        squares = tl.zeros((BLOCK,), TYPE)
+                total += tl.sum(tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), 0.0), 0)
+            mean = total / columns
+        squares = tl.zeros((), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
             x = PROLOGUE(row, column, mask, extra).to(TYPE) - mean
-            squares += tl.where(mask, x * x, 0.0)
-        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / columns + epsilon)
+            squares += tl.sum(tl.where(mask, x * x, 0.0), 0)
+        factor = 1.0 / tl.sqrt(squares / columns + epsilon)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
