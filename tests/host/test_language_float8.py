@@ -49,7 +49,10 @@ def numbers_of_e4m3b15() -> np.ndarray:
 def magnitudes(rng: np.random.Generator, count: int = 4088) -> np.ndarray:
     spread = rng.standard_normal(count) * 10.0 ** rng.uniform(-7, 6, count)
     edges = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-30, -1e-30, 1e30]
-    return np.concatenate([spread, edges]).astype(np.float32)
+    numbers = np.concatenate([spread, edges]).astype(np.float32)
+    halfway = numbers.view(np.uint32) & 0xFFF00000  # few bits, then one unit up or down: next to ties of every format
+    beside = halfway + rng.integers(-1, 2, halfway.size).astype(np.uint32)
+    return np.where(rng.random(halfway.size) < 0.5, beside.view(np.float32), numbers)
 
 
 @pytest.mark.parametrize("interpret", [False, True])
@@ -66,7 +69,8 @@ def test_widened_and_rounded(form: tl.dtype, interpret: bool, rng: np.random.Gen
     defined = ~np.isnan(numbers)
     np.testing.assert_array_equal(np.signbit(wide[defined]), np.signbit(numbers[defined]))
     greatest = float(ml_dtypes.finfo(kind).max)
-    expected = np.clip(x, -greatest, greatest).astype(kind)  # a number that does not fit becomes the greatest
+    with np.errstate(invalid="ignore"):
+        expected = np.clip(x, -greatest, greatest).astype(kind)  # a number that does not fit becomes the greatest
     np.testing.assert_array_equal(np.isnan(narrow.view(kind)), np.isnan(x))
     kept = ~np.isnan(x)
     np.testing.assert_array_equal(narrow[kept], expected[kept].view(np.uint8))
@@ -122,5 +126,7 @@ def test_other_arithmetic_on_e4m3b15_is_float16():
 def test_dtypes_by_name():
     assert tl.dtype("fp8e4b15") == tl.float8e4b15 and tl.dtype("fp8e5b16").is_fp8e5b16()
     assert [tl.dtype(name).name for name in tl.dtype.FP_TYPES] == tl.dtype.FP_TYPES
+    biases = [tl.dtype(name).exponent_bias for name in tl.dtype.FP_TYPES]
+    assert biases == [15, 7, 8, 15, 16, 15, 127, 127, 1023]
     with pytest.raises(CompilationError, match="no dtype named 'float7'"):
         tl.dtype("float7")

@@ -29,6 +29,9 @@ _SHORT_NAMES = {
 _MANTISSA_BITS = {"float8e5": 2, "float8e4nv": 3, "float8e5b16": 2, "float8e4b8": 3, "float8e4b15": 3,
                   "float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # fmt: skip
 
+_EXPONENT_BIAS = {"float8e5": 15, "float8e4nv": 7, "float8e5b16": 16, "float8e4b8": 8, "float8e4b15": 15,
+                  "float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}  # fmt: skip
+
 
 class dtype:
     """An element type such as `tl.float32`; ``tl.dtype("fp32")`` names one. Compare with ``==``."""
@@ -69,6 +72,11 @@ class dtype:
     def fp_mantissa_width(self) -> int:
         """Explicit mantissa bits of a float type."""
         return _MANTISSA_BITS[self._number.name]
+
+    @property
+    def exponent_bias(self) -> int:
+        """What is added to the exponent of a float type where it is stored."""
+        return _EXPONENT_BIAS[self._number.name]
 
     @property
     def _number(self) -> DType:

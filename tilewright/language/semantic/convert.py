@@ -193,7 +193,7 @@ def convert(value: Any, target: dtype, rounding: str | None = None, reinterpret:
 def literal_as(value: Number, element: DType) -> tensor:
     """A literal as a scalar of `element`; an integer that does not fit is an error."""
     if element.is_integer and not isinstance(value, float) and not fits(int(value), element):
-        raise LanguageError(f"the literal {value} does not fit {wrap(element)}")
+        raise LanguageError(f"the literal {value} does not fit {wrap(element)}: it is out of range")
     return constant(value, element)
 
 

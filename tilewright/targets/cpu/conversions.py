@@ -169,20 +169,29 @@ class Converter:
         return builder.cast("trunc", high, self._type("i16", value))
 
     def _encode_float8(self, value: LLVMValue, target: DType) -> LLVMValue:
-        """To nearest even; beyond the greatest finite number: that number."""
+        """To nearest even; beyond the greatest finite number: that number.
+
+        Normal numbers are rounded in their bits, with the difference of the biases taken off the exponent.  For the
+        others an addition rounds: the last bit of the sum is the least number of the format.
+        """
         builder = self.builder
         mantissa, bias, greatest, nan = _FLOAT8[target.name]
         single, word = value.type, self._type("i32", value)
         magnitude = builder.intrinsic(
             "minnum", [builder.intrinsic("fabs", [value]), builder.constant(single, greatest)]
         )
-        scaled = builder.binary("fmul", magnitude, builder.constant(single, 2.0 ** (bias - 127)))
-        bits, shift = builder.cast("bitcast", scaled, word), 23 - mantissa
+        bits, shift = builder.cast("bitcast", magnitude, word), 23 - mantissa
         odd = builder.binary(
             "and", builder.binary("lshr", bits, builder.constant(word, shift)), builder.constant(word, 1)
         )
-        rounded = builder.add(builder.add(bits, odd), builder.constant(word, (1 << (shift - 1)) - 1))
-        code = builder.binary("lshr", rounded, builder.constant(word, shift))
+        offset = (1 << (shift - 1)) - 1 - ((127 - bias) << 23)
+        rounded = builder.add(builder.add(bits, odd), builder.constant(word, offset))
+        anchor = 2.0 ** (24 - bias - mantissa)
+        sum_bits = builder.cast("bitcast", builder.binary("fadd", magnitude, builder.constant(single, anchor)), word)
+        small = builder.subtract(sum_bits, builder.cast("bitcast", builder.constant(single, anchor), word))
+        is_small = builder.compare("olt", magnitude, builder.constant(single, 2.0 ** (1 - bias)))
+        normal = builder.binary("lshr", rounded, builder.constant(word, shift))
+        code = builder.select(is_small, small, normal)
         sign = builder.binary("lshr", builder.cast("bitcast", value, word), builder.constant(word, 24))
         signed = builder.binary("or", code, builder.binary("and", sign, builder.constant(word, 0x80)))
         if nan == 0x80:  # there is no -0: that code is NaN
