@@ -7,6 +7,7 @@ median, low, high = do_bench(call, quantiles=(0.5, 0.2, 0.8))
 from __future__ import annotations
 
 import csv
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 
 from tilewright.errors import MissingDependencyError
 from tilewright.frontend.allocations import unwritten
+from tilewright.runtime.cuda import timing
 
 _MODES: dict[str, Callable[[np.ndarray], Any]] = {
     "min": lambda times: float(times.min()),
@@ -41,20 +43,20 @@ def do_bench(
     `warmup` and `rep` are milliseconds to spend before and while timing; at least one call each.
     `grad_to_none` are tensors whose ``.grad`` is dropped before each call.  With `quantiles` the result is a
     list of these (a number when there is one), else what `return_mode` says: min, max, mean, median, or all.
-    Caches are not flushed between the calls: operands that fit in them are timed warm.
+    On the CPU, caches are not flushed between the calls: operands that fit in them are timed warm.  Once the
+    process works on a GPU, calls are timed by events on the current stream with the GPU's L2 flushed before
+    each; calls that return when their work is done, and take longer than 0.1 ms, by the host's clock.
     Raises `ValueError` for another mode; what `fn` raises passes through.
     """
     if return_mode not in _MODES:
         raise ValueError(f"return_mode is one of {', '.join(_MODES)}, got {return_mode!r}")
     fn()  # compiles
-    estimate = _estimate(fn, rep)
-    for _ in range(max(1, int(warmup / estimate))):
-        fn()
-    times = []
-    for _ in range(max(1, int(rep / estimate))):
-        for tensor in grad_to_none or ():
-            tensor.grad = None
-        times.append(_milliseconds(fn))
+    drop = _dropping(grad_to_none or ())
+    times = _on_gpu(fn, warmup, rep, drop) if timing.in_use() else None
+    return _summary(_on_host(fn, warmup, rep, drop) if times is None else times, quantiles, return_mode)
+
+
+def _summary(times: Sequence[float], quantiles: Sequence[float] | None, return_mode: str) -> Any:
     measured = np.array(times)
     if quantiles is None:
         return _MODES[return_mode](measured)
@@ -71,9 +73,76 @@ def do_bench_cudagraph(
 ) -> Any:
     """Milliseconds that a call of `fn` takes without what launching it costs.
 
+    On a GPU, where PyTorch works, calls are captured in a CUDA graph and its replays are timed; caches stay warm.
     On the CPU a launch costs microseconds and is done when it returns: there is no graph, `do_bench` measures.
     """
+    if return_mode not in _MODES:
+        raise ValueError(f"return_mode is one of {', '.join(_MODES)}, got {return_mode!r}")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return _summary(_replayed(fn, rep, _dropping(grad_to_none or ()), torch), quantiles, return_mode)
     return do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
+
+
+def _replayed(fn: Callable[[], Any], rep: float, before: Callable[[], None], torch: Any) -> Sequence[float]:
+    """Milliseconds of a call, once for each replay of a graph of calls that takes about `rep` / 10."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        fn()
+        before()
+
+        def captured(calls: int) -> Callable[[], float]:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(calls):
+                    before()
+                    fn()
+
+            def replay() -> float:
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                graph.replay()
+                end.record()
+                torch.cuda.synchronize()
+                return float(begin.elapsed_time(end)) / calls
+
+            return replay
+
+        few = captured(_ESTIMATES)
+        few()
+        replay = captured(max(1, int(rep / 10 / max(few(), 1e-4))))
+        return [replay() for _ in range(11)][1:]
+
+
+def _dropping(tensors: Sequence[Any]) -> Callable[[], None]:
+    def drop() -> None:
+        for tensor in tensors:
+            tensor.grad = None
+
+    return drop
+
+
+def _on_host(fn: Callable[[], Any], warmup: float, rep: float, before: Callable[[], None]) -> Sequence[float]:
+    estimate = _estimate(fn, rep)
+    for _ in range(max(1, int(warmup / estimate))):
+        fn()
+    times = []
+    for _ in range(max(1, int(rep / estimate))):
+        before()
+        times.append(_milliseconds(fn))
+    return times
+
+
+def _on_gpu(fn: Callable[[], Any], warmup: float, rep: float, before: Callable[[], None]) -> Sequence[float] | None:
+    """Times by the GPU's clock; None for a call that leaves no work behind."""
+    timer = timing.Timer()
+    if not timer.leaves_work(fn):
+        return None
+    began = time.perf_counter()
+    timer.milliseconds(fn, _ESTIMATES, before)
+    estimate = (time.perf_counter() - began) * 1e3 / _ESTIMATES  # with the flush: it takes longer than many kernels
+    for _ in range(max(1, int(warmup / estimate))):
+        fn()
+    return timer.milliseconds(fn, max(1, int(rep / estimate)), before)
 
 
 def _milliseconds(fn: Callable[[], Any]) -> float:

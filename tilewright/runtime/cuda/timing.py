@@ -1,0 +1,80 @@
+"""Time work on a GPU by its own clock: events before and after each call, on the current stream."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.runtime.cuda.device import current_device, device, primary_context
+from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, TORCH, current_stream
+
+_FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
+_SYNCHRONOUS = 1e-4  # seconds from which on a call that leaves no work behind is timed by the host's clock
+
+
+def in_use() -> bool:
+    """Whether this process works on a GPU: PyTorch has begun to, or a kernel of ours was loaded."""
+    return _torch() is not None or primary_context.cache_info().currsize > 0
+
+
+def _torch() -> Any:
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+class Timer:
+    """Times calls on the current GPU, with its L2 flushed before each."""
+
+    def __init__(self) -> None:
+        torch = _torch()
+        self.ordinal = torch.cuda.current_device() if torch is not None else current_device().ordinal
+        self._stream = current_stream(TORCH) if torch is not None else lambda ordinal: LEGACY_DEFAULT
+        self._flush = DeviceArray((_FLUSH_BYTES,), np.int8, self.ordinal)
+
+    def synchronize(self) -> None:
+        """Wait for all work on the GPU."""
+        with device(self.ordinal).active():
+            check(api().cuCtxSynchronize(), "waiting for a GPU")
+
+    def leaves_work(self, function: Callable[[], Any]) -> bool:
+        """Whether a call returns before its work is done, or is so short that it cannot be told."""
+        alone, together = [], []
+        for _ in range(3):
+            self.synchronize()
+            began = time.perf_counter()
+            function()
+            returned = time.perf_counter()
+            self.synchronize()
+            alone.append(returned - began)
+            together.append(time.perf_counter() - began)
+        return min(alone) < max(0.9 * min(together), _SYNCHRONOUS)
+
+    def milliseconds(self, function: Callable[[], Any], count: int, before: Callable[[], Any]) -> Sequence[float]:
+        """Of `count` calls, each alone; `before` is called ahead of each and is not timed."""
+        cuda = api()
+        stream = self._stream(self.ordinal)
+        with device(self.ordinal).active():
+            events = [self._event() for _ in range(2 * count)]
+            for begin, end in zip(events[::2], events[1::2], strict=True):
+                before()
+                check(cuda.cuMemsetD8Async(self._flush.address, 0, _FLUSH_BYTES, stream), "flushing the L2")
+                check(cuda.cuEventRecord(begin, stream), "timing")
+                function()
+                check(cuda.cuEventRecord(end, stream), "timing")
+            self.synchronize()
+            times = [
+                float(check(cuda.cuEventElapsedTime(begin, end), "timing"))
+                for begin, end in zip(events[::2], events[1::2], strict=True)
+            ]
+            for event in events:
+                check(cuda.cuEventDestroy(event), "timing")
+        return times
+
+    def _event(self) -> Any:
+        return check(api().cuEventCreate(api().CUevent_flags.CU_EVENT_DEFAULT), "timing")
