@@ -35,6 +35,20 @@ class SettingsError(TilewrightError, ValueError):
     """A `TILEWRIGHT_*` variable that is malformed, or asks for what this machine does not have."""
 
 
+class OutOfResources(TilewrightError):
+    """A kernel needs more of something than the machine has: `required` of `name`, of which there are `limit`."""
+
+    def __init__(self, required: int, limit: int, name: str) -> None:
+        super().__init__(required, limit, name)
+        self.required, self.limit, self.name = required, limit, name
+
+    def __str__(self) -> str:
+        return (
+            f"out of resource: {self.name}, required: {self.required}, the machine's limit: {self.limit}; "
+            "smaller blocks or fewer stages need less"
+        )
+
+
 class AutotunerError(TilewrightError):
     """No configuration of an autotuned kernel runs; the message has a line for each with the reason."""
 

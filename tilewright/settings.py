@@ -70,6 +70,7 @@ class Settings:
     print_autotuning: bool = False  # print what autotune chose
     explain_recompile: bool = False  # log why a kernel is compiled for another signature
     parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
+    shim: bool = False  # `import triton` gives tilewright, where tilewright.shim's folder is on PYTHONPATH
     log: str | None = None  # level of the "tilewright" logger, set at import; None leaves logging to the program
 
     @classmethod

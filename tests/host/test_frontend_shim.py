@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import pytest
 
 import tilewright
 from tilewright import shim
+from tilewright.settings import settings
+from tilewright.shim.tables import ABSENT, ALIASES, TABLES
 
 SCRIPTS = Path(__file__).parent / "shim_scripts"
 
@@ -25,43 +29,80 @@ def installed() -> Iterator[None]:
     shim.uninstall()
 
 
-@pytest.mark.parametrize("name", [*shim.TABLES, *shim.ALIASES])
+@pytest.mark.parametrize("name", [*TABLES, *ALIASES])
 def test_modules_import(installed: None, name: str) -> None:
+    if name == "triton.tools.mxfp":
+        pytest.importorskip("torch")
     module = importlib.import_module(name)
+    for attribute in TABLES.get(name, ()):
+        assert getattr(module, attribute) is not None
+    if name in ALIASES:
+        assert module is importlib.import_module(ALIASES[name])
     value = sys.modules["triton"]
     for part in name.split(".")[1:]:
         value = getattr(value, part)
-    assert value is module
-    for attribute in shim.TABLES.get(name, ()):
-        assert getattr(module, attribute) is not None
+    assert value is module or name == "triton.runtime.driver"  # which is the object, not the module, in Triton too
 
 
 def test_names_are_tilewrights(installed: None) -> None:
+    assert "triton" not in sys.modules and importlib.util.find_spec("triton") is not None
     names: dict[str, object] = {}
-    exec("import triton\nimport triton.language as tl\nfrom triton.runtime import driver", names)
-    assert names["tl"] is tilewright.language and names["triton"].jit is tilewright.jit  # type: ignore[attr-defined]
-    assert importlib.util.find_spec("triton") is not None
-    with pytest.raises(ModuleNotFoundError, match=r"triton\.unheard_of"):
+    exec(
+        "import triton\nimport triton.language as tl\nfrom triton.runtime import driver\n"
+        "from triton import jit as kernel\nimport triton.language.extra.cuda.libdevice\n"
+        "from triton.language.extra import libdevice\nversion = tuple(int(n) for n in triton.__version__.split('.'))\n",
+        names,
+    )
+    assert names["tl"] is tilewright.language and names["kernel"] is tilewright.jit
+    assert names["driver"].active.get_current_target().backend == "cpu"  # type: ignore[attr-defined]
+    assert names["libdevice"] is tilewright.language.extra.libdevice and names["version"] == (3, 9, 0)
+    assert {"jit", "language", "runtime"} <= set(dir(names["triton"]))
+    assert importlib.util.find_spec("triton.language") is not None
+    assert tilewright.language.__spec__.name == "tilewright.language"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_cannot_be_says_what_to_use(installed: None, name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    for statement in (f"import {name}", f"import {name}.deeper", f"from {name} import something"):
+        with pytest.raises(ModuleNotFoundError, match="in tilewright: "):
+            exec(statement)
+    if parent in TABLES:
+        with pytest.raises(ModuleNotFoundError, match="in tilewright: "):
+            exec(f"from {parent} import {last}")
+        assert not hasattr(importlib.import_module(parent), last)
+
+
+def test_what_nobody_knows(installed: None) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"'triton\.unheard_of' in tilewright$") as caught:
         importlib.import_module("triton.unheard_of")
+    assert caught.value.name == "triton.unheard_of"
+    with pytest.raises(ImportError, match="unheard_of"):
+        exec("from triton import unheard_of")
 
 
-def test_what_was_there_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_there_comes_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     other, inner = ModuleType("triton"), ModuleType("triton.inner")
     monkeypatch.setitem(sys.modules, "triton", other)
     monkeypatch.setitem(sys.modules, "triton.inner", inner)
     shim.install()
     shim.install()
-    assert sys.modules["triton"] is not other and "triton.inner" not in sys.modules
+    assert caplog.messages == [
+        "triton was imported before the shim was installed: modules that hold it keep it; "
+        "install the shim first, or start with python -m tilewright.shim"
+    ]
+    assert importlib.import_module("triton") is not other and "triton.inner" not in sys.modules
     shim.uninstall()
     shim.uninstall()
     assert sys.modules["triton"] is other and sys.modules["triton.inner"] is inner
-    assert "triton.language" not in sys.modules
+    assert "triton.language" not in sys.modules and not shim.installed()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tilewright.shim", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+        [sys.executable, "-m", "tilewright.shim", *arguments],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -74,7 +115,79 @@ def test_programs_run(arguments: list[str], said: str) -> None:
     assert said in done.stdout
 
 
+def test_modules_code_and_child_processes(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'ran'\n")
+    (tmp_path / "test_inner.py").write_text(
+        "import os, subprocess, sys\n"
+        "import triton\n"
+        "def test_it():\n"
+        "    code = 'import os, triton; print(triton.__version__, os.environ[\"OWN\"])'\n"
+        "    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)\n"
+        "    assert done.stdout == triton.__version__ + ' ran\\n', done\n"
+    )
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    code = run("-c", "import sys, triton; print(sys.argv, triton.cdiv(7, 2))", "one")
+    assert code.stdout == "['-c', 'one'] 4\n"
+    assert run("--site").stdout.strip() == shim.site_directory()
+
+
 def test_command_line_mistakes() -> None:
-    assert run().returncode == 2
+    assert run().returncode == 2 and run("-m").returncode == 2 and run("--help").returncode == 0
     missing = run("nowhere.py")
     assert missing.returncode == 2 and "no file nowhere.py" in missing.stderr
+    assert "unknown option --fast" in run("--fast").stderr
+
+
+def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = vars(settings).copy()
+    for variable, value in {
+        "TRITON_INTERPRET": "1",
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "TRITON_ALWAYS_COMPILE": "true",
+        "TRITON_PRINT_AUTOTUNING": "1",
+        "TRITON_KERNEL_DUMP": "1",
+        "TRITON_HOME": str(tmp_path),
+        "TILEWRIGHT_ALWAYS_COMPILE": "0",  # our own name wins
+    }.items():
+        monkeypatch.setenv(variable, value)
+    shim.install()
+    assert settings.interpret is True and settings.print_autotuning
+    assert settings.cache_directory == tmp_path / "cache"
+    assert settings.dump_directory == tmp_path / ".triton" / "dump"
+    assert settings.always_compile == before["always_compile"]
+    shim.uninstall()
+    assert vars(settings) == before
+
+
+def test_knobs(installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tilewright.frontend import hooks
+    from tilewright.shim import knobs
+
+    monkeypatch.delenv("TRITON_PRINT_AUTOTUNING", raising=False)
+    assert importlib.import_module("triton.knobs") is knobs
+    calls: list[str] = []
+    groups = (knobs.autotuning, knobs.runtime, knobs.cache, knobs.compilation, knobs.nvidia)
+    with contextlib.ExitStack() as scopes:
+        for group in groups:
+            scopes.enter_context(group.scope())
+        knobs.autotuning.print = True
+        assert settings.print_autotuning and os.environ["TRITON_PRINT_AUTOTUNING"] == "1"
+        knobs.cache.dir = str(tmp_path)
+        assert settings.cache_directory == tmp_path and knobs.cache.dir == str(tmp_path)
+        knobs.runtime.launch_enter_hook.add(calls.append)
+        knobs.runtime.jit_cache_hook = calls.append
+        knobs.compilation.listener = calls.append
+        assert hooks.compilation.before == calls.append and hooks.compilation.listener == calls.append
+        assert hooks.launch_enter.calls == [calls.append]
+        knobs.nvidia.ptxas_options = "-v"  # kept, though nothing reads it
+        assert knobs.nvidia.ptxas_options == "-v" and knobs.nvidia.knobs["ptxas_options"] == "-v"
+
+    assert not settings.print_autotuning and "TRITON_PRINT_AUTOTUNING" not in os.environ
+    assert not hooks.launch_enter.calls and hooks.compilation.before is None and hooks.compilation.listener is None
+    assert settings.cache_directory != tmp_path and not knobs.nvidia.ptxas_options
+    knobs.runtime.interpret = True
+    assert settings.interpret is True
+    knobs.runtime.interpret = knobs.env
+    assert settings.interpret is False
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)

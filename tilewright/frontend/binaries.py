@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import FunctionType, ModuleType
@@ -16,6 +17,7 @@ from typing import Any
 
 import tilewright
 from tilewright.errors import InvalidIRError
+from tilewright.frontend import hooks
 from tilewright.frontend.compiled import CompiledKernel, Interface, written_parameters
 from tilewright.frontend.tracer import Trace
 from tilewright.frontend.values import Group, Static
@@ -84,9 +86,13 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
         if binary is not None:
             remarks = tuple(Remark(**remark) for remark in entry.metadata["remarks"])
             interface = Interface(frozenset(entry.metadata["written"]), remarks)
-            return _kernel(request, target, binary, interface, lambda: trace().function)
+            found = _kernel(request, target, binary, interface, lambda: trace().function)
+            _listen(found, (0.0, 0.0), cached=True)
+            return found
+    started = time.perf_counter()
     traced = trace()
     _verify(traced.function)
+    tracing = time.perf_counter() - started
     _report(traced.remarks)
     binary = target.compile(traced.function, request.options)
     _report(binary.remarks)
@@ -96,8 +102,23 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
         "written": sorted(interface.written),
         "remarks": [asdict(remark) for remark in interface.remarks],
     }
+    started = time.perf_counter()
     cache.put(key, metadata, b"")
-    return _kernel(request, target, binary, interface, lambda: traced.function)
+    compiled = _kernel(request, target, binary, interface, lambda: traced.function)
+    _listen(compiled, (tracing, time.perf_counter() - started), cached=False)
+    return compiled
+
+
+def _listen(compiled: CompiledKernel, seconds: tuple[float, float], cached: bool) -> None:
+    """Tell the listener of compilations what tracing, each stage and storing took."""
+    listener = hooks.compilation.listener
+    if listener is None:
+        return
+    stages = [(stage, round(taken * 1e6)) for stage, taken in compiled.binary.seconds.items()]
+    times = hooks.CompileTimes(round(seconds[0] * 1e6), [] if cached else stages, round(seconds[1] * 1e6))
+    listener(
+        src=compiled.source, metadata=compiled.metadata._asdict(), metadata_group={}, times=times, cache_hit=cached
+    )
 
 
 def _kernel(

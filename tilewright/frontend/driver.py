@@ -1,46 +1,52 @@
 """What host code asks of the device that kernels run on: `driver.active`, `set_allocator`.
 
-triton.runtime.driver.active.get_active_torch_device()          # device(type='cpu')
+from tilewright.frontend.driver import driver
+driver.active.get_active_torch_device()          # device(type='cpu'), or the GPU where there is one
 driver.active.utils.get_device_properties(0)["multiprocessor_count"]
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from tilewright.errors import TargetError
 from tilewright.settings import settings
+from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
 from tilewright.testing import do_bench
 
 
 @dataclass(frozen=True)
 class GPUTarget:
-    """The machine code's target as kernels' host code tells targets apart: by `backend`, ``cpu`` here."""
+    """A machine as kernels' host code tells machines apart: `backend` is ``cpu`` or ``cuda``, `arch` a CPU's name or
+    a compute capability (90)."""
 
     backend: str
     arch: int | str
     warp_size: int
 
-
-_GREATEST_WARPS = 32  # `num_warps` of a launch at most
+    def target(self) -> Target:
+        """The target that compiles for it; raises `TargetError` for a machine that there is no target for."""
+        if self.backend == "cpu":
+            return get_target("cpu")
+        if self.backend == "cuda":
+            return get_target(f"cuda:sm_{self.arch}a" if self.arch in (90, 100) else f"cuda:sm_{self.arch}")
+        raise TargetError(f"there is no target for the backend {self.backend!r}: choose cpu or cuda")
 
 
 class Utilities:
-    """`driver.active.utils`."""
+    """`driver.active.utils` of the CPU."""
 
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         """Sizes that occupancy formulas read: a worker thread stands for a multiprocessor, its L2 cache for shared
-        memory, and its vector registers for the registers of one warp. Clocks and bus width are not known: 0.
-
-        Formulas divide the registers by those of a kernel times its warps. A worker runs a kernel of any `num_warps`,
-        so there are registers for as many warps as one may ask for.
-        """
-        target = get_target("auto")
+        memory, and its vector registers for registers. Clocks and bus width are not known: 0."""
+        target = get_target("cpu")
         return {
             "max_shared_mem": getattr(target, "l2_bytes", 1 << 20),
-            "max_num_regs": getattr(target, "vector_registers", 16) * _GREATEST_WARPS,
+            "max_num_regs": getattr(target, "vector_registers", 16),
             "multiprocessor_count": settings.threads,
             "warpSize": 1,
             "sm_clock_rate": 0,
@@ -52,11 +58,11 @@ class Utilities:
 class Driver:
     """The CPU as a device: number 0, with one stream."""
 
-    utils = Utilities()
+    utils: Any = Utilities()
 
     def get_current_target(self) -> GPUTarget:
-        """The machine that `kernel[grid]` compiles for."""
-        target = get_target("auto")
+        """The machine that kernels on this device's arrays are compiled for."""
+        target = get_target("cpu")
         return GPUTarget(target.name, getattr(target, "cpu", ""), 1)
 
     def get_current_device(self) -> int:
@@ -88,11 +94,139 @@ class Driver:
         """What measures a call."""
         return do_bench
 
+    def get_empty_cache_for_benchmark(self) -> Any:
+        """Memory that is written between measured calls: none, since caches stay warm on the CPU."""
+        return None
 
-active = Driver()
+    def clear_cache(self, cache: Any) -> None:
+        """Nothing to clear."""
 
 
-def set_allocator(allocator: Callable[[int, int, Any], Any]) -> None:
-    """Accepted for kernels that want scratch memory on a device; on the CPU scratch memory is the launcher's."""
+class CudaUtilities:
+    """`driver.active.utils` of a GPU."""
+
+    def get_device_properties(self, device: int = 0) -> dict[str, int]:
+        """Sizes that occupancy formulas read. Clocks and bus width are not asked for: 0."""
+        from tilewright.runtime.cuda.device import device as gpu
+
+        found = gpu(device)
+        return {
+            "max_shared_mem": found.shared_bytes,
+            "max_num_regs": 65536,
+            "multiprocessor_count": found.multiprocessors,
+            "warpSize": 32,
+            "sm_clock_rate": 0,
+            "mem_clock_rate": 0,
+            "mem_bus_width": 0,
+        }
+
+
+class CudaDriver(Driver):
+    """The NVIDIA GPUs of this machine, with the device and the stream that are PyTorch's current ones."""
+
+    utils = CudaUtilities()
+
+    def get_current_target(self) -> GPUTarget:
+        from tilewright.runtime.cuda.device import current_device
+
+        major, minor = current_device().capability
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_current_device(self) -> int:
+        return int(self.get_device_interface().current_device())
+
+    def set_current_device(self, device: int) -> None:
+        self.get_device_interface().set_device(device)
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return int(self.get_device_interface().current_stream(device).cuda_stream)
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", self.get_current_device())
+
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+
+class DriverConfig:
+    """Which device host code is told of: `active`, which `set_active` changes and `reset_active` puts back."""
+
+    def __init__(self) -> None:
+        self._default: Any = None
+        self._active: Any = None
+
+    @property
+    def default(self) -> Any:
+        """The GPUs where PyTorch sees one, else the CPU; ``TRITON_DEFAULT_BACKEND`` (cpu, cuda) chooses."""
+        if self._default is None:
+            self._default = _default_driver()
+        return self._default
+
+    @property
+    def active(self) -> Any:
+        """The driver in use."""
+        return self.default if self._active is None else self._active
+
+    def set_active(self, driver: Any) -> None:
+        """Use another driver."""
+        self._active = driver
+
+    def reset_active(self) -> None:
+        """Use the default one again."""
+        self._active = None
+
+
+def _default_driver() -> Driver:
+    chosen = os.environ.get("TRITON_DEFAULT_BACKEND", "")
+    if chosen not in ("", "cpu", "cuda"):
+        raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen!r}: choose cpu or cuda")
+    if chosen == "cpu":
+        return Driver()
+    from tilewright.runtime.cuda.driver import is_available
+
+    if is_available():
+        try:
+            import torch
+        except ImportError:
+            return Driver()
+        return CudaDriver() if torch.cuda.is_available() else Driver()
+    if chosen == "cuda":
+        raise TargetError("TRITON_DEFAULT_BACKEND=cuda: there is no GPU with a driver on this machine")
+    return Driver()
+
+
+driver = DriverConfig()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "active":  # so that the module itself may stand for `driver`
+        return driver.active
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class Buffer(Protocol):
+    """Memory that an allocator gives."""
+
+    def data_ptr(self) -> int:
+        """Its address."""
+        ...
+
+
+Allocator = Callable[[int, int, Any], Any]  # size and alignment in bytes, stream; returns a `Buffer`
+
+
+class NullAllocator:
+    """An allocator that gives nothing."""
+
+    def __call__(self, size: int, alignment: int, stream: Any) -> Any:
+        raise RuntimeError("no allocator was set: call triton.set_allocator")
+
+
+def set_allocator(allocator: Allocator) -> None:
+    """Accepted for kernels that want scratch memory on a device: here scratch memory is the launcher's."""
     if not callable(allocator):
         raise TypeError(f"an allocator is a function of size, alignment and stream, got {allocator!r}")

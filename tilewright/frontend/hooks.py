@@ -8,7 +8,8 @@ own `launch_metadata` adds; nothing of it is computed when nobody asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Hook = Callable[..., Any]
@@ -88,3 +89,22 @@ class TuningHooks:
 
 
 tuning = TuningHooks()
+
+
+@dataclass(frozen=True)
+class CompileTimes:
+    """What a compilation took, in microseconds: tracing, each stage after it, and writing to the cache."""
+
+    ir_initialization: int
+    lowering_stages: Sequence[tuple[str, int]]
+    store_results: int
+
+    @property
+    def total_lowering(self) -> int:
+        """All stages after tracing."""
+        return sum(time for _, time in self.lowering_stages)
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.ir_initialization + self.total_lowering + self.store_results

@@ -28,6 +28,7 @@ from tilewright.frontend.arguments import (
     on_gpu,
     retyped,
 )
+from tilewright.frontend.background import active_mode
 from tilewright.frontend.binding import MISSING, PLAIN, generate
 from tilewright.frontend.compiled import CompiledKernel, written_parameters
 from tilewright.frontend.kernel_info import (
@@ -262,7 +263,8 @@ class JITFunction(KernelSource):
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> CompiledKernel | None:
         """Compile for these arguments without running.
 
-        A dtype stands for an array of it, aligned to 16 bytes; so does `MockTensor`.
+        A dtype stands for an array of it, aligned to 16 bytes; so does `MockTensor`.  Inside an `AsyncCompileMode`
+        the result is a `FutureKernel`.
         """
         wrapped = [MockTensor.wrap_dtype(value) for value in arguments]
         constants = {parameter.name for parameter in self.parameters if parameter.constexpr}
@@ -270,9 +272,15 @@ class JITFunction(KernelSource):
             if parameter.constexpr:
                 wrapped[index] = arguments[index]
         named = {name: value if name in constants else MockTensor.wrap_dtype(value) for name, value in keywords.items()}
+        mode = active_mode.get()
+        if mode is not None:
+            return mode.submit(partial(self._warm, tuple(wrapped), named))  # type: ignore[return-value]
+        return self._warm(tuple(wrapped), named)
+
+    def _warm(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | None:
         self._warming.value = True
         try:
-            return self._find(tuple(wrapped), named)[0].kernel
+            return self._find(arguments, keywords)[0].kernel
         finally:
             self._warming.value = False
 

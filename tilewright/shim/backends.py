@@ -1,0 +1,109 @@
+"""`triton.backends`: the targets under the names that host code asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tilewright.errors import TargetError
+from tilewright.frontend.driver import CudaDriver, Driver, GPUTarget
+
+DriverBase = Driver
+Benchmarker = Callable[..., Any]
+
+
+class Language(Enum):
+    """What a source is written in."""
+
+    TRITON = 0
+
+
+class BaseBackend:
+    """A target as a backend: `hash` names it, `parse_options` checks launch options."""
+
+    name = ""
+
+    def __init__(self, target: GPUTarget) -> None:
+        if not self.supports_target(target):
+            raise TargetError(f"the backend {self.name!r} does not compile for {target}")
+        self.target = target
+        self.binary_ext = "cubin" if self.name == "cuda" else "obj"
+
+    @classmethod
+    def supports_target(cls, target: GPUTarget) -> bool:
+        """Whether this is the backend of a machine."""
+        return target.backend == cls.name
+
+    def hash(self) -> str:
+        """Everything of the target that code depends on."""
+        return self.target.target().key
+
+    def parse_options(self, options: dict[str, Any]) -> Options:
+        """Launch options as an object; raises `LaunchError` for an unknown one."""
+        from tilewright.errors import LaunchError
+        from tilewright.frontend.jit import LAUNCH_OPTIONS
+
+        unknown = sorted(set(options) - LAUNCH_OPTIONS)
+        if unknown:
+            raise LaunchError(f"unknown options {', '.join(unknown)}: there are {', '.join(sorted(LAUNCH_OPTIONS))}")
+        return Options(**options)
+
+
+class Options:
+    """Launch options as attributes."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update({"num_warps": 4, "num_stages": 3, "num_ctas": 1, "debug": False, **given})
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in sorted(self.__dict__.items()))})"
+
+
+class CPUBackend(BaseBackend):
+    """The CPU target."""
+
+    name = "cpu"
+
+
+class CudaBackend(BaseBackend):
+    """The target of NVIDIA's GPUs."""
+
+    name = "cuda"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend's compiler and driver."""
+
+    compiler: type[BaseBackend]
+    driver: type[Driver]
+
+
+backends: dict[str, Backend] = {"cpu": Backend(CPUBackend, Driver), "cuda": Backend(CudaBackend, CudaDriver)}
+
+
+class AttrsDescriptor:
+    """What is known of arguments, as generated code writes it: positions divisible by 16, and equal to 1."""
+
+    def __init__(self, divisible_by_16: Any = None, equal_to_1: Any = None) -> None:
+        self.divisible_by_16 = set(divisible_by_16 or ())
+        self.equal_to_1 = set(equal_to_1 or ())
+        self.arg_properties = {
+            "tt.divisibility": sorted(self.divisible_by_16), "tt.equal_to": sorted(self.equal_to_1)
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AttrsDescriptor:
+        """From what `to_dict` gives."""
+        properties = data.get("arg_properties", {})
+        return cls(properties.get("tt.divisibility"), properties.get("tt.equal_to"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"arg_properties": self.arg_properties, "cls": type(self).__name__}
+
+    def hash(self) -> str:
+        """Text that differs whenever the facts do."""
+        return str(sorted(self.arg_properties.items()))
