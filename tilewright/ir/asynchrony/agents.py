@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.synchronisation import Knowledge
-from tilewright.ir.core import Operation, Region
+from tilewright.ir.core import Location, Operation, Region
 from tilewright.ir.diagnostics import located_execution_error
 
+_LANGUAGE = str(Path(__file__).parents[2] / "language")
 Steps = Generator["Wait | None", None, list[Any]]
+
+
+def user_place(location: Location | None) -> Location | None:
+    """A place outside of the language's own functions: where the user called them."""
+    while location is not None and location.caller is not None and location.file.startswith(_LANGUAGE):
+        location = location.caller
+    return location
 
 
 @dataclass
@@ -53,6 +62,7 @@ class Agent:
     phases: dict[Any, int] = field(default_factory=dict)  # the last phase seen of each mbarrier
     cluster_generation: int | None = None  # arrived at, not yet awaited
     last_wait: tuple[str, str] = ("", "")  # how the last wait for an mbarrier went ("fresh", "again"), and its text
+    again: str = ""  # how a wait went that passed on a phase which this agent had seen before
     waiting: Wait | None = None
     finished: bool = False
     slow: bool = False  # runs only when no other can
@@ -126,7 +136,7 @@ class Agent:
         if error.program_id is not None:
             return error
         error.details = (*error.details, f"in {self.name} of kernel '{self.machine.function.name}'")
-        return located_execution_error(error, operation.opcode, operation.location, self.cta.index)
+        return located_execution_error(error, operation.opcode, user_place(operation.location), self.cta.index)
 
     def for_loop(self, operation: Operation, operands: list[Any]) -> Steps:
         lower, upper, step = (int(bound) for bound in operands[:3])

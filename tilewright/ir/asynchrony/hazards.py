@@ -20,8 +20,12 @@ def conflict_error(
     title, advice = _diagnosis(agent, operation, tile, writes, known, old)
     verb = "writes" if writes else "reads"
     details = [f"{operation.opcode} {verb} {tile.name}, while this is not over: {old.text}"]
-    if agent.last_wait[1]:
+    if agent.last_wait[1] and operation.opcode != "tma_load" or agent.last_wait[0] == "again":
         details.append(agent.last_wait[1])
+    elif old.suspect[1] and old.operation.opcode != "tma_load":
+        details.append(f"of {old.actor}: {old.suspect[1]}")
+    elif operation.opcode == "tma_load":
+        details.extend(lost(agent))
     return ExecutionError(title, advice, tuple(details))
 
 
@@ -52,6 +56,10 @@ def _diagnosis(
     if operation.opcode == "tma_load":
         if agent.last_wait[0] == "again":
             return f"wrong phase: {name} is filled again before it is empty", _PARITY
+        if old.suspect[0] and before != "tma_load":
+            return f"wrong phase: {name} was used before it was full", _PARITY
+        if lost(agent):
+            return f"wrong phase: {name} is filled again while it is in use", _PARITY
         return (
             f"early slot reuse: {name} is filled again while it is in use",
             "release a stage only after the products that read it have ended (wgmma_wait), and wait for it to be empty",
@@ -83,6 +91,18 @@ def unfenced(operation: Operation, tile: Tile, old: Access) -> ExecutionError:
         "tx.fence_async() after the stores, before the synchronisation that precedes this",
         (f"the store: {old.text}",),
     )
+
+
+def lost(agent: Agent) -> list[str]:
+    """What other roles waited for that had long been over: one that runs ahead releases stages that it has not used."""
+    return [f"of {other.name}: {other.again}" for other in agent.machine.everyone if other is not agent and other.again]
+
+
+def wrong_count(agent: Agent, error: ExecutionError) -> ExecutionError:
+    """An arrival too many: or is it that of an agent which did not wait where it meant to?"""
+    if agent.last_wait[0] != "again":
+        return error
+    return ExecutionError(f"wrong phase: {error.message}", _PARITY, (agent.last_wait[1],))
 
 
 def not_written(agent: Agent, tile: Tile) -> ExecutionError:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ExecutionError, LaunchError
-from tilewright.ir.asynchrony.agents import Agent, Wait
+from tilewright.ir.asynchrony.agents import Agent, Wait, user_place
 from tilewright.ir.asynchrony.memory import Access, Box, Buffer, Tile, name_of, poison
 from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Knowledge, Mbarrier, NamedBarrier
@@ -92,7 +92,8 @@ class _Machine:
     ) -> None:
         self.function, self.values, self.extents, self.instance, self.draw = function, values, extents, instance, draw
         self.ctas: list[Cta] = []
-        self.agents: dict[Agent, Any] = {}  # with the coroutine of each
+        self.agents: dict[Agent, Any] = {}  # that have not ended, with the coroutine of each
+        self.everyone: list[Agent] = []
         self.events: list[Event] = []
         self.cluster = ClusterBarrier(0)
         self.bits = 0
@@ -119,11 +120,14 @@ class _Machine:
         current: Agent | None = None
         while self.agents:
             current = self.step(current)
+        while self.events:  # what has been read is written by the end of the kernel
+            self.complete(self.draw.choice(self.events))
 
     def start(self, agent: Agent, region: Any, arguments: Sequence[Any] = ()) -> None:
         """Begin a coroutine."""
         agent.slow = self.draw.random() < self.slow * 0.5
         self.agents[agent] = agent.run(region, arguments)
+        self.everyone.append(agent)
 
     def start_roles(self, parent: Agent, operation: Operation) -> list[Agent]:
         """The agents of a `warp_roles`, in the CTA of `parent`."""
@@ -198,7 +202,8 @@ class _Machine:
         inner = [entry for entry in waits if not entry[0].top] or waits
         details = []
         for agent, wait in inner:
-            place = f" at {wait.operation.location}" if wait.operation.location is not None else ""
+            where = user_place(wait.operation.location)
+            place = f" at {where}" if where is not None else ""
             details.append(f"{agent.name} waits for {wait.text()}{place}")
         agent, wait = inner[0]
         error = ExecutionError(
@@ -217,7 +222,7 @@ class _Machine:
 
     def access(self, agent: Agent, operation: Operation, box: Box, writes: bool, asynchronous: bool) -> Access:
         """A new access."""
-        return Access(self.new_bit(), box, writes, asynchronous, operation, agent.name, agent)
+        return Access(self.new_bit(), box, writes, asynchronous, operation, agent.name, agent, agent.last_wait)
 
     def event(self, agent: Agent, operation: Operation, action: Callable[[], None]) -> Event:
         """Something that will happen at some time from now on."""

@@ -32,6 +32,7 @@ class Access:
     operation: Operation
     actor: str
     agent: Any
+    suspect: tuple[str, str] = ("", "")  # how the agent's last wait before it went, if that was odd
     replaced: int = 0  # the writes that this one made forgotten
 
     @property

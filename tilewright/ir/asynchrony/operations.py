@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.global_tensor import GlobalTensor
-from tilewright.ir.asynchrony.hazards import conflict_error, not_written, unfenced
+from tilewright.ir.asynchrony.hazards import conflict_error, not_written, unfenced, wrong_count
 from tilewright.ir.asynchrony.memory import Access, Tile, conflicts, overwrite, poison, record
 from tilewright.ir.asynchrony.synchronisation import Knowledge, Mbarrier, NamedBarrier
 from tilewright.ir.core import Operation
@@ -165,12 +165,18 @@ def barrier_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
     barrier = operands[0]
     if len(operands) > 1:
         barrier = _barrier_in(agent, barrier, agent.machine.peer(int(operands[1]), f"arrival at {barrier.name}"))
-    barrier.arrive(1 if agent.elected else agent.threads // 32, agent.of_all)
+    try:
+        barrier.arrive(1 if agent.elected else agent.threads // 32, agent.of_all)
+    except ExecutionError as error:
+        raise wrong_count(agent, error) from None
     return []
 
 
 def barrier_expect(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
-    operands[0].expect(operation.attributes["bytes"], agent.of_leader)
+    try:
+        operands[0].expect(operation.attributes["bytes"], agent.of_leader)
+    except ExecutionError as error:
+        raise wrong_count(agent, error) from None
     return []
 
 
@@ -184,8 +190,8 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
     yield Wait(lambda: barrier.phase > target, lambda: _waits(barrier, target, parity), operation)
     _not_behind(barrier, target, parity)
     if target == last and barrier in agent.phases:
-        text = f"the last wait, for parity {parity} of {barrier.name}, passed on a phase that it had seen before"
-        agent.last_wait = ("again", text)
+        agent.again = f"a wait for parity {parity} of {barrier.name} passed on a phase that it had seen before"
+        agent.last_wait = ("again", agent.again)
     elif target < 0:
         text = f"the last wait, for parity 1 of {barrier.name}, passed at once because no phase had ended yet"
         agent.last_wait = ("fresh", text)
