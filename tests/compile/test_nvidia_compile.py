@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,15 @@ def test_options_of_the_launch_reach_the_program() -> None:
     assert (program.threads, program.dependent_launch, program.cooperative) == (256, True, True)
     with pytest.raises(CompilationError, match="opt_level"):
         compiled(opt_level=7)
+
+
+def test_machine_code_knows_its_source_lines() -> None:
+    ptx = compiled(line_info=True).dump("ptx")
+    assert f'"{Path(__file__).parent}/{Path(__file__).name}"' in ptx
+    lines, first = inspect.getsourcelines(add.function)
+    store = first + next(number for number, line in enumerate(lines) if "tl.store" in line)
+    assert re.search(rf"\.loc\s+1 {store} ", ptx)
+    assert ".loc" not in compiled().dump("ptx")
 
 
 def test_every_stage_is_shown() -> None:

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tilewright.targets.llvm.debug import DebugLines, Place
+
 _FLOAT_TYPES = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 _INTEGER_FOLDS = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
 
@@ -129,6 +131,7 @@ class Module:
         self._globals: dict[str, str] = {}
         self._metadata: dict[str, int] = {}
         self._metadata_nodes: list[str] = []
+        self._named_metadata: dict[str, list[str]] = {}
         self.functions: list[str] = []
         self.defined: set[str] = set()  # names of the functions that are or are being written
 
@@ -164,6 +167,12 @@ class Module:
         self._metadata_nodes.append("distinct " + template.replace("{self}", f"!{number}"))
         return f"!{number}"
 
+    def named_metadata(self, name: str, node: str) -> None:
+        """Add a node (``!3``) to the list of a name such as ``llvm.dbg.cu``, once."""
+        nodes = self._named_metadata.setdefault(name, [])
+        if node not in nodes:
+            nodes.append(node)
+
     @property
     def text(self) -> str:
         parts = [self.header] if self.header else []
@@ -171,6 +180,7 @@ class Module:
         defined = "\n".join(self.functions)
         parts += self.functions
         parts += [text for name, text in self._declarations.items() if f" @{name}(" not in _definitions(defined)]
+        parts += [f"!{name} = !{{{', '.join(nodes)}}}" for name, nodes in self._named_metadata.items()]
         parts += [f"!{number} = {node}" for number, node in enumerate(self._metadata_nodes)]
         return "\n".join(parts) + "\n"
 
@@ -220,6 +230,8 @@ class LLVMBuilder:
         self.parameters = list(parameters)
         self.linkage = linkage
         self.attributes = attributes
+        self.debug: DebugLines | None = None  # set it to keep source lines
+        self._line_note = ""  # of the place that instructions come from
         self.float_flags = ""  # fast-math flags of every floating-point operation, e.g. "contract"
         self.arguments = [LLVMValue(type_text, f"%{argument}") for type_text, argument, _ in parameters]
         self._names: dict[str, int] = {}
@@ -284,12 +296,17 @@ class LLVMBuilder:
         """Add ``%n = text`` and return %n of `type_text`."""
         value = LLVMValue(type_text, f"%v{self._counter}")
         self._counter += 1
-        self.block.lines.append(f"{value.text} = {text}")
+        self.block.lines.append(f"{value.text} = {text}{self._line_note}")
         return value
 
     def line(self, text: str) -> None:
         """Add an instruction without a result."""
-        self.block.lines.append(text)
+        self.block.lines.append(text + self._line_note)
+
+    def locate(self, place: Place | None) -> None:
+        """Where in the source the instructions from now on come from; forgotten unless `debug` is set."""
+        if self.debug is not None:
+            self._line_note = "" if place is None else self.debug.note(place)
 
     def phi(self, block: Block, type_text: str, incoming: Sequence[tuple[LLVMValue, Block]]) -> LLVMValue:
         value = LLVMValue(type_text, f"%v{self._counter}")
@@ -629,7 +646,8 @@ class LLVMBuilder:
             for type_text, name, attribute in self.parameters
         )
         linkage = f"{self.linkage} " if self.linkage else ""
-        lines = [f"define {linkage}{self.return_type} @{self.name}({listed}) {self.attributes} {{"]
+        note = "" if self.debug is None else f" !dbg {self.debug.subprogram}"
+        lines = [f"define {linkage}{self.return_type} @{self.name}({listed}) {self.attributes}{note} {{"]
         for block in self.blocks:
             lines.append(f"{block.label}:")
             lines += [f"  {text}" for text in [*block.phis, *block.lines, block.terminator or "unreachable"]]

@@ -38,7 +38,8 @@ def compile_function(function: Function, target: NvidiaTarget, options: Mapping[
     given = {name: value for name, value in options.items() if name != _KEEP_TEXTS}
     assembly_options = AssemblyOptions.from_options(given)
     text = print_function(function)
-    key = content_key(text, target.key, json.dumps(given, sort_keys=True, default=repr))
+    places = [str(operation.location) for operation in function.walk()] if assembly_options.line_info else []
+    key = content_key(text, *places, target.key, json.dumps(given, sort_keys=True, default=repr))
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
         entry = cache.get(key)

@@ -24,6 +24,7 @@ from tilewright.ir.types import Element, PointerType
 from tilewright.layout import LinearLayout, live_registers
 from tilewright.targets.base import Remark
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
+from tilewright.targets.llvm.debug import DebugLines
 from tilewright.targets.nvidia.conversions import Converter, register_type
 from tilewright.targets.nvidia.layouts import Assignment
 from tilewright.targets.nvidia.lowered import TensorMapUse
@@ -311,11 +312,19 @@ class KernelLowering:
         for operation in operations:
             self.operation(operation)
 
+    def keep_lines(self) -> None:
+        """Note the source line of every instruction, for profilers; call it before `run`."""
+        places = (operation.location for operation in self.function.walk())
+        first = next((place for place in places if place is not None), None)
+        if first is not None:
+            self.builder.debug = DebugLines(self.module, self.function.name, self.symbol, first)
+
     def operation(self, operation: Operation) -> None:
         """Emit one operation by its rule."""
         rule = self.rules.get(operation.opcode)
         if rule is None:
             raise unsupported(operation, "there is no rule for it")
+        self.builder.locate(operation.location)
         if operation in self.allocation.barriers:
             self.synchronize()
         rule(self, operation)

@@ -47,6 +47,8 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     # One rule for each operation.
     module = Module(header=HEADER)
     lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES)
+    if options.get("line_info"):
+        lowering.keep_lines()
     lowering.run()
     return LoweredKernel(
         text=module.text,

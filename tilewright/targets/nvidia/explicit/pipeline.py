@@ -49,6 +49,8 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     module = Module(header=HEADER)
     cluster = cluster_of(function, options)
     lowering = ExplicitLowering(assignment, target, module, symbol, allocation, warps, RULES, cluster)
+    if options.get("line_info"):
+        lowering.keep_lines()
     lowering.run()
     return LoweredKernel(
         text=module.text,
