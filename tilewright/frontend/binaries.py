@@ -79,7 +79,8 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     """The compiled kernel: from the object cache, or traced, verified and compiled."""
     key = request.key(target)
     cache = ObjectCache(settings.cache_directory)
-    reusable = not settings.always_compile and settings.dump_directory is None
+    lines = bool(request.options.get("line_info"))  # which a signature does not know, only the traced kernel
+    reusable = not settings.always_compile and settings.dump_directory is None and not lines
     entry = cache.get(key) if reusable else None
     if entry is not None:
         binary = target.load(entry.metadata["binary"])
