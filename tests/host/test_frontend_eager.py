@@ -7,17 +7,23 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 import tilewright
 import tilewright.language as tl
+from tests.host import test_frontend_errors as errors
 from tests.host import test_language_kernels as families
-from tilewright.errors import CompilationError, ExecutionError
-from tilewright.frontend.eager import EagerLaunch, runs_eagerly
+from tilewright.errors import CompilationError, ExecutionError, TilewrightError
+from tilewright.frontend.eager import EagerFunction, EagerLaunch, runs_eagerly
 from tilewright.frontend.jit import JITFunction
+from tilewright.ir import interpreter
 from tilewright.settings import settings
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +240,49 @@ def test_read_only_arrays_are_refused() -> None:
     with settings.scope(interpret="eager"), pytest.raises(ExecutionError, match="read-only"):
         outside[(1,)](fixed, 1)
     assert EagerLaunch.kernel is None
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Operations and conditions left; a run stops with an `ExecutionError` when they are used up."""
+    left = [0]
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise ExecutionError("out of budget")
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(interpreter._Instance, "operation", counting(interpreter._Instance.operation))
+    monkeypatch.setattr(EagerFunction, "holds", counting(EagerFunction.holds))
+    return left
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(st.data())
+def test_mutated_kernels_run_alike_or_raise_our_errors(budget: list[int], data: st.DataObject) -> None:
+    source = errors._mutate(
+        data.draw(st.sampled_from(errors.GOOD)), lambda count: int(data.draw(st.integers(0, count - 1)))
+    )
+    outcomes: list[Any] = []
+    for mode in (True, "eager"):
+        kernel = JITFunction.from_source(source, "kernel", {"tl": tl, "outer": errors.add_pair})
+        arrays = [np.linspace(-2, 2, 64, dtype=np.float32), np.zeros(64, np.float32)]
+        budget[0] = 2000
+        try:
+            with settings.scope(interpret=mode):
+                kernel[(2,)](*arrays, 5, BLOCK=8)
+            outcomes.append([array.tobytes() for array in arrays])
+        except TilewrightError as error:
+            outcomes.append(error)
+    compiled, python = outcomes
+    if isinstance(compiled, list) and isinstance(python, list):
+        assert compiled == python, source
+    if isinstance(compiled, list) and isinstance(python, TilewrightError):
+        assert "out of budget" in str(python), source
