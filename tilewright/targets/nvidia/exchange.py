@@ -43,7 +43,7 @@ def convert(lowering: KernelLowering, operation: Operation, plan: Plan) -> None:
 
 def width_of(type_text: str) -> int:
     """Bits that a register takes in memory or on its way between lanes."""
-    widths = {"half": 16, "float": 32, "double": 64, "i1": 8}
+    widths = {"half": 16, "bfloat": 16, "float": 32, "double": 64, "i1": 8}
     return 64 if type_text.startswith("ptr") else widths.get(type_text) or int(type_text[1:])
 
 

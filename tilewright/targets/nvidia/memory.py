@@ -211,7 +211,8 @@ def assembly(
     wide = ["i16" if type_text == "i8" else type_text for type_text in results]
     whole = "void" if not wide else wide[0] if len(wide) == 1 else "{" + ", ".join(wide) + "}"
     listed = ", ".join(map(str, arguments))
-    call = f'call {whole} asm sideeffect "{text}", "{constraints},~{{memory}}"({listed})'
+    clobbered = ",".join([*([constraints] if constraints else []), "~{memory}"])
+    call = f'call {whole} asm sideeffect "{text}", "{clobbered}"({listed})'
     if not wide:
         builder.line(call)
         return []
