@@ -198,6 +198,25 @@ def _classify_member(value: Any) -> Classified:
 
 def _classify_descriptor(value: TensorDescriptor) -> Classified:
     base, address = classify(value.base)
+    key = (
+        base, tuple(value.shape), tuple(value.strides), tuple(value.block_shape), value.padding,
+        value.round_f32_to_tf32,
+    )  # fmt: skip
+    found = _DESCRIPTORS.get(key)
+    if found is None:
+        if len(_DESCRIPTORS) >= _DESCRIPTORS_KEPT:
+            _DESCRIPTORS.clear()
+        found = _DESCRIPTORS[key] = _described(value, base, address)
+    group, numbers = found
+    return group, (address, *numbers)
+
+
+_DESCRIPTORS: dict[tuple[Any, ...], tuple[Group, tuple[int, ...]]] = {}  # found valid, and what each is classified as
+_DESCRIPTORS_KEPT = 4096
+
+
+def _described(value: TensorDescriptor, base: Any, address: int) -> tuple[Group, tuple[int, ...]]:
+    """The class of a descriptor, and its extents and strides; raises `LaunchError` for one that is not valid."""
     if not isinstance(base, ArgumentClass) or base.type is None or not isinstance(base.type.element, PointerType):
         raise LaunchError(f"the base of a tensor descriptor must be an array, got a {type(value.base).__name__}")
     check_descriptor(value, base.type.element, address)
@@ -208,7 +227,7 @@ def _classify_descriptor(value: TensorDescriptor) -> Classified:
         classes.append(_INTEGERS["int32" if extent < 2**31 else "int64"][extent & 15])
     classes.extend(_INTEGERS["int64"][stride & 15] for stride in numbers[rank:-1])
     form = DescriptorForm(tuple(int(extent) for extent in value.block_shape), value.padding)
-    return Group(form, (*classes, _ONE)), (address, *numbers)
+    return Group(form, (*classes, _ONE)), numbers
 
 
 def as_tensor_map(kind: Any, value: Any) -> ArgumentClass:
@@ -216,6 +235,19 @@ def as_tensor_map(kind: Any, value: Any) -> ArgumentClass:
 
     Its slot stays ``(address, *extents, *strides)``.
     """
+    group, found = _TENSOR_MAPS.get(id(kind), (None, None))
+    if found is None or group is not kind:
+        if len(_TENSOR_MAPS) >= _DESCRIPTORS_KEPT:
+            _TENSOR_MAPS.clear()
+        found = _tensor_map_class(kind, value)
+        _TENSOR_MAPS[id(kind)] = kind, found
+    return found
+
+
+_TENSOR_MAPS: dict[int, tuple[Any, ArgumentClass]] = {}  # by the identity of a group, which it keeps alive
+
+
+def _tensor_map_class(kind: Any, value: Any) -> ArgumentClass:
     if not isinstance(kind, Group) or not isinstance(kind.kind, DescriptorForm):
         raise LaunchError(f"a tensor map is made of a TensorDescriptor, got a {type(value).__name__}")
     if kind.kind.padding != "zero":

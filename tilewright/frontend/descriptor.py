@@ -44,14 +44,20 @@ class TensorDescriptor:
     round_f32_to_tf32: bool = False
 
     def __post_init__(self) -> None:
-        rank = len(self.shape)
-        _require(1 <= rank <= MAXIMUM_RANK, f"a tensor descriptor has 1 to {MAXIMUM_RANK} axes, got {rank}")
+        rank = len(self.shape)  # texts of errors are made when there is one: launches make descriptors, too
+        if not 1 <= rank <= MAXIMUM_RANK:
+            raise LaunchError(f"a tensor descriptor has 1 to {MAXIMUM_RANK} axes, got {rank}")
         for name, values in (("strides", self.strides), ("block_shape", self.block_shape)):
-            _require(len(values) == rank, f"rank mismatch: shape has {rank} axes, {name} {len(values)}")
-        _require(all(extent > 0 for extent in self.shape), f"shape must be positive, got {list(self.shape)}")
-        _require(all(extent > 0 for extent in self.block_shape), f"block_shape must be positive: {self.block_shape}")
-        _require(self.strides[-1] == 1, "the last axis of a tensor descriptor must be contiguous: its stride must be 1")
-        _require(self.padding in ("zero", "nan"), f"padding must be 'zero' or 'nan', got {self.padding!r}")
+            if len(values) != rank:
+                raise LaunchError(f"rank mismatch: shape has {rank} axes, {name} {len(values)}")
+        if min(self.shape) <= 0:
+            raise LaunchError(f"shape must be positive, got {list(self.shape)}")
+        if min(self.block_shape) <= 0:
+            raise LaunchError(f"block_shape must be positive: {self.block_shape}")
+        if self.strides[-1] != 1:
+            raise LaunchError("the last axis of a tensor descriptor must be contiguous: its stride must be 1")
+        if self.padding not in ("zero", "nan"):
+            raise LaunchError(f"padding must be 'zero' or 'nan', got {self.padding!r}")
 
     @classmethod
     def from_tensor(
