@@ -280,10 +280,10 @@ def _integer_to_float(x: Array, target: np.dtype) -> Array:
     if target == np.float64 or target == np.float32:
         return x.astype(target)
     wide = x.astype(np.float64)
-    if x.dtype.itemsize == 8:  # narrower targets: make the float64 sticky where it is inexact
-        clipped = np.clip(x, -(2**62) if x.dtype.kind == "i" else 0, 2**62).astype(x.dtype)
-        wide = (clipped & ~np.asarray(1023, x.dtype)).astype(np.float64) + ((clipped & 1023) != 0) * 512.0
-        wide = np.where(np.abs(x.astype(np.float64)) < 2**52, x.astype(np.float64), wide)
+    if x.dtype.itemsize == 8:  # more digits than float64 has: those below become one that says whether there were any
+        low = x & np.asarray(4095, x.dtype)
+        sticky = (x - low).astype(np.float64) + (low != 0) * 2048.0
+        wide = np.where(np.abs(wide) < 2**52, wide, sticky)
     return round_to(wide, target)
 
 

@@ -12,7 +12,7 @@ import math
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.types import Element, PointerType
-from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, suffix, vector_type
 
 _FLOAT_TEXT = {"float16": "half", "float32": "float", "float64": "double"}
 # mantissa bits, exponent bias, greatest finite number, code of NaN
@@ -37,11 +37,10 @@ def memory_type(element: Element) -> str:
 
 
 class Converter:
-    """Emits conversions; `bfloat16_instructions`: the CPU rounds float32 to bfloat16 itself."""
+    """Emits conversions."""
 
-    def __init__(self, builder: LLVMBuilder, bfloat16_instructions: bool) -> None:
+    def __init__(self, builder: LLVMBuilder) -> None:
         self.builder = builder
-        self.bfloat16_instructions = bfloat16_instructions
 
     def cast(self, value: LLVMValue, source: DType, target: DType, rounding: str = "rtne") -> LLVMValue:
         """The number `value` of type `source` as `target`."""
@@ -86,9 +85,24 @@ class Converter:
         return self.builder.cast(operator, value, self._type(f"i{target.bits}", value))
 
     def _integer_to_float(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
-        wide = "double" if target.bits == 64 else "float"
+        builder = self.builder
         operator = "sitofp" if source.is_signed else "uitofp"
-        return self.narrow(self.builder.cast(operator, value, self._type(wide, value)), target)
+        if target.bits >= 32 or source.bits < 32:
+            wide = "double" if target.bits == 64 else "float"
+            return self.narrow(builder.cast(operator, value, self._type(wide, value)), target)
+        if source.bits == 64:  # more digits than float64 has: those below become one that says whether there were any
+            low = builder.binary("and", value, builder.constant(value.type, 0xFFF))
+            some = builder.cast("zext", builder.compare("ne", low, builder.zero(value.type)), value.type)
+            sticky = builder.binary("shl", some, builder.constant(value.type, 11))
+            rounded = builder.binary("or", builder.subtract(value, low), sticky)
+            magnitude = value
+            if source.is_signed:
+                name = f"llvm.abs.{suffix(value.type)}"
+                magnitude = builder.call(name, value.type, [value, LLVMValue("i1", "false")])
+            small = builder.compare("ult", magnitude, builder.constant(value.type, 1 << 53))
+            value = builder.select(small, value, rounded)
+        exact = builder.cast(operator, value, self._type("double", value))
+        return self._from_single(self._round_to_odd(exact), target)
 
     def _float_to_integer(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
         wide = self.widen(value, source)
@@ -151,13 +165,11 @@ class Converter:
         if target == dtypes.float16:
             return builder.cast("fptrunc", value, self._type("half", value))
         if target == dtypes.bfloat16:
-            if self.bfloat16_instructions and value.lanes >= 8:
-                rounded = builder.cast("fptrunc", value, self._type("bfloat", value))
-                return builder.cast("bitcast", rounded, self._type("i16", value))
             return self._round_bfloat16(value)
         return self._encode_float8(value, target)
 
     def _round_bfloat16(self, value: LLVMValue) -> LLVMValue:
+        """In integers also where the CPU has an instruction, which takes subnormal numbers for zero."""
         builder = self.builder
         word = self._type("i32", value)
         bits = builder.cast("bitcast", value, word)

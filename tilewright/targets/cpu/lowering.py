@@ -113,7 +113,7 @@ class KernelLowering:
             zip(self.function.region.arguments, builder.arguments[:count], strict=True)
         )
         self.grid = grid
-        converter = Converter(builder, self.target.bfloat16_dot)
+        converter = Converter(builder)
         elementwise = Elementwise(builder, converter, self.target.vector_bits // 32)
         storage = self.scheduler.storage
         self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)

@@ -35,7 +35,7 @@ class Converter(portable.Converter):
     """Conversions of scalars, and of lists of registers where pairs are cheaper (`cast_all`)."""
 
     def __init__(self, builder: LLVMBuilder, target: NvidiaTarget) -> None:
-        super().__init__(builder, bfloat16_instructions=False)
+        super().__init__(builder)
         self.target = target
 
     def cast_all(
