@@ -117,4 +117,4 @@ def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
     with settings.scope(cache_directory=tmp_path, dump_directory=tmp_path / "dump"):
         binary = other.compile(function, {})
     assert binary.key != first.key and "avx2" in binary.features
-    assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".tile", ".ll", ".s"}
+    assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".tile", ".ll", ".s", ".txt"}

@@ -91,6 +91,19 @@ def test_why_accesses_are_irregular_and_what_is_scalar() -> None:
 
 
 @tilewright.jit
+def pairs(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    near = tl.load(x + (i // 2) * 64 + i % 2)
+    tl.store(out + i, near)
+
+
+def test_which_facts_would_help() -> None:
+    found = notes(pairs, {"x": "*k f32", "out": "*f32"}, {"BLOCK": 64})
+    assert "only 2 elements in a row are known to be consecutive" in of(found, "near =")
+    assert "divisible by 16, as tl.constexpr or through tl.multiple_of" in of(found, "near =")
+
+
+@tilewright.jit
 def product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)

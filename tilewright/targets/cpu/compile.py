@@ -46,6 +46,8 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
         texts = {"ir": text, "llvm": lowered.text, "asm": code.assembly}
         for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("asm", "s")):
             settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
+        if settings.dump_directory is not None:
+            settings.dump(f"{lowered.symbol}.explanation.txt", lowered.explanation())
     metadata = _metadata(function, lowered, target, seconds)
     cache.put(key, metadata, code.image)
     return _binary(key, metadata, code.image, target, texts)
