@@ -142,7 +142,7 @@ def multiply_tiles(
             # The last part before used the other tile; the first one of a tile may follow one that used its own.
             tx.tma_wait(0 if part == 0 and PARTS % 2 else 1, read=True)
             tx.group_sync()
-            out.store(tx.block_slice(block, 1, part * WIDTH, WIDTH))
+            out.store(tx.block_slice(block, 1, part * WIDTH, WIDTH).to(tl.float32))
             tx.fence_async()
             tx.group_sync()
             tx.tma_store(c, (row * BM + copy * ROWS, column * BN + part * WIDTH), out)

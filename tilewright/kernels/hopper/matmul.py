@@ -49,9 +49,8 @@ def make_task(M, N, K, batches, FORM: tl.constexpr):
     blocks = tl.cdiv(K, FORM.BK)
     start = part * 0
     if FORM.SPLIT > 1:
-        share = tl.cdiv(blocks, FORM.SPLIT)
-        start = part * share
-        blocks = tl.minimum(blocks - start, share)
+        start = blocks * part // FORM.SPLIT
+        blocks = blocks * (part + 1) // FORM.SPLIT - start
     first = tl.program_id(0) // FORM.cluster
     step = tl.num_programs(0) // FORM.cluster
     return Task(rows, columns, rows * columns * batches, first, step, peer, start, blocks, part * FORM.shared)
@@ -211,7 +210,10 @@ def finished(value, batch, first_row, first_column, M, N, extra, FORM: tl.conste
     mask = (row < M) & (column < N)
     if FORM.BATCHED:
         row = batch.to(tl.int64) * M + row
-    return FORM.EPILOGUE(value, row, column, mask, extra)
+    result = FORM.EPILOGUE(value, row, column, mask, extra)
+    if result.dtype.is_int() and FORM.OUTPUT.is_floating():
+        result = result.to(tl.float32)  # rounded once more, which is much cheaper than exactly
+    return result
 
 
 @tilewright.jit
@@ -304,7 +306,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
 
     The maps move tiles of `FORM.left_block`, `right_block`, `out_block` and `tail_block` (the last columns of a tile;
     any map of C when BN is a multiple of `FORM.chunk`).  Grid: `FORM.grid`.  Rows of all operands are multiples of 16
-    bytes; ragged edges are filled with zeros and left out by the copies.
+    bytes; ragged edges are filled with zeros and left out by the copies.  K has at least `FORM.SPLIT` stages.
     """
     if FORM.cluster > 1:
         tx.cluster((FORM.cluster,))

@@ -2,7 +2,7 @@
 
 Greatest errors, in units in the last place: exp2, rsqrt 2; exp 2 and as many more as |x| / 6, because the argument is
 scaled in float32, as by every compiler that uses the unit; tanh, log, log2, sin, cos, power 2 and erf 4.
-`remainder` is exact.  float64 is in `functions_double.py`.
+Exponentials below 2^-126 are 0.  `remainder` is exact.  float64 is in `functions_double.py`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def emit_function(lowering: KernelLowering, operation: Operation, operands: Sequ
 
 
 def exp2(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
-    """2 to the power of a float32 by the special function unit."""
-    return builder.call("llvm.nvvm.ex2.approx.f", "float", [operand])
+    """2 to the power of a float32 by the special function unit; 0 below -126, where it would take three more steps."""
+    return builder.call("llvm.nvvm.ex2.approx.ftz.f", "float", [operand])
 
 
 def reciprocal(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:

@@ -389,7 +389,7 @@ def moves_by_registers(operation: Operation) -> bool:
     """Whether a shape operation only gives other names to registers."""
     shapes = [value.type.shape for value in (*operation.operands, *operation.results)]
     if operation.opcode == "reshape":
-        return all(transfer.is_padded(shape) for shape in shapes)
+        return transfer.reshapes_bits(shapes[0], shapes[1])
     if operation.opcode == "join":
         return bool(operation.operands[0].type.rank)
     if operation.opcode == "split":

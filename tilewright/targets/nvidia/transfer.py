@@ -66,6 +66,25 @@ def common_width(runs: Sequence[tuple[int, int]]) -> int:
     return max(1, min(max(run for run, _ in runs), _THREAD_BYTES // max(size for _, size in runs)))
 
 
+def reshapes_bits(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a reshape only divides the bits of row-major numbers among other axes, rounded up as blocks are.
+
+    So do reshapes of powers of two, and those of any extent into powers of two and what is left in front of them:
+    64 x 80 to 64 x 10 x 8, not to 64 x 8 x 10.
+    """
+    left, right = list(before), list(after)
+    while left and right:
+        axes = [left.pop()], [right.pop()]
+        while prod(axes[0]) != prod(axes[1]):
+            small = prod(axes[0]) > prod(axes[1])
+            if not (left, right)[small]:
+                return False
+            axes[small].append((left, right)[small].pop())
+        if axes[0] != axes[1] and not all(is_padded(group[:-1]) for group in axes):
+            return False
+    return all(extent == 1 for extent in (*left, *right))
+
+
 # Operands from results ---------------------------------------------------------------------------
 
 

@@ -1,0 +1,93 @@
+"""The library's Hopper kernels compile for sm_90a: no spill, no serialised product, the products they are made of."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tilewright.language as tl
+from tests.explicit_cases import tensor_map
+from tilewright.kernels.hopper.attention import attention
+from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
+from tilewright.kernels.hopper.matmul import matmul
+from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
+from tilewright.targets.nvidia.compile import assemble_kernel
+from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.transfer import reshapes_bits
+
+TARGET = NvidiaTarget.named("sm_90a")
+
+
+def element(dtype: tl.dtype) -> str:
+    return str(dtype.element)
+
+
+def compiled_matmul(form: MatmulForm) -> tuple[LoweredKernel, Assembly]:
+    form.check()
+    types = {
+        "a": tensor_map(form.left_block, element(form.INPUT)),
+        "b": tensor_map(form.right_block, element(form.INPUT)),
+        "c": tensor_map(form.out_block, element(form.OUTPUT)),
+        "c_tail": tensor_map(form.tail_block, element(form.OUTPUT)),
+        **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
+    }
+    lowered = lower(matmul.trace(types, {"FORM": form}), TARGET, {})
+    return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+
+
+FORMS = {
+    "bf16": MatmulForm(),
+    "224 columns": MatmulForm(BN=224),
+    "b shared": MatmulForm(SHARE_B=2),
+    "s8": MatmulForm(INPUT=tl.int8, BK=128, SUM=tl.int32),
+    "e4m3": MatmulForm(INPUT=tl.float8e4nv, BK=128),
+    "tf32": MatmulForm(INPUT=tl.float32, OUTPUT=tl.float32, BK=32, STAGES=3),
+    "256 rows": MatmulForm(BM=256, BN=128),
+    "three consumers": MatmulForm(BM=192, CONSUMERS=3, BN=192, STAGES=3),
+    "depth split": MatmulForm(BN=64, SPLIT=2, STAGES=6),
+    "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
+    "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
+    "batched": MatmulForm(BATCHED=True, BN=128),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_matmul(name: str) -> None:
+    form = FORMS[name]
+    lowered, assembly = compiled_matmul(form)
+    assert lowered.shared_bytes <= 232448 and not assembly.remarks and lowered.dependent_launch == form.DEPENDENT
+    steps = form.BK * form.INPUT.itemsize // 32
+    assert assembly.ptx.count("wgmma.mma_async") == form.rows // 64 * steps
+    if form.OUTPUT.itemsize == 2 and form.BN % 16 == 0 and form.SPLIT == 1:
+        assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == form.rows // 16 * form.BN // 64
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal: bool) -> None:
+    """192 queries by 80 keys: 40 + 64 + 20 registers for scores, results and exponentials fit the 160 of a thread."""
+    form = AttentionForm(CAUSAL=causal).check()
+    kinds = {"q": form.query_block, "k": form.key_block, "v": form.key_block, "out": form.query_block}
+    types = {name: tensor_map(block) for name, block in kinds.items()}
+    types |= {"lse": "*f32", "lengths": "*k i32", "schedule": "*k i32", "scale": "f32"}
+    types |= dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
+    lowered = lower(attention.trace(types, {"FORM": form}), TARGET, {})
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    assert lowered.warps == 16 and assembly.resources.registers == 128 and not assembly.remarks
+    assert not [remark for remark in lowered.remarks if "changes its layout" in remark.message]
+    block = next(part for part in re.split(r"\n(?=\$L)", assembly.ptx) if part.count("m64n128k16") == 5)
+    assert block.count("ex2.approx.ftz.f32") <= 42 and "ld.shared" not in assembly.ptx
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "holds"),
+    [
+        ((64, 80), (64, 10, 8), True), ((64, 80), (64, 8, 10), False), ((64, 128), (8, 8, 128), True),
+        ((24,), (3, 8), True), ((24,), (8, 3), False), ((6, 4), (4, 6), False), ((5, 1), (1, 5), True),
+        ((1,), (), True), ((2, 3, 4), (6, 4), False),
+    ],
+)  # fmt: skip
+def test_reshapes_that_move_nothing(before: tuple[int, ...], after: tuple[int, ...], holds: bool) -> None:
+    assert reshapes_bits(before, after) == holds
