@@ -280,6 +280,10 @@ class AttentionForm(NamedTuple):
             (self.BN % 16 == 0 and 16 <= self.BN <= 256, "BN is a multiple of 16 up to 256"),
             (self.TYPE.itemsize == 2, "operands have 16 bits"),
             (self.CAUSAL or not self.WINDOW, "a window is of causal attention"),
+            (
+                not self.CAUSAL or -(-(self.BM - 64) // self.BN) <= self.STAGES,
+                "the first queries of a tile see blocks that come only when the last have gone on: use more keys a block",
+            ),
             (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
             (self.STAGES >= 2, "there are two stages or more"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),

@@ -1,0 +1,63 @@
+"""The Hopper kernels traced for given forms, and their references in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.core import Function
+from tilewright.kernels.hopper.attention import attention
+from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
+from tilewright.kernels.hopper.matmul import matmul
+
+
+def tensor_map(block: tuple[int, ...], dtype: Any) -> str:
+    """The type of a tensor map as text."""
+    return f"tensormap<{'x'.join(map(str, block))}x{dtype.element.text}>"
+
+
+def traced_matmul(form: MatmulForm, extra: tuple[str, ...] = ()) -> Function:
+    """The kernel's Tile IR for a form; `extra` are the types of the epilogue's operands."""
+    form.check()
+    types: dict[str, Any] = {
+        "a": tensor_map(form.left_block, form.INPUT), "b": tensor_map(form.right_block, form.INPUT),
+        "c": tensor_map(form.out_block, form.OUTPUT), "c_tail": tensor_map(form.tail_block, form.OUTPUT),
+        "M": "i32", "N": "i32", "K": "i32", "batches": "i32",
+    }  # fmt: skip
+    if extra:
+        types["extra"] = extra
+    return matmul.trace(types, {"FORM": form})
+
+
+def traced_attention(form: AttentionForm) -> Function:
+    """The kernel's Tile IR for a form."""
+    form.check()
+    queries, keys = tensor_map(form.query_block, form.TYPE), tensor_map(form.key_block, form.TYPE)
+    numbers = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
+    types = {"q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
+             "schedule": "*k i32", "scale": "f32", **numbers}  # fmt: skip
+    return attention.trace(types, {"FORM": form})
+
+
+def attention_reference(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, causal: bool, window: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d)."""
+    queries, group = q.shape[2], q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    row, column = np.arange(queries)[:, None], np.arange(k.shape[2])[None, :]
+    for batch, length in enumerate(lengths):
+        seen = column < length
+        if causal:
+            seen = seen & (column <= row + length - queries)
+        if window:
+            seen = seen & (column > row + length - queries - window)
+        scores[batch][:, ~np.broadcast_to(seen, scores.shape[2:])] = -np.inf
+    greatest = scores.max(-1, keepdims=True)
+    greatest = np.where(np.isfinite(greatest), greatest, 0.0)
+    powers = np.exp(scores - greatest)
+    total = powers.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(total > 0, powers @ v / total, 0.0), (np.log(total) + greatest)[..., 0]

@@ -1,0 +1,234 @@
+"""The Hopper kernels in the interpreter: right at odd sizes in every form, and clean in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tests.host.hopper_support import attention_reference, traced_attention, traced_matmul
+from tilewright.errors import LaunchError
+from tilewright.ir.interpreter import run
+from tilewright.ir.verifier import verify
+from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm, attention_schedule
+from tilewright.passes.pipeline import simplify
+
+PROCESSORS = 4
+PRODUCT = MatmulForm(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
+NARROW = PRODUCT._replace(BM=64, CONSUMERS=1)
+ATTENTION = AttentionForm(D=64, BN=32, CONSUMERS=2)
+
+
+@tilewright.jit
+def bias_gelu_residual(value, row, column, mask, extra):
+    bias, residual, stride = extra
+    value = value + tl.load(bias + column, mask=mask)
+    value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    return value + tl.load(residual + row * stride + column, mask=mask)
+
+
+@tilewright.jit
+def scaled(value, row, column, mask, extra):
+    return value.to(tl.float32) * extra[0]
+
+
+@tilewright.jit
+def scaled_blocks(partial, row, column, stage, extra):
+    """Scales of A per row and stage, of B per stage; what lies outside is not stored."""
+    return partial * tl.load(extra[1] + row * extra[3] + stage, mask=row < extra[4]) * tl.load(extra[2] + stage)
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    kind = dtype.element.numpy
+    if np.issubdtype(kind, np.integer):
+        return rng.integers(-100, 100, shape).astype(kind)
+    return rng.standard_normal(shape).astype(np.float32).astype(kind)
+
+
+def operands(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int, batches: int) -> list[np.ndarray]:
+    """A and B as the form wants them, and their product in float64."""
+    lead = (batches,) if form.BATCHED else ()
+    a = numbers(rng, (*lead, *((K, M) if form.A_TRANSPOSED else (M, K))), form.INPUT)
+    b = numbers(rng, (*lead, *((K, N) if form.B_TRANSPOSED else (N, K))), form.INPUT)
+    left = a.astype(np.float64).swapaxes(-1, -2) if form.A_TRANSPOSED else a.astype(np.float64)
+    right = b.astype(np.float64) if form.B_TRANSPOSED else b.astype(np.float64).swapaxes(-1, -2)
+    return [a, b, left @ right]
+
+
+def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int, batches: int, orders: int) -> None:
+    function = simplify(traced_matmul(form))
+    verify(function)
+    a, b, expected = operands(form, rng, M, N, K, batches)
+    for order in range(orders):
+        c = np.zeros(expected.shape, form.OUTPUT.element.numpy)
+        run(function, [a, b, c, c, M, N, K, batches], form.grid(M, N, batches, PROCESSORS), order=order)
+        # Sums of K products in float32, rounded once to the result's type.
+        unit = {1: 0.07, 2: 2**-8 if form.OUTPUT == tl.bfloat16 else 2**-11, 4: 0.0}[c.itemsize]
+        tolerance = unit * np.abs(expected) + 2e-6 * K * np.abs(a.astype(np.float64)).max() ** 2
+        exact = form.OUTPUT == tl.int32
+        assert np.all(np.abs(c.astype(np.float64) - expected) <= (0 if exact else tolerance))
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes"),
+    [
+        (PRODUCT, (200, 136, 200)),
+        (PRODUCT._replace(BN=80, STAGES=3), (130, 168, 136)),
+        (PRODUCT._replace(BN=224, STAGES=3), (130, 230, 72)),
+        (NARROW._replace(BN=32), (70, 40, 136)),
+        (PRODUCT._replace(BM=192, CONSUMERS=3, BN=32), (200, 40, 136)),
+        (PRODUCT._replace(BM=256, BN=32), (300, 40, 136)),
+        (PRODUCT._replace(SHARE_B=2), (300, 72, 136)),
+        (PRODUCT._replace(SHARE_A=2), (300, 200, 136)),
+        (NARROW._replace(SPLIT=2), (64, 72, 264)),
+        (NARROW._replace(SPLIT=2, BN=112, STAGES=4), (50, 120, 264)),
+        (PRODUCT._replace(SPLIT=2, STAGES=4, SHARE_B=2), (200, 120, 264)),
+        (NARROW._replace(SPLIT=4, BN=32), (33, 40, 520)),
+        (NARROW._replace(A_ROWS=8), (5, 120, 264)),
+        (PRODUCT._replace(A_TRANSPOSED=True, B_TRANSPOSED=True), (136, 136, 100)),
+        (PRODUCT._replace(A_TRANSPOSED=True, SHARE_B=2), (136, 136, 100)),
+        (PRODUCT._replace(DEPENDENT=True), (136, 72, 300)),
+        (PRODUCT._replace(INPUT=tl.float16, OUTPUT=tl.float32), (136, 72, 104)),
+        (PRODUCT._replace(INPUT=tl.float32, OUTPUT=tl.float32, BK=32), (136, 72, 100)),
+        (PRODUCT._replace(INPUT=tl.int8, OUTPUT=tl.int32, BK=128, SUM=tl.int32), (136, 72, 144)),
+        (PRODUCT._replace(INPUT=tl.float8e4nv, BK=128), (136, 72, 144)),
+        (PRODUCT._replace(INPUT=tl.float8e5, OUTPUT=tl.float16, BK=128), (136, 72, 144)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_products(form: MatmulForm, sizes: tuple[int, int, int], rng: np.random.Generator):
+    multiply(form, rng, *sizes, 1, orders=2)
+
+
+def test_batches_of_products(rng: np.random.Generator):
+    multiply(PRODUCT._replace(BATCHED=True), rng, 136, 72, 100, 3, orders=2)
+
+
+@pytest.mark.parametrize("form", [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2)])
+def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
+    multiply(form, rng, 140, 90, 200, 1, orders=50)
+
+
+def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator):
+    function = traced_matmul(PRODUCT._replace(EPILOGUE=bias_gelu_residual), ("*k f32", "*k bf16", "i32"))
+    a, b, product = operands(PRODUCT, rng, 140, 96, 72, 1)
+    bias, residual = numbers(rng, (96,), tl.float32), numbers(rng, (140, 96), tl.bfloat16)
+    c = np.zeros(product.shape, a.dtype)
+    run(function, [a, b, c, c, 140, 96, 72, 1, bias, residual, 96], PRODUCT.grid(140, 96, 1, PROCESSORS), order=1)
+    x = product + bias
+    erf = np.vectorize(__import__("math").erf)
+    expected = 0.5 * x * (1 + erf(x / np.sqrt(2))) + residual.astype(np.float64)
+    np.testing.assert_allclose(c.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
+
+
+def test_int8_is_scaled_in_the_epilogue(rng: np.random.Generator):
+    form = PRODUCT._replace(INPUT=tl.int8, BK=128, SUM=tl.int32, EPILOGUE=scaled)
+    a, b, product = operands(form, rng, 130, 80, 256, 1)
+    c = np.zeros(product.shape, form.OUTPUT.element.numpy)
+    function = traced_matmul(form, ("f32",))
+    run(function, [a, b, c, c, 130, 80, 256, 1, 0.125], form.grid(130, 80, 1, PROCESSORS), order=2)
+    np.testing.assert_allclose(c.astype(np.float64), product * 0.125, rtol=2**-8)
+
+
+def test_fp8_with_scales_of_blocks_is_promoted(rng: np.random.Generator):
+    form = PRODUCT._replace(INPUT=tl.float8e4nv, BK=128, PROMOTE=scaled_blocks)
+    M, N, K = 130, 80, 300
+    a, b, _ = operands(form, rng, M, N, K, 1)
+    rows, steps = rng.uniform(0.5, 2, (M, 3)).astype(np.float32), rng.uniform(0.5, 2, 3).astype(np.float32)
+    c = np.zeros((M, N), form.OUTPUT.element.numpy)
+    function = traced_matmul(form, ("f32", "*k f32", "*k f32", "i32", "i32"))
+    run(function, [a, b, c, c, M, N, K, 1, 1.0, rows, steps, 3, M], form.grid(M, N, 1, PROCESSORS), order=3)
+    parts = (slice(first, first + 128) for first in range(0, K, 128))
+    products = (a[:, part].astype(np.float64) @ b[:, part].astype(np.float64).T for part in parts)
+    expected = sum(product * rows[:, step, None] * steps[step] for step, product in enumerate(products))
+    np.testing.assert_allclose(c.astype(np.float64), expected, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"BN": 100}, "multiple of 8"), ({"BK": 48}, "multiple of 64"), ({"STAGES": 12, "BN": 256}, "shared memory"),
+     ({"BM": 96}, "64 rows"), ({"SHARE_A": 2, "SHARE_B": 2}, "not both"), ({"BM": 256, "BN": 256}, "accumulators")],
+)  # fmt: skip
+def test_impossible_forms_say_why(change: dict[str, int], reason: str):
+    with pytest.raises(LaunchError, match=reason):
+        PRODUCT._replace(**change).check()
+
+
+def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...], window: int = 0, orders: int = 2,
+           growth: float = 0.0, lengths: tuple[int, ...] = ()) -> None:  # fmt: skip
+    batches, heads, key_heads, queries, keys = sizes
+    function = simplify(traced_attention(form))
+    verify(function)
+    q = numbers(rng, (batches, heads, queries, form.D), form.TYPE)
+    k, v = (numbers(rng, (batches, key_heads, keys, form.D), form.TYPE) for _ in range(2))
+    k = (k.astype(np.float32) * (1 + growth * np.linspace(1, 0, keys)[:, None])).astype(k.dtype)
+    ends = np.asarray(lengths or [keys] * batches, np.int32)
+    expected, sums = attention_reference(q, k, v, ends, form.CAUSAL, window)
+    table = attention_schedule(form, batches, heads, queries, keys, heads // key_heads, PROCESSORS // 2)
+    scale = np.log2(np.e) / np.sqrt(form.D)
+    for order in range(orders):
+        out, lse = np.zeros_like(q), np.full((batches, heads, queries), 7, np.float32)
+        run(
+            function,
+            [q, k, v, out, lse, ends, table, table.shape[1], queries, keys, heads, heads // key_heads, window, scale],
+            (len(table),),
+            order=order,
+        )
+        # Exponentials and results are rounded to the operands' type.
+        unit = 2**-8 if form.TYPE == tl.bfloat16 else 2**-11
+        assert np.abs(out.astype(np.float64) - expected).max() <= 2 * unit * np.abs(v.astype(np.float64)).max()
+        if form.LSE:
+            np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes"),
+    [
+        (ATTENTION, (1, 2, 1, 200, 136)),
+        (ATTENTION._replace(CAUSAL=True), (1, 2, 1, 200, 200)),
+        (ATTENTION._replace(CAUSAL=True, LSE=True), (1, 2, 2, 150, 220)),
+        (ATTENTION._replace(CAUSAL=True, LSE=True), (1, 1, 1, 250, 120)),
+        (ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=80), (1, 2, 2, 250, 250)),
+        (ATTENTION._replace(FLAT=False), (1, 2, 1, 200, 136)),
+        (ATTENTION._replace(FLAT=False, CAUSAL=True, LAZY=False, TURNS=False), (1, 2, 1, 200, 136)),
+        (ATTENTION._replace(FLAT=False, CONSUMERS=1, TURNS=False), (1, 1, 1, 100, 136)),
+        (ATTENTION._replace(STAGES=3), (1, 1, 1, 100, 250)),
+        (ATTENTION._replace(D=128, BN=48, TYPE=tl.float16), (2, 1, 1, 130, 136)),
+        (ATTENTION._replace(D=96, BN=48), (1, 1, 1, 130, 136)),
+        (ATTENTION._replace(D=256, BN=80, FLAT=False), (1, 1, 1, 130, 136)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_attention(form: AttentionForm, sizes: tuple[int, ...], rng: np.random.Generator):
+    attend(form, rng, sizes)
+
+
+def test_attention_in_a_window(rng: np.random.Generator):
+    attend(ATTENTION._replace(CAUSAL=True, WINDOW=True), rng, (1, 2, 1, 250, 250), window=70)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
+    form = ATTENTION._replace(LENGTHS=True, LSE=True, CAUSAL=causal)
+    attend(form, rng, (3, 1, 1, 130, 140), lengths=(140, 77, 1))
+
+
+def test_attention_with_growing_maxima(rng: np.random.Generator):
+    """Rows outgrow their maxima again and again, so that results are rescaled."""
+    attend(ATTENTION, rng, (1, 1, 1, 130, 200), growth=20.0)
+
+
+@pytest.mark.parametrize("form", [ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=64), ATTENTION._replace(FLAT=False)])
+def test_attention_is_clean_in_any_order(form: AttentionForm, rng: np.random.Generator):
+    attend(form, rng, (1, 2, 1, 200, 130), orders=50)
+
+
+def test_a_schedule_holds_every_tile_once():
+    for causal in (False, True):
+        form = ATTENTION._replace(CAUSAL=causal)
+        table = attention_schedule(form, 2, 3, 700, 900, 3, 5)
+        assert sorted(table[table >= 0].tolist()) == [pair << 16 | tile for pair in range(6) for tile in range(6)]
+        assert (table[:, -1] == -1).all()
