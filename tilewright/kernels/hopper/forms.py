@@ -282,7 +282,7 @@ class AttentionForm(NamedTuple):
             (self.CAUSAL or not self.WINDOW, "a window is of causal attention"),
             (
                 not self.CAUSAL or -(-(self.BM - 64) // self.BN) <= self.STAGES,
-                "the first queries of a tile see blocks that come only when the last have gone on: use more keys a block",
+                "the first queries of a tile would wait for blocks that the last ones hold up: take a larger BN",
             ),
             (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
             (self.STAGES >= 2, "there are two stages or more"),
