@@ -16,17 +16,18 @@ from tilewright.errors import TilewrightError
 
 def application() -> typer.Typer:
     """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
-    from tilewright.cli import bench, build, doctor, inspect, run
+    from tilewright.cli import bench, build, compile, doctor, inspect, run
 
     commands = typer.Typer(
         name="tilewright",
-        help="Compile trained models to engines, run, time and inspect them.",
+        help="Compile trained models to engines and kernels to objects; run, time and inspect them.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.command("build")(build.build)
+    commands.command("compile")(compile.compile)
     commands.command("run")(run.run)
     commands.command("bench")(bench.bench)
     commands.command("inspect")(inspect.inspect)

@@ -1,0 +1,80 @@
+"""`tilewright compile`: a kernel becomes an object file with a C header."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from tilewright.frontend.jit import JITFunction
+
+
+def compile(
+    file: Annotated[Path, typer.Argument(help="A Python file that defines the kernel, also one for Triton.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="The kernel.")],
+    signature: Annotated[
+        str,
+        typer.Option(
+            "--signature", "-s", help='Types of its parameters, e.g. "*f32:16, *f32:16, i32": :16 is what divides them.'
+        ),
+    ],
+    constants: Annotated[
+        list[str] | None,
+        typer.Option("--constants", "-c", help="Compile-time parameters: BLOCK=1024,TYPE=fp32."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.o and NAME.h.")] = Path("."),
+    out_name: Annotated[str | None, typer.Option(help="Name of the C function; by default the kernel's.")] = None,
+    target: Annotated[str, typer.Option(help="cpu (this machine), or cpu:x86-64-v3 and the like.")] = "cpu",
+) -> None:
+    """Compile a kernel to an object file and a C header, for programs without Python."""
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no file {file}")
+    from tilewright.frontend.ahead import build, parse_signature
+
+    kernel = load_kernel(file, name)
+    built = build(kernel, parse_signature(kernel, signature, _parse_constants(constants or [])), out_name, target)
+    object_file, header = built.write(output)
+    prototype = next(line for line in built.header.splitlines() if line.startswith("int "))
+    console = Console()
+    console.print(f"{object_file}: {len(built.image)} bytes", highlight=False)
+    console.print(f"{header}: {prototype}", highlight=False, markup=False, soft_wrap=True)
+
+
+def load_kernel(file: Path, name: str) -> JITFunction:
+    """The kernel `name` of a Python file, below autotune and heuristics; raises `typer.BadParameter`."""
+    from tilewright import shim
+    from tilewright.frontend.heuristics import KernelWrapper
+    from tilewright.frontend.jit import JITFunction
+
+    shim.install()
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise typer.BadParameter(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    sys.path.insert(0, str(file.resolve().parent))
+    spec.loader.exec_module(module)
+    found: Any = getattr(module, name, None)
+    kernel = found.kernel if isinstance(found, KernelWrapper) else found
+    if not isinstance(kernel, JITFunction):
+        known = [key for key, value in vars(module).items() if isinstance(value, (JITFunction, KernelWrapper))]
+        raise typer.BadParameter(f"{file} defines no kernel {name!r}; it has {', '.join(known) or 'none'}")
+    return kernel
+
+
+def _parse_constants(texts: list[str]) -> dict[str, Any]:
+    """``["BLOCK=64,TYPE=fp32"]`` as values by name; raises `typer.BadParameter`."""
+    from tilewright.frontend.ahead import parse_constant
+
+    found: dict[str, Any] = {}
+    for text in (part for given in texts for part in given.split(",")):
+        name, separator, value = text.strip().partition("=")
+        if not separator or not name.isidentifier():
+            raise typer.BadParameter(f"{text!r}: expected NAME=VALUE")
+        found[name] = parse_constant(value.strip())
+    return found
