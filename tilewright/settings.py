@@ -65,6 +65,7 @@ class Settings:
     threads: int  # workers of a CPU launch; default: the CPUs this process may use
     verify: bool = False  # run the verifiers between passes
     interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
+    interpret_order: int = 0  # the order in which the interpreter lets roles and copies of explicit kernels run
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
     print_autotuning: bool = False  # print what autotune chose

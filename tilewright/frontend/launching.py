@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, as_array, is_writable, leaves
 from tilewright.frontend.compiled import CompiledKernel, full_grid
+from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.tracer import leaf_names
 from tilewright.frontend.values import Group
 from tilewright.ir.core import Function
@@ -81,8 +83,15 @@ class InterpretedLaunch:
 
         self.interface.check_written(arguments)
         flat = self.interface.flat(arguments)
-        values = [as_array(value) if array else value for array, value in zip(self._pointers, flat, strict=True)]
-        run(self.function, values, full_grid(grid), check=settings.interpret == "check")
+        values = [self._seen(array, value) for array, value in zip(self._pointers, flat, strict=True)]
+        run(self.function, values, full_grid(grid), settings.interpret == "check", settings.interpret_order)
+
+    @staticmethod
+    def _seen(array: bool, value: Any) -> Any:
+        """An argument as the interpreter wants it: arrays are NumPy's."""
+        if isinstance(value, TensorDescriptor):
+            return replace(value, base=as_array(value.base))
+        return as_array(value) if array else value
 
 
 class SkippedLaunch:
