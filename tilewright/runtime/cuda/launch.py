@@ -72,7 +72,7 @@ def launcher(program: Program, device: Device) -> Start:
 
 def build(program: Program, function: int, call: DriverLaunch, active: Callable[[], Any]) -> Start:
     """The same of a loaded function; `call` starts it, `active` makes its GPU's context current."""
-    layout = _Layout(program)
+    layout = _Layout(program, active)
     attributes = ctypes.create_string_buffer(layout.attributes)
     packets: list[tuple[memoryview, int, int, Any]] = []
 
@@ -114,9 +114,11 @@ def build(program: Program, function: int, call: DriverLaunch, active: Callable[
 class _Layout:
     """Where a kernel's packet holds what."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, active: Callable[[], Any]) -> None:
         kinds = program.parameters
-        self.maps = {use.parameter: TensorMaps(use, f"parameter {use.parameter}") for use in program.tensor_maps}
+        self.maps = {
+            use.parameter: TensorMaps(use, f"parameter {use.parameter}", active) for use in program.tensor_maps
+        }
         self.plain = [index for index in range(len(kinds)) if index not in self.maps]
         self.format = _CONFIG + "".join(slot_format(kinds[index]) for index in self.plain)
         first = struct.calcsize(_CONFIG)

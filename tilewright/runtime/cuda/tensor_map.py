@@ -6,6 +6,7 @@ A map is 128 bytes that the driver writes (cuTensorMapEncodeTiled) and a kernel 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.dtypes import DType
@@ -26,16 +27,18 @@ _BY_SIZE = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
 class TensorMaps:
     """The maps of one parameter of a kernel, encoded once for each tensor that it is launched with."""
 
-    def __init__(self, use: TensorMapUse, name: str) -> None:
+    def __init__(self, use: TensorMapUse, name: str, active: Callable[[], Any]) -> None:
         self.use = use
         self.name = name  # of the parameter, for errors
+        self.active = active  # makes the GPU's context current, without which the driver describes nothing
         self._maps: dict[Tensor, bytes] = {}
 
     def __call__(self, tensor: Tensor) -> bytes:
         """The map of a tensor; raises `LaunchError` for one that cannot be described."""
         found = self._maps.get(tensor)
         if found is None:
-            found = encode(self.use, *tensor, name=self.name)
+            with self.active():
+                found = encode(self.use, *tensor, name=self.name)
             if len(self._maps) >= _KEPT:
                 self._maps.clear()
             self._maps[tensor] = found
