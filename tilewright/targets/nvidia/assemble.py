@@ -28,8 +28,8 @@ from tilewright.targets.base import Remark
 from tilewright.targets.llvm.optimize import MachineOptions, generate_assembly
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-# Messages of ptxas that tell of code much slower than what was written: wgmma serialised (C7508, C7510, C7511,
-# C7514), and setmaxnreg ignored (C7515).
+# Messages of ptxas that tell of code much slower than what was written: setmaxnreg ignored (C7508), and wgmma
+# serialised (C7510, C7511, C7514, C7515).
 SLOW_CODE = frozenset("C7508 C7510 C7511 C7514 C7515".split())
 
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
