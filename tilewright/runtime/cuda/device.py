@@ -33,10 +33,15 @@ class Device:
 
     @contextmanager
     def active(self) -> Iterator[Any]:
-        """Make the device's primary context current in this thread; on the way out the one before comes back."""
+        """Make the device's primary context current in this thread; on the way out the one before comes back.
+
+        A thread that had none keeps it.
+        """
         cuda, context = api(), primary_context(self.ordinal)
-        before = check(cuda.cuCtxGetCurrent(), "asking for the current context")
-        if int(before) == int(context):
+        before = int(check(cuda.cuCtxGetCurrent(), "asking for the current context"))
+        if before == 0:
+            check(cuda.cuCtxSetCurrent(context), f"using GPU {self.ordinal}")
+        if before in (0, int(context)):
             yield context
             return
         check(cuda.cuCtxPushCurrent(context), f"using GPU {self.ordinal}")

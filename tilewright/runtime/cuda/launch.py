@@ -39,14 +39,17 @@ _START = """\
 def start(x, y, z, stream, {parameters}):
     if not x * y * z:
         return
-    packet = pop() if packets else make()
+    try:
+        packet = pop()
+    except IndexError:  # all are in use
+        packet = make()
     memory, config, addresses, _ = packet
 {prepare}\
     pack_into(memory, 0, x, y, z, {threads}, 1, 1, {shared}, stream, {attributes}, {count}, {slots})
     status = call(config, {function}, addresses, None)
-    push(packet)
     if status:
         recover(status, packet, (x, y, z), stream)
+    push(packet)
 """
 
 
@@ -84,7 +87,6 @@ def build(program: Program, function: int, call: DriverLaunch, active: Callable[
             raise _explained(program, status, grid, stream)
 
     names: dict[str, Any] = {
-        "packets": packets,
         "pop": packets.pop,
         "push": packets.append,
         "make": layout.packet,
