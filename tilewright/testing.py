@@ -9,14 +9,15 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import MissingDependencyError
+from tilewright.errors import DeviceError, MissingDependencyError
 from tilewright.frontend.allocations import unwritten
 from tilewright.runtime.cuda import timing
 
@@ -143,6 +144,10 @@ def _on_gpu(fn: Callable[[], Any], warmup: float, rep: float, before: Callable[[
     for _ in range(max(1, int(warmup / estimate))):
         fn()
     return timer.milliseconds(fn, max(1, int(rep / estimate)), before)
+
+
+do_bench_proton = do_bench  # by Triton's profiler there; it measures the same
+do_bench_cudagraph_proton = do_bench_cudagraph
 
 
 def _milliseconds(fn: Callable[[], Any]) -> float:
@@ -285,4 +290,39 @@ def perf_report(benchmarks: Benchmark | Sequence[Benchmark]) -> Callable[[Callab
     return lambda fn: Mark(fn, benchmarks)
 
 
-__all__ = ["Benchmark", "Mark", "assert_close", "do_bench", "perf_report", "unwritten"]
+def get_dram_gbps(device: int | None = None) -> float:
+    """Gigabytes that a device's memory can move in a second. Raises `DeviceError`: only a measurement tells."""
+    raise _only_measured("what main memory moves in a second")
+
+
+def get_max_tensorcore_tflops(dtype: Any, clock_rate: float, device: int | None = None) -> float:
+    """Teraflops of matrix products. Raises `DeviceError`: the CPU's depend on clocks that change with the work."""
+    raise _only_measured("how fast matrix products can be")
+
+
+def get_max_simd_tflops(dtype: Any, clock_rate: float, device: int | None = None) -> float:
+    """Teraflops of vector code. Raises `DeviceError`: the CPU's depend on clocks that change with the work."""
+    raise _only_measured("how fast vector code can be")
+
+
+def _only_measured(what: str) -> DeviceError:
+    return DeviceError(f"{what} is not known of this device; measure it with tilewright.testing.do_bench")
+
+
+@contextmanager
+def set_gpu_clock(ref_sm_clock: int = 1350, ref_mem_clock: int = 1215) -> Iterator[tuple[float, float]]:
+    """Fix a GPU's clocks for a `with` block. Raises `DeviceError`: clocks are left as they are here."""
+    raise DeviceError("clocks are left as they are; compare kernels in one run instead, in turns")
+    yield (0.0, 0.0)
+
+
+def cuda_memcheck(**target_kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of a test, which is run as it is; TILEWRIGHT_INTERPRET=check finds bad accesses on any machine."""
+    return lambda test: test
+
+
+__all__ = [
+    "Benchmark", "Mark", "assert_close", "cuda_memcheck", "do_bench", "do_bench_cudagraph", "do_bench_cudagraph_proton",
+    "do_bench_proton", "get_dram_gbps", "get_max_simd_tflops", "get_max_tensorcore_tflops", "perf_report",
+    "set_gpu_clock", "unwritten",
+]  # fmt: skip
