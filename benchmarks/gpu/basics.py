@@ -42,8 +42,8 @@ def copies(quick: bool) -> Iterator[Case]:
     x = torch.randn(count // 2, device="cuda").bfloat16()
     ours, theirs = torch.empty_like(x), torch.empty_like(x)
     case = Case(f"{count >> 20} MiB bf16", gigabytes=2 * x.nbytes / 1e9)
-    for block, warps in ((2048, 4), (4096, 4), (8192, 8)):
-        name = OURS if (block, warps) == (4096, 4) else f"{OURS} {block}/{warps}"
+    for block, warps in ((2048, 4), (4096, 4), (4096, 8)):
+        name = OURS if (block, warps) == (2048, 4) else f"{OURS} {block}/{warps}"
         grid = (tilewright.cdiv(x.numel(), block),)
         case.add(name, _copy_run(grid, x, ours, block, warps), lambda: ours)
     case.add("torch", lambda copy: theirs.copy_(x), lambda: theirs)
@@ -64,7 +64,7 @@ def additions(quick: bool) -> Iterator[Case]:
         x, y = (torch.randn(count, device="cuda").to(kind) for _ in range(2))
         ours, theirs, third = (torch.empty_like(x) for _ in range(3))
         case = Case(f"{count >> 20} Mi {str(kind)[6:]}", gigabytes=3 * x.nbytes / 1e9)
-        grid = (tilewright.cdiv(count, 4096),)
+        grid = (tilewright.cdiv(count, 2048),)
         case.add(OURS, _add_run(add, grid, x, y, ours), lambda ours=ours: ours)
         case.add("torch", lambda number, x=x, y=y, out=theirs: torch.add(x, y, out=out), lambda theirs=theirs: theirs)
         if triton_add is not None:
@@ -74,7 +74,7 @@ def additions(quick: bool) -> Iterator[Case]:
 
 
 def _add_run(kernel: Any, grid: tuple[int], x: Any, y: Any, result: Any) -> Any:
-    return lambda number: kernel[grid](x, y, result, x.numel(), BLOCK=4096, num_warps=4)
+    return lambda number: kernel[grid](x, y, result, x.numel(), BLOCK=2048, num_warps=4)
 
 
 @family("launch", floor=1 / 1.2)
