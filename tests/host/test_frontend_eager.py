@@ -18,12 +18,14 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
+import tilewright.language.explicit as tx
 from tests.host import test_frontend_errors as errors
 from tests.host import test_language_kernels as families
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
 from tilewright.frontend.eager import EagerFunction, EagerLaunch, runs_eagerly
 from tilewright.frontend.jit import JITFunction
 from tilewright.ir import interpreter
+from tilewright.kernels.hopper import matmul as hopper
 from tilewright.settings import settings
 
 ROOT = Path(__file__).parents[2]
@@ -218,14 +220,25 @@ def test_who_runs_a_kernel() -> None:
         assert runs_eagerly(outside, {})
     found = runpy.run_path(str(SCRIPT), run_name="script")
     assert runs_eagerly(found["kernel"], {}) and not runs_eagerly(found["scaled"], {})
+    assert not runs_eagerly(hopper.matmul, {})
     debugger, before = bdb.Bdb(), sys.gettrace()
     debugger.reset()
     sys.settrace(debugger.trace_dispatch)
     try:
-        attached = runs_eagerly(outside, {})
+        attached, explicit = runs_eagerly(outside, {}), runs_eagerly(hopper.matmul, {})
     finally:
         sys.settrace(before)
-    assert attached
+    assert attached and not explicit
+
+
+@tilewright.jit
+def explicit(x):
+    tx.group_sync()
+
+
+def test_explicit_operations_are_not_python() -> None:
+    with settings.scope(interpret="eager"), pytest.raises(ExecutionError, match="interpret the kernel as Tile IR"):
+        explicit[(1,)](np.zeros(4, np.float32))
 
 
 def test_machine_code_refuses_a_breakpoint() -> None:

@@ -17,7 +17,7 @@ import sys
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,9 +52,16 @@ def runs_eagerly(kernel: SourceFunction, constants: Mapping[str, Any]) -> bool:
     """Whether an interpreted kernel is run by Python itself.
 
     So it is when the settings say so, when a debugger is at work, and when it, or a function of the language that it
-    reaches, calls ``breakpoint()``.
+    reaches, calls ``breakpoint()``.  Kernels of explicit GPU operations, whose parts run at once, are not.
     """
-    return settings.interpret == "eager" or _debugger_at_work() or _has_breakpoint([kernel, *constants.values()])
+    if settings.interpret == "eager":
+        return True
+    reached = list(_reached([kernel, *constants.values()]))
+    if any(map(_is_explicit, reached)):
+        return False
+    return _debugger_at_work() or any(
+        is_breakpoint(node) for function in reached for node in ast.walk(function.definition)
+    )
 
 
 def _debugger_at_work() -> bool:
@@ -66,7 +73,8 @@ def _debugger_at_work() -> bool:
     return trace is not None and "pydevd" in str(getattr(trace, "__module__", ""))
 
 
-def _has_breakpoint(pending: list[Any]) -> bool:
+def _reached(pending: list[Any]) -> Iterator[SourceFunction]:
+    """The functions of the language among some values, and those that they reach; not those of `tl` itself."""
     seen: set[int] = set()
     while pending:
         function = pending.pop()
@@ -75,9 +83,17 @@ def _has_breakpoint(pending: list[Any]) -> bool:
         if not isinstance(function, SourceFunction) or id(function) in seen or _of_the_language(function):
             continue
         seen.add(id(function))
-        if any(map(is_breakpoint, ast.walk(function.definition))):
-            return True
+        yield function
         pending.extend(value for _, value in function.captured_values())
+
+
+def _is_explicit(function: SourceFunction) -> bool:
+    """Whether a function names the module of explicit operations, or something of it."""
+    for name in function.function.__code__.co_names:
+        value = function.captured(name, default=None)
+        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+        if str(home).startswith("tilewright.language.explicit"):
+            return True
     return False
 
 

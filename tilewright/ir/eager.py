@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tilewright.errors import ExecutionError
 from tilewright.ir.builder import Builder
 from tilewright.ir.checks import Checks
 from tilewright.ir.core import Attribute, Operation, Region, Value
+from tilewright.ir.diagnostics import located_execution_error
+from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import _Instance
 from tilewright.ir.memory import Memory
 from tilewright.ir.types import PointerType, TensorType
@@ -84,6 +87,12 @@ class EagerBuilder(Builder):
 
         Raises `InvalidIRError` like `Builder.create` and `ExecutionError` like the interpreter.
         """
+        if is_explicit(opcode):
+            error = ExecutionError(
+                "the threads that it orders cannot run side by side in Python",
+                "interpret the kernel as Tile IR: TILEWRIGHT_INTERPRET=1, without breakpoints",
+            )
+            raise located_execution_error(error, opcode, self.location, self.index)
         if self.evaluates and self.current.operations:
             # What came before lives on through the values that are still used, not through their definitions.
             self.current.operations.pop().operands = []
