@@ -16,6 +16,7 @@ from tilewright.frontend.cuda import CudaKernel
 from tilewright.frontend.jit import JITFunction
 from tilewright.ir.core import Parameter
 from tilewright.settings import settings
+from tilewright.targets.llvm import cache as llvm_cache
 from tilewright.targets.nvidia import compile as compilation
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 from tilewright.targets.registry import get_target
@@ -137,3 +138,11 @@ def test_shared_memory_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled(architecture="sm_90a").info.shared >= 120_000
     with pytest.raises(CompilationError, match=r"sm_86 has 101376.*fewer stages"):
         compiled(architecture="sm_86")
+
+
+def test_signatures_depend_on_the_sources_of_their_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    without: dict[str, Any] = {}
+    monkeypatch.setattr(llvm_cache, "source_digest", lambda *folders, **options: without.update(options) or "")
+    for family, other in (("cuda", "cpu"), ("cpu", "nvidia")):
+        llvm_cache.kernel_digest.__wrapped__(family)
+        assert without["without"] == {other}

@@ -381,6 +381,18 @@ def places_of(kind: Any) -> list[Place | None]:
     return []
 
 
+def place_of(values: Iterable[Any]) -> Place | None:
+    """Where the first array on a GPU among launch arguments is; None where there is none."""
+    for value in values:
+        try:
+            found = [place for place in places_of(classify(value)[0]) if place is not None]
+        except LaunchError:
+            continue  # no run-time argument
+        if found:
+            return found[0]
+    return None
+
+
 def on_gpu(kinds: Iterable[Any]) -> bool:
     """Whether arguments of these classes hold an array on a GPU."""
     return any(place is not None for kind in kinds for place in places_of(kind))

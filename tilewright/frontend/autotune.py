@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,13 @@ import numpy as np
 import tilewright
 from tilewright.errors import AutotunerError
 from tilewright.frontend import hooks
+from tilewright.frontend.arguments import place_of
 from tilewright.frontend.heuristics import Heuristics, KernelWrapper
 from tilewright.frontend.jit import JITFunction
 from tilewright.language.function import describe
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
+from tilewright.targets.base import Target
 from tilewright.targets.llvm.cache import ObjectCache, content_key, kernel_digest
 from tilewright.targets.registry import get_target
 from tilewright.testing import do_bench as measure
@@ -314,12 +316,14 @@ class Autotuner(KernelWrapper):
             filled = wrapped.fill(arguments, filled)
             wrapped = wrapped.fn
         constants = {parameter.name for parameter in self.kernel.parameters if parameter.constexpr}
-        named = {name: value for name, value in self.named(arguments, filled).items() if name in constants}
-        target = get_target("auto")
+        everything = self.named(arguments, filled)
+        named = {name: value for name, value in everything.items() if name in constants}
+        target, machine = _machine(value for name, value in everything.items() if name not in constants)
         parts = [
             tilewright.__version__,
             kernel_digest(target.name),
             target.key,
+            machine,
             self.kernel.fingerprint(),
             describe(key, set()),
             repr(sorted((name, describe(unwrap(value), set())) for name, value in named.items())),
@@ -341,6 +345,17 @@ class Autotuner(KernelWrapper):
         for name, value in self._saved.items():
             _assign(named[name], value)
         self._saved = {}
+
+
+def _machine(values: Iterable[Any]) -> tuple[Target, str]:
+    """The target that a kernel called with these arguments is compiled for, and the name of the GPU, if it is one."""
+    place = place_of(values)
+    if place is None:
+        return get_target("cpu"), ""
+    from tilewright.frontend.cuda import target_of
+    from tilewright.runtime.cuda.device import device
+
+    return target_of(place.ordinal), device(place.ordinal).name
 
 
 def _median(timing: Any) -> float:

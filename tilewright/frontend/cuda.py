@@ -126,6 +126,12 @@ def tensor_slot(slot: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[int,
     return slot[0], slot[1 : 1 + rank], slot[1 + rank :]
 
 
+def target_of(ordinal: int) -> NvidiaTarget:
+    """What to compile for a GPU by its number."""
+    gpu = device(ordinal)
+    return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
+
+
 class Places:
     """Where a launch's arrays are: the one GPU, and the libraries on whose streams they are worked on.
 
@@ -153,8 +159,7 @@ class Places:
     @property
     def target(self) -> NvidiaTarget:
         """What to compile for."""
-        gpu = device(self.ordinal)
-        return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
+        return target_of(self.ordinal)
 
     def enter(self, values: Sequence[Any]) -> int:
         """The stream to launch on, when others have been made to come before it."""

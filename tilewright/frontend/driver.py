@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tilewright.errors import TargetError
 from tilewright.settings import settings
 from tilewright.targets.base import Target
+from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
 from tilewright.testing import do_bench
 
@@ -33,7 +34,8 @@ class GPUTarget:
         if self.backend == "cpu":
             return get_target("cpu")
         if self.backend == "cuda":
-            return get_target(f"cuda:sm_{self.arch}a" if self.arch in (90, 100) else f"cuda:sm_{self.arch}")
+            major, minor = divmod(int(self.arch), 10)
+            return NvidiaTarget.for_capability((major, minor))
         raise TargetError(f"there is no target for the backend {self.backend!r}: choose cpu or cuda")
 
 

@@ -123,13 +123,16 @@ def compiler_digest() -> str:
 
 @lru_cache
 def kernel_digest(family: str) -> str:
-    """A hash of the sources that turn kernels into machine code of one family of targets, and of the LLVM in use."""
-    others = _FAMILIES - {family}
+    """A hash of the sources that turn kernels into machine code of one family of targets, and of the LLVM in use.
+
+    `family` is the name of its targets: ``cpu``, ``cuda``.
+    """
+    others = frozenset(_FOLDERS.values()) - {_FOLDERS[family]}
     digest = source_digest("frontend", "ir", "language", "passes", "targets", without=others)
     return hashlib.sha256(f"{_llvm_version()} {digest}".encode()).hexdigest()
 
 
-_FAMILIES = frozenset(("amd", "cpu", "nvidia"))  # folders of `targets`
+_FOLDERS = {"cpu": "cpu", "cuda": "nvidia"}  # name of a family's targets -> its folder in `targets`
 
 
 def _llvm_version() -> str:
