@@ -90,7 +90,8 @@ class Checks:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.index: tuple[int, ...] = ()
-        self.time: dict[tuple[int, ...], int] = {}  # the present instance's clock: how far it knows each instance
+        self.clocks: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}  # how far each instance knows each other
+        self.time: dict[tuple[int, ...], int] = {}  # the present instance's clock
         self.released: dict[int, dict[tuple[int, ...], int]] = {}  # clocks left at addresses by atomics
         self.accesses: list[_Access | None] = [None]
         self.numbers: dict[_Access, int] = {}
@@ -100,8 +101,10 @@ class Checks:
     def before(self, index: tuple[int, ...], operation: Operation, operands: list[Array]) -> None:
         """Check an access; called for every operation with the values of its operands."""
         if index != self.index:
-            self.index, self.time = index, {index: 0}
-            self.wide.clear()
+            if index not in self.clocks:
+                self.clocks[index] = {index: 0}
+                self.wide.clear()
+            self.index, self.time = index, self.clocks[index]
         if operation.opcode not in ("load", "store", "atomic_rmw", "atomic_cas"):
             return
         pointer = operands[0]
