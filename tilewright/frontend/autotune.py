@@ -115,7 +115,7 @@ class Autotuner(KernelWrapper):
         rep: float | None = None,
         use_cuda_graph: bool = False,
         do_bench: Callable[..., Any] | None = None,
-        cache_results: bool = True,
+        cache_results: bool | None = None,
     ) -> None:
         super().__init__(fn)
         self.configs = list(configs) or [Config({})]
@@ -186,10 +186,12 @@ class Autotuner(KernelWrapper):
             )
 
     def _key(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Values of the key arguments, then the dtype of every array."""
+        """Values of the key arguments, then the dtype of every array, and the GPU that they are on, if any."""
         values = [named[name] for name in self.keys if name in named]
         present = [named[name] for name in self.argument_names if name in named]
-        return (*values, *(str(value.dtype) for value in present if hasattr(value, "dtype")))
+        dtypes = [str(value.dtype) for value in present if hasattr(value, "dtype")]
+        gpus = [str(value.device) for value in present if getattr(value, "is_cuda", False)]
+        return (*values, *dtypes, *gpus[:1])
 
     def prune_configs(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Config]:
         """What is left to measure after `early_config_prune`, then the `top_k` best of `perf_model`."""
@@ -305,7 +307,8 @@ class Autotuner(KernelWrapper):
     ) -> str | None:
         """The name on disk of a configuration's time; None where code that cannot be hashed takes part."""
         hooked = self.pre_hook != self._prepare_arguments or self.post_hook != self._restore_arguments
-        if not self.cache_results or config.pre_hook is not None or hooked or self._measure is not None:
+        trusted = not hooked and self._measure is None
+        if config.pre_hook is not None or not (trusted if self.cache_results is None else self.cache_results):
             return None
         options = config.all_kwargs()
         filled = {**keywords, **options}
@@ -392,7 +395,7 @@ def autotune(
     rep: float | None = None,
     use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None,
-    cache_results: bool = True,
+    cache_results: bool | None = None,
 ) -> Callable[[Any], Autotuner]:
     """Decorator: launch a kernel with the fastest of `configs`, measured once for each tuning key.
 
@@ -402,8 +405,8 @@ def autotune(
     `reset_to_zero`, `restore_value`: arrays zeroed before, or put back after, each measured run.
     `pre_hook(arguments, reset_only=False)` and `post_hook(arguments, exception)` take the place of these two.
     `warmup`, `rep`: milliseconds (25, 100).  `do_bench(call, quantiles)` measures instead.
-    `use_cuda_graph` measures by `testing.do_bench_cudagraph`.  `cache_results=False` keeps nothing on disk; times that
-    depend on hooks or on `do_bench` are never kept.
+    `use_cuda_graph` measures by `testing.do_bench_cudagraph`.  `cache_results=False` keeps no times on disk, True keeps
+    also those that depend on the hooks or the `do_bench` given here, which are not kept otherwise.
 
     Launches raise `AutotunerError` when every configuration fails.  Raises `ValueError` for unknown names.
     """
