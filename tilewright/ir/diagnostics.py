@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
+from pathlib import Path
 
 from tilewright.errors import CompilationError, ExecutionError
 from tilewright.ir.core import Location, Operation
+
+_LANGUAGE = str(Path(__file__).parents[1] / "language")
+
+
+def user_place(location: Location | None) -> Location | None:
+    """A place outside of the language's own functions: where the user called them."""
+    while location is not None and location.caller is not None and location.file.startswith(_LANGUAGE):
+        location = location.caller
+    return location
 
 
 def source_line(location: Location) -> str:

@@ -209,6 +209,9 @@ class pointer_type(dtype):
 class handle_type(dtype):
     """The type of what only explicit kernels have, such as a tile in shared memory."""
 
+    def __init__(self, element: Any) -> None:
+        self.element = element
+
     @property
     def name(self) -> str:
         return str(self.element)

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.synchronisation import Knowledge
-from tilewright.ir.core import Location, Operation, Region
-from tilewright.ir.diagnostics import located_execution_error
+from tilewright.ir.core import Operation, Region
+from tilewright.ir.diagnostics import located_execution_error, user_place
 
-_LANGUAGE = str(Path(__file__).parents[2] / "language")
 Steps = Generator["Wait | None", None, list[Any]]
-
-
-def user_place(location: Location | None) -> Location | None:
-    """A place outside of the language's own functions: where the user called them."""
-    while location is not None and location.caller is not None and location.file.startswith(_LANGUAGE):
-        location = location.caller
-    return location
 
 
 @dataclass

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ExecutionError, LaunchError
-from tilewright.ir.asynchrony.agents import Agent, Wait, user_place
+from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.memory import Access, Box, Buffer, Tile, name_of, poison
 from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Knowledge, Mbarrier, NamedBarrier
 from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.diagnostics import user_place
 from tilewright.ir.types import SharedType
 
 GREATEST_SHARED = 232448  # bytes that a CTA of sm_90 may have

@@ -8,6 +8,7 @@ from typing import Any, cast
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
 from tilewright.ir.types import TensorMapType
+from tilewright.passes.hazards import check_hazards
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit import rules_products, rules_roles, rules_shared
 from tilewright.targets.nvidia.explicit.allocation import allocate_explicit
@@ -38,6 +39,8 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
             f"kernel '{function.name}' is written with explicit operations of sm_90a and cannot be compiled for "
             f"{target.architecture}; use a kernel of the plain language there"
         )
+    # What cannot work is told at the user's line, before anything is made of it.
+    check_hazards(function)
     # Threads of a role are numbered anew: blocks from outside are computed again.
     function = localize(function)
     warps = warps_of(function, options)
