@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.device import handmade
-from tilewright.dtypes import bfloat16
+from tilewright.dtypes import bfloat16, float32
 from tilewright.layout.shared import nvmma
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -53,3 +53,16 @@ def test_outside_of_the_tensor(gpu: Device, rng: np.random.Generator, fill: str)
     assert np.array_equal(plain[:36, :40], values[64:, 64:].astype(np.float32))
     outside = np.concatenate([plain[36:].ravel(), plain[:36, 40:].ravel()])
     assert (outside == 0).all() if fill == "zero" else np.isnan(outside).all()
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_float32_may_be_rounded_to_tf32(gpu: Device, rng: np.random.Generator, rounded: bool) -> None:
+    values = rng.standard_normal((64, 32)).astype(np.float32)
+    use = TensorMapUse(0, (64, 32), float32)
+    facts = {"tensor_maps": (use,), "shared_bytes": handmade.TILE_SHARED}
+    start = handmade.start(handmade.TILE, "tile", handmade.TILE_PARAMETERS, gpu, **facts)
+    x, y = DeviceArray.from_numpy(values), DeviceArray.from_numpy(np.full(2048, -1, np.int32))
+    start(1, 1, 1, LEGACY_DEFAULT, (x.address, x.shape, (32, 1), rounded), 0, 0, y.address)
+    found = y.numpy().view(np.float32).reshape(64, 32)
+    assert np.array_equal(found, values) == (not rounded)
+    assert np.abs(found / values - 1).max() <= 2.0**-11 * (1 + 1e-6)

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, float32
 from tilewright.errors import LaunchError
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.program import TensorMapUse
@@ -17,7 +17,8 @@ from tilewright.runtime.cuda.program import TensorMapUse
 BYTES = 128
 _KEPT = 1024  # maps of one parameter; a program that shows a kernel more tensors than this starts over
 
-Tensor = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, extents, strides in elements; slowest axis first
+# Address, extents and strides in elements, slowest axis first; then, if wanted, whether float32 is rounded to tf32.
+Tensor = tuple[int, tuple[int, ...], tuple[int, ...]] | tuple[int, tuple[int, ...], tuple[int, ...], bool]
 
 # Types whose bits are only moved are unsigned integers of their size.
 _KINDS = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64"}
@@ -46,16 +47,22 @@ class TensorMaps:
 
 
 def encode(
-    use: TensorMapUse, address: int, shape: tuple[int, ...], strides: tuple[int, ...], name: str = "tensor"
+    use: TensorMapUse,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    rounded: bool = False,
+    name: str = "tensor",
 ) -> bytes:
     """The map of the tensor at `address` with these extents and strides (elements, slowest axis first).
 
+    `rounded`: float32 elements are rounded to tf32 on their way to shared memory.
     Raises `LaunchError` naming the rule that the tensor or the box breaks.
     """
     _validate(use, address, shape, strides, name)
     cuda = api()
     element = use.element
-    kind = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_kind(element)}")
+    kind = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_kind(element, rounded)}")
     swizzle = f"{use.swizzle}B" if use.swizzle else "NONE"
     promotion = f"L2_{use.l2_promotion}B" if use.l2_promotion else "NONE"
     fill = "NAN_REQUEST_ZERO_FMA" if use.fill == "nan" else "NONE"
@@ -104,7 +111,11 @@ def _validate(use: TensorMapUse, address: int, shape: tuple[int, ...], strides: 
     )
 
 
-def _kind(element: DType) -> str:
+def _kind(element: DType, rounded: bool) -> str:
+    if rounded:
+        if element != float32:
+            raise LaunchError(f"float32 alone is rounded to tf32, the tensor has elements of {element.name}")
+        return "TFLOAT32"
     return _KINDS.get(element.name) or _BY_SIZE[element.itemsize]
 
 
