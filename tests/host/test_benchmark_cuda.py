@@ -1,0 +1,97 @@
+"""The GPU benchmark's bookkeeping: records, means, the file that runs of single families are merged into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from benchmarks import kernels_cuda
+from benchmarks.gpu import harness
+from benchmarks.gpu.harness import OURS, Case
+from tools import readme_tables
+
+
+class Silent:
+    """A monitor that reads nothing."""
+
+    def watch(self, into: dict[str, Any]) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose calls take as many microseconds as they return."""
+
+    def timer(case: Case, milliseconds: float) -> Any:
+        return lambda name: float(case.runs[name](0))
+
+    monkeypatch.setattr(harness, "_flushed", timer)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(harness, "FAMILIES", {})
+
+
+def options() -> SimpleNamespace:
+    return SimpleNamespace(quick=False, rounds=3, milliseconds=1.0)
+
+
+def test_a_family_is_measured_against_its_best_peer(clock: None) -> None:
+    @harness.family("sum", floor=1.5)
+    def sums(quick: bool) -> Any:
+        case = Case("4096", gflop=2.0, gigabytes=0.5)
+        case.add(OURS, lambda copy: 100.0)
+        case.add(f"{OURS} 8 warps", lambda copy: 90.0)
+        case.add("torch", lambda copy: 150.0)
+        case.add("slow", lambda copy: 400.0)
+        yield case
+        raise RuntimeError("no memory")
+
+    records = harness.run_family(harness.FAMILIES["sum"], Silent(), options())
+    assert (records[0]["best_peer"], records[0]["ratio"]) == ("torch", 1.5)
+    assert records[0]["tflops"][OURS] == pytest.approx(20) and records[0]["terabytes_a_second"][OURS] == pytest.approx(
+        5
+    )
+    assert "torch / ours 1.500" in harness.line(records[0])
+    assert "no memory" in records[1]["failed"]
+
+
+def test_a_wrong_result_is_no_result(clock: None) -> None:
+    case = Case("wrong")
+    right, result = torch.arange(1.0, 9), torch.zeros(8)
+    case.add(OURS, lambda copy: result.copy_(right), lambda: result)
+    case.check(right, 1e-6)
+    assert case.errors == {OURS: 0.0}
+    case.add(OURS, lambda copy: None, lambda: result)  # writes nothing: the poison is found
+    with pytest.raises(AssertionError, match="relative error nan"):
+        case.check(right, 1e-6)
+
+
+def test_runs_of_single_families_are_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dates = iter(["Monday", "Tuesday"])
+    here = {"device": "a GPU", "driver": "CUDA 13.0", "assembler": "ptxas", "versions": {"torch": "2"}}
+    monkeypatch.setattr(kernels_cuda, "environment", lambda: {**here, "date": next(dates)})
+
+    def record(family: str, ratio: float) -> dict[str, Any]:
+        times = {name: {"median": number} for name, number in ((OURS, 10.0), ("torch", 10 * ratio))}
+        facts = {"family": family, "name": "x", "protocol": "flush", "best_peer": "torch", "ratio": ratio}
+        return {**facts, "microseconds": times}
+
+    path = tmp_path / "kernels_cuda.json"
+    kernels_cuda.save(path, [record("add", 1.0), record("add", 4.0), record("copy", 0.5)])
+    kernels_cuda.save(path, [record("copy", 2.0)])
+    data = json.loads(path.read_text())
+    assert data["families"]["add"]["geometric_mean"] == pytest.approx(2) and data["families"]["add"]["smallest"] == 1
+    assert data["families"]["copy"]["geometric_mean"] == pytest.approx(2)
+    assert {name: place["date"] for name, place in data["environments"].items()} == {"add": "Monday", "copy": "Tuesday"}
+    table = readme_tables.gpu_table(data)
+    assert "| copy | x, flush | 10.0 | 20.0 | torch | 2.00 |" in table and "Monday" in table and "Tuesday" in table
