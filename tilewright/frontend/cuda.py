@@ -17,6 +17,7 @@ from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.program import load
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
+from tilewright.runtime.cuda.tensor_map import Tensor
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.inspect import KernelInfo, describe, sass
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -98,6 +99,13 @@ class CudaKernel(CompiledKernel):
         """Bytes of a thread's registers that are stored to local memory."""
         return self.binary.resources.spill_stores
 
+    @property
+    def n_max_threads(self) -> int:
+        """Threads that a CTA of this code could have: its registers, in eights, come from one multiprocessor."""
+        target = NvidiaTarget.named(self.binary.features[0])
+        registers = -(-max(1, self.n_regs) // 8) * 8
+        return min(1024, target.registers_per_multiprocessor // registers // 32 * 32)
+
     def _init_handles(self) -> None:
         self.start(current_device().ordinal)
 
@@ -108,10 +116,7 @@ class CudaKernel(CompiledKernel):
             given = self.run_time_arguments(arguments)
             classified = [classify(argument) for argument in given]
             places = Places(self.name, [kind for kind, _ in classified], given)
-            slots = [
-                tensor_slot(slot) if kind.startswith(_TENSOR_MAP) else slot
-                for kind, (_, slot) in zip(self.binary.parameters, classified, strict=True)
-            ]
+            slots = with_tensors(self.binary.parameters, [slot for _, slot in classified], given)
             self.check_divisors(slots)
             stream = places.enter(given)
             self._run(extents, slots, places.ordinal, stream)
@@ -120,10 +125,18 @@ class CudaKernel(CompiledKernel):
         return call
 
 
-def tensor_slot(slot: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Address, extents and strides of a descriptor, of its slot ``(address, *extents, *strides)``."""
+def tensor_slot(slot: tuple[Any, ...], value: Any) -> Tensor:
+    """What a launcher wants to know of a `TensorDescriptor`, whose slot is ``(address, *extents, *strides)``."""
     rank = len(slot) // 2
-    return slot[0], slot[1 : 1 + rank], slot[1 + rank :]
+    return slot[0], slot[1 : 1 + rank], slot[1 + rank :], value.round_f32_to_tf32
+
+
+def with_tensors(parameters: Sequence[str], slots: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Slots of all parameters, where those of tensor maps are as `tensor_slot` makes them."""
+    return [
+        tensor_slot(slot, value) if kind.startswith(_TENSOR_MAP) else slot
+        for kind, slot, value in zip(parameters, slots, values, strict=True)
+    ]
 
 
 def target_of(ordinal: int) -> NvidiaTarget:
@@ -227,10 +240,10 @@ class CudaLaunch:
         return self.run(grid, arguments, slots)
 
     def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
-        interface, kernel, places = self.interface, self.kernel, self.places
+        kernel, places = self.kernel, self.places
         names: dict[str, Any] = {
             "full_grid": full_grid,
-            "flat": interface.flat,
+            "flat": self._flat,
             "tensor_slot": tensor_slot,
             "struct_error": struct.error,
             "misfit": kernel.misfit,
@@ -254,11 +267,17 @@ class CudaLaunch:
     def _slots(self) -> str:
         """Source of the run-time slots, in the order of the kernel's parameters."""
         if self.interface.grouped:
-            return "*flat(slots)"
-        return ", ".join(
-            f"tensor_slot(slots[{index}])" if str(kind).startswith(_TENSOR_MAP) else f"slots[{index}]"
-            for index, kind in self.interface.kinds.items()
-        )
+            return "*flat(slots, arguments)"
+        forms = ("slots[{0}]", "tensor_slot(slots[{0}], arguments[{0}])")
+        kinds = self.interface.kinds.items()
+        return ", ".join(forms[str(kind).startswith(_TENSOR_MAP)].format(index) for index, kind in kinds)
+
+    def _flat(self, slots: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        """The same where arguments are tuples, too."""
+        flat = self.interface.flat
+        if any(kind.startswith(_TENSOR_MAP) for kind in self.kernel.binary.parameters):
+            return with_tensors(self.kernel.binary.parameters, flat(slots), flat(arguments))
+        return flat(slots)
 
     def _observe(self, x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
         """Before a launch that somebody watches."""
