@@ -25,7 +25,10 @@ def constant_of(value: Any, what: str) -> Any:
     """A compile-time value; scalars known at compile time count."""
     if isinstance(value, tensor):
         if value.constant is None:
-            raise LanguageError(f"{what} needs a compile-time value, got {value.type}")
+            raise LanguageError(
+                f"{what} needs a compile-time value, got {value.type}",
+                "make it a tl.constexpr parameter, or compute it from constants",
+            )
         return value.constant
     return value
 
@@ -34,7 +37,7 @@ def _extremum(name: str) -> Callable[..., Any]:
     def choose(*values: Any) -> Any:
         entries = list(values[0]) if len(values) == 1 and isinstance(values[0], (tuple, list)) else list(values)
         if not entries:
-            raise LanguageError(f"{name}() needs at least one value")
+            raise LanguageError(f"{name}() needs at least one value", "pass the values to choose from")
         if not any(isinstance(entry, tensor) for entry in entries):
             return getattr(builtins, name)(entries)
         result = entries[0]
@@ -48,7 +51,7 @@ def _extremum(name: str) -> Callable[..., Any]:
 def _length(value: Any) -> int:
     if isinstance(value, tensor):
         if not value.shape:
-            raise LanguageError("a scalar has no length")
+            raise LanguageError("a scalar has no length", "blocks have one: x.shape[0]")
         return value.shape[0]
     return len(value)
 
@@ -88,7 +91,10 @@ def _absolute(value: Any) -> Any:
 
 def _sequence(value: Any = ()) -> tuple[Any, ...]:
     if isinstance(value, tensor):
-        raise LanguageError(f"{type_text(value)} cannot be turned into a tuple")
+        raise LanguageError(
+            f"{type_text(value)} cannot be turned into a tuple",
+            "only tuples and ranges known at compile time become tuples",
+        )
     return tuple(value)
 
 

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from tilewright.frontend.builtins import PYTHON_BUILTINS, PythonBuiltin, constant_of
+from tilewright.frontend.compile_time import compute
 from tilewright.frontend.expressions import BoundMethod, Expressions
 from tilewright.language import core
 from tilewright.language.aggregate import Aggregate, seal, unsealed
@@ -20,7 +21,9 @@ from tilewright.language.core import BUILTIN
 from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.semantic import hint
 from tilewright.language.tensor import tensor, type_text
-from tilewright.language.types import block_type, constexpr, dtype, pointer_type, unwrap
+from tilewright.language.types import block_type, constexpr, constexpr_type, dtype, pointer_type, tuple_type, unwrap
+
+_TYPES = (pointer_type, block_type, constexpr_type, tuple_type, dtype, slice)
 
 
 @lru_cache(maxsize=512)
@@ -78,7 +81,10 @@ class Calls(Expressions):
         try:
             return unwrap(function(*given, **keywords))
         except AssertionError as error:
-            raise LanguageError(f"the method '{function.__name__}' failed: {error}") from None
+            raise LanguageError(
+                f"the method '{function.__name__}' failed: {error}",
+                "the method runs while the kernel is compiled: its arguments are blocks and constants",
+            ) from None
 
     def _construct(self, node: ast.AST, kind: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """A new aggregate: its constructor runs on the values of the kernel."""
@@ -107,18 +113,22 @@ class Calls(Expressions):
         try:
             return function.function(*arguments, **keywords)
         except (TypeError, ValueError) as error:
-            raise LanguageError(f"{function.__name__}(): {error}") from None
+            raise LanguageError(
+                f"{function.__name__}(): {error}", "its arguments must be compile-time values of the right kind"
+            ) from None
 
     def _get_attribute(self, arguments: list[Any]) -> Any:
         if len(arguments) not in (2, 3) or not isinstance(arguments[1], str):
-            raise LanguageError("getattr() takes a value, a constant name and maybe a default")
+            raise LanguageError(
+                "getattr() takes a value, a constant name and maybe a default", 'write getattr(value, "name")'
+            )
         if len(arguments) == 3 and not self._has_attribute(arguments[:2]):
             return arguments[2]
         return self.attribute(arguments[0], arguments[1])
 
     def _has_attribute(self, arguments: list[Any]) -> bool:
         if len(arguments) != 2 or not isinstance(arguments[1], str):
-            raise LanguageError("hasattr() takes a value and a constant name")
+            raise LanguageError("hasattr() takes a value and a constant name", 'write hasattr(value, "name")')
         try:
             self.attribute(arguments[0], arguments[1])
         except LanguageError:
@@ -137,24 +147,37 @@ class Calls(Expressions):
             raise
         except Exception as error:
             raise LanguageError(
-                f"the compile-time function '{name}' failed: {type(error).__name__}: {error}"
+                f"the compile-time function '{name}' failed: {type(error).__name__}: {error}",
+                "it runs while the kernel is compiled, on the constants of this call",
             ) from error
+
+    @staticmethod
+    def _call_type(function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Types of the language, slices and enumerations."""
+        try:
+            return function(*arguments, **keywords)
+        except LanguageError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise LanguageError(f"{function.__name__}(): {error}", "pass it dtypes, shapes and numbers") from None
 
     def _call_other(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """dtypes as casts, types of the language, methods of compile-time values, NamedTuples, `math`."""
         if isinstance(function, dtype):
             if len(arguments) != 1 or keywords:
-                raise LanguageError(f"{function}() casts one value")
+                raise LanguageError(f"{function}() casts one value", "write tl.float32(x), or x.to(tl.float32)")
             return core.cast(arguments[0], function)
         if function is constexpr:
+            if len(arguments) != 1 or keywords:
+                raise LanguageError("constexpr() takes one value", "write tl.constexpr(x)")
             return constant_of(arguments[0], "constexpr()")
-        if function in (pointer_type, block_type) or isinstance(function, EnumMeta):
-            return function(*arguments, **keywords)
+        if any(function is kind for kind in _TYPES) or isinstance(function, EnumMeta):
+            return self._call_type(function, arguments, keywords)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
             _check_arguments(function, function.__name__, arguments, keywords)
             return function(*arguments, **keywords)
         if function is tuple:
-            return tuple(arguments[0]) if arguments else ()
+            return compute("tuple()", tuple, *arguments)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, (dtype, block_type, str, tuple)) or owner is math:
             return self._call_constexpr(function, arguments, keywords)
@@ -164,7 +187,10 @@ class Calls(Expressions):
                 f"'{name}' is a plain Python function, which kernels cannot call",
                 "decorate it with @tilewright.jit, or with @tilewright.constexpr_function to run it at compile time",
             )
-        raise LanguageError(f"{type_text(function)} cannot be called")
+        raise LanguageError(
+            f"{type_text(function)} cannot be called",
+            "kernels call functions of the language, @tilewright.jit functions and dtypes",
+        )
 
     def assert_at_run_time(self, condition: Any, message: Any) -> None:
         """``assert``: checked now when the condition is known, else at run time in debug builds."""

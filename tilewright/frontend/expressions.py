@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.frontend.builtins import constant_of
+from tilewright.frontend.compile_time import compute, member
 from tilewright.frontend.scope import FunctionState, is_compile_time, nearest
 from tilewright.frontend.values import check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
@@ -49,6 +50,8 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Invert: operator.invert,
     ast.Not: operator.not_,
 }
+_UNARY_SYMBOLS: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+", ast.Invert: "~", ast.Not: "not"}
+_SYMBOLS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Eq: ("eq", operator.eq),
     ast.NotEq: ("ne", operator.ne),
@@ -85,13 +88,16 @@ class Expressions(FunctionState):
         """The value of an expression; errors in it point at it."""
         method = getattr(self, f"visit_{type(node).__name__}", None)
         if method is None:
-            what, advice = _REJECTED.get(type(node), (f"'{type(node).__name__}'", ""))
+            what, advice = _REJECTED.get(type(node), (f"'{type(node).__name__}'", "write it with operators and calls"))
             raise self.error(node, f"{what} is not part of the tile language", advice)
         return self.guarded(node, method, node)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, (bytes, complex)):
-            raise LanguageError(f"a {type(node.value).__name__} constant is not part of the tile language")
+            raise LanguageError(
+                f"a {type(node.value).__name__} constant is not part of the tile language",
+                "use numbers, strings and tuples",
+            )
         return node.value
 
     def visit_Name(self, node: ast.Name) -> Any:
@@ -113,7 +119,11 @@ class Expressions(FunctionState):
             if isinstance(entry, ast.Starred):
                 spread = self.evaluate(entry.value)
                 if not isinstance(spread, (tuple, list)):
-                    raise self.error(entry, f"only a tuple can be unpacked with *, got {type_text(spread)}")
+                    raise self.error(
+                        entry,
+                        f"only a tuple can be unpacked with *, got {type_text(spread)}",
+                        "pass the values one by one",
+                    )
                 values.extend(spread)
             else:
                 values.append(self.evaluate(entry))
@@ -135,7 +145,7 @@ class Expressions(FunctionState):
             return self._overloaded(node, kind, left, right)
         run_time = isinstance(left, tensor) or isinstance(right, tensor)
         if isinstance(kind, ast.Pow) and not run_time:
-            return left**right
+            return compute("**", operator.pow, left, right)
         if type(kind) not in _BINARY:
             name = {ast.Pow: "'**' on tensors", ast.MatMult: "'@'"}.get(type(kind), "this operator")
             advice = {ast.Pow: "use tl.math.pow, or multiply", ast.MatMult: "use tl.dot"}.get(type(kind), "")
@@ -144,10 +154,7 @@ class Expressions(FunctionState):
         if run_time:
             self.mark(node)
             return on_tensors(left, right)
-        try:
-            return on_constants(left, right)
-        except TypeError:
-            raise LanguageError(f"'{symbol}' is not defined for {type_text(left)} and {type_text(right)}") from None
+        return compute(symbol, on_constants, left, right)
 
     def _overloaded(self, node: ast.AST, kind: ast.operator, left: Any, right: Any) -> Any:
         """An operator of an aggregate: ``__add__`` of the left operand, or ``__radd__`` of the right one."""
@@ -191,7 +198,7 @@ class Expressions(FunctionState):
             name = {ast.USub: "__neg__", ast.UAdd: "__pos__", ast.Invert: "__invert__"}[type(node.op)]
             return self._operator_method(node, value, name, [])
         if not isinstance(value, tensor):
-            return _UNARY[type(node.op)](value)
+            return compute(_UNARY_SYMBOLS[type(node.op)], _UNARY[type(node.op)], value)
         self.mark(node)
         if isinstance(node.op, ast.Not):
             return not value.constant if value.constant is not None else arithmetic.logical_not(value)
@@ -254,10 +261,10 @@ class Expressions(FunctionState):
         if isinstance(kind, (ast.In, ast.NotIn)):
             if run_time:
                 raise LanguageError("'in' is for compile-time values", "compare with == and reduce")
-            return (left in right) == isinstance(kind, ast.In)
+            return bool(compute("in", member, left, right)) == isinstance(kind, ast.In)
         name, on_constants = _COMPARE[type(kind)]
         if not run_time:
-            return on_constants(left, right)
+            return compute(_SYMBOLS[name], on_constants, left, right)
         for value in (left, right):
             if not isinstance(value, tensor) and not is_literal(value):
                 pointer = value is None and name in ("eq", "ne")
@@ -279,7 +286,7 @@ class Expressions(FunctionState):
 
     @staticmethod
     def _not_comparable(value: Any) -> Any:
-        raise LanguageError(f"a tensor cannot be compared with {type_text(value)}")
+        raise LanguageError(f"a tensor cannot be compared with {type_text(value)}", "compare with numbers and tensors")
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         condition = self.evaluate(node.test)
@@ -353,7 +360,10 @@ class Expressions(FunctionState):
             if name.startswith("__") or not hasattr(value, name):
                 raise LanguageError(f"{type_text(value)} has no attribute '{name}'", nearest(name, dir(value)))
             return getattr(value, name)
-        raise LanguageError(f"{type_text(value)} has no attributes in a kernel")
+        raise LanguageError(
+            f"{type_text(value)} has no attributes in a kernel",
+            "kernels use tensors, tuples, dtypes, aggregates and modules",
+        )
 
     @staticmethod
     def _class_member(kind: type[Aggregate], name: str) -> Any:
@@ -392,11 +402,14 @@ class Expressions(FunctionState):
         else:
             index = constant_of(index, "an index")
         if not isinstance(value, (tuple, list, str)):
-            raise LanguageError(f"{type_text(value)} cannot be indexed")
+            raise LanguageError(f"{type_text(value)} cannot be indexed", "blocks, tuples and strings can be")
         try:
             return value[index]
         except (IndexError, TypeError) as error:
-            raise LanguageError(f"{error} (a tuple of {len(value)} indexed with {index!r})") from None
+            raise LanguageError(
+                f"{error} (a tuple of {len(value)} indexed with {index!r})",
+                "index with a compile-time integer inside the tuple",
+            ) from None
 
     def _index(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Slice):

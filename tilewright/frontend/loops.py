@@ -18,6 +18,7 @@ from tilewright.frontend.analysis import (
     returns_inside,
     returns_value,
 )
+from tilewright.frontend.compile_time import unrolled
 from tilewright.frontend.statements import ASSIGN_BEFORE, RETURN_VALUE, RETURNED, Left, Outcome, Statements
 from tilewright.frontend.values import Shape, check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
@@ -53,7 +54,9 @@ class Loops(Statements):
 
     def run_For(self, statement: ast.For) -> None:
         if statement.orelse:
-            raise LanguageError("'else' of a loop is not part of the tile language")
+            raise LanguageError(
+                "'else' of a loop is not part of the tile language", "set a flag in the loop and test it afterwards"
+            )
         iterator = self.evaluate(statement.iter)
         if isinstance(iterator, core.range):
             self._range_loop(statement, iterator)
@@ -91,11 +94,13 @@ class Loops(Statements):
     def static_items(self, node: ast.expr, value: Any) -> list[Any]:
         """What an unrolled loop or a comprehension runs over."""
         if isinstance(value, core.static_range):
-            return list(range(value.start, value.end, value.step))
+            return unrolled(range(value.start, value.end, value.step))
         if isinstance(value, core.range):
             bounds = [self.known(entry) for entry in (value.start, value.end, value.step)]
             if all(bound is not None for bound in bounds):
-                return list(range(*(bound[0] for bound in bounds if bound is not None)))
+                numbers = [bound[0] for bound in bounds if bound is not None]
+                if all(isinstance(number, int) for number in numbers) and numbers[2]:
+                    return unrolled(range(*numbers))
         if isinstance(value, (tuple, list)):
             return list(value)
         raise self.error(
@@ -167,7 +172,11 @@ class Loops(Statements):
 
     def _range_loop(self, statement: ast.For, loop: core.range) -> None:
         if not isinstance(statement.target, ast.Name):
-            raise self.error(statement.target, "the index of a run-time loop is one name")
+            raise self.error(
+                statement.target,
+                "the index of a run-time loop is one name",
+                "unpack a tuple inside the loop, or loop over a tuple",
+            )
         bounds = self._bounds(statement, loop)
         self._make_room_for_return(statement, {statement.target.id: bounds[0]})
         if leaves_inside(statement.body, (ast.Break,)) or returns_inside(statement.body):
@@ -255,7 +264,10 @@ class Loops(Statements):
     def _option(self, value: Any) -> int:
         known = self.known(value)
         if known is None or not (known[0] is None or isinstance(known[0], int)):
-            raise LanguageError(f"an option of tl.range must be a compile-time integer, got {type_text(value)}")
+            raise LanguageError(
+                f"an option of tl.range must be a compile-time integer, got {type_text(value)}",
+                "write a number, or make it a tl.constexpr parameter",
+            )
         return known[0] or 0
 
     def _bounds(self, statement: ast.For, loop: core.range) -> tuple[tensor, tensor, tensor, bool]:
@@ -266,11 +278,19 @@ class Loops(Statements):
                 isinstance(value, tensor) and not value.is_pointer and value.number.is_integer and not value.shape
             )
             if not integer:
-                raise self.error(statement.iter, f"a loop bound must be an integer scalar, got {type_text(value)}")
+                raise self.error(
+                    statement.iter,
+                    f"a loop bound must be an integer scalar, got {type_text(value)}",
+                    "reduce a block to a scalar, or cast with .to(tl.int32)",
+                )
         element = _common_integer(values)
         known_step = self.known(loop.step)
         if known_step is not None and known_step[0] == 0:
-            raise self.error(statement.iter, "the step of a loop must not be zero")
+            raise self.error(
+                statement.iter,
+                "the step of a loop must not be zero",
+                "count up with a positive step, down with a negative constant",
+            )
         backward = known_step is not None and known_step[0] < 0
         if backward:
             assert known_step is not None
@@ -283,7 +303,9 @@ class Loops(Statements):
 
     def run_While(self, statement: ast.While) -> None:
         if statement.orelse:
-            raise LanguageError("'else' of a loop is not part of the tile language")
+            raise LanguageError(
+                "'else' of a loop is not part of the tile language", "set a flag in the loop and test it afterwards"
+            )
         self._make_room_for_return(statement, {})
         carried = self._carried(statement)
         if leaves_inside(statement.body, (ast.Break,)) or returns_inside(statement.body):

@@ -63,13 +63,15 @@ class FunctionState:
         except (CompilationError, ExecutionError):
             raise
         except InvalidIRError as error:
-            raise self.error(node, str(error)) from error
+            rule = str(error).rpartition(": ")[2]
+            raise self.error(node, rule, "cast or reshape the operands so that they fit together") from error
         except RecursionError:
             raise self.error(
                 node, "functions call each other too deeply", "recursion must end on a constexpr"
             ) from None
         except Exception as error:  # a malformed kernel must never show a traceback of ours
-            raise self.error(node, f"{type(error).__name__}: {error}") from error
+            advice = "this is a mistake of tilewright's if the kernel is right: please report it"
+            raise self.error(node, f"{type(error).__name__}: {error}", advice) from error
 
     # Names
 
@@ -87,7 +89,7 @@ class FunctionState:
         if name in PYTHON_BUILTINS:
             return PYTHON_BUILTINS[name]
         known = [*self.names, *self.function.function.__globals__, *PYTHON_BUILTINS]
-        advice = nearest(name, known) or "assign it, or make it a parameter"
+        advice = nearest(name, known, "assign it, or make it a parameter")
         raise LanguageError(f"the name '{name}' is not defined", advice)
 
     def _admit(self, name: str, value: Any) -> Any:
@@ -113,10 +115,10 @@ class FunctionState:
         self.unbound[name] = reason
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Advice that names the most similar of `known`, or nothing."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "docs/tile-language.md lists what there is") -> str:
+    """Advice that names the most similar of `known`; `otherwise` where none is similar."""
     close = difflib.get_close_matches(name, [entry for entry in known if not entry.startswith("_")], 1)
-    return f"did you mean '{close[0]}'?" if close else ""
+    return f"did you mean '{close[0]}'?" if close else otherwise
 
 
 def is_compile_time(value: Any) -> bool:

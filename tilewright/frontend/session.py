@@ -27,7 +27,9 @@ class TraceSession:
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Inline a function of the language; its caller is the operation being emitted."""
         if not isinstance(function, SourceFunction):
-            raise LanguageError(f"a function of the tile language is needed here, got {function!r}")
+            raise LanguageError(
+                f"a function of the tile language is needed here, got {function!r}", "decorate it with @tilewright.jit"
+            )
         return self.inline(function, arguments, keywords, self.builder.location)
 
     def inline(

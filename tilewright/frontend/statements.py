@@ -23,12 +23,12 @@ _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
     ast.FunctionDef: ("a nested function", "define it outside the kernel and decorate it with @tilewright.jit"),
     ast.AsyncFunctionDef: ("a nested function", "define it outside the kernel"),
     ast.ClassDef: ("a class", "define it outside the kernel"),
-    ast.With: ("with", ""),
+    ast.With: ("with", "kernels have no context managers"),
     ast.Global: ("global", "kernels only read names from outside"),
     ast.Nonlocal: ("nonlocal", "kernels only read names from outside"),
     ast.Import: ("import", "import outside the kernel"),
     ast.ImportFrom: ("import", "import outside the kernel"),
-    ast.Delete: ("del", ""),
+    ast.Delete: ("del", "names end with the function"),
     ast.Match: ("match", "use if and elif"),
 }
 
@@ -95,7 +95,9 @@ class Statements(Calls):
     def _simple(self, statement: ast.stmt) -> None:
         method = getattr(self, f"run_{type(statement).__name__}", None)
         if method is None:
-            what, advice = _REJECTED.get(type(statement), (type(statement).__name__, ""))
+            what, advice = _REJECTED.get(
+                type(statement), (type(statement).__name__, "write it with assignments, branches and loops")
+            )
             raise self.error(statement, f"'{what}' is not part of the tile language", advice)
         method(statement)
 
@@ -131,7 +133,7 @@ class Statements(Calls):
 
     def run_AnnAssign(self, statement: ast.AnnAssign) -> None:
         if not isinstance(statement.target, ast.Name):
-            raise LanguageError("only a name can be annotated")
+            raise LanguageError("only a name can be annotated", "bind the value to a name first")
         if statement.value is None:
             return
         value = self.evaluate(statement.value)
@@ -172,7 +174,7 @@ class Statements(Calls):
                 target, "items and attributes cannot be assigned", "build a new block with tl.where, or store to memory"
             )
         else:
-            raise self.error(target, "a starred target is not part of the tile language")
+            raise self.error(target, "a starred target is not part of the tile language", "give each value a name")
 
     def _variable(self, value: Any) -> Any:
         if is_literal(value):
@@ -184,7 +186,11 @@ class Statements(Calls):
 
     def _unpack(self, target: ast.Tuple | ast.List, value: Any, keep: bool) -> None:
         if not isinstance(value, (tuple, list)):
-            raise self.error(target, f"only a tuple can be unpacked, got {type_text(value)}")
+            raise self.error(
+                target,
+                f"only a tuple can be unpacked, got {type_text(value)}",
+                "split a block with tl.split, or index it",
+            )
         if len(value) != len(target.elts):
             raise self.error(target, f"{len(value)} values for {len(target.elts)} names", "give each value a name")
         for entry, part in zip(target.elts, value, strict=True):
@@ -199,7 +205,9 @@ class Statements(Calls):
         if known is not None:
             if known[0] is not None and not isinstance(known[0], (bool, int, float)):
                 raise self.error(
-                    statement.test, f"a compile-time condition must be a bool, int or None, got {known[0]!r}"
+                    statement.test,
+                    f"a compile-time condition must be a bool, int or None, got {known[0]!r}",
+                    'compare explicitly, for example with `is not None` or == "name"',
                 )
             taken = statement.body if known[0] else statement.orelse
             outcome = self.execute(taken)

@@ -68,7 +68,9 @@ def full(shape: Sequence[int], value: Any, dtype: dtype) -> tensor:
     """A block (a scalar for shape ``()``) filled with a number or a scalar tensor."""
     element = unwrap(dtype)
     if not hasattr(element, "_number"):
-        raise convert.LanguageError(f"full needs a dtype such as tl.float32, got {element!r}")
+        raise convert.LanguageError(
+            f"full needs a dtype such as tl.float32, got {element!r}", "tl.full((16,), 0, tl.float32)"
+        )
     return convert.full(shapes.static_shape(shape), value, element._number)
 
 
@@ -525,6 +527,8 @@ class static_range:
         self.start = shapes.static_int(start, "the start of static_range")
         self.end = shapes.static_int(end, "the end of static_range")
         self.step = shapes.static_int(1 if step is None else step, "the step of static_range")
+        if self.step == 0:
+            raise convert.LanguageError("the step of static_range must not be zero", "count up or down")
 
 
 class condition:

@@ -32,12 +32,16 @@ _FORMATS = {"e2m1": None, "e4m3": float8e4nv, "e5m2": float8e5, "bf16": bfloat16
 def _element(name, dtype):
     """The dtype that a format is read as (uint8 for pairs of e2m1)."""
     if name not in _FORMATS:
-        raise core.convert.LanguageError(f"dot_scaled formats are {', '.join(_FORMATS)}, got {name!r}")
+        raise core.convert.LanguageError(
+            f"dot_scaled formats are {', '.join(_FORMATS)}, got {name!r}", "pass the format as a string"
+        )
     wanted = _FORMATS[name]
     stored = (uint8,) if wanted is None else (wanted, uint8 if wanted.primitive_bitwidth == 8 else uint16)
     if dtype not in stored:
         texts = " or ".join(str(entry) for entry in stored)
-        raise core.convert.LanguageError(f"format '{name}' is stored as {texts}, got {dtype}")
+        raise core.convert.LanguageError(
+            f"format '{name}' is stored as {texts}, got {dtype}", "reinterpret the block with .to(dtype, bitcast=True)"
+        )
     return uint8 if wanted is None else wanted
 
 
@@ -52,7 +56,10 @@ def _product_dtype(left, right, left_scale, right_scale):
 def _check_scale(values, scale, dtype):
     """The number of elements that one scale is for: 32 or 16, by the shapes."""
     if dtype not in (uint8, int8, float8e4nv):
-        raise core.convert.LanguageError(f"scales are uint8 or int8 (e8m0), or fp8e4nv, got {dtype}")
+        raise core.convert.LanguageError(
+            f"scales are uint8 or int8 (e8m0), or fp8e4nv, got {dtype}",
+            "scales are exponents in bytes, one for each group of 32 along K",
+        )
     for group in (32, 16):
         if values[-1] % group == 0 and tuple(scale) == (*values[:-1], values[-1] // group):
             return group

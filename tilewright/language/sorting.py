@@ -46,7 +46,9 @@ def _position(rank, dim):
     """The axis to sort along: the last one by default."""
     axis = rank - 1 if dim is None else dim
     if not -rank <= axis < rank:
-        raise core.convert.LanguageError(f"dim {axis} is out of range for a block of rank {rank}")
+        raise core.convert.LanguageError(
+            f"dim {axis} is out of range for a block of rank {rank}", "axes count from 0, or from -1 backwards"
+        )
     return axis % rank
 
 

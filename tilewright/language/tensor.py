@@ -70,7 +70,7 @@ class tensor:
         """The IR element type of numbers; raises `LanguageError` for pointers."""
         element = self.handle.type.element
         if isinstance(element, PointerType):
-            raise LanguageError(f"a number is needed here, got a pointer ({self.type})")
+            raise LanguageError(f"a number is needed here, got a pointer ({self.type})", "load from it first")
         return element
 
     @property

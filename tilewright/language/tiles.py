@@ -26,7 +26,10 @@ def make_block_ptr(base: tensor, shape: Any, strides: Any, offsets: Any, block_s
     rank = len(view.form.extents)
     axes = static_shape(order)
     if sorted(axes) != list(range(rank)):
-        raise LanguageError(f"order must be a permutation of the {rank} axes, got {list(axes)}")
+        raise LanguageError(
+            f"order must be a permutation of the {rank} axes, got {list(axes)}",
+            "row-major tensors have the last axis first: (1, 0)",
+        )
     return block_pointer(view, tiled.wide_integers(offsets, rank, "the offsets of a block pointer"))
 
 
@@ -93,10 +96,15 @@ class tensor_descriptor(NamedTuple):
 
     def _rows(self, x_offsets: Any, y_offset: Any, what: str) -> list[tensor]:
         if len(self.block_shape) != 2 or self.block_shape[0] != 1:
-            raise LanguageError(f"{what} needs a descriptor of block shape [1, columns], got {list(self.block_shape)}")
+            raise LanguageError(
+                f"{what} needs a descriptor of block shape [1, columns], got {list(self.block_shape)}",
+                "describe rows: block_shape=[1, columns]",
+            )
         rows = unwrap(x_offsets)
         if not isinstance(rows, tensor) or rows.rank != 1 or rows.is_pointer or not rows.number.is_integer:
-            raise LanguageError(f"{what} needs a block of integers as x offsets, got {type_text(rows)}")
+            raise LanguageError(
+                f"{what} needs a block of integers as x offsets, got {type_text(rows)}", "tl.arange makes one"
+            )
         (column,) = tiled.wide_integers(y_offset, 1, f"the y offset of {what}")
         return [tiled.along(cast(rows, dtypes.int64), 0, 2), tiled.span(column, self.block_shape[1], 1, 2)]
 

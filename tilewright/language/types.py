@@ -48,6 +48,8 @@ class dtype:
             if element != "void" and element not in NAMES:
                 raise LanguageError(f"there is no dtype named {element!r}", f"one of {', '.join(NAMES)}")
             element = foundation.void if element == "void" else NAMES[element].element
+        elif not isinstance(element, (DType, PointerType)):
+            raise LanguageError(f"a dtype is made from its name, got {element!r}", 'tl.dtype("fp32")')
         self.element: DType | PointerType = element
 
     @property
@@ -81,7 +83,9 @@ class dtype:
     @property
     def _number(self) -> DType:
         if isinstance(self.element, PointerType):
-            raise LanguageError(f"{self} is a pointer type, a number type is needed here")
+            raise LanguageError(
+                f"{self} is a pointer type, a number type is needed here", "its elements have one: ptr.dtype.element_ty"
+            )
         return self.element
 
     @property
@@ -195,7 +199,9 @@ class pointer_type(dtype):
 
     def __init__(self, element_ty: dtype, address_space: int = 1, const: bool = False) -> None:
         if not isinstance(element_ty, dtype) or element_ty.is_ptr():
-            raise LanguageError(f"pointer_type needs a number type, got {element_ty!r}")
+            raise LanguageError(
+                f"pointer_type needs a number type, got {element_ty!r}", "pass a dtype such as tl.float32"
+            )
         super().__init__(PointerType(element_ty._number, const))
         self.element_ty = element_ty
         self.address_space = address_space

@@ -70,6 +70,7 @@ class ring_barriers:
 
     full: barrier_array
     empty: barrier_array
+    stages: tl.constexpr
 
     @language_function
     def wait_full(self, position):
@@ -92,4 +93,4 @@ def make_ring(STAGES: tl.constexpr, arrivals: tl.constexpr):
     """Barriers of a ring that one thread fills and `arrivals` warps release."""
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, arrivals)
-    return ring_barriers(full, empty)
+    return ring_barriers(full, empty, STAGES)

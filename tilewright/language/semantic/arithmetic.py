@@ -37,7 +37,9 @@ def _numeric(value: Any, symbol: str) -> tensor | Number:
         return value
     if is_literal(value):
         return value
-    raise LanguageError(f"'{symbol}' takes numbers and tensors, got {type_text(value)}")
+    raise LanguageError(
+        f"'{symbol}' takes numbers and tensors, got {type_text(value)}", "pass a number, a scalar or a block"
+    )
 
 
 def promote_operands(
@@ -194,7 +196,7 @@ def _truncating_remainder(left: int, right: int) -> int:
 
 def _fold_division(left: tensor, right: tensor, function: Callable[[int, int], int]) -> tensor | None:
     if right.constant == 0 and right.number.is_integer:
-        raise LanguageError("integer division by the constant 0")
+        raise LanguageError("integer division by the constant 0", "mask the zero with tl.where before dividing")
     return _fold(function, left, right)
 
 
@@ -258,6 +260,10 @@ def _pointer_pair(left: Any, right: Any) -> tuple[tensor, tensor]:
     pair = []
     for value, other in ((left, right), (right, left)):
         if not isinstance(value, tensor):
+            if value is not None and not isinstance(value, int):
+                raise LanguageError(
+                    f"a pointer cannot stand beside {type_text(value)}", "compare pointers with pointers and None"
+                )
             value = bitcast(constant(0 if value is None else int(value), dtypes.int64), other.element)
         pair.append(value)
     first, second = pair
@@ -337,7 +343,7 @@ def unary_math(opcode: str, value: Any) -> tensor:
     """A float function; integers become fp32; 16- and 8-bit floats are computed in fp32 and rounded back."""
     value = to_tensor(value)
     if value.is_pointer:
-        raise LanguageError(f"{opcode} needs a number, got {value.type}")
+        raise LanguageError(f"{opcode} needs a number, got {value.type}", "load from the pointer first")
     element = value.number
     if element.is_integer:
         value, element = cast(value, dtypes.float32), dtypes.float32
@@ -390,7 +396,9 @@ def power(x: Any, y: Any) -> tensor:
 def multiply_high(x: Any, y: Any) -> tensor:
     first, second = promote_operands(x, y, "umulhi")
     if not first.number.is_integer or first.number.bits not in (32, 64):
-        raise LanguageError(f"umulhi needs 32- or 64-bit integers, got {first.dtype}")
+        raise LanguageError(
+            f"umulhi needs 32- or 64-bit integers, got {first.dtype}", "cast with .to(tl.uint32) or .to(tl.uint64)"
+        )
     unsigned = dtypes.uint32 if first.number.bits == 32 else dtypes.uint64
     result = emit("multiply_high", [cast(first, unsigned), cast(second, unsigned)])
     return cast(result, first.number)

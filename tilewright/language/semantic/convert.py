@@ -45,7 +45,9 @@ def to_tensor(value: Any) -> tensor:
         return value
     if is_literal(value):
         return constant(value, literal_dtype(value))
-    raise LanguageError(f"a tensor or a number is needed here, got {type_text(value)}")
+    raise LanguageError(
+        f"a tensor or a number is needed here, got {type_text(value)}", "pass a number, a scalar or a block"
+    )
 
 
 def full(shape: tuple[int, ...], value: Any, element: DType) -> tensor:
@@ -56,7 +58,10 @@ def full(shape: tuple[int, ...], value: Any, element: DType) -> tensor:
         return constant(value, element, shape)
     value = to_tensor(value)
     if value.shape:
-        raise LanguageError(f"the fill value must be a scalar, got a block of shape {value.shape}")
+        raise LanguageError(
+            f"the fill value must be a scalar, got a block of shape {value.shape}",
+            "broadcast a block with tl.broadcast_to instead",
+        )
     return broadcast_to(cast(value, element), shape)
 
 
@@ -65,7 +70,10 @@ def check_shape(shape: tuple[int, ...]) -> None:
     count = 1
     for extent in shape:
         if extent < 1:
-            raise LanguageError(f"every extent of a block must be positive, got {list(shape)}")
+            raise LanguageError(
+                f"every extent of a block must be positive, got {list(shape)}",
+                "pass the size that the block is to have",
+            )
         count *= extent
     if count > 1 << 20:
         raise LanguageError(
@@ -148,10 +156,15 @@ def _cast_pointer(value: tensor, element: DType | PointerType) -> tensor:
         if element.is_bool:
             return cast(emit("bitcast", [value], {"element": dtypes.int64}), element)
         if not element.is_integer or element.bits != 64:
-            raise LanguageError(f"a pointer can be cast to a 64-bit integer only, not to {wrap(element)}")
+            raise LanguageError(
+                f"a pointer can be cast to a 64-bit integer only, not to {wrap(element)}",
+                "use .to(tl.int64), or .to(tl.pointer_type(dtype))",
+            )
         return emit("bitcast", [value], {"element": element})
     if value.number != dtypes.int64 and value.number != dtypes.uint64:
-        raise LanguageError(f"only a 64-bit integer can be cast to a pointer, got {value.dtype}")
+        raise LanguageError(
+            f"only a 64-bit integer can be cast to a pointer, got {value.dtype}", "cast it with .to(tl.int64) first"
+        )
     return emit("bitcast", [value], {"element": element})
 
 
@@ -162,7 +175,8 @@ def bitcast(value: tensor, element: DType | PointerType) -> tensor:
     if value.element.bits != element.bits:
         raise LanguageError(
             f"a bitcast needs equal widths: {value.dtype} has {value.element.bits} bits, "
-            f"{wrap(element)} has {element.bits}"
+            f"{wrap(element)} has {element.bits}",
+            "convert the number with .to(dtype), without bitcast",
         )
     return emit("bitcast", [value], {"element": element})
 
@@ -171,29 +185,41 @@ def convert(value: Any, target: dtype, rounding: str | None = None, reinterpret:
     """`x.to(dtype, …)`: a cast or, with `reinterpret`, a bitcast. Literals become scalars of the dtype."""
     target = unwrap(target)
     if not isinstance(target, dtype):
-        raise LanguageError(f"a dtype such as tl.float32 is needed here, got {type_text(target)}")
+        raise LanguageError(
+            f"a dtype such as tl.float32 is needed here, got {type_text(target)}", "pass a dtype of the language"
+        )
     value = unwrap(value)
     if is_literal(value):
         if isinstance(target.element, DType) and not reinterpret:
             return constant(_convert_number(value, target.element), target.element)
         value = to_tensor(value)
     if not isinstance(value, tensor):
-        raise LanguageError(f"a tensor or a number is needed here, got {type_text(value)}")
+        raise LanguageError(
+            f"a tensor or a number is needed here, got {type_text(value)}", "pass a number, a scalar or a block"
+        )
     if reinterpret:
         return bitcast(value, target.element)
     mode = unwrap(rounding) or "rtne"
     if mode not in ("rtne", "rtz"):
-        raise LanguageError(f"fp_downcast_rounding must be 'rtne' or 'rtz', got {mode!r}")
+        raise LanguageError(
+            f"fp_downcast_rounding must be 'rtne' or 'rtz', got {mode!r}", "leave it out to round to nearest even"
+        )
     narrows = value.dtype.is_floating() and target.is_floating() and target.element.bits < value.element.bits
     if mode == "rtz" and not narrows:
-        raise LanguageError(f"rounding 'rtz' is for a float narrowed to a smaller float, not {value.dtype} to {target}")
+        raise LanguageError(
+            f"rounding 'rtz' is for a float narrowed to a smaller float, not {value.dtype} to {target}",
+            "leave fp_downcast_rounding out",
+        )
     return cast(value, target.element, mode)
 
 
 def literal_as(value: Number, element: DType) -> tensor:
     """A literal as a scalar of `element`; an integer that does not fit is an error."""
     if element.is_integer and not isinstance(value, float) and not fits(int(value), element):
-        raise LanguageError(f"the literal {value} does not fit {wrap(element)}: it is out of range")
+        raise LanguageError(
+            f"the literal {value} does not fit {wrap(element)}: it is out of range",
+            "cast the other operand to a wider type first",
+        )
     return constant(value, element)
 
 
@@ -223,7 +249,10 @@ def broadcast_to(value: tensor, shape: tuple[int, ...]) -> tensor:
             return constant(value.constant, value.number, shape)
         return emit("splat", [value], {"shape": shape})
     if broadcast_shapes(value.shape, shape) != shape:
-        raise LanguageError(f"a block of shape {list(value.shape)} cannot be broadcast to {list(shape)}")
+        raise LanguageError(
+            f"a block of shape {list(value.shape)} cannot be broadcast to {list(shape)}",
+            "extents must be equal or 1; insert axes with x[:, None]",
+        )
     while value.rank < len(shape):
         value = emit("expand_dims", [value], {"axis": 0})
     return value if value.shape == shape else emit("broadcast", [value], {"shape": shape})

@@ -17,7 +17,9 @@ from tilewright.language.types import dtype, unwrap
 def _text(value: Any, what: str) -> str:
     text = unwrap(value)
     if not isinstance(text, str):
-        raise LanguageError(f"{what} of inline_asm_elementwise must be a string, got {type_text(text)}")
+        raise LanguageError(
+            f"{what} of inline_asm_elementwise must be a string, got {type_text(text)}", "pass a literal string"
+        )
     return text
 
 
@@ -28,7 +30,10 @@ def inline_asm(asm: Any, constraints: Any, args: Any, dtypes: Any, is_pure: Any,
     elements: list[DType] = []
     for entry in listed:
         if not isinstance(entry, dtype) or entry.is_ptr():
-            raise LanguageError(f"a result dtype of inline_asm_elementwise is needed here, got {type_text(entry)}")
+            raise LanguageError(
+                f"a result dtype of inline_asm_elementwise is needed here, got {type_text(entry)}",
+                "pass a dtype such as tl.int32, or a tuple of dtypes",
+            )
         elements.append(entry._number)
     given = unwrap(args)
     values = broadcast(*(to_tensor(value) for value in given)) if given else []
@@ -76,7 +81,9 @@ def map_elements(function: Any, arguments: Any, pack: Any) -> Any:
     values = broadcast(*(to_tensor(value) for value in arguments))
     count, shape = static_int(pack, "pack"), values[0].shape
     if count < 1 or values[0].numel % count:
-        raise LanguageError(f"pack must divide the {values[0].numel} elements of the blocks, got {count}")
+        raise LanguageError(
+            f"pack must divide the {values[0].numel} elements of the blocks, got {count}", "use a divisor"
+        )
     if count > 1:
         flat = [reshape(value, (value.numel // count, count)) for value in values]
         values = [_column(value, place) for value in flat for place in range(count)]
@@ -118,7 +125,10 @@ def _scalar_region(function: Any, values: list[tensor]) -> tuple[Region, bool]:
         results = [to_tensor(entry) for entry in listed]
         for result in results:
             if result.shape:
-                raise LanguageError(f"the mapped function must return scalars, got {result.type}")
+                raise LanguageError(
+                    f"the mapped function must return scalars, got {result.type}",
+                    "it gets one element of each block, and returns one of each result",
+                )
         tracer.builder.create("yield", [result.handle for result in results])
     effects = [inner.opcode for operation in region.operations for inner in operation.walk() if effects_of(inner)]
     if effects:

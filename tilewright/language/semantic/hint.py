@@ -16,7 +16,7 @@ from tilewright.language.types import unwrap
 def grid_value(opcode: str, axis: Any) -> tensor:
     number = static_int(axis, "axis")
     if number not in (0, 1, 2):
-        raise LanguageError(f"axis must be 0, 1 or 2, got {number}")
+        raise LanguageError(f"axis must be 0, 1 or 2, got {number}", "the grid has three axes")
     return emit(opcode, [], {"axis": number})
 
 
@@ -29,12 +29,17 @@ def hint(value: Any, name: str, numbers: Any) -> Any:
     counts = tuple(static_int(entry, "every number of a hint") for entry in listed)
     if len(counts) != max(1, value.rank):
         raise LanguageError(
-            f"a hint on a block of rank {value.rank} needs {max(1, value.rank)} numbers, got {len(counts)}"
+            f"a hint on a block of rank {value.rank} needs {max(1, value.rank)} numbers, got {len(counts)}",
+            "give one number for each axis",
         )
     if any(count < 1 for count in counts):
-        raise LanguageError(f"a hint's numbers must be positive, got {list(counts)}")
+        raise LanguageError(
+            f"a hint's numbers must be positive, got {list(counts)}", "leave the hint out where nothing is known"
+        )
     if not value.is_pointer and (not value.number.is_integer or value.number.is_bool):
-        raise LanguageError(f"hints are for integers and pointers, got {value.dtype}")
+        raise LanguageError(
+            f"hints are for integers and pointers, got {value.dtype}", "give it to the offsets or to the pointer"
+        )
     return emit("hint", [value], {name: counts})
 
 
@@ -43,7 +48,9 @@ def assume(condition: Any) -> None:
     if isinstance(condition, tensor):
         emit_many("assume", [cast(condition, dtypes.int1)])
     elif not condition:
-        raise LanguageError("assume got a condition that is false at compile time")
+        raise LanguageError(
+            "assume got a condition that is false at compile time", "assume what holds, or leave it out"
+        )
 
 
 def device_assert(condition: Any, message: Any, mask: Any = None) -> None:
@@ -59,7 +66,9 @@ def device_assert(condition: Any, message: Any, mask: Any = None) -> None:
 def device_print(prefix: Any, values: tuple[Any, ...]) -> None:
     text = unwrap(prefix)
     if not isinstance(text, str) or not text.isascii():
-        raise LanguageError(f"device_print needs a literal ASCII prefix, got {text!r}")
+        raise LanguageError(
+            f"device_print needs a literal ASCII prefix, got {text!r}", "pass the text first, then the values"
+        )
     emit_many("print", [to_tensor(value) for value in values], {"prefix": text})
 
 

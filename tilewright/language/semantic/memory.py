@@ -48,7 +48,10 @@ def _choice(value: Any, choices: tuple[str, ...], what: str) -> str:
     if isinstance(text, str):
         text = text.removeprefix(".")
     if text not in choices:
-        raise LanguageError(f"{what} must be one of {', '.join(repr(entry) for entry in choices)}, got {text!r}")
+        raise LanguageError(
+            f"{what} must be one of {', '.join(repr(entry) for entry in choices)}, got {text!r}",
+            "leave it out for the default",
+        )
     return text
 
 
@@ -98,7 +101,10 @@ def _fill(other: Any, element: DType, shape: tuple[int, ...]) -> tensor:
     else:
         value = cast(to_tensor(other), element)
     if value.shape and not shape:
-        raise LanguageError(f"a scalar load takes a scalar `other`, got shape {list(value.shape)}")
+        raise LanguageError(
+            f"a scalar load takes a scalar `other`, got shape {list(value.shape)}",
+            "add a block of offsets to the pointer",
+        )
     return broadcast_to(value, shape)
 
 
@@ -156,7 +162,10 @@ def atomic_update(kind: str, pointer: Any, value: Any, mask: Any, sem: Any, scop
     pointer = _writable(pointer, name)
     element = _pointee(pointer)
     if element.is_float and kind in ("and", "or", "xor"):
-        raise LanguageError(f"{name} needs integers, got {wrap(element)}")
+        raise LanguageError(
+            f"{name} needs integers, got {wrap(element)}",
+            "bitcast the pointer to integers: p.to(tl.pointer_type(tl.int32))",
+        )
     if element.is_bool:
         raise LanguageError(f"{name} is not defined for int1", "use int8 or int32 in memory")
     order = _order(sem, scope)

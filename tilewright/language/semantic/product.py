@@ -21,7 +21,10 @@ _OPERANDS = (dtypes.int8, dtypes.uint8, dtypes.float16, dtypes.bfloat16, dtypes.
 def _operand(value: Any, name: str) -> tensor:
     value = unwrap(value)
     if not isinstance(value, tensor) or value.rank < 2:
-        raise LanguageError(f"dot needs blocks of rank 2 or more, `{name}` is {type_text(value)}")
+        raise LanguageError(
+            f"dot needs blocks of rank 2 or more, `{name}` is {type_text(value)}",
+            "add axes with x[:, None], or use tl.sum(a * b)",
+        )
     if value.is_pointer or value.number not in _OPERANDS:
         texts = ", ".join(str(wrap(entry)) for entry in _OPERANDS)
         raise LanguageError(f"dot does not take {value.dtype} operands", f"cast `{name}` to one of {texts}")
@@ -30,9 +33,13 @@ def _operand(value: Any, name: str) -> tensor:
 
 def _check_shapes(a: tensor, b: tensor) -> tuple[int, ...]:
     if a.rank != b.rank:
-        raise LanguageError(f"dot needs operands of equal rank, got {a.type} and {b.type}")
+        raise LanguageError(
+            f"dot needs operands of equal rank, got {a.type} and {b.type}", "add a batch axis with tl.expand_dims"
+        )
     if a.shape[:-2] != b.shape[:-2]:
-        raise LanguageError(f"batch extents differ: {list(a.shape)} and {list(b.shape)}")
+        raise LanguageError(
+            f"batch extents differ: {list(a.shape)} and {list(b.shape)}", "broadcast the batch axes first"
+        )
     if a.shape[-1] != b.shape[-2]:
         raise LanguageError(
             f"inner extents differ: {list(a.shape)} times {list(b.shape)}",
@@ -56,7 +63,7 @@ def _result_dtype(element: DType, out_dtype: Any, accumulator: tensor | None) ->
     if requested is None:
         return natural
     if not isinstance(requested, dtype):
-        raise LanguageError(f"out_dtype must be a dtype, got {requested!r}")
+        raise LanguageError(f"out_dtype must be a dtype, got {requested!r}", "pass tl.float32 or tl.float16")
     allowed = (dtypes.float32, dtypes.float16) if element.bits <= 16 and element != dtypes.bfloat16 else (natural,)
     if requested.element not in allowed:
         raise LanguageError(f"dot of {wrap(element)} cannot give {requested}", "cast the fp32 result")
@@ -94,9 +101,11 @@ def _precision(input_precision: Any, allow_tf32: Any) -> str:
     if precision is None:
         return "ieee" if legacy is False else "tf32"
     if legacy is not None:
-        raise LanguageError("dot takes input_precision or allow_tf32, not both")
+        raise LanguageError("dot takes input_precision or allow_tf32, not both", "input_precision alone says it")
     if precision not in PRECISIONS:
-        raise LanguageError(f"input_precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+        raise LanguageError(
+            f"input_precision must be one of {', '.join(PRECISIONS)}, got {precision!r}", "leave it out for the default"
+        )
     return precision
 
 

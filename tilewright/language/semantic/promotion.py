@@ -43,7 +43,7 @@ def literal_dtype(value: Number) -> DType:
         for dtype in (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64):
             if fits(value, dtype):
                 return dtype
-        raise LanguageError(f"the integer {value} does not fit in 64 bits")
+        raise LanguageError(f"the integer {value} does not fit in 64 bits", "floats hold larger numbers")
     magnitude = abs(value)
     small = magnitude == 0.0 or magnitude != magnitude or magnitude == float("inf")
     if small or _FLOAT32_TINY <= magnitude <= _FLOAT32_MAX:

@@ -16,7 +16,7 @@ def _inputs(value: Any, what: str) -> list[tensor]:
     values = list(value) if isinstance(value, (tuple, list)) else [value]
     for entry in values:
         if not isinstance(entry, tensor):
-            raise LanguageError(f"{what} needs blocks, got {entry!r}")
+            raise LanguageError(f"{what} needs blocks, got {entry!r}", "pass a block or a tuple of blocks")
     return broadcast(*values)
 
 
@@ -29,10 +29,16 @@ def _combine_region(inputs: list[tensor], combine: Any, what: str) -> Region:
         results = tracer.call(combine, [tensor(argument) for argument in region.arguments], {})
         results = list(results) if isinstance(results, tuple) else [results]
         if len(results) != len(inputs) or not all(isinstance(result, tensor) for result in results):
-            raise LanguageError(f"the combine function of {what} must return {len(inputs)} values, got {len(results)}")
+            raise LanguageError(
+                f"the combine function of {what} must return {len(inputs)} values, got {len(results)}",
+                "return one value for each block that goes in",
+            )
         for result in results:
             if result.shape:
-                raise LanguageError(f"the combine function of {what} must return scalars, got {result.type}")
+                raise LanguageError(
+                    f"the combine function of {what} must return scalars, got {result.type}",
+                    "it gets scalars: the left group, then the right one",
+                )
         yielded = [cast(result, value.element) for result, value in zip(results, inputs, strict=True)]
         tracer.builder.create("yield", [value.handle for value in yielded])
     return region
@@ -43,7 +49,7 @@ def reduce(value: Any, axis: Any, combine: Any, keep_dims: Any = False) -> Any:
     inputs = _inputs(value, "reduce")
     rank, whole = inputs[0].rank, unwrap(axis) is None
     if rank == 0:
-        raise LanguageError("reduce needs a block, got a scalar")
+        raise LanguageError("reduce needs a block, got a scalar", "a scalar is its own reduction")
     if whole:
         flat = [reshape(entry, (entry.numel,)) for entry in inputs]
         position = 0
@@ -63,7 +69,7 @@ def scan(value: Any, axis: Any, combine: Any, reverse: Any = False) -> Any:
     """Inclusive prefix combination along an axis."""
     inputs = _inputs(value, "associative_scan")
     if inputs[0].rank == 0:
-        raise LanguageError("associative_scan needs a block, got a scalar")
+        raise LanguageError("associative_scan needs a block, got a scalar", "a scalar is its own scan")
     position = axis_of(inputs[0], axis)
     region = _combine_region(inputs, combine, "associative_scan")
     results = emit_many("scan", inputs, {"axis": position, "reverse": bool(unwrap(reverse))}, [region])

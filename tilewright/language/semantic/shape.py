@@ -42,17 +42,23 @@ def axis_of(value: tensor, axis: Any, what: str = "axis", extra: int = 0) -> int
     number = static_int(axis, what)
     rank = value.rank + extra
     if not -rank <= number < rank:
-        raise LanguageError(f"{what} {number} is out of range for a block of rank {rank}")
+        raise LanguageError(
+            f"{what} {number} is out of range for a block of rank {rank}", "axes count from 0, or from -1 backwards"
+        )
     return number % rank
 
 
 def arange(start: Any, end: Any) -> tensor:
     first, last = static_int(start, "the start of arange"), static_int(end, "the end of arange")
     if last <= first:
-        raise LanguageError(f"arange needs end > start, got {first} and {last}")
+        raise LanguageError(
+            f"arange needs end > start, got {first} and {last}", "pass the start, then the end, which is not included"
+        )
     check_shape((last - first,))
     if not -(2**31) <= first <= last <= 2**31:
-        raise LanguageError(f"arange({first}, {last}) leaves the range of int32")
+        raise LanguageError(
+            f"arange({first}, {last}) leaves the range of int32", "start at 0 and add the offset in int64"
+        )
     return emit("arange", [], {"start": first, "end": last})
 
 
@@ -62,7 +68,7 @@ def expand_dims(value: tensor, axis: Any) -> tensor:
         axes = [axes]
     positions = sorted(axis_of(value, entry, extra=len(axes)) for entry in axes)
     if len(set(positions)) != len(positions):
-        raise LanguageError(f"expand_dims got the same axis twice: {list(axes)}")
+        raise LanguageError(f"expand_dims got the same axis twice: {list(axes)}", "axes count in the result")
     for position in positions:
         if value.rank == 0:
             value = emit("splat", [value], {"shape": (1,)})
@@ -80,7 +86,9 @@ def index(value: tensor, slices: Any) -> tensor:
     entries = list(slices) if isinstance(slices, tuple) else [slices]
     entries = _without_ellipsis(entries, value.rank)
     if sum(entry is not None for entry in entries) > value.rank:
-        raise LanguageError(f"too many indices for a block of rank {value.rank}")
+        raise LanguageError(
+            f"too many indices for a block of rank {value.rank}", "one index for each axis; None adds one"
+        )
     axis = 0
     for entry in entries:
         if entry is None:
@@ -99,7 +107,7 @@ def _without_ellipsis(entries: list[Any], rank: int) -> list[Any]:
     if not positions:
         return entries
     if len(positions) > 1:
-        raise LanguageError("an index has at most one '...'")
+        raise LanguageError("an index has at most one '...'", 'write out the other axes with ":"')
     missing = rank - sum(entry is not None and entry is not Ellipsis for entry in entries)
     return [*entries[: positions[0]], *[slice(None)] * missing, *entries[positions[0] + 1 :]]
 
@@ -113,7 +121,10 @@ def _part(value: tensor, axis: int, part: slice) -> tensor:
     ]
     places = range(value.shape[axis])[slice(*bounds)]
     if not places:
-        raise LanguageError(f"the slice {part.start}:{part.stop} of an axis of {value.shape[axis]} elements is empty")
+        raise LanguageError(
+            f"the slice {part.start}:{part.stop} of an axis of {value.shape[axis]} elements is empty",
+            "a slice needs at least one element",
+        )
     if len(places) == value.shape[axis] and places.step > 0:
         return value
     numbers = emit("arange", [], {"start": 0, "end": len(places)})
@@ -158,11 +169,15 @@ def reshape(value: tensor, shape: tuple[int, ...]) -> tensor:
     if -1 in shape:
         known = -count
         if shape.count(-1) > 1 or known == 0 or value.numel % known:
-            raise LanguageError(f"a block of shape {list(value.shape)} cannot be reshaped to {list(shape)}")
+            raise LanguageError(
+                f"a block of shape {list(value.shape)} cannot be reshaped to {list(shape)}",
+                "the numbers of elements must be equal",
+            )
         shape = tuple(value.numel // known if extent == -1 else extent for extent in shape)
     elif count != value.numel:
         raise LanguageError(
-            f"a block of shape {list(value.shape)} has {value.numel} elements, shape {list(shape)} has {count}"
+            f"a block of shape {list(value.shape)} has {value.numel} elements, shape {list(shape)} has {count}",
+            "the numbers of elements must be equal",
         )
     if value.shape == shape:
         return value
@@ -174,7 +189,7 @@ def reshape(value: tensor, shape: tuple[int, ...]) -> tensor:
 def permute(value: tensor, order: tuple[int, ...]) -> tensor:
     axes = tuple(axis_of(value, axis, "every axis of a permutation") for axis in order)
     if sorted(axes) != list(range(value.rank)):
-        raise LanguageError(f"{list(order)} is not a permutation of the {value.rank} axes")
+        raise LanguageError(f"{list(order)} is not a permutation of the {value.rank} axes", "name every axis once")
     return value if axes == tuple(range(value.rank)) else emit("permute", [value], {"order": axes})
 
 
@@ -182,7 +197,9 @@ def transpose(value: tensor, order: tuple[int, ...]) -> tensor:
     """`tl.trans`: without an order the last two axes are swapped."""
     if not order:
         if value.rank < 2:
-            raise LanguageError(f"trans needs a block of rank 2 or more, got {value.type}")
+            raise LanguageError(
+                f"trans needs a block of rank 2 or more, got {value.type}", "add an axis with x[:, None] first"
+            )
         order = (*range(value.rank - 2), value.rank - 1, value.rank - 2)
     return permute(value, order)
 
@@ -200,33 +217,48 @@ def _same_type(first: tensor, second: tensor, what: str) -> list[tensor]:
 
 def split(value: tensor) -> tuple[tensor, tensor]:
     if value.rank == 0 or value.shape[-1] != 2:
-        raise LanguageError(f"split needs a block whose last extent is 2, got {value.type}")
+        raise LanguageError(
+            f"split needs a block whose last extent is 2, got {value.type}",
+            "bring it to that shape with tl.reshape and tl.permute",
+        )
     first, second = emit_many("split", [value])
     return first, second
 
 
 def cat(left: tensor, right: tensor, axis: Any) -> tensor:
     if left.element != right.element or left.shape != right.shape:
-        raise LanguageError(f"cat needs two blocks of one type, got {left.type} and {right.type}")
+        raise LanguageError(
+            f"cat needs two blocks of one type, got {left.type} and {right.type}",
+            "cast one of them; tl.join stacks on a new axis",
+        )
     return emit("cat", [left, right], {"axis": axis_of(left, axis, "dim")})
 
 
 def gather(source: tensor, indices: tensor, axis: Any) -> tensor:
     position = axis_of(source, axis)
     if indices.is_pointer or not indices.number.is_integer or indices.number.is_bool:
-        raise LanguageError(f"gather needs integer indices, got {indices.dtype}")
+        raise LanguageError(f"gather needs integer indices, got {indices.dtype}", "cast them with .to(tl.int32)")
     if source.rank != indices.rank:
-        raise LanguageError(f"gather needs equal ranks, got {source.type} and {indices.type}")
+        raise LanguageError(
+            f"gather needs equal ranks, got {source.type} and {indices.type}",
+            "insert axes with x[:, None], and broadcast",
+        )
     for number, (have, want) in enumerate(zip(source.shape, indices.shape, strict=True)):
         if number != position and have != want:
-            raise LanguageError(f"shapes {list(source.shape)} and {list(indices.shape)} differ outside axis {position}")
+            raise LanguageError(
+                f"shapes {list(source.shape)} and {list(indices.shape)} differ outside axis {position}",
+                "source and indices have equal extents on the other axes",
+            )
     return emit("gather", [source, indices], {"axis": position})
 
 
 def squeeze(value: tensor, axis: Any) -> tensor:
     position = axis_of(value, axis, "dim")
     if value.shape[position] != 1:
-        raise LanguageError(f"squeeze needs an extent of 1 on axis {position}, got {list(value.shape)}")
+        raise LanguageError(
+            f"squeeze needs an extent of 1 on axis {position}, got {list(value.shape)}",
+            "reduce the axis first, or use tl.reshape",
+        )
     return reshape(value, value.shape[:position] + value.shape[position + 1 :])
 
 
@@ -239,5 +271,7 @@ def flip(value: tensor, axis: Any) -> tensor:
 def item(value: tensor) -> tensor:
     """The only element of a block as a scalar."""
     if value.numel != 1:
-        raise LanguageError(f"item needs a block of one element, got {value.type}")
+        raise LanguageError(
+            f"item needs a block of one element, got {value.type}", "reduce it first, for example with tl.sum"
+        )
     return value if value.rank == 0 else emit("reshape", [value], {"shape": ()})

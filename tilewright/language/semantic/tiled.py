@@ -44,12 +44,17 @@ def strided_tensor(base: Any, shape: Any, strides: Any, block_shape: Any, paddin
     """Check the parts of a block pointer or descriptor and widen them to 64 bits."""
     base = unwrap(base)
     if not isinstance(base, tensor) or not base.is_pointer or base.shape:
-        raise LanguageError(f"{what} needs a scalar pointer as its base, got {type_text(base)}")
+        raise LanguageError(
+            f"{what} needs a scalar pointer as its base, got {type_text(base)}",
+            "pass the array itself; offsets belong to the access",
+        )
     extents = static_shape(block_shape)
     check_shape(extents)
     rank = len(extents)
     if not 1 <= rank <= MAXIMUM_RANK:
-        raise LanguageError(f"{what} has 1 to {MAXIMUM_RANK} axes, got {rank}")
+        raise LanguageError(
+            f"{what} has 1 to {MAXIMUM_RANK} axes, got {rank}", "merge axes that lie one after the other in memory"
+        )
     sizes = wide_integers(shape, rank, f"the shape of {what}")
     return StridedTensor(
         base, sizes, wide_integers(strides, rank, f"the strides of {what}"), TileForm(extents, padding)
@@ -61,7 +66,10 @@ def wide_integers(values: Any, rank: int, what: str) -> tuple[tensor, ...]:
     values = unwrap(values)
     entries = list(values) if isinstance(values, (tuple, list)) else [values]
     if len(entries) != rank:
-        raise LanguageError(f"{what} must have one number for each of {rank} axes, got {len(entries)}")
+        raise LanguageError(
+            f"{what} must have one number for each of {rank} axes, got {len(entries)}",
+            "pass a list with one entry an axis",
+        )
     return tuple(_wide(entry, what) for entry in entries)
 
 
@@ -71,7 +79,9 @@ def _wide(value: Any, what: str) -> tensor:
         return constant(int(value), dtypes.int64)
     number = to_tensor(value)
     if number.shape or number.is_pointer or not number.number.is_integer:
-        raise LanguageError(f"{what} must be scalar integers, got {type_text(number)}")
+        raise LanguageError(
+            f"{what} must be scalar integers, got {type_text(number)}", "pass numbers or integer scalars"
+        )
     return cast(number, dtypes.int64)
 
 
@@ -82,7 +92,9 @@ def boundary_axes(checked: Any, rank: int) -> tuple[int, ...]:
     axes = tuple(static_int(entry, "every axis of boundary_check") for entry in entries)
     for axis in axes:
         if not 0 <= axis < rank:
-            raise LanguageError(f"boundary_check names axis {axis}, the block pointer has {rank} axes")
+            raise LanguageError(
+                f"boundary_check names axis {axis}, the block pointer has {rank} axes", "axes count from 0"
+            )
     return axes
 
 
@@ -125,7 +137,7 @@ def padding_of(option: Any, element: DType) -> str:
     """Check a padding option: "zero" (also "" and None), or "nan" for floats."""
     text = unwrap(option) or "zero"
     if text not in ("zero", "nan"):
-        raise LanguageError(f"padding_option must be 'zero' or 'nan', got {text!r}")
+        raise LanguageError(f"padding_option must be 'zero' or 'nan', got {text!r}", "leave it out for zero")
     if text == "nan" and not element.is_float:
         raise LanguageError(f"padding_option 'nan' needs floats, the elements are {element}", "use 'zero'")
     return str(text)
