@@ -1,0 +1,45 @@
+"""docs/explicit.md: its example runs, its mistake is told as written, and its vocabulary is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tilewright.errors import ExecutionError
+from tilewright.language import explicit
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "explicit.md").read_text(encoding="utf-8")
+PROGRAM = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)[0]
+
+
+def execute(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+    exec(compile(text, str(path), "exec"), {"__name__": "document"})
+
+
+def test_example_runs(tmp_path: Path):
+    execute(PROGRAM, tmp_path / "document.py")
+
+
+def test_mistake_is_told_as_written(tmp_path: Path):
+    right = "        if k > 0:\n            ring.release(before)\n"
+    assert right in PROGRAM
+    wrong = PROGRAM.replace(right, "        ring.release(position)\n")
+    path = tmp_path / "program.py"
+    with pytest.raises(ExecutionError) as caught:
+        execute(wrong, path)
+    (expected,) = re.findall(r"<!-- mistake -->\n```\n(.*?)\n```", DOCUMENT, re.DOTALL)
+    assert str(caught.value).replace(str(path), "program.py") == expected
+
+
+def test_vocabulary_is_complete():
+    classes = {"barrier", "barrier_array", "ring_barriers", "ring_position", "shared_tile"}
+    assert {name for name in set(explicit.__all__) - classes if f"{name}" not in DOCUMENT} == set()
+
+
+def test_files_named_exist():
+    root = Path(__file__).parents[2]
+    for name in re.findall(r"`(tilewright/[\w/]+(?:\.py|/))`", DOCUMENT):
+        assert (root / name).exists(), name
