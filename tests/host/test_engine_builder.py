@@ -9,7 +9,7 @@ import pytest
 from tilewright import Engine
 from tilewright.dtypes import float32, int64
 from tilewright.engine.builder import build
-from tilewright.errors import EngineDamagedError, EngineTargetError, ShapeError
+from tilewright.errors import EngineDamagedError, EngineTargetError, ShapeError, TargetError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -216,6 +216,14 @@ def test_sizes_that_no_input_tells_are_refused():
     b.output(b.op("iota", shape=(n,), axis=0, dtype=float32), "y")
     with pytest.raises(ShapeError, match="n are in no input's shape"):
         build(b.finish())
+
+
+def test_engines_for_gpus_are_refused():
+    b = GraphBuilder("double")
+    x = b.input("x", float32, (4,))
+    b.output(b.op("add", [x, x]))
+    with pytest.raises(TargetError, match="engines are built for CPUs, not for sm_90a"):
+        build(b.finish(), target="cuda:sm_90a")
 
 
 def test_engines_run_in_several_threads(generator):

@@ -24,7 +24,7 @@ from tilewright.engine.kernels import KernelSet
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.storage import Storage, Task, assign_storage
 from tilewright.engine.weights import Weights, WeightSource
-from tilewright.errors import ShapeError
+from tilewright.errors import ShapeError, TargetError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.passes.fuse import fuse
@@ -48,9 +48,15 @@ def build(graph: Graph, target: str | Target = "auto", progress: Progress | None
     """Compile a graph into an engine; the graph is not changed.
 
     `source` is remembered as where the model came from.  Raises `UnsupportedOperationError` and
-    `ShapeError` when a dynamic size is not the size of any input.
+    `ShapeError` when a dynamic size is not the size of any input, `TargetError` for a target that is no CPU.
     """
-    return _Builder(graph, get_target(target), progress or (lambda stage, item, seconds: None), source).build()
+    chosen = get_target(target)
+    if not isinstance(chosen, CPUTarget):
+        raise TargetError(
+            f"engines are built for CPUs, not for {chosen.description}: choose auto, cpu or cpu:MODEL; single kernels "
+            "run on GPUs"
+        )
+    return _Builder(graph, chosen, progress or (lambda stage, item, seconds: None), source).build()
 
 
 class _Builder:
