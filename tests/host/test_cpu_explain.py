@@ -11,6 +11,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
+from tests.host import test_language_kernels as families
 from tilewright.targets.cpu.target import CPUTarget
 
 SERVER = CPUTarget.named("sapphirerapids")
@@ -147,6 +148,14 @@ def test_transposition_and_scans() -> None:
     assert "read along axis 0 and written along axis 1: tiles of 16 x 16 are transposed" in of(found, "tl.store")
     found = notes(running, types, {"BLOCK": 32})
     assert "scan: one combination after the other along axis 0" in of(found, "tl.store")
+
+
+def test_exponentials_of_rows_are_vectors_where_blocks_stay_in_cache() -> None:
+    types = {name: "*f32" for name in ("q", "k", "v", "out")} | {"queries": "i32", "keys": "i32", "scale": "f32"}
+    for rows, how in ((64, "64 in vectors of 16"), (512, "512 one by one")):
+        found = notes(families.attention, types, {"CAUSAL": False, "HEAD": 64, "BLOCK_M": rows, "BLOCK_N": 64})
+        assert f"exp2 into scratch memory: axis 0: {how}" in of(found, "correction =")
+        assert "row by row with the select of line" in of(found, "weights =")
 
 
 def test_launched_and_cached_kernels_explain_themselves(capsys: pytest.CaptureFixture[str]) -> None:

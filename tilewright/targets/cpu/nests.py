@@ -60,7 +60,7 @@ class NestEmitter:
         self.scheduler = scheduler
         self.evaluator = evaluator
         self.width = target.vector_bits // 32
-        self.partitioner = Partitioner(scheduler, placement.aliasing, self.width)
+        self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
 
     def group(self, roots: Sequence[Root]) -> None:
         """Emit all roots of a group."""
@@ -453,7 +453,7 @@ class NestEmitter:
     def _cost(self, value: Value, root: Root) -> float:
         own = value is root.value and value in self.placement.stored and value.definition is not None
         if own and root.kind == "buffer" and root.operation is value.definition:
-            return self.placement._compute_cost(value)
+            return self.placement.computation_cost(value)
         return self.placement.cost(value)
 
     def _limit(self, roots: Sequence[Root], axes: dict[Root, int]) -> Limit | None:

@@ -219,10 +219,11 @@ class Placement:
         if value.type.is_scalar or value in self.stored:
             return 1.0 if value.type.rank else 0.0
         if value not in self._costs:
-            self._costs[value] = self._compute_cost(value)
+            self._costs[value] = self.computation_cost(value)
         return self._costs[value]
 
-    def _compute_cost(self, value: Value) -> float:
+    def computation_cost(self, value: Value) -> float:
+        """`cost` of computing a lazy value, though it may have a buffer."""
         operation = value.definition
         assert operation is not None
         opcode = operation.opcode

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.targets.cpu.access import Aliasing, Axes, Reads, Walker
@@ -438,15 +439,18 @@ class Cluster:
 
 
 _MODES = ("flat", "rows", "columns")
+_DEAR = 8  # vector operations: an exponential
+_ELEMENT_BYTES = 4
 
 
 class Partitioner:
     """Splits the roots of a group into clusters."""
 
-    def __init__(self, scheduler: Scheduler, aliasing: Aliasing, lanes: int) -> None:
+    def __init__(self, scheduler: Scheduler, aliasing: Aliasing, lanes: int, l1_bytes: int) -> None:
         self.scheduler = scheduler
         self.aliasing = aliasing
         self.lanes = lanes
+        self.l1_bytes = l1_bytes
 
     def partition(self, roots: Sequence[Root]) -> list[Cluster]:
         """Clusters of a group, in order."""
@@ -493,9 +497,27 @@ class Partitioner:
             return False
         if not cluster:
             return True
+        if any(self._wants_vectors(item, [*cluster, root], axes) for item in [*cluster, root]):
+            return False
         extent = root.domain[own[position]]
         deep = any(len(axes[item]) > 1 for item in [*cluster, root])
         return deep and extent == cluster[0].domain[axes[cluster[0]][position]]
+
+    def _wants_vectors(self, root: Root, cluster: list[Root], axes: dict[Root, list[int]]) -> bool:
+        """Whether a line of dear elements, one to a row of the others, is better computed apart, in vectors.
+
+        So it is while the others' blocks stay in the level 1 cache from one loop to the next.
+        """
+        if len(axes[root]) != 1 or root.domain[axes[root][0]] < self.lanes or root.kind == "reduce":
+            return False
+        if max(prod(_extents(item, axes)) for item in cluster) * _ELEMENT_BYTES > self.l1_bytes:
+            return False
+        placement = self.scheduler.placement
+        if root.value is not None:
+            definition = root.value.definition
+            own = definition is root.operation and definition.opcode in LAZY
+            return own and placement.computation_cost(root.value) >= _DEAR
+        return any(placement.cost(operand) >= _DEAR for operand in root.operation.operands)
 
     def _independent(self, mode: str, first: Root, second: Root, axes: dict[Root, list[int]]) -> bool:
         """Whether `second` may run interleaved with `first`: it needs only what the same part of `first` made."""
