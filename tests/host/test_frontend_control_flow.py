@@ -362,3 +362,28 @@ def test_an_inlined_function_takes_run_time_values_for_constexpr_parameters() ->
     out = np.zeros(8, np.int32)
     launch(calls_with_a_block, (1,), out)
     np.testing.assert_array_equal(out, 2 * np.arange(8))
+
+
+@tilewright.jit
+def leave_inside_a_constant_branch(x, out, EARLY: tl.constexpr):
+    if EARLY:
+        if tl.load(x) > 0:
+            return
+    tl.store(out, 1)
+    for i in range(4):
+        if EARLY:
+            if tl.load(x + i) < -1:
+                break
+        tl.store(out + 1, i)
+
+
+def test_statements_behind_a_constant_branch_that_may_leave_are_run() -> None:
+    for early, x, expected in (
+        (True, [1, 0, 0, 0], [0, 0]),
+        (True, [0, 0, 0, 0], [1, 3]),
+        (True, [0, 0, -2, 0], [1, 1]),
+        (False, [1, 0, -2, 0], [1, 3]),
+    ):
+        out = np.zeros(2, np.int32)
+        launch(leave_inside_a_constant_branch, (1,), np.array(x, np.int32), out, EARLY=early)
+        assert out.tolist() == expected

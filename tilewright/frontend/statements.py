@@ -199,7 +199,7 @@ class Statements(Calls):
     # Branches
 
     def _branch(self, statement: ast.If, rest: list[ast.stmt]) -> tuple[Outcome, bool]:
-        """Trace an if. The flag is True when `rest` was traced too, because a branch leaves."""
+        """Trace an if. The flag is True when `rest` was traced too, because a branch may leave."""
         condition = self.evaluate(statement.test)
         known = self.known(condition)
         if known is not None:
@@ -210,8 +210,9 @@ class Statements(Calls):
                     'compare explicitly, for example with `is not None` or == "name"',
                 )
             taken = statement.body if known[0] else statement.orelse
-            outcome = self.execute(taken)
-            return outcome, outcome is not None
+            if returns_inside(taken) or leaves_inside(taken):  # a branch inside may leave on one of its sides only
+                return self.execute([*taken, *rest]), True
+            return self.execute(taken), False
         condition = self.branch_condition(statement.test, condition)
         body = [*statement.body, *statement.orelse]
         if self.loop is None and returns_inside(body):
