@@ -26,6 +26,7 @@ from benchmarks import common
 import torch
 
 import benchmarks.gpu
+import tilewright
 from benchmarks.gpu.harness import FAMILIES, Monitor, geometric_mean, run_family
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.driver import version
@@ -41,13 +42,13 @@ def environment() -> dict[str, Any]:
     found = common.environment(1)
     for name in ("processor", "threads"):
         found.pop(name)
-    extra = ("triton", "cuda-bindings")
+    extra = {name: common.installed(name) for name in ("triton", "cuda-bindings")}
     return {
         **found,
         "device": gpu.name,
         "driver": f"CUDA {version() // 1000}.{version() % 1000 // 10}",
         "assembler": find_assembler().description,
-        "versions": {**found["versions"], **{name: common.installed(name) for name in extra}, "cudnn": _cudnn()},
+        "versions": {**found["versions"], "tilewright": tilewright.__version__, **extra, "cudnn": _cudnn()},
     }
 
 
