@@ -35,7 +35,7 @@ FUNCTIONS = {
     "sqrt": (np.sqrt, 0, 1e30), "erf": (None, -5, 5), "tanh": (np.tanh, -10, 10),
     "rsqrt": (lambda x: 1 / np.sqrt(x), 1e-30, 1e30),
 }  # fmt: skip
-BOUNDS = {"exp": 20, "erf": 6, "rsqrt": 2, "exp2": 2, "tanh": 3}
+BOUNDS = {"exp": 62, "erf": 6, "rsqrt": 2, "exp2": 2, "tanh": 3}
 
 
 @tilewright.jit

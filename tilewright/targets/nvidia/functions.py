@@ -1,7 +1,7 @@
 """Math functions of float32: the special function unit for exponentials and reciprocals, polynomials for the rest.
 
-Greatest errors, in units in the last place: exp2, rsqrt 2; exp 2 and as many more as |x| / 6, because the argument is
-scaled in float32, as by every compiler that uses the unit; tanh, log, log2, sin, cos, power 2 and erf 4.
+Greatest errors, in units in the last place: exp2, rsqrt 2; exp 2 and three for every four of |x| more, because the
+argument is scaled in float32, as by every compiler that uses the unit; tanh, log, log2, sin, cos, power 2 and erf 4.
 Exponentials below 2^-126 are 0.  `remainder` is exact.  float64 is in `functions_double.py`.
 """
 
@@ -20,6 +20,12 @@ from tilewright.targets.nvidia.lowering import KernelLowering
 _TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065058797597885, -0.0057170456275343895)
 # The bits of 2 / pi behind the point, 32 to a word, as far as float32 reaches.
 _TWO_OVER_PI = (0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
+# erf x = x + x ERF_SMALL(x^2) below 0.92, 1 - 2^-ERF_LARGE(x) above (tools/math_coefficients.py, times log2 e)
+_ERF_SMALL = (0.12837915122509003, -0.37612462043762207, 0.11281467229127884, -0.026753343641757965,
+              0.004973127506673336, -0.0005886816652491689)  # fmt: skip
+_ERF_LARGE = tuple(value * math.log2(math.e) for value in (
+    -0.00017587367619853467, 1.1295207738876343, 0.6333346366882324, 0.10829393565654755, -0.025128616020083427,
+    0.0041746399365365505, -0.0004352181567810476, 2.116183895850554e-05))  # fmt: skip
 _HALF_PI_FIXED = math.pi / 2 * 2.0**-62
 
 
@@ -36,6 +42,8 @@ def emit_function(lowering: KernelLowering, operation: Operation, operands: Sequ
         return exp2(builder, builder.binary("fmul", operands[0], builder.constant("float", math.log2(math.e))))
     if opcode == "rsqrt":
         return builder.call("llvm.nvvm.rsqrt.approx.f", "float", operands)
+    if opcode == "erf":
+        return erf(builder, operands[0])
     if opcode == "tanh":
         return tanh(builder, operands[0])
     if opcode in ("sin", "cos"):
@@ -53,6 +61,27 @@ def reciprocal(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
     return builder.call("llvm.nvvm.rcp.approx.ftz.f", "float", [operand])
 
 
+def _polynomial(builder: LLVMBuilder, x: LLVMValue, coefficients: Sequence[float]) -> LLVMValue:
+    """Horner's rule; coefficients from the lowest power up."""
+    total = builder.constant("float", coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = builder.intrinsic("fma", [total, x, builder.constant("float", coefficient)])
+    return total
+
+
+def erf(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
+    """A polynomial near zero, one minus a power of two elsewhere; both are computed and one is chosen."""
+    size = builder.intrinsic("fabs", [x])
+    square = builder.binary("fmul", x, x)
+    small = builder.intrinsic("fma", [_polynomial(builder, square, _ERF_SMALL), x, x])
+    limited = builder.intrinsic("minnum", [size, builder.constant("float", 4.0)])
+    decay = exp2(builder, builder.negate(_polynomial(builder, limited, _ERF_LARGE)))
+    large = builder.binary("fsub", builder.constant("float", 1.0), decay)
+    signed = builder.intrinsic("copysign", [large, x])
+    near = builder.compare("ult", size, builder.constant("float", 0.92))
+    return builder.select(near, small, signed)
+
+
 def tanh(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     """1 - 2 / (e^2|x| + 1) with the sign of x; near zero a polynomial."""
     size = builder.intrinsic("fabs", [x])
@@ -61,11 +90,9 @@ def tanh(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     large = builder.intrinsic("fma", [below, builder.constant("float", -2.0), builder.constant("float", 1.0)])
     signed = builder.intrinsic("copysign", [large, x])
     square = builder.binary("fmul", x, x)
-    total = builder.constant("float", _TANH[-1])
-    for coefficient in reversed(_TANH[:-1]):
-        total = builder.intrinsic("fma", [total, square, builder.constant("float", coefficient)])
+    total = _polynomial(builder, square, _TANH)
     small = builder.intrinsic("fma", [builder.binary("fmul", square, total), x, x])
-    near = builder.compare("olt", size, builder.constant("float", 0.55))
+    near = builder.compare("ult", size, builder.constant("float", 0.55))
     return builder.select(near, small, signed)
 
 
@@ -85,9 +112,9 @@ def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue
 
 
 def _trigonometric_far(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
-    """Payne and Hanek, "Radian reduction for trigonometric functions", 1983: x 2 / pi modulo 4 in 64 bits."""
+    """Payne and Hanek, "Radian reduction for trigonometric functions", 1983: the fraction of x / (2 pi) in 64 bits."""
     bits = builder.cast("bitcast", x, "i32")
-    exponent = builder.subtract(builder.binary("and", builder.binary("lshr", bits, _i32(23)), _i32(255)), 126)
+    exponent = builder.subtract(builder.binary("and", builder.binary("lshr", bits, _i32(23)), _i32(255)), 128)
     mantissa = builder.binary("or", builder.binary("shl", bits, _i32(8)), _i32(-(2**31)))
     word, shift = builder.binary("lshr", exponent, _i32(5)), builder.binary("and", exponent, _i32(31))
     initial = ", ".join(f"i32 {value}" for value in (0, *_TWO_OVER_PI))

@@ -365,7 +365,8 @@ def _no_layout(assigner: Assigner, operation: Operation) -> None:
 def _spread(assigner: Assigner, operation: Operation) -> None:
     """Broadcasts are made again wherever they are wanted, out of their small operand."""
     (operand,) = operation.operands
-    assigner.flexible[operation.result] = 1 + assigner.flexible.get(operand, 0)
+    if operation.result.type.rank:
+        assigner.flexible[operation.result] = 1 + assigner.flexible.get(operand, 0)
 
 
 def _move(assigner: Assigner, operation: Operation) -> None:

@@ -1,0 +1,281 @@
+"""Plain kernels compile for every architecture; rows come out as wide accesses, in registers, with few barriers."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tests.compile.test_library import images, transformer
+from tests.host.tactics_support import parameter_types
+from tilewright.errors import CompilationError
+from tilewright.graph.passes.fuse import fuse
+from tilewright.ir.core import Parameter
+from tilewright.ir.parser import parse_function
+from tilewright.tactics.select import candidates, choose
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble, to_ptx
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name):
+    found = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def built(function, architecture="sm_90a", warps=4):
+    """The lowered kernel and its assembly."""
+    target = NvidiaTarget.named(architecture)
+    lowered = lower(function, target, {"num_warps": warps})
+    return lowered, assemble(lowered.text, lowered.symbol, target, AssemblyOptions())
+
+
+def traced(kernel, types, constants):
+    """Pointers are aligned to 16 bytes; numbers are multiples of 16."""
+    parameters = {name: Parameter(name, 16, str(kind).startswith("*")) for name, kind in types.items() if kind != "f32"}
+    return kernel.trace(types, constants, parameters)
+
+
+def pointers(text, *names):
+    return {name: f"*{text}" for name in names}
+
+
+def integers(*names):
+    return dict.fromkeys(names, "i32")
+
+
+def example_kernels():
+    norm, matmul = example("layer_norm"), example("matmul")
+    yield example("vector_add").add, {**pointers("f32", "x", "y", "out"), "n": "i32"}, {"BLOCK": 1024}
+    rows = integers("rows", "columns", "row_stride")
+    yield example("softmax").softmax, {**pointers("f32", "x", "out"), **rows}, {"BLOCK": 1024}
+    types = {**pointers("f32", "x", "out"), "n": "i32", "probability": "f32", "seed": "i32"}
+    yield example("dropout").dropout, types, {"BLOCK": 1024}
+    types = pointers("f32", "x", "weight", "bias", "out", "means", "scales")
+    yield norm.forward, {**types, "columns": "i32", "epsilon": "f32"}, {"BLOCK": 1024}
+    names = ("x", "weight", "grad_out", "means", "scales", "grad_x", "grad_weight", "grad_bias")
+    types = {**pointers("f32", *names), "locks": "*i32", **integers("columns", "groups")}
+    yield norm.backward, types, {"BLOCK": 1024}
+    sizes = integers("m", "n", "k", "stride_a", "stride_b", "stride_c")
+    blocks = {"ACTIVATION": matmul.leaky_relu, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 4}
+    for kind in ("f32", "f16"):
+        yield matmul.matmul, {**pointers(kind, "a", "b", "c"), **sizes}, blocks
+    types = {**pointers("f16", "q", "k", "v", "out"), "rows": "i32", "scale": "f32"}
+    constants = {"CAUSAL": True, "HEAD": 64, "BLOCK_Q": 64, "BLOCK_K": 64}
+    yield example("attention").attention, types, constants
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_example_compiles(architecture):
+    for kernel, types, constants in example_kernels():
+        _, assembly = built(traced(kernel, types, constants), architecture)
+        assert assembly.resources.stack == 0, kernel
+        assert assembly.cubin
+
+
+@pytest.mark.parametrize(
+    ("architecture", "make"),
+    [(name, make) for name in ARCHITECTURES for make in (transformer, images)],
+)
+def test_every_kernel_of_the_library_compiles(architecture, make):
+    """To PTX for all, which LLVM checks against the architecture; to machine code for the oldest and for Hopper."""
+    graph, cpu = make(), CPUTarget.named("x86-64-v3")
+    for group in fuse(graph).groups:
+        stages = choose(candidates(group, graph, cpu)).stages if group.kind != "view" else ()
+        for call in (call for stage in stages for call in stage.calls):
+            function = call.kernel.trace(parameter_types(call), call.constants)
+            if architecture in ("sm_80", "sm_90a"):
+                assert built(function, architecture)[1].cubin
+            else:
+                target = NvidiaTarget.named(architecture)
+                assert ".entry" in to_ptx(lower(function, target, {}).text, target)[0]
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+@tilewright.jit
+def softmax(x, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    v = tl.load(x + row * columns + c, mask=c < columns, other=-float("inf")).to(tl.float32)
+    e = tl.exp(v - tl.max(v, axis=0))
+    tl.store(out + row * columns + c, (e / tl.sum(e, axis=0)).to(tl.bfloat16), mask=c < columns)
+
+
+@tilewright.jit
+def layer_norm(x, w, b, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    m = c < columns
+    v = tl.load(x + row * columns + c, mask=m, other=0.0).to(tl.float32)
+    d = tl.where(m, v - tl.sum(v, axis=0) / columns, 0.0)
+    r = tl.rsqrt(tl.sum(d * d, axis=0) / columns + 1e-5)
+    y = d * r * tl.load(w + c, mask=m).to(tl.float32) + tl.load(b + c, mask=m).to(tl.float32)
+    tl.store(out + row * columns + c, y.to(tl.bfloat16), mask=m)
+
+
+@tilewright.jit
+def gelu(x, b, res, out, columns, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n).to(tl.float32) + tl.load(b + i % columns).to(tl.float32)
+    y = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476)) * tl.load(res + i, mask=i < n).to(tl.float32)
+    tl.store(out + i, y.to(tl.bfloat16), mask=i < n)
+
+
+@tilewright.jit
+def column_sums(x, out, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, rows, ROWS):
+        r = start + tl.arange(0, ROWS)
+        block = tl.load(
+            x + r[:, None] * columns + c[None, :], mask=(r[:, None] < rows) & (c[None, :] < columns), other=0
+        )
+        total += block.to(tl.float32)
+    tl.store(out + c, tl.sum(total, axis=0), mask=c < columns)
+
+
+def count(pattern, text):
+    return len(re.findall(pattern, text))
+
+
+ROWS = {
+    "softmax": (softmax, {**pointers("bf16", "x", "out"), "columns": "i32"}, 1, 1, 2),
+    "layer norm": (layer_norm, {**pointers("bf16", "x", "w", "b", "out"), "columns": "i32"}, 3, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(("block", "warps"), [(8192, 8), (8192, 16), (16384, 16), (16384, 8), (1024, 4)])
+def test_rows_pass_memory_once_in_wide_accesses(name, block, warps):
+    kernel, types, inputs, outputs, barriers = ROWS[name]
+    _, assembly = built(traced(kernel, types, {"BLOCK": block}), warps=warps)
+    vectors = block // (32 * warps * 8)
+    loads, stores = count(r"\bld\.global\S*", assembly.ptx), count(r"\bst\.global\S*", assembly.ptx)
+    assert count(r"\bld\.global\S*\.v4\.b32", assembly.ptx) == loads == inputs * vectors
+    assert count(r"\bst\.global\S*\.v4\.b32", assembly.ptx) == stores == outputs * vectors
+    assert count(r"\b(bar|barrier)\.(sync|cta)", assembly.ptx) == barriers
+    resources = assembly.resources
+    assert (resources.spill_stores, resources.spill_loads, resources.stack) == (0, 0, 0)
+    # All of a row is asked for before any of it is used.
+    first_use = assembly.ptx.index("shfl.sync")
+    assert count(r"\bld\.global", assembly.ptx[:first_use]) >= vectors
+
+
+def test_elementwise_kernels_use_wide_accesses():
+    types = {**pointers("bf16", "x", "b", "res", "out"), **integers("columns", "n")}
+    _, assembly = built(traced(gelu, types, {"BLOCK": 2048}))
+    assert count(r"\bld\.global\S*", assembly.ptx) == count(r"\bld\.global\S*\.v4\.b32", assembly.ptx) == 6
+    assert count(r"\bst\.global\S*\.v4\.b32", assembly.ptx) == 2
+
+
+def test_column_sums_read_vectors_and_exchange_once():
+    types = {**pointers("bf16", "x"), "out": "*f32", **integers("rows", "columns")}
+    _, assembly = built(traced(column_sums, types, {"ROWS": 32, "BLOCK": 256}))
+    loads = count(r"\bld\.global\S*", assembly.ptx)
+    assert loads == count(r"\bld\.global\S*\.v4\.b32", assembly.ptx)
+    assert count(r"\b(bar|barrier)\.(sync|cta)", assembly.ptx) <= 2
+
+
+# Instructions ------------------------------------------------------------------------------------
+
+
+@tilewright.jit
+def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(a + m[:, None] * K + k[None, :])
+    y = tl.load(b + k[:, None] * N + n[None, :])
+    tl.store(c + m[:, None] * N + n[None, :], tl.dot(x, y, input_precision=PRECISION))
+
+
+FORMS = [
+    ("f16", "f32", "tf32", "sm_80", r"m16n8k16\.row\.col\.f32\.f16", 32),
+    ("bf16", "f32", "tf32", "sm_80", r"m16n8k16\.row\.col\.f32\.bf16", 32),
+    ("f32", "f32", "tf32", "sm_80", r"m16n8k8\.row\.col\.f32\.tf32", 64),
+    ("f32", "f32", "tf32x3", "sm_86", r"m16n8k8\.row\.col\.f32\.tf32", 192),
+    ("f32", "f32", "bf16x6", "sm_90a", r"m16n8k16\.row\.col\.f32\.bf16", 192),
+    ("f32", "f32", "ieee", "sm_90a", r"mma\.sync", 0),
+    ("i8", "i32", "tf32", "sm_120", r"m16n8k32\.row\.col\.s32\.s8\.s8", 16),
+    ("f8e4nv", "f32", "tf32", "sm_89", r"m16n8k32\.row\.col\.f32\.e4m3\.e4m3", 16),
+    ("f8e4nv", "f32", "tf32", "sm_80", r"m16n8k16\.row\.col\.f32\.f16", 32),
+]
+
+
+@pytest.mark.parametrize(("kind", "result", "precision", "architecture", "form", "number"), FORMS)
+def test_products_use_the_instruction_of_their_type(kind, result, precision, architecture, form, number):
+    constants = {"M": 64, "N": 64, "K": 64, "PRECISION": precision}
+    types = {**pointers(kind, "a", "b"), "c": f"*{result}"}
+    _, assembly = built(traced(product, types, constants), architecture)
+    assert count(form, assembly.ptx) == number
+    assert assembly.resources.spill_stores == 0
+
+
+def test_fp8_is_converted_in_hardware_where_there_is_any():
+    source = """
+    kernel convert(%x: *f32 {divisibility = 16}, %y: *f8e4nv {divisibility = 16}) {
+      %i = arange {start = 0, end = 512} : <512xi32>
+      %px = splat %x {shape = [512]} : <512x*f32>
+      %qx = offset %px, %i : <512x*f32>
+      %v = load %qx : <512xf32>
+      %w = cast %v {dtype = f8e4nv} : <512xf8e4nv>
+      %py = splat %y {shape = [512]} : <512x*f8e4nv>
+      %qy = offset %py, %i : <512x*f8e4nv>
+      store %qy, %w
+      return
+    }
+    """
+    for architecture, number in (("sm_80", 0), ("sm_89", 2)):
+        _, assembly = built(parse_function(source), architecture)
+        assert count(r"cvt\.rn\.satfinite\.e4m3x2\.f32", assembly.ptx) == number
+
+
+@tilewright.jit
+def accumulate(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.atomic_add(out + i, tl.load(x + i), sem="relaxed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "form", "number"),
+    [("f32", "sm_90a", r"red\.relaxed\.gpu\.global\.v4\.add\.f32", 1), ("f32", "sm_80", r"global\.add\.f32", 4),
+     ("f16", "sm_90a", r"\.v4\.add\.noftz\.f16x2", 1), ("f16", "sm_80", r"global\.add\.noftz\.f16x2", 4)],
+)  # fmt: skip
+def test_sums_in_memory_are_vectors_where_the_hardware_has_them(kind, architecture, form, number):
+    size = 512 if kind == "f32" else 1024
+    _, assembly = built(traced(accumulate, pointers(kind, "x", "out"), {"N": size}), architecture)
+    assert count(form, assembly.ptx) == number
+
+
+@tilewright.jit
+def policies(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    v = tl.load(x + i, cache_modifier=".cg") + tl.load(x + N + i, eviction_policy="evict_first")
+    tl.store(out + i, v + tl.load(x + 2 * N + i, volatile=True), cache_modifier=".cs")
+
+
+def test_cache_policies_reach_the_instructions():
+    _, assembly = built(traced(policies, pointers("f32", "x", "out"), {"N": 512}))
+    for form in (
+        r"ld\.global\.cg\.v4",
+        r"ld\.global\.L1::evict_first\.v4",
+        r"ld\.volatile\.global\.v4",
+        r"st\.global\.cs\.v4",
+    ):
+        assert count(form, assembly.ptx) == 1, form
+
+
+def test_a_wrong_number_of_warps_is_told():
+    with pytest.raises(CompilationError, match="num_warps is 1, 2, 4"):
+        built(traced(accumulate, pointers("f32", "x", "out"), {"N": 64}), warps=3)

@@ -1,0 +1,93 @@
+"""The math functions that GPU kernels call, as far as their code runs on a CPU too: against 120 bits."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+
+from tilewright.runtime.library import load_objects
+from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, Module
+from tilewright.targets.nvidia.division import divide_by_one
+from tilewright.targets.nvidia.functions import _trigonometric_far, remainder
+from tilewright.targets.nvidia.functions_double import emit_double
+
+C = {"float": ctypes.c_float, "double": ctypes.c_double}
+
+
+def compiled(emit, kind, count=1):
+    """A C function of one LLVM emission."""
+    module = Module()
+    builder = LLVMBuilder(module, f"probe_{kind}", kind, [(kind, f"x{number}", "") for number in range(count)])
+    builder.ret(emit(builder, *builder.arguments))
+    builder.finish()
+    library = load_objects([assemble(module.text, CPUTarget.host()).image], [f"probe_{kind}"])
+    function = ctypes.CFUNCTYPE(C[kind], *[C[kind]] * count)(library.address(f"probe_{kind}"))
+    function.library = library
+    return function
+
+
+RANGES = {
+    "exp": (-700, 700), "exp2": (-1000, 1000), "log": (0.5, 2), "log2": (0.5, 2), "sin": (-1e4, 1e4),
+    "cos": (-1e4, 1e4), "tanh": (-3, 3), "erf": (-6, 6), "rsqrt": (1e-3, 1e3),
+}  # fmt: skip
+LIMITS = {"erf": 8}
+
+
+def exact(name, x):
+    mpmath = pytest.importorskip("mpmath")
+    mpmath.mp.prec = 120
+    x = mpmath.mpf(float(x))
+    special = {
+        "exp2": lambda: mpmath.mpf(2) ** x,
+        "log2": lambda: mpmath.log(x, 2),
+        "rsqrt": lambda: 1 / mpmath.sqrt(x),
+    }
+    return special[name]() if name in special else getattr(mpmath, name)(x)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_float64_functions(name, rng):
+    function = compiled(lambda builder, x: emit_double(builder, name, [x]), "double")
+    for x in rng.uniform(*RANGES[name], 400):
+        wanted = exact(name, x)
+        unit = 2.0 ** (math.floor(math.log2(abs(float(wanted)))) - 52)
+        assert abs(float((function(float(x)) - wanted) / unit)) <= LIMITS.get(name, 2.5), x
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_huge_angles(name, rng):
+    function = compiled(lambda builder, x: _trigonometric_far(builder, name, x), "float")
+    for x in np.exp(rng.uniform(math.log(1e5), math.log(3e38), 500)).astype(np.float32):
+        x = float(x) * float(rng.choice([-1, 1]))
+        assert abs(function(x) - getattr(math, name)(x)) < 2e-7, x
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_remainders_are_exact(kind, rng):
+    function = compiled(lambda builder, x, y: remainder(builder, x, y), kind, 2)
+    spread = 60 if kind == "float" else 400
+    for _ in range(400):
+        x, y = (C[kind](rng.normal() * 2.0 ** rng.integers(-spread, spread)).value for _ in range(2))
+        assert function(x, y) == math.fmod(x, y), (x, y)
+    assert math.isnan(function(math.inf, 1.0)) and math.isnan(function(1.0, 0.0))
+    assert function(1.5, math.inf) == 1.5 and math.copysign(1, function(-4.0, 2.0)) == -1
+
+
+def test_many_numbers_divided_by_one_are_rounded_right(rng):
+    function = compiled(lambda builder, x, y: divide_by_one(builder, [x], y)[0], "float", 2)
+    for _ in range(2000):
+        x = np.float32(rng.normal() * 2.0 ** rng.integers(-60, 100))
+        y = np.float32(rng.normal() * 2.0 ** rng.integers(-40, 80))
+        with np.errstate(all="ignore"):
+            assert function(float(x), float(y)) == float(np.float32(x) / np.float32(y)), (x, y)
+    for x in (math.inf, -math.inf):
+        assert function(x, 3.0) == x and function(x, -3.0) == -x
+    assert math.isnan(function(math.nan, 2.0)) and math.isnan(function(math.inf, math.inf))
+    assert function(0.0, 3.0) == 0.0 and function(1.0, 0.0) == math.inf and function(1.0, math.inf) == 0.0

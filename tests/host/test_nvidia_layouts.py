@@ -1,0 +1,187 @@
+"""Layout assignment: the written kernel means the same, every operand is where its operation needs it, text."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tests.host.random_kernels import arguments_of, outputs_of, random_kernel
+from tilewright.ir.core import Parameter
+from tilewright.ir.interpreter import run
+from tilewright.ir.parser import parse_function
+from tilewright.ir.printer import print_function
+from tilewright.ir.verifier import verify
+from tilewright.layout import LinearLayout
+from tilewright.passes.pipeline import simplify
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, ELEMENTWISE, assign
+from tilewright.targets.nvidia.scratch import scratch_sizes
+from tilewright.targets.nvidia.shared_memory import allocate
+from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.transfer import operand_layout, padded
+
+TARGET = NvidiaTarget.named("sm_90a")
+
+
+def assigned(kernel, types, constants, warps=4):
+    parameters = {name: Parameter(name, 16, True) for name in types}
+    return assign(simplify(kernel.trace(types, constants, parameters)), TARGET, warps)
+
+
+def conversions(assignment):
+    return [op for op in assignment.function.walk() if CONVERSION_ATTRIBUTE in op.attributes]
+
+
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_random_kernels_keep_their_meaning_and_every_operand_is_in_place(warps, rng):
+    for _ in range(6):
+        seed = int(rng.integers(2**60))
+        print(f"kernel seed {seed}")
+        function = random_kernel(random.Random(seed), 8, exact=True)
+        assignment = assign(function, TARGET, warps)
+        verify(assignment.function)
+        outputs = []
+        for kernel in (function, parse_function(print_function(assignment.function))):
+            arguments = arguments_of()
+            run(kernel, arguments, (1, 1, 1))
+            outputs.append(outputs_of(arguments))
+        assert all(outputs[0][name].tobytes() == outputs[1][name].tobytes() for name in outputs[0])
+        check_places(assignment, warps)
+
+
+def check_places(assignment, warps):
+    """Every block has a layout of its shape on all threads; operations that move nothing have fitting operands."""
+    layouts = assignment.layouts
+    inner = {
+        id(operation)
+        for outer in assignment.function.walk()
+        if outer.opcode in ("reduce", "scan", "map")
+        for region in outer.regions
+        for operation in region.operations
+    }
+    for operation in assignment.function.walk():
+        if id(operation) in inner:
+            continue
+        for value in operation.results:
+            if value.type.rank:
+                layout = layouts[value]
+                assert layout.shape == padded(value.type.shape) and layout.is_surjective
+                assert (layout.size("lane"), layout.size("warp")) == (32, warps)
+        if CONVERSION_ATTRIBUTE in operation.attributes:
+            continue
+        if operation.opcode in ELEMENTWISE or operation.opcode in ("expand_dims", "broadcast", "permute"):
+            for number, operand in enumerate(operation.operands):
+                if operand.type.rank and operation.result.type.rank:
+                    wanted = operand_layout(operation, number, layouts[operation.result])
+                    assert layouts[operand] == wanted, operation.opcode
+
+
+@tilewright.jit
+def normalize(x, w, out, columns, N: tl.constexpr):
+    c = tl.arange(0, N)
+    row = tl.program_id(0) * columns
+    v = tl.load(x + row + c, mask=c < columns, other=0.0).to(tl.float32)
+    r = tl.rsqrt(tl.sum(v * v, axis=0) / columns)
+    tl.store(out + row + c, v * r * tl.load(w + c, mask=c < columns), mask=c < columns)
+
+
+def test_rows_of_several_types_share_one_layout():
+    types = {"x": "*bf16", "w": "*f32", "out": "*bf16", "columns": "i32"}
+    assignment = assigned(normalize, types, {"N": 4096})
+    assert conversions(assignment) == []
+    (layout,) = {layout for layout in assignment.layouts.values() if layout.shape == (4096,)}
+    assert str(layout).startswith("register (1) (2) (4) (1024) (2048); lane (8) (16)")
+
+
+@tilewright.jit
+def transpose(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    block = tl.load(x + i[:, None] * N + i[None, :])
+    tl.store(out + i[:, None] * N + i[None, :], tl.trans(block))
+
+
+def test_a_transpose_is_one_conversion_that_is_told():
+    assignment = assigned(transpose, {"x": "*f32", "out": "*f32"}, {"N": 64})
+    (conversion,) = conversions(assignment)
+    assert "shared memory" in conversion.attributes[CONVERSION_ATTRIBUTE]
+    (remark,) = assignment.remarks
+    assert "changes its layout" in remark.message and remark.file.endswith("test_nvidia_layouts.py")
+
+
+@tilewright.jit
+def attention_scores(q, k, v, out, N: tl.constexpr, D: tl.constexpr):
+    i, d = tl.arange(0, N), tl.arange(0, D)
+    queries = tl.load(q + i[:, None] * D + d[None, :])
+    keys = tl.load(k + i[None, :] * D + d[:, None])
+    scores = tl.exp(tl.dot(queries, keys))
+    mixed = tl.dot(scores.to(tl.float16), tl.load(v + i[:, None] * D + d[None, :]))
+    tl.store(out + i[:, None] * D + d[None, :], mixed / tl.sum(scores, axis=1)[:, None])
+
+
+def test_scores_enter_the_next_product_without_moving():
+    types = {"q": "*f16", "k": "*f16", "v": "*f16", "out": "*f32"}
+    assignment = assigned(attention_scores, types, {"N": 64, "D": 64})
+    first, second = (op for op in assignment.function.walk() if op.opcode == "dot")
+    operand = second.operands[0].definition
+    if CONVERSION_ATTRIBUTE in operand.attributes:
+        assert "shared" not in operand.attributes[CONVERSION_ATTRIBUTE]
+    rows = assignment.layouts[first.result].vectors("warp")
+    assert all(vector[1] == 0 for vector in rows)  # warps along the rows: a row's scores stay in one warp
+
+
+@tilewright.jit
+def walk(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    pointers, total = x + i, tl.zeros((N,), tl.float32)
+    for _ in range(n):
+        total += tl.load(pointers)
+        pointers += N
+    tl.store(out + i, total)
+
+
+def test_carried_pointers_and_sums_are_laid_out_as_the_load():
+    assignment = assigned(walk, {"x": "*f16", "out": "*f32", "n": "i32"}, {"N": 1024})
+    assert conversions(assignment) == []
+    (loop,) = (op for op in assignment.function.walk() if op.opcode == "for")
+    layouts = {assignment.layouts[value] for value in loop.results}
+    assert len(layouts) == 1
+
+
+def test_layouts_stand_in_the_text():
+    assignment = assigned(transpose, {"x": "*f32", "out": "*f32"}, {"N": 16})
+    text = print_function(assignment.function)
+    written = [op.attributes["nvidia.layout"] for op in assignment.function.walk() if "nvidia.layout" in op.attributes]
+    assert written and all(str(LinearLayout.parse(layout)) == layout for layout in written)
+    assert parse_function(text) is not None
+
+
+@tilewright.jit
+def two_sums(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for k in range(n):
+        v = tl.load(x + k * N + i)
+        tl.store(out + k, tl.sum(v / tl.sum(v, axis=0), axis=0))
+
+
+def test_two_exchanges_in_a_loop_need_no_barriers_between_them():
+    """The barrier inside one of them comes between reading and writing the other's place."""
+    assignment = assigned(two_sums, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 1024})
+    allocation = allocate(assignment.function, scratch_sizes(assignment))
+    assert len(allocation.scratch) == 2 and not allocation.barriers
+
+
+@tilewright.jit
+def one_sum(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for k in range(n):
+        tl.store(out + k, tl.sum(tl.load(x + k * N + i), axis=0))
+
+
+def test_one_exchange_in_a_loop_waits_for_its_readers():
+    assignment = assigned(one_sum, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 1024})
+    allocation = allocate(assignment.function, scratch_sizes(assignment))
+    assert allocation.barriers == frozenset(allocation.scratch)
