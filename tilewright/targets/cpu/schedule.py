@@ -497,7 +497,7 @@ class Partitioner:
             return False
         if not cluster:
             return True
-        if any(self._wants_vectors(item, [*cluster, root], axes) for item in [*cluster, root]):
+        if mode == "rows" and any(self._wants_vectors(item, [*cluster, root], axes) for item in [*cluster, root]):
             return False
         extent = root.domain[own[position]]
         deep = any(len(axes[item]) > 1 for item in [*cluster, root])
