@@ -1,0 +1,165 @@
+"""`tilewright.language.explicit` in kernels: what it traces to, and its errors at the user's line."""
+
+# mypy: ignore-errors
+# Kernels are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import pytest
+
+import tilewright
+import tilewright.language as tl
+import tilewright.language.explicit as tx
+from tests.host.language_support import Recorder, compile_error
+from tilewright.errors import LaunchError
+from tilewright.ir.printer import print_function
+from tilewright.ir.verifier import verify
+
+recorder = Recorder()
+record = recorder.function
+
+MAPS = {"a": "tensormap<64x64xbf16>", "n": "i32"}
+
+
+@tilewright.jit
+def rings(a: tx.tensor_map, n):
+    ring = tx.make_ring(3, 4)
+    first = tx.consumer_start(3)
+    last = tx.producer_start(3)
+    for _ in range(n):
+        ring.wait_full(first)
+        ring.release(first)
+        first = first.next()
+        ring.empty[last.stage].wait(last.parity)
+        last = last.next()
+    single = tx.ring_at(n, 1)
+    power = tx.ring_at(n, 4)
+    other = tx.ring_at(n, 3)
+    tx.named_sync(single.stage + power.stage + other.stage + 1, 128)
+    record(first.stages, ring.full.count, a.block_shape, a.dtype)
+
+
+def test_rings_trace_to_their_arithmetic(golden):
+    recorder.values.clear()
+    function = rings.trace(MAPS, {})
+    verify(function)
+    golden(print_function(function))
+    assert recorder.values == [3, 3, (64, 64), tl.bfloat16]
+
+
+@tilewright.jit
+def views(a: tx.tensor_map, n):
+    ring = tx.shared((2, 128, 64), tl.float16, swizzle=128)
+    tile = ring[n]
+    part = tile.slice(64, 64)
+    record(ring.shape, tile.shape, tile.bytes, part.shape, part.T.shape, tile.T.slice(64, 64, 1).shape, tile.dtype)
+    record(part.load().shape, tx.block_slice(part.load(), 1, 8, 16).shape, part.remote(1).load().dtype)
+    product = tx.wgmma(part, tile.T)
+    record(product.shape, product.dtype)
+
+
+def test_views_know_their_shapes():
+    recorder.values.clear()
+    verify(views.trace(MAPS, {}))
+    assert recorder.values == [
+        (2, 128, 64), (128, 64), 16384, (64, 64), (64, 64), (64, 64), tl.float16,
+        (64, 64), (64, 16), tl.float16, (64, 128), tl.float32,
+    ]  # fmt: skip
+
+
+@tilewright.jit
+def carried(a: tx.tensor_map, n):
+    tiles = tx.shared((2, 64, 64), tl.bfloat16, swizzle=128)
+    tile = tiles[0]
+    acc = tx.accumulator((64, 64), tl.float32)
+    for k in range(n):
+        acc = tx.wgmma(tile, tile.T, acc, keep=k > 0)
+        if k % 2 == 0:
+            tile = tiles[1]
+        else:
+            tile = tiles[0]
+    tile.store(tx.wgmma_wait(acc))
+
+
+def test_loops_and_branches_carry_tiles_and_accumulators():
+    function = carried.trace(MAPS, {})
+    verify(function)
+    (loop,) = [operation for operation in function.walk() if operation.opcode == "for"]
+    assert {str(result.type) for result in loop.results} >= {"pending<64x64xf32>", "shared<64x64xbf16,128>"}
+
+
+@tilewright.jit
+def quiet(copy):
+    pass
+
+
+@tilewright.jit
+def returning(copy):
+    return copy
+
+
+def plain(copy):
+    pass
+
+
+@tilewright.jit
+def wrong(a: tx.tensor_map, n, CASE: tl.constexpr):
+    tile = tx.shared((64, 64), tl.bfloat16, swizzle=128)
+    full = tx.barriers(2, 1)
+    if CASE == "use before wait":
+        tl.store(n, tx.wgmma(tile, tile.T) + 1.0)
+    elif CASE == "store before wait":
+        tile.store(tx.wgmma(tile, tile.T))
+    elif CASE == "two barriers":
+        full.wait(0)
+    elif CASE == "tile for barrier":
+        tx.tma_load(a, (0, 0), tile, tile)
+    elif CASE == "one coordinate":
+        tx.tma_load(a, (n,), tile, full[0])
+    elif CASE == "float coordinate":
+        tx.tma_load(a, (n, 1.5), tile, full[0])
+    elif CASE == "types":
+        tx.wgmma(tile, tx.shared((64, 64), tl.float16, swizzle=128))
+    elif CASE == "swizzle":
+        tx.shared((64, 24), tl.float16, swizzle=128)
+    elif CASE == "plain role":
+        tx.warp_roles(tx.role(plain))
+    elif CASE == "role that returns":
+        tx.warp_roles(tx.role(returning))
+    elif CASE == "no role":
+        tx.warp_roles(quiet)
+    elif CASE == "cluster":
+        tx.cluster((4, 8))
+    elif CASE == "any of a tile":
+        tx.warp_any(tile)
+    elif CASE == "run-time extent":
+        tile.slice(0, n)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("use before wait", "'+' is not defined for pending<64x64xf32>"),
+        ("store before wait", "a tensor or a number is needed here, got pending<64x64xf32>"),
+        ("two barriers", "'barrier_array' has no field or method 'wait'"),
+        ("tile for barrier", "the barrier must be a tx.barrier, got shared<64x64xbf16,128>"),
+        ("one coordinate", "tensormap<64x64xbf16> needs 2 coordinates, got 1"),
+        ("float coordinate", "a coordinate must be a scalar integer"),
+        ("types", "wgmma does not multiply bf16 and f16"),
+        ("swizzle", "rows of 48 bytes are no multiple of the swizzle, 128 bytes"),
+        ("plain role", "a role needs a @tilewright.jit function"),
+        ("role that returns", "the role 'returning' returns a value"),
+        ("no role", "make them with tx.role(function, …)"),
+        ("cluster", "a cluster has 1 to 16 CTAs"),
+        ("any of a tile", "warp_any takes a block of conditions"),
+        ("run-time extent", "extent"),
+    ],
+)
+def test_errors_stand_at_the_line(case: str, reason: str):
+    text = compile_error(wrong, MAPS, CASE=case)
+    assert reason in text and text.startswith("FILE:"), text
+
+
+def test_a_tensor_map_needs_a_descriptor():
+    with tilewright.settings.settings.scope(interpret=True), pytest.raises(LaunchError, match="TensorDescriptor"):
+        carried[(1,)](3, 4)
