@@ -26,6 +26,11 @@ def scale(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) * 3, mask=i < n)
 
 
+@tilewright.jit
+def broken(x):
+    tl.static_assert(False, "never")
+
+
 SIGNATURE = {"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
 CPU = GPUTarget("cpu", "", 1)
 
@@ -129,10 +134,16 @@ def test_compiling_in_the_background(tmp_path: Path) -> None:
                 AsyncCompileMode(pool).__enter__()
         assert [entry.name for entry in found] == ["scale", "scale"]  # type: ignore[union-attr]
         assert len(kernel.cache[0]) == 2
-        with pytest.raises(LaunchError, match="'n'"), AsyncCompileMode(pool):
-            kernel.warmup(tl.float32, tl.float32, 2**70, BLOCK=16, grid=(1,))
+        with pytest.raises(CompilationError, match="never"), AsyncCompileMode(pool):
+            broken.warmup(tl.float32, grid=(1,))
         with AsyncCompileMode(pool, ignore_errors=True):
-            kernel.warmup(tl.float32, tl.float32, 2**70, BLOCK=16, grid=(1,))
+            broken.warmup(tl.float32, grid=(1,))
+            assert len(broken.cache[0]) == 1
+        assert not broken.cache[0]
+        x, out = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
+        with AsyncCompileMode(pool):
+            kernel[(1,)](x, out, 17, BLOCK=8)
+        assert out[:8].tolist() == (3 * x[:8]).tolist()
 
 
 def test_drivers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ class Autotuner(KernelWrapper):
     def __init__(
         self,
         fn: JITFunction | KernelWrapper,
+        arg_names: Sequence[str] | None,  # Triton's place for them; the kernel's own count
         configs: Sequence[Config],
         key: Sequence[str],
         reset_to_zero: Sequence[str] | None = None,
@@ -411,6 +412,6 @@ def autotune(
     Launches raise `AutotunerError` when every configuration fails.  Raises `ValueError` for unknown names.
     """
     return lambda fn: Autotuner(
-        fn, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup, rep,
+        fn, None, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup, rep,
         use_cuda_graph, do_bench, cache_results,
     )  # fmt: skip

@@ -1,17 +1,21 @@
-"""Compiling in the background: `kernel.warmup` inside an `AsyncCompileMode` hands the work to an executor.
+"""Compiling in the background: inside an `AsyncCompileMode`, new signatures are compiled by an executor.
 
 with ThreadPoolExecutor(4) as pool, AsyncCompileMode(pool):
     for block in (64, 128, 256):
-        kernel.warmup(x, n, BLOCK=block, grid=(1,))
-                                                   # at the end of the block all of them are compiled
+        kernel.warmup(x, n, BLOCK=block, grid=(1,))     # returns a `FutureKernel` at once
+                                                        # at the end of the block all of them are compiled
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.frontend.compiled import CompiledKernel
+    from tilewright.frontend.launching import Launch
 
 active_mode: ContextVar[AsyncCompileMode | None] = ContextVar("active_mode", default=None)
 
@@ -19,13 +23,28 @@ active_mode: ContextVar[AsyncCompileMode | None] = ContextVar("active_mode", def
 class FutureKernel:
     """A kernel that is being compiled; `result` waits for it, and its attributes are the compiled kernel's."""
 
-    def __init__(self, future: Future[Any]) -> None:
+    def __init__(self, future: Future[Launch], finalize: Callable[[Launch], None], cleanup: Callable[[], None]) -> None:
         self._future = future
+        self._finalize = finalize
+        self._cleanup = cleanup
+        self._launch: Launch | None = None
 
-    def result(self, ignore_errors: bool = False) -> Any:
+    def launch(self) -> Launch:
+        """The signature, ready to run; raises what compiling raised."""
+        if self._launch is None:
+            try:
+                launch = self._future.result()
+            except Exception:
+                self._cleanup()
+                raise
+            self._finalize(launch)
+            self._launch = launch
+        return self._launch
+
+    def result(self, ignore_errors: bool = False) -> CompiledKernel | None:
         """The compiled kernel; with `ignore_errors` None where compiling failed."""
         try:
-            return self._future.result()
+            return self.launch().kernel
         except Exception:
             if ignore_errors:
                 return None
@@ -33,6 +52,22 @@ class FutureKernel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.result(), name)
+
+
+class PendingLaunch:
+    """A signature that is being compiled: a launch waits for it."""
+
+    def __init__(self, pending: FutureKernel) -> None:
+        self._pending = pending
+
+    @property
+    def kernel(self) -> Any:
+        """The future kernel."""
+        return self._pending
+
+    def run(self, grid: Any, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
+        """Wait, and run over `grid`."""
+        return self._pending.launch().run(grid, arguments, slots)
 
 
 class AsyncCompileMode:
@@ -45,14 +80,22 @@ class AsyncCompileMode:
     def __init__(self, executor: Executor, *, ignore_errors: bool = False) -> None:
         self.executor = executor
         self.ignore_errors = ignore_errors
-        self._kernels: list[FutureKernel] = []
+        self.future_kernels: dict[Hashable, FutureKernel] = {}
         self._token: Any = None
 
-    def submit(self, compile_kernel: Callable[[], Any]) -> FutureKernel:
-        """Compile in the background."""
-        kernel = FutureKernel(self.executor.submit(compile_kernel))
-        self._kernels.append(kernel)
-        return kernel
+    def submit(
+        self,
+        key: Hashable,
+        compile_launch: Callable[[], Launch],
+        finalize: Callable[[Launch], None],
+        cleanup: Callable[[], None],
+    ) -> FutureKernel:
+        """Compile what `key` names in the background, once."""
+        known = self.future_kernels.get(key)
+        if known is None:
+            known = FutureKernel(self.executor.submit(compile_launch), finalize, cleanup)
+            self.future_kernels[key] = known
+        return known
 
     def __enter__(self) -> AsyncCompileMode:
         if active_mode.get() is not None:
@@ -62,7 +105,7 @@ class AsyncCompileMode:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         active_mode.reset(self._token)
-        kernels, self._kernels = self._kernels, []
+        kernels, self.future_kernels = list(self.future_kernels.values()), {}
         failures = []
         for kernel in kernels:
             try:

@@ -77,6 +77,7 @@ def _type_text(kind: Any) -> str:
 
 def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]) -> CompiledKernel:
     """The compiled kernel: from the object cache, or traced, verified and compiled."""
+    started = time.perf_counter()
     key = request.key(target)
     cache = ObjectCache(settings.cache_directory)
     lines = bool(request.options.get("line_info"))  # which a signature does not know, only the traced kernel
@@ -88,7 +89,7 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
             remarks = tuple(Remark(**remark) for remark in entry.metadata["remarks"])
             interface = Interface(frozenset(entry.metadata["written"]), remarks)
             found = _kernel(request, target, binary, interface, lambda: trace().function)
-            _listen(found, (0.0, 0.0), cached=True)
+            _listen(found, (time.perf_counter() - started, 0.0), cached=True)
             return found
     started = time.perf_counter()
     traced = trace()

@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import classify
+from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.printer import print_function
 from tilewright.language.function import SourceFunction
@@ -37,7 +38,7 @@ class KernelMetadata:
 
     name: str
     hash: str
-    target: Target
+    target: GPUTarget
     shared: int  # bytes of scratch memory for a worker, at least 1: occupancy formulas divide by it
     num_warps: int = 1
     num_stages: int = 1
@@ -147,6 +148,11 @@ class CompiledKernel:
         """What the kernel was compiled from: `fn` is the function, `name` its name."""
         return self.source
 
+    @property
+    def module(self) -> Any:
+        """The loaded code; None before the first launch or `_init_handles`."""
+        return self.__dict__.get("_library")
+
     @cached_property
     def _library(self) -> NativeLibrary:
         hooks.load_start(None, None, self.name, None, self.hash)
@@ -201,7 +207,7 @@ class CompiledKernel:
     def metadata(self) -> KernelMetadata:
         """Name, scratch memory and the like."""
         shared = max(1, self.binary.scratch_bytes)
-        return KernelMetadata(self.name, self.hash, self.target, shared, options=dict(self.options))
+        return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, options=dict(self.options))
 
     @property
     def packed_metadata(self) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import classify, places_of
 from tilewright.frontend.compiled import CompiledKernel, KernelMetadata, full_grid
+from tilewright.frontend.driver import GPUTarget
 from tilewright.frontend.launching import Grid, Interface
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import current_device, device
@@ -87,7 +88,7 @@ class CudaKernel(CompiledKernel):
         x, y, z = binary.cluster
         shared = binary.shared_bytes + binary.resources.shared
         stages = int(self.options.get("num_stages") or 1)
-        return KernelMetadata(self.name, self.hash, self.target, shared, binary.warps, stages, x * y * z)
+        return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, binary.warps, stages, x * y * z)
 
     @property
     def n_regs(self) -> int:

@@ -29,6 +29,12 @@ class GPUTarget:
     arch: int | str
     warp_size: int
 
+    @classmethod
+    def of(cls, target: Target) -> GPUTarget:
+        """The machine that a target compiles for."""
+        arch: int | str = getattr(target, "sm", None) or getattr(target, "cpu", "")
+        return cls(target.name, arch, getattr(target, "warp_threads", 1))
+
     def target(self) -> Target:
         """The target that compiles for it; raises `TargetError` for a machine that there is no target for."""
         if self.backend == "cpu":
@@ -62,10 +68,14 @@ class Driver:
 
     utils: Any = Utilities()
 
+    @classmethod
+    def is_active(cls) -> bool:
+        """Whether this machine has such a device."""
+        return True
+
     def get_current_target(self) -> GPUTarget:
         """The machine that kernels on this device's arrays are compiled for."""
-        target = get_target("cpu")
-        return GPUTarget(target.name, getattr(target, "cpu", ""), 1)
+        return GPUTarget.of(get_target("cpu"))
 
     def get_current_device(self) -> int:
         """The device's number."""
@@ -128,6 +138,12 @@ class CudaDriver(Driver):
 
     utils = CudaUtilities()
 
+    @classmethod
+    def is_active(cls) -> bool:
+        from tilewright.runtime.cuda.driver import is_available
+
+        return is_available()
+
     def get_current_target(self) -> GPUTarget:
         from tilewright.runtime.cuda.device import current_device
 
@@ -188,9 +204,7 @@ def _default_driver() -> Driver:
         raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen!r}: choose cpu or cuda")
     if chosen == "cpu":
         return Driver()
-    from tilewright.runtime.cuda.driver import is_available
-
-    if is_available():
+    if CudaDriver.is_active():
         try:
             import torch
         except ImportError:

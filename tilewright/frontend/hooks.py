@@ -93,7 +93,7 @@ tuning = TuningHooks()
 
 @dataclass(frozen=True)
 class CompileTimes:
-    """What a compilation took, in microseconds: tracing, each stage after it, and writing to the cache."""
+    """What a compilation took, in microseconds: tracing (or finding it on disk), the stages after it, storing it."""
 
     ir_initialization: int
     lowering_stages: Sequence[tuple[str, int]]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import FunctionType
@@ -28,7 +29,7 @@ from tilewright.frontend.arguments import (
     on_gpu,
     retyped,
 )
-from tilewright.frontend.background import active_mode
+from tilewright.frontend.background import PendingLaunch, active_mode
 from tilewright.frontend.binding import MISSING, PLAIN, generate
 from tilewright.frontend.compiled import CompiledKernel, written_parameters
 from tilewright.frontend.kernel_info import (
@@ -69,6 +70,9 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
 Types = Mapping[str, Any]
 
 
+_KERNELS: weakref.WeakSet[JITFunction] = weakref.WeakSet()
+
+
 class _Warming(threading.local):
     """Whether the thread is in a call of `warmup`."""
 
@@ -103,6 +107,7 @@ class JITFunction(KernelSource):
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._lock = threading.RLock()
         self._warming = _Warming()
+        _KERNELS.add(self)
         self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls
         if settings.interpret == "check":
             from tilewright.frontend.allocations import watch_allocations
@@ -131,11 +136,15 @@ class JITFunction(KernelSource):
 
     def _unsafe_update_src(self, text: str) -> None:
         super()._unsafe_update_src(text)
+        for kernel in list(_KERNELS):  # others may call this one, or get it as an argument
+            kernel._forget()
+        self._entry = self._run_first
+
+    def _forget(self) -> None:
         with self._lock:
             self._watched.clear()
             self._guards.clear()
             self._launches.clear()
-            self._entry = self._run_first
 
     # Compiling
 
@@ -272,15 +281,9 @@ class JITFunction(KernelSource):
             if parameter.constexpr:
                 wrapped[index] = arguments[index]
         named = {name: value if name in constants else MockTensor.wrap_dtype(value) for name, value in keywords.items()}
-        mode = active_mode.get()
-        if mode is not None:
-            return mode.submit(partial(self._warm, tuple(wrapped), named))  # type: ignore[return-value]
-        return self._warm(tuple(wrapped), named)
-
-    def _warm(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | None:
         self._warming.value = True
         try:
-            return self._find(arguments, keywords)[0].kernel
+            return self._find(tuple(wrapped), named)[0].kernel
         finally:
             self._warming.value = False
 
@@ -369,7 +372,7 @@ class JITFunction(KernelSource):
                 f"and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
             )
         given = {"debug": True, **options} if self.debug else options
-        return tuple((name, _constant_key(value)) for name, value in given.items())
+        return tuple((name, _option_key(value)) for name, value in given.items())
 
     def _argument_error(self, arguments: tuple[Any, ...], error: Exception) -> Exception:
         """What to raise when an argument cannot be classified: which one, and why."""
@@ -403,19 +406,18 @@ class JITFunction(KernelSource):
                 if current is not value and unwrap(current) != unwrap(value):
                     if settings.explain_recompile:
                         recompile.report_captured(self.name, path, value, current)
-                    self._watched.clear()
-                    self._guards.clear()
-                    self._launches.clear()
+                    self._forget()
                     return True
         return False
 
     def _watch(self, constants: Mapping[str, Any]) -> None:
         """Watch what a trace with these constants depends on."""
-        known = {(id(function), path) for function, path, _ in self._watched}
-        for function, path, value in binaries.watched(self, constants):
-            if (id(function), path) not in known:
-                self._watched.append((function, path, value))
-                self._guards.append(_guard(function, path, value))
+        with self._lock:
+            known = {(id(function), path) for function, path, _ in self._watched}
+            for function, path, value in binaries.watched(self, constants):
+                if (id(function), path) not in known:
+                    self._watched.append((function, path, value))
+                    self._guards.append(_guard(function, path, value))
 
     def _prepare(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         """Trace or compile for a signature that is new."""
@@ -423,17 +425,34 @@ class JITFunction(KernelSource):
             found = self._launches.get(key)
             if found is None:
                 canonical = (self._relevant(key[0], on_gpu(key[2:])), *key[1:])
-                found = self._launches.get(canonical)
-                if found is None:
-                    warming, told = self._warming.value, hooks.compilation
-                    if told.before is not None and announce(told.before, self, key, arguments, warming):
-                        return SkippedLaunch()
-                    found = self._create(canonical, arguments, options)
-                    self._launches[canonical] = found
-                    if told.after is not None:
-                        announce(told.after, self, key, arguments, warming)
-                self._launches[key] = found
+                found = self._launches.get(canonical) or self._make(key, canonical, arguments, options)
+                if not isinstance(found, SkippedLaunch):
+                    self._launches[key] = found
             return found
+
+    def _make(self, key: Any, canonical: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+        """Compile a signature, now or in the background, unless a hook wants it left uncompiled."""
+        warming, told, mode = self._warming.value, hooks.compilation, active_mode.get()
+        if told.before is not None and announce(told.before, self, canonical, arguments, warming):
+            return SkippedLaunch()
+        create = partial(self._create, canonical, arguments, options)
+
+        def finalize(launch: Launch) -> None:
+            self._launches[canonical] = self._launches[key] = launch
+            if told.after is not None:
+                announce(told.after, self, canonical, arguments, warming)
+
+        def cleanup() -> None:
+            for entry in (canonical, key):
+                self._launches.pop(entry, None)
+
+        if mode is None or settings.interpret:
+            launch = create()
+            finalize(launch)
+            return launch
+        pending = PendingLaunch(mode.submit((id(self), canonical), create, finalize, cleanup))
+        self._launches[canonical] = pending
+        return pending
 
     @staticmethod
     def _relevant(options: tuple[Any, ...], gpu: bool) -> tuple[Any, ...]:
@@ -527,6 +546,11 @@ def _constant_key(value: Any) -> Any:
             "could not be found again; pass numbers, strings, dtypes, tuples or functions"
         ) from None
     return (type(value), value)
+
+
+def _option_key(value: Any) -> Any:
+    """The same for an option, which may be a dict."""
+    return tuple(sorted(value.items())) if isinstance(value, dict) else _constant_key(value)
 
 
 def _guard(function: SourceFunction, path: tuple[str, ...], value: Any) -> tuple[Callable[[str], Any], str, Any]:

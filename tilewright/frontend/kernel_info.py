@@ -92,23 +92,23 @@ class JitFunctionInfo:
     jit_function: JITFunction
 
 
-class Compiled(Mapping[Any, Any]):
-    """The kernels compiled so far by key. Clearing it forgets them."""
+class Compiled(Mapping[str, Any]):
+    """The kernels compiled so far (or being compiled) by key. Clearing it forgets them."""
 
     def __init__(self, launches: dict[Any, Launch]) -> None:
         self._launches = launches
 
-    def _distinct(self) -> dict[Any, CompiledKernel]:
-        found: dict[int, tuple[Any, CompiledKernel]] = {}
+    def _distinct(self) -> dict[str, CompiledKernel]:
+        found: dict[int, tuple[str, CompiledKernel]] = {}
         for key, launch in list(self._launches.items()):
             if launch.kernel is not None:
-                found.setdefault(id(launch.kernel), (key, launch.kernel))
+                found.setdefault(id(launch.kernel), (str(key), launch.kernel))
         return dict(found.values())
 
-    def __getitem__(self, key: Any) -> CompiledKernel:
+    def __getitem__(self, key: str) -> CompiledKernel:
         return self._distinct()[key]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._distinct())
 
     def __len__(self) -> int:

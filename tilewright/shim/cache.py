@@ -63,11 +63,18 @@ class FileCacheManager(CacheManager):
         if path is None:
             return None
         found: dict[str, str] = json.loads(Path(path).read_text())["child_paths"]
-        return {name: child for name, child in found.items() if os.path.exists(child)}
+        return found if all(os.path.exists(child) for child in found.values()) else None
 
     def put_group(self, filename: str, group: Mapping[str, str]) -> str:
         """Remember the paths of a group's files; returns the path of the record."""
         return self.put(json.dumps({"child_paths": dict(group)}), f"__grp__{filename}", binary=False)
+
+
+class RemoteCacheManager(CacheManager):
+    """Files of a key on another machine: not here."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        RemoteCacheBackend(key)
 
 
 class RemoteCacheBackend:
