@@ -85,7 +85,7 @@ def run_call(call: KernelCall, memory: Memory, compiled: bool) -> None:
         return
     function = call.kernel.trace(types, call.constants)
     names = [parameter.name for parameter in function.parameters]
-    interpret(function, [memory.operand(call.operands[name]) for name in names], grid)
+    interpret(function, [memory.operand(call.operands[name]) for name in names], grid, check=True)
 
 
 def _order(call: KernelCall, types: Mapping[str, Any]) -> list[str]:
