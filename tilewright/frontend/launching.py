@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tilewright.errors import LaunchError
+from tilewright.errors import ExecutionError, LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, as_array, is_writable, leaves
 from tilewright.frontend.compiled import CompiledKernel, full_grid
@@ -84,7 +84,10 @@ class InterpretedLaunch:
         self.interface.check_written(arguments)
         flat = self.interface.flat(arguments)
         values = [self._seen(array, value) for array, value in zip(self._pointers, flat, strict=True)]
-        run(self.function, values, full_grid(grid), settings.interpret == "check", settings.interpret_order)
+        try:
+            run(self.function, values, full_grid(grid), settings.interpret == "check", settings.interpret_order)
+        except ExecutionError as error:
+            raise error.with_traceback(None) from None  # the message says where; our own frames do not help
 
     @staticmethod
     def _seen(array: bool, value: Any) -> Any:
