@@ -366,3 +366,21 @@ def test_flip_takes_the_last_axis_by_default(rng: np.random.Generator) -> None:
     out = np.zeros_like(x)
     launch(reversed_rows, (1,), x, out, ROWS=4, COLUMNS=8)
     np.testing.assert_array_equal(out, x[:, ::-1])
+
+
+@tilewright.jit
+def product_in_fp16(a, b, out, B: tl.constexpr, N: tl.constexpr):
+    rows = tl.arange(0, N)
+    matrix = rows[:, None] * N + rows[None, :]
+    offsets = tl.arange(0, B)[:, None, None] * N * N + matrix[None, :, :]
+    tl.store(out + offsets, tl.dot(tl.load(a + offsets), tl.load(b + offsets), out_dtype=tl.float16))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_product_in_fp16_is_rounded_once(batch: int, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal((batch, 64, 64)).astype(np.float16) for _ in range(2))
+    out = np.zeros_like(a)
+    product_in_fp16[(1,)](a, b, out, B=batch, N=64)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = 2.0**-11 * np.abs(exact) + 64 * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)))
+    assert (np.abs(out - exact) <= 1.01 * error + 2.0**-25).all()

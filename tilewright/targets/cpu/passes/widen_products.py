@@ -1,8 +1,9 @@
-"""Products of 8-bit floats become products of float16, which holds all their numbers exactly."""
+"""Products of 8-bit floats become products of float16, which holds all their numbers exactly, and sums in float16
+are carried in float32 within each product."""
 
 from __future__ import annotations
 
-from tilewright.dtypes import float16
+from tilewright.dtypes import float16, float32
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.rewrite import Rewriter, RuleTable, rewrite
 
@@ -17,6 +18,17 @@ def product_of_float8(operation: Operation, build: Rewriter) -> Value | None:
         return None
     wide = [build.emit("cast", value, dtype=float16, rounding="rtne") for value in (left, right)]
     return build.emit("dot", *wide, accumulator, **operation.attributes)
+
+
+@_RULES.on("dot")
+def sum_in_float16(operation: Operation, build: Rewriter) -> Value | None:
+    """dot(a, b, c) = cast(dot(a, b, cast(c, float32)), float16), rounded once."""
+    left, right, accumulator = operation.operands
+    if accumulator.type.dtype != float16:
+        return None
+    wide = build.emit("cast", accumulator, dtype=float32, rounding="rtne")
+    product = build.emit("dot", left, right, wide, **operation.attributes)
+    return build.emit("cast", product, dtype=float16, rounding="rtne")
 
 
 def widen_products(function: Function) -> Function:
