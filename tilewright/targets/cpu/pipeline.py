@@ -38,7 +38,7 @@ _RECURSION_LIMIT = 100_000
 CPU_PASSES: tuple[tuple[Pass, str], ...] = (
     (
         widen_products,
-        "the product kernels know no 8-bit floats and sum in float32; before simplify, which sees equal casts",
+        "product kernels know no 8-bit floats and sum in float32; before simplify, which sees equal casts",
     ),
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
