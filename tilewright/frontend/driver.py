@@ -32,7 +32,7 @@ class GPUTarget:
     @classmethod
     def of(cls, target: Target) -> GPUTarget:
         """The machine that a target compiles for."""
-        arch: int | str = getattr(target, "sm", None) or getattr(target, "cpu", "")
+        arch: Any = getattr(target, "sm", None) or getattr(target, "cpu", "")
         return cls(target.name, arch, getattr(target, "warp_threads", 1))
 
     def target(self) -> Target:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import linecache
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import FunctionType
@@ -33,6 +32,7 @@ from tilewright.frontend.background import PendingLaunch, active_mode
 from tilewright.frontend.binding import MISSING, PLAIN, generate
 from tilewright.frontend.compiled import CompiledKernel, written_parameters
 from tilewright.frontend.kernel_info import (
+    KERNELS,
     Compiled,
     DeviceCaches,
     KernelParam,
@@ -70,9 +70,6 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
 Types = Mapping[str, Any]
 
 
-_KERNELS: weakref.WeakSet[JITFunction] = weakref.WeakSet()
-
-
 class _Warming(threading.local):
     """Whether the thread is in a call of `warmup`."""
 
@@ -107,7 +104,7 @@ class JITFunction(KernelSource):
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._lock = threading.RLock()
         self._warming = _Warming()
-        _KERNELS.add(self)
+        KERNELS.add(self)
         self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls
         if settings.interpret == "check":
             from tilewright.frontend.allocations import watch_allocations
@@ -136,7 +133,7 @@ class JITFunction(KernelSource):
 
     def _unsafe_update_src(self, text: str) -> None:
         super()._unsafe_update_src(text)
-        for kernel in list(_KERNELS):  # others may call this one, or get it as an argument
+        for kernel in list(KERNELS):  # others may call this one, or get it as an argument
             kernel._forget()
         self._entry = self._run_first
 

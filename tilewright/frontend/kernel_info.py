@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from tilewright.frontend.compiled import CompiledKernel
     from tilewright.frontend.jit import JITFunction
     from tilewright.frontend.launching import Launch
+
+
+KERNELS: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # all that there are
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,9 @@ def to_text(kernel: JITFunction, key: Sequence[Any], arguments: Sequence[Any]) -
         options = {name: _encode(_plain(value)) for name, value in key[0]}
     except TypeError:
         return None
-    return json.dumps({"name": _full_name(kernel), "parameters": parameters, "options": options})
+    return json.dumps(
+        {"name": _full_name(kernel), "parameters": parameters, "options": options, "target": {"backend": "cpu"}}
+    )
 
 
 def from_text(kernel: JITFunction, text: str) -> tuple[list[Any], list[Any], dict[str, Any]]:
@@ -210,10 +216,13 @@ def from_text(kernel: JITFunction, text: str) -> tuple[list[Any], list[Any], dic
     try:
         data = json.loads(text)
         name, parameters, options = data["name"], data["parameters"], data["options"]
+        machine = data["target"]["backend"]
     except (ValueError, KeyError, TypeError) as error:
         raise LaunchError(f"this is no text of a signature: {error}") from error
     if name != _full_name(kernel):
         raise LaunchError(f"the signature is one of {name}, not of {_full_name(kernel)}")
+    if machine != "cpu":
+        raise LaunchError(f"the signature is for the target {machine!r}, only those for the CPU have a text form")
     if set(parameters) != set(kernel.argument_names):
         raise LaunchError(f"the signature's parameters, {', '.join(parameters)}, are not those of {name}")
     kinds, arguments = [], []
@@ -268,6 +277,9 @@ def _decode(value: Any) -> Any:
         if "dtype" in value:
             return NAMES[value["dtype"]]
         module, _, name = value["function"].partition(":")
+        for kernel in list(KERNELS):  # some are local to a function, where no import finds them
+            if kernel.__module__ == module and kernel.__qualname__ == name:
+                return kernel
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)

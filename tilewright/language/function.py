@@ -323,7 +323,7 @@ def _quick_text(function: FunctionType) -> str | None:
     indentation = _indentation(lines[first])
     for start in range(first, end):
         if lines[start].startswith(f"def {function.__code__.co_name}", indentation):
-            return "".join(_without_tail(lines[start:end]))
+            return textwrap.dedent("".join(_without_tail(lines[start:end])))
     return None
 
 
