@@ -43,17 +43,17 @@ def traced_attention(form: AttentionForm) -> Function:
 def attention_reference(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, causal: bool, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d)."""
+    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d), lengths [b, 2]."""
     queries, group = q.shape[2], q.shape[1] // k.shape[1]
     k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
     scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     row, column = np.arange(queries)[:, None], np.arange(k.shape[2])[None, :]
-    for batch, length in enumerate(lengths):
+    for batch, (rows, length) in enumerate(lengths):
         seen = column < length
         if causal:
-            seen = seen & (column <= row + length - queries)
+            seen = seen & (column <= row + length - rows)
         if window:
-            seen = seen & (column > row + length - queries - window)
+            seen = seen & (column > row + length - rows - window)
         scores[batch][:, ~np.broadcast_to(seen, scores.shape[2:])] = -np.inf
     greatest = scores.max(-1, keepdims=True)
     greatest = np.where(np.isfinite(greatest), greatest, 0.0)

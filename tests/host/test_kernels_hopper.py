@@ -109,7 +109,7 @@ def test_batches_of_products(rng: np.random.Generator):
 
 @pytest.mark.parametrize("form", [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2)])
 def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
-    multiply(form, rng, 140, 90, 200, 1, orders=50)
+    multiply(form, rng, 136, 72, 136, 1, orders=50)
 
 
 def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator):
@@ -158,14 +158,15 @@ def test_impossible_forms_say_why(change: dict[str, int], reason: str):
 
 
 def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...], window: int = 0, orders: int = 2,
-           growth: float = 0.0, lengths: tuple[int, ...] = ()) -> None:  # fmt: skip
+           growth: float = 0.0, lengths: tuple[tuple[int, int], ...] = ()) -> None:  # fmt: skip
     batches, heads, key_heads, queries, keys = sizes
     function = simplify(traced_attention(form))
     verify(function)
     q = numbers(rng, (batches, heads, queries, form.D), form.TYPE)
     k, v = (numbers(rng, (batches, key_heads, keys, form.D), form.TYPE) for _ in range(2))
     k = (k.astype(np.float32) * (1 + growth * np.linspace(1, 0, keys)[:, None])).astype(k.dtype)
-    ends = np.asarray(lengths or [keys] * batches, np.int32)
+    ends = np.asarray(lengths or [(queries, keys)] * batches, np.int32)
+    inside = np.arange(queries)[None, None, :] < ends[:, None, None, 0]
     expected, sums = attention_reference(q, k, v, ends, form.CAUSAL, window)
     table = attention_schedule(form, batches, heads, queries, keys, heads // key_heads, PROCESSORS // 2)
     scale = np.log2(np.e) / np.sqrt(form.D)
@@ -179,9 +180,10 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
         )
         # Exponentials and results are rounded to the operands' type.
         unit = 2**-8 if form.TYPE == tl.bfloat16 else 2**-11
-        assert np.abs(out.astype(np.float64) - expected).max() <= 2 * unit * np.abs(v.astype(np.float64)).max()
+        error = np.where(inside[..., None], np.abs(out.astype(np.float64) - expected), 0.0)
+        assert error.max() <= 2 * unit * np.abs(v.astype(np.float64)).max()
         if form.LSE:
-            np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(np.where(inside, lse, 0), np.where(inside, sums, 0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_attention_in_a_window(rng: np.random.Generator):
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
     form = ATTENTION._replace(LENGTHS=True, LSE=True, CAUSAL=causal)
-    attend(form, rng, (3, 1, 1, 130, 140), lengths=(140, 77, 1))
+    attend(form, rng, (3, 1, 1, 130, 140), lengths=((130, 140), (77, 77), (60, 1)))
 
 
 def test_attention_with_growing_maxima(rng: np.random.Generator):
@@ -223,7 +225,7 @@ def test_attention_with_growing_maxima(rng: np.random.Generator):
 
 @pytest.mark.parametrize("form", [ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=64), ATTENTION._replace(FLAT=False)])
 def test_attention_is_clean_in_any_order(form: AttentionForm, rng: np.random.Generator):
-    attend(form, rng, (1, 2, 1, 200, 130), orders=50)
+    attend(form, rng, (1, 1, 1, 200, 130), orders=50)
 
 
 def test_a_schedule_holds_every_tile_once():

@@ -59,7 +59,7 @@ class Tile:
     head: tl.tensor
     row: tl.tensor
     keys: tl.tensor  # of its batch
-    offset: tl.tensor  # the key that the first query of the batch sees last, when causal
+    offset: tl.tensor  # the key that the first query of its batch sees last, when causal
     low: tl.tensor  # blocks low … high - 1
     high: tl.tensor
 
@@ -79,11 +79,11 @@ def tile_of(entry, sizes, lengths, FORM: tl.constexpr):
     pair = entry >> 16
     batch = pair // sizes.heads
     row = (entry & 0xFFFF) * FORM.BM
-    keys = sizes.keys
+    queries, keys = sizes.queries, sizes.keys
     if FORM.LENGTHS:
-        keys = tl.load(lengths + batch)
-    offset = keys - sizes.queries
-    high = blocks_below(tl.minimum(row + FORM.BM, sizes.queries) - 1, offset, keys, FORM)
+        queries, keys = tl.load(lengths + 2 * batch), tl.load(lengths + 2 * batch + 1)
+    offset = keys - queries
+    high = blocks_below(tl.minimum(row + FORM.BM, queries) - 1, offset, keys, FORM)
     low = high * 0
     if FORM.WINDOW:
         low = tl.minimum(tl.maximum(row + offset - sizes.window + 1, 0) // FORM.BN, high - 1)
@@ -412,8 +412,9 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` for q and out and of
     `FORM.key_block` for k and v.  What lies behind a batch's keys must be finite.
     `schedule` [CTAs, tiles_per_cta] i32 lists each CTA's tiles, ended by -1 (`forms.attention_schedule`).  With causal
-    masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch] i32 are the keys
-    of each batch (`LENGTHS`), `lse` [batch, heads, queries] f32 the logarithms of the sums (`LSE`).
+    masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
+    queries and keys of each batch (`LENGTHS`; rows behind them hold nothing of use), `lse` [batch, heads, queries] f32
+    the logarithms of the sums (`LSE`).
     """
     query_tiles = tx.shared((FORM.query_stages * FORM.CONSUMERS, 64, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
     key_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
