@@ -64,7 +64,7 @@ def literal_with_tensor(value: Number, dtype: DType) -> DType:
     if dtype.is_integer and not fits(int(value), dtype):
         low, high = _INTEGER_RANGES[dtype]
         raise LanguageError(
-            f"the literal {value} does not fit {wrap(dtype)}, which holds {low} to {high}",
+            f"the literal {value} does not fit {wrap(dtype)}: out of range {low} to {high}",
             "cast the tensor to a wider type first",
         )
     return dtype

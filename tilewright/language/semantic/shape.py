@@ -87,7 +87,8 @@ def index(value: tensor, slices: Any) -> tensor:
     entries = _without_ellipsis(entries, value.rank)
     if sum(entry is not None for entry in entries) > value.rank:
         raise LanguageError(
-            f"too many indices for a block of rank {value.rank}", "one index for each axis; None adds one"
+            f"unsupported tensor index: too many indices for a block of rank {value.rank}",
+            "one index for each axis; None adds one",
         )
     axis = 0
     for entry in entries:
