@@ -104,12 +104,17 @@ def _warp_any(lowering: ExplicitLowering, operation: Operation) -> None:
 
 
 def _roles(lowering: ExplicitLowering, operation: Operation) -> None:
-    """Sibling branches on the number of the warp or warpgroup, made uniform."""
+    """Sibling branches on the number of the warp or warpgroup, made uniform.
+
+    Where nothing follows, every role ends by itself.  Did the thread of an elected role come back to its warp, ptxas
+    would have it run in vector registers, and moves from there for every copy.
+    """
     builder = lowering.builder
     table = roles.table(operation)
     unit = 4 if all(role.warps % 4 == 0 for role in table) else 1
     shift = builder.integer(4 + unit.bit_length(), "i32")
     number = ptx.uniform(builder, builder.binary("lshr", lowering.group.thread, shift))
+    ends = lowering.function.region.operations[-2] is operation
     after = builder.new_block("roles.end")
     for role, region in zip(table, operation.regions, strict=True):
         inside, outside = builder.new_block("role"), builder.new_block("role.next")
@@ -119,17 +124,23 @@ def _roles(lowering: ExplicitLowering, operation: Operation) -> None:
         else:
             builder.branch_if(builder.compare("ult", number, role.end // unit), inside, outside)
         builder.start(inside)
-        _role(lowering, role, region, number, unit)
-        builder.branch(after)
+        _role(lowering, role, region, number, unit, ends)
+        if ends:
+            builder.ret()
+        else:
+            builder.branch(after)
         builder.start(after if last else outside)
-    lowering.reconverge()
+    if not ends:
+        lowering.reconverge()
 
 
 _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))
 
 
-def _role(lowering: ExplicitLowering, role: roles.Role, region: Region, number: LLVMValue, unit: int) -> None:
-    """One role: its registers, the number of the copy, and its code.
+def _role(
+    lowering: ExplicitLowering, role: roles.Role, region: Region, number: LLVMValue, unit: int, ends: bool
+) -> None:
+    """One role: its registers, the number of the copy, and its code, with which the kernel `ends` or not.
 
     An elected role's is run by the first thread, but for the cluster's barrier at its end, where all threads count.
     """
@@ -139,17 +150,18 @@ def _role(lowering: ExplicitLowering, role: roles.Role, region: Region, number: 
     # branches on the thread's instead, and keeps everything behind that in vector registers.
     copy = _divided(lowering, builder.subtract(number, role.first // unit), role.warps // unit)
     group = _group(lowering, role, copy)
-    with lowering.in_group(group):
-        lowering.define(region.arguments[0], [copy])
-        operations = region.operations[:-1]
-        if role.elected:
-            alone = next((i for i, entry in enumerate(operations) if entry.opcode in _CLUSTER), len(operations))
-            with builder.when(builder.compare("eq", group.thread, 0), hint="elected"):
-                with lowering.in_group(replace(group, block=builder.block)):
-                    lowering.operations(operations[:alone])
-            operations = operations[alone:]
-        with lowering.in_group(replace(group, elected=False)):
-            lowering.operations(operations)
+    together = region.operations[:-1]
+    lowering.define(region.arguments[0], [copy])
+    if role.elected:
+        count = next((i for i, entry in enumerate(together) if entry.opcode in _CLUSTER), len(together))
+        alone, together = together[:count], together[count:]
+        with builder.when(builder.compare("eq", group.thread, 0), hint="elected"):
+            with lowering.in_group(replace(group, block=builder.block)):
+                lowering.operations(alone)
+            if ends and not together:
+                builder.ret()
+    with lowering.in_group(replace(group, elected=False)):
+        lowering.operations(together)
 
 
 def _group(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> ThreadGroup:
