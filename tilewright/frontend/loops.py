@@ -195,6 +195,10 @@ class Loops(Statements):
         attributes: dict[str, Any] = {
             "num_stages": self._option(loop.num_stages),
             "unroll": self._option(loop.loop_unroll_factor),
+            "flatten": bool(self._option(loop.flatten)),
+            "warp_specialize": bool(self._option(loop.warp_specialize)),
+            "disallow_acc_multi_buffer": bool(self._option(loop.disallow_acc_multi_buffer)),
+            "disable_licm": bool(self._option(loop.disable_licm)),
         }
         operands = [value.handle for value in (lower, upper, step, *carried.initial)]
         self._leave(statement, carried, builder.create("for", operands, attributes, [region]).results)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tilewright import language
 from tilewright.errors import CompilationError
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Location
 from tilewright.language.context import LanguageError
 from tilewright.language.function import SourceFunction
+from tilewright.settings import settings
 from tilewright.targets.base import Remark
 
 MAXIMUM_DEPTH = 60
+_LANGUAGE = str(Path(language.__file__).parent)
 
 
 class TraceSession:
@@ -23,6 +27,17 @@ class TraceSession:
         self.debug = debug
         self.remarks: dict[tuple[str, str, int], Remark] = {}
         self.depth = 0
+
+    @property
+    def sanitize_overflow(self) -> bool:
+        """In debug builds, for what users wrote; the language's own functions count on numbers that wrap.
+
+        A checked run keeps assertions, but follows overflow to the addresses that it reaches by itself.
+        """
+        location = self.builder.location
+        if location is None or settings.interpret == "check":
+            return False
+        return self.debug and not location.file.startswith(_LANGUAGE)
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Inline a function of the language; its caller is the operation being emitted."""

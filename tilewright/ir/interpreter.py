@@ -301,7 +301,8 @@ class _Instance:
         return []
 
     def print(self, operation: Operation, operands: list[Array]) -> list[Array]:
-        print(self.index, operation.attributes["prefix"], *operands)
+        shown = [_in_hexadecimal(block) for block in operands] if operation.attributes["hex"] else operands
+        print(self.index, operation.attributes["prefix"], *shown)
         return []
 
     def barrier(self, operation: Operation, operands: list[Array]) -> list[Array]:
@@ -321,6 +322,12 @@ def lane_index(operation: Operation, operands: Sequence[Array], lane: int) -> tu
     if position is not None and len(operands) > position:
         flat = int(np.flatnonzero(operands[position])[lane])
     return tuple(int(part) for part in np.unravel_index(flat, operands[0].shape))
+
+
+def _in_hexadecimal(block: Array) -> Array:
+    """The bits of numbers as text."""
+    bits = np.ascontiguousarray(block).view(f"u{block.dtype.itemsize}")
+    return np.vectorize(lambda word: f"0x{int(word):0{2 * block.dtype.itemsize}x}", otypes=[object])(bits)
 
 
 def _axis(operation: Operation) -> int:

@@ -58,6 +58,7 @@ _ORDER = {
 _RMW = AttributeInfo("str", REQUIRED, ("add", "max", "min", "and", "or", "xor", "exchange"))
 _PRECISION = AttributeInfo("str", "ieee", ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
 _HINTS = {name: AttributeInfo("ints", ()) for name in ("divisibility", "contiguity", "constancy")}
+_LOOP_HINTS = ("flatten", "warp_specialize", "disallow_acc_multi_buffer", "disable_licm")
 PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -194,7 +195,8 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         # The index runs lower, lower + step, … below upper; step is positive. Results: last carried values.
         OpInfo("for", "for(lower, upper, step, initial…) {(index, carried…) … yield carried…}", (3, None),
                inference.for_loop, regions=1, speculatable=False,
-               attributes={"num_stages": AttributeInfo("int", 0), "unroll": AttributeInfo("int", 0)}),
+               attributes={"num_stages": AttributeInfo("int", 0), "unroll": AttributeInfo("int", 0),
+                           **{name: _BOOL_FALSE for name in _LOOP_HINTS}}),
         OpInfo("while", "while(initial…) {before: … condition(c, values…)} {(values…) … yield next…}", (0, None),
                inference.while_loop, regions=2, speculatable=False),
         OpInfo("if", "if(condition) {… yield values…} {… yield values…}", (1, 1), inference.if_branch, regions=2),
@@ -209,7 +211,7 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         OpInfo("assert", "stop with a message unless the condition holds in every element", (1, 1),
                inference.predicate, effects=OBSERVE, attributes={"message": AttributeInfo("str", "")}),
         OpInfo("print", "print the operands", (0, None), inference.no_result, effects=OBSERVE,
-               attributes={"prefix": AttributeInfo("str", "")}),
+               attributes={"prefix": AttributeInfo("str", ""), "hex": _BOOL_FALSE}),
         OpInfo("barrier", "memory accesses before are done before those after", (0, 0), inference.no_result,
                effects=OBSERVE),
         # The target's own instructions on `pack` elements at a time; values of less than 32 bits are packed into words.

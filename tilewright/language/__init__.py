@@ -131,6 +131,9 @@ from tilewright.language.standard import (
 )
 from tilewright.language.tensor import tensor
 from tilewright.language.tiles import (
+    _experimental_descriptor_load,
+    _experimental_descriptor_store,
+    _experimental_make_tensor_descriptor,
     advance,
     load_tensor_descriptor,
     make_block_ptr,
@@ -167,5 +170,6 @@ from tilewright.language.types import (
     void,
 )
 
+libdevice = extra.libdevice  # the old place of the library
 TRITON_MAX_TENSOR_NUMEL = 1 << 20  # elements of a block
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -30,6 +30,11 @@ class Tracer(Protocol):
 
     builder: Builder
 
+    @property
+    def sanitize_overflow(self) -> bool:
+        """Whether integer arithmetic of the line being traced is to stop at run time when it overflows."""
+        ...
+
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Inline a function of the language (or call a compile-time function)."""
         ...

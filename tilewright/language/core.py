@@ -96,19 +96,19 @@ def cast(input: Any, dtype: dtype, fp_downcast_rounding: str | None = None, bitc
 @builtin
 def add(x: Any, y: Any, sanitize_overflow: bool = True) -> tensor:
     """``x + y``; a pointer moves by elements."""
-    return arithmetic.add(x, y)
+    return arithmetic.add(x, y, bool(unwrap(sanitize_overflow)))
 
 
 @builtin
 def sub(x: Any, y: Any, sanitize_overflow: bool = True) -> tensor:
     """``x - y``."""
-    return arithmetic.subtract(x, y)
+    return arithmetic.subtract(x, y, bool(unwrap(sanitize_overflow)))
 
 
 @builtin
 def mul(x: Any, y: Any, sanitize_overflow: bool = True) -> tensor:
     """``x * y``."""
-    return arithmetic.multiply(x, y)
+    return arithmetic.multiply(x, y, bool(unwrap(sanitize_overflow)))
 
 
 @builtin
@@ -417,6 +417,21 @@ def inline_asm_elementwise(
     return escape.inline_asm(asm, constraints, args, dtype, is_pure, pack)
 
 
+extern = builtin  # decorator of functions that end in `extern_elementwise`
+
+
+@builtin
+def extern_elementwise(
+    lib_name: str, lib_path: str, args: Sequence[Any], arg_type_symbol_dict: Any, is_pure: bool, _semantic: Any = None
+) -> tensor:
+    """A function of a vendor's mathematical library, chosen by the dtypes of its arguments.
+
+    `arg_type_symbol_dict` maps tuples of dtypes to a symbol and a result dtype: ``{(tl.float32,): ("__nv_expf",
+    tl.float32)}``.  No library is linked: the function of `tl.extra.libdevice` of that name takes its place.
+    """
+    return escape.external(args, arg_type_symbol_dict, lib_name or "the library")
+
+
 # Hints, assertions, printing ---------------------------------------------------------------------
 
 
@@ -458,8 +473,8 @@ def debug_barrier() -> None:
 
 @builtin
 def device_print(prefix: str, *args: Any, hex: bool = False) -> None:
-    """Print values at run time, after a literal ASCII prefix."""
-    hint.device_print(prefix, args)
+    """Print values at run time, after a literal ASCII prefix; with `hex` their bits, in hexadecimal."""
+    hint.device_print(prefix, args, hex)
 
 
 @builtin

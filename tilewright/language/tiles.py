@@ -185,6 +185,21 @@ def load_tensor_descriptor(desc: tensor_descriptor, offsets: Any) -> tensor:
 
 
 @builtin
+def _experimental_descriptor_load(desc_pointer: Any, offsets: Any, shape: Any, dtype: Any) -> tensor:
+    """The old name of ``desc.load(offsets)``; shape and dtype are the descriptor's own."""
+    return _descriptor(desc_pointer).load(offsets)
+
+
+@builtin
+def _experimental_descriptor_store(desc_pointer: Any, value: Any, offsets: Any) -> None:
+    """The old name of ``desc.store(offsets, value)``."""
+    _descriptor(desc_pointer).store(offsets, value)
+
+
+_experimental_make_tensor_descriptor = make_tensor_descriptor
+
+
+@builtin
 def store_tensor_descriptor(desc: tensor_descriptor, offsets: Any, value: Any) -> None:
     """``desc.store(offsets, value)``"""
     _descriptor(desc).store(offsets, value)

@@ -1,6 +1,6 @@
 """Moves out of `for` loops what is the same in every iteration.
 
-Only operations move that do no harm when the loop runs zero times (`ir.ops.is_speculatable`).  `while` bodies
+A loop whose author asked for it (``tl.range(disable_licm=True)``) keeps everything.  Only operations move that do no harm when the loop runs zero times (`ir.ops.is_speculatable`).  `while` bodies
 keep theirs: a condition is run at least once, so the gain is small.
 """
 
@@ -18,7 +18,7 @@ def hoist_loop_invariants(function: Function) -> Function:
 
 class _Hoister(Rebuilder):
     def visit(self, operation: Operation) -> Replacement:
-        if operation.opcode == "for":
+        if operation.opcode == "for" and not operation.attributes["disable_licm"]:
             self.hoist(operation.regions[0])
         return None
 

@@ -23,7 +23,7 @@ from tilewright.language.semantic.convert import (
     to_tensor,
 )
 from tilewright.language.semantic.promotion import literal_with_tensor, promote
-from tilewright.language.tensor import emit, tensor, type_text
+from tilewright.language.tensor import emit, emit_many, tensor, type_text
 from tilewright.language.types import Number, unwrap
 
 _SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "remainder": "%"}
@@ -110,32 +110,52 @@ def _shifted_pointer(pointer: tensor, index: Any, symbol: str) -> tensor:
     return emit("offset", [pointer, index])
 
 
-def add(left: Any, right: Any) -> tensor:
+def add(left: Any, right: Any, sanitize: bool = True) -> tensor:
     left, right = unwrap(left), unwrap(right)
     if isinstance(left, tensor) and left.is_pointer:
         return _shifted_pointer(left, right, "+")
     if isinstance(right, tensor) and right.is_pointer:
         return _shifted_pointer(right, left, "+")
-    return _arithmetic("add", left, right)
+    return _arithmetic("add", left, right, sanitize)
 
 
-def subtract(left: Any, right: Any) -> tensor:
+def subtract(left: Any, right: Any, sanitize: bool = True) -> tensor:
     left, right = unwrap(left), unwrap(right)
     if isinstance(left, tensor) and left.is_pointer:
         return _shifted_pointer(left, right, "-")
-    return _arithmetic("subtract", left, right)
+    return _arithmetic("subtract", left, right, sanitize)
 
 
-def multiply(left: Any, right: Any) -> tensor:
-    return _arithmetic("multiply", left, right)
+def multiply(left: Any, right: Any, sanitize: bool = True) -> tensor:
+    return _arithmetic("multiply", left, right, sanitize)
 
 
-def _arithmetic(opcode: str, left: Any, right: Any) -> tensor:
+def _arithmetic(opcode: str, left: Any, right: Any, sanitize: bool = True) -> tensor:
     first, second = promote_operands(left, right, _SYMBOLS[opcode])
     if first.number.is_bool:  # one-bit arithmetic wraps
         return emit("and" if opcode == "multiply" else "xor", [first, second])
     folded = _fold(_FOLDS[opcode], first, second)
-    return emit(opcode, [first, second]) if folded is None else folded
+    if folded is not None:
+        return folded
+    if sanitize and active().sanitize_overflow:
+        _assert_in_range(opcode, first, second)
+    return emit(opcode, [first, second])
+
+
+def _assert_in_range(opcode: str, first: tensor, second: tensor) -> None:
+    """Stop at run time when integers of less than 64 bits overflow: the result in 64 bits must fit their own."""
+    element = first.number
+    if not element.is_integer or element.bits >= 64:
+        return
+    wide = emit(opcode, [cast(first, dtypes.int64), cast(second, dtypes.int64)])
+    low = -(2 ** (element.bits - 1)) if element.is_signed else 0
+    high = low + 2**element.bits - 1
+    inside = [
+        emit("compare", [wide, constant(limit, dtypes.int64, wide.shape)], {"predicate": predicate})
+        for predicate, limit in (("ge", low), ("le", high))
+    ]
+    message = f"{first.dtype} overflow detected for operation {opcode}"
+    emit_many("assert", [emit("and", inside)], {"message": message})
 
 
 def true_divide(left: Any, right: Any) -> tensor:
@@ -349,7 +369,7 @@ def unary_math(opcode: str, value: Any) -> tensor:
         value, element = cast(value, dtypes.float32), dtypes.float32
     if element.bits >= 32:
         return emit(opcode, [value])
-    active().remark("note", f"{opcode} on {value.dtype} is computed in fp32 and rounded back")
+    active().remark("warning", f"{opcode} on {value.dtype} is computed in fp32 and rounded back")
     return cast(emit(opcode, [cast(value, dtypes.float32)]), element)
 
 
@@ -389,6 +409,7 @@ def power(x: Any, y: Any) -> tensor:
         first, second, element = cast(first, dtypes.float32), cast(second, dtypes.float32), dtypes.float32
     if element.bits >= 32:
         return emit("power", [first, second])
+    active().remark("warning", f"pow on {first.dtype} is computed in fp32 and rounded back")
     wide = [cast(value, dtypes.float32) for value in (first, second)]
     return cast(emit("power", wide), element)
 

@@ -8,7 +8,8 @@ from tilewright.dtypes import DType
 from tilewright.ir.core import Region, Value
 from tilewright.ir.ops import effects_of
 from tilewright.language.context import LanguageError, active
-from tilewright.language.semantic.convert import broadcast, to_tensor
+from tilewright.language.function import SourceFunction
+from tilewright.language.semantic.convert import broadcast, convert, to_tensor
 from tilewright.language.semantic.shape import reshape, static_int, take
 from tilewright.language.tensor import emit, emit_many, tensor, type_text
 from tilewright.language.types import dtype, unwrap
@@ -72,6 +73,27 @@ def _check_constraints(form: str, values: list[tensor], elements: list[DType], p
             f"the constraints have {inputs} inputs, the arguments take {wanted} registers",
             "write one 'r' (or 'f', …) for each register; elements under 32 bits share 32-bit registers",
         )
+
+
+def external(arguments: Any, symbols: Any, what: str) -> Any:
+    """A function of a vendor's mathematical library by its symbol: the language's own function of that name."""
+    from tilewright.language.extra import libdevice
+
+    values = [to_tensor(value) for value in unwrap(arguments)]
+    kinds = tuple(value.dtype for value in values)
+    if kinds not in symbols:
+        known = "; ".join(", ".join(map(str, row)) for row in symbols)
+        raise LanguageError(f"{what} has no function for ({', '.join(map(str, kinds))})", f"cast to one of: {known}")
+    symbol, result = symbols[kinds]
+    name = str(symbol).removeprefix("__nv_").removeprefix("__ocml_")
+    for candidate in (name, name.removesuffix("f"), name.removesuffix("d"), name.rpartition("_")[0]):
+        if candidate in libdevice.__all__:
+            function = getattr(libdevice, candidate)
+            written = isinstance(function, SourceFunction)
+            return convert(active().call(function, values, {}) if written else function(*values), result)
+    raise LanguageError(
+        f"the external function '{symbol}' cannot be linked", "tl.extra.libdevice has the mathematical functions"
+    )
 
 
 def map_elements(function: Any, arguments: Any, pack: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright import dtypes
+from tilewright.ir.core import Attribute
 from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.arithmetic import where
 from tilewright.language.semantic.convert import broadcast, cast, to_tensor
@@ -63,13 +64,14 @@ def device_assert(condition: Any, message: Any, mask: Any = None) -> None:
     emit_many("assert", [condition], {"message": str(unwrap(message))})
 
 
-def device_print(prefix: Any, values: tuple[Any, ...]) -> None:
+def device_print(prefix: Any, values: tuple[Any, ...], hexadecimal: Any = False) -> None:
     text = unwrap(prefix)
     if not isinstance(text, str) or not text.isascii():
         raise LanguageError(
             f"device_print needs a literal ASCII prefix, got {text!r}", "pass the text first, then the values"
         )
-    emit_many("print", [to_tensor(value) for value in values], {"prefix": text})
+    attributes: dict[str, Attribute] = {"prefix": text, "hex": bool(unwrap(hexadecimal))}
+    emit_many("print", [to_tensor(value) for value in values], attributes)
 
 
 def barrier() -> None:

@@ -171,14 +171,19 @@ class EffectEmitter:
         if not operation.operands:
             self._printf(f"pid (%d, %d, %d) {prefix}\n", self.programs)
         for operand in operation.operands:
-            self._for_each(operand.type.shape, (), partial(self._print_element, prefix, operand))
+            bits = bool(operation.attributes["hex"])
+            self._for_each(operand.type.shape, (), partial(self._print_element, prefix, operand, bits))
 
-    def _print_element(self, prefix: str, operand: Value, indices: Indices) -> None:
+    def _print_element(self, prefix: str, operand: Value, bits: bool, indices: Indices) -> None:
         builder = self.builder
         value, element = self.evaluator.evaluate(operand, indices), operand.type.element
         converter = self.evaluator.elementwise.converter
         if isinstance(element, PointerType):
             form = "%p"
+        elif bits:
+            form, word = f"0x%0{2 * element.itemsize}llx", f"i{element.bits}"
+            value = builder.cast("bitcast", value, word)
+            value = value if word == "i64" else builder.cast("zext", value, "i64")
         elif element.is_float:
             form, value = "%g", converter.cast(value, element, float64)
         else:
