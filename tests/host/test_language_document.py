@@ -12,7 +12,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "tile-language.md").read_text(e
 
 def test_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     path = tmp_path / "document.py"
     path.write_text("\n".join(blocks), encoding="utf-8")
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "document"})
