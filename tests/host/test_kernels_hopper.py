@@ -88,6 +88,7 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
         (PRODUCT._replace(SPLIT=2, STAGES=4, SHARE_B=2), (200, 120, 264)),
         (NARROW._replace(SPLIT=4, BN=32), (33, 40, 520)),
         (NARROW._replace(A_ROWS=8), (5, 120, 264)),
+        (NARROW._replace(A_ROWS=16, SPLIT=2, STAGES=8, DEPENDENT=True, EVICT_B="evict_first"), (16, 72, 600)),
         (PRODUCT._replace(A_TRANSPOSED=True, B_TRANSPOSED=True), (136, 136, 100)),
         (PRODUCT._replace(A_TRANSPOSED=True, SHARE_B=2), (136, 136, 100)),
         (PRODUCT._replace(DEPENDENT=True), (136, 72, 300)),
@@ -122,6 +123,22 @@ def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator)
     erf = np.vectorize(__import__("math").erf)
     expected = 0.5 * x * (1 + erf(x / np.sqrt(2))) + residual.astype(np.float64)
     np.testing.assert_allclose(c.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
+
+
+@tilewright.jit
+def swish(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+def test_a_gate_joins_interleaved_columns(rng: np.random.Generator):
+    form = PRODUCT._replace(BN=160, GATE=swish)
+    M, N, K = 140, 176, 72
+    a, b, product = operands(form, rng, M, N, K, 1)
+    c = np.zeros((M, N // 2), a.dtype)
+    function = simplify(traced_matmul(form))
+    run(function, [a, b, c, c, M, N, K, 1], form.grid(M, N, 1, PROCESSORS), order=1)
+    gate, up = (product.reshape(M, N // 16, 2, 8)[:, :, part].reshape(M, N // 2) for part in range(2))
+    np.testing.assert_allclose(c.astype(np.float64), gate / (1 + np.exp(-gate)) * up, rtol=2**-8, atol=1e-4)
 
 
 def test_int8_is_scaled_in_the_epilogue(rng: np.random.Generator):

@@ -201,17 +201,24 @@ def softmax(scores, maximum, scale, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def rescaled(out, sums, maximum, greatest, scale, FORM: tl.constexpr):
+def rescaled(out, sums, maximum, greatest, scale):
     """Results and sums so far, referred to new maxima."""
+    factor = tl.exp2((maximum - greatest) * scale)[:, None]
+    return out * factor, sums * factor
+
+
+@tilewright.jit
+def retired(pending, sums, maximum, greatest, scale, FORM: tl.constexpr):
+    """Wait for the results so far; they and the sums, referred to new maxima."""
     if FORM.LAZY:
+        # The wait stands in both branches, behind the exponentials that the caller has asked for: in one block with
+        # them, ptxas puts it in front, and nothing is left that runs under the product.
         if tx.warp_any(greatest > maximum):
-            factor = tl.exp2((maximum - greatest) * scale)[:, None]
-            out = out * factor
-            sums = sums * factor
+            out, sums = rescaled(tx.wgmma_wait(pending), sums, maximum, greatest, scale)
+        else:
+            out = tx.wgmma_wait(pending)
     else:
-        factor = tl.exp2((maximum - greatest) * scale)[:, None]
-        out = out * factor
-        sums = sums * factor
+        out, sums = rescaled(tx.wgmma_wait(pending), sums, maximum, greatest, scale)
     return out, sums
 
 
@@ -240,9 +247,8 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
         if MASKED:
             scores = masked(scores, top - step, row, tile, sizes, FORM)
         exponentials, greatest, added = softmax(scores, maximum, scale, FORM)
-        out = tx.wgmma_wait(pending)
+        out, sums = retired(pending, sums, maximum, greatest, scale, FORM)
         memory.value_ring.release(tx.ring_at(count + step - 1, FORM.STAGES))
-        out, sums = rescaled(out, sums, maximum, greatest, scale, FORM)
         sums += added
         maximum = greatest
         powers = exponentials.to(FORM.TYPE)

@@ -54,7 +54,13 @@ class MatmulForm(NamedTuple):
     EVICT_B: str = ""
     DEPENDENT: bool = False  # weights (B) may be read before the kernels in front of this one have ended
     PROMOTE: Any = None  # (partial, row, column, stage, extra) -> what is added to the sum in float32
+    GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of C that a tile gives."""
+        return self.BN // 2 if self.GATE else self.BN
 
     @property
     def rows(self) -> int:
@@ -114,18 +120,18 @@ class MatmulForm(NamedTuple):
     @property
     def chunk(self) -> int:
         """Columns that a consumer stores at once: a row of the swizzle."""
-        return int(min(self.BN, ATOM // self.OUTPUT.itemsize))
+        return int(min(self.out_columns, ATOM // self.OUTPUT.itemsize))
 
     @property
     def tail(self) -> int:
         """Columns of the last, smaller chunk; 0 when all are full."""
-        return self.BN % self.chunk
+        return self.out_columns % self.chunk
 
     @property
     def stores(self) -> tuple[tuple[int, int], ...]:
         """The stores of a consumer's part of a tile, row part by row part: staging tile, and how many of the latest
         stores may still read theirs when it is written. The smaller tile of the last columns is number `BUFFERS`."""
-        chunks = -(-self.BN // self.chunk)
+        chunks = -(-self.out_columns // self.chunk)
         parts = 1 if self.SPLIT > 1 else self.rows // 64
         tiles: list[int] = []
         for number in range(parts * chunks):
@@ -183,6 +189,7 @@ class MatmulForm(NamedTuple):
             (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
             (self.SPLIT == 1 or partial <= left, "partial sums lie where the stages of A were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
+            (not self.GATE or (self.SPLIT == 1 and self.BN % 16 == 0), "gates take pairs of 8 columns, unsplit"),
             (self.cluster <= 8, "a cluster has at most 8 CTAs"),
             (self.STAGES >= 2, "there are two stages or more"),
             (accumulators <= (104 if self.CONSUMERS == 3 else 200), f"{accumulators} accumulators a thread"),

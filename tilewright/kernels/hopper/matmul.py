@@ -203,6 +203,15 @@ def multiply(lefts, rights, ring, position, copy, task, place, extra, FORM: tl.c
 
 
 @tilewright.jit
+def gated(sums, GATE: tl.constexpr):
+    """Groups of 8 columns in pairs as one group each; every thread holds both of a pair."""
+    WIDTH: tl.constexpr = sums.shape[1] // 2
+    pairs = tl.permute(tl.reshape(sums, (64, WIDTH // 8, 2, 8)), (0, 1, 3, 2))
+    left, right = tl.split(pairs)
+    return GATE(tl.reshape(left, (64, WIDTH)), tl.reshape(right, (64, WIDTH)))
+
+
+@tilewright.jit
 def finished(value, batch, first_row, first_column, M, N, extra, FORM: tl.constexpr):
     """The epilogue on a block of sums."""
     row = first_row + tl.arange(0, value.shape[0])[:, None]
@@ -234,15 +243,21 @@ def store_chunk(value, target, out, batch, row, column, OUTSTANDING: tl.constexp
 @tilewright.jit
 def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl.constexpr):
     """The epilogue of a tile, 64 rows and one row of the swizzle at a time."""
-    CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
+    CHUNKS: tl.constexpr = tl.cdiv(FORM.out_columns, FORM.chunk)
+    WIDER: tl.constexpr = FORM.BN // FORM.out_columns  # sums for one result
     batch, first_row, first_column = place
+    first_column = first_column // WIDER
+    N = N // WIDER
     for part in tl.static_range(FORM.rows // 64):
         for chunk in tl.static_range(CHUNKS):
             STORE: tl.constexpr = FORM.stores[part * CHUNKS + chunk]
             WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
             row = first_row + copy * FORM.rows + 64 * part
             column = first_column + chunk * FORM.chunk
-            block = tx.block_slice(tx.block_slice(total, 0, 64 * part, 64), 1, chunk * FORM.chunk, WIDTH)
+            rows = tx.block_slice(total, 0, 64 * part, 64)
+            block = tx.block_slice(rows, 1, chunk * FORM.chunk * WIDER, WIDTH * WIDER)
+            if FORM.GATE is not None:
+                block = gated(block, FORM.GATE)
             value = finished(block, batch, row, column, M, N, extra, FORM)
             if STORE[0] < FORM.BUFFERS:
                 out = outs[copy * FORM.BUFFERS + STORE[0]]
@@ -302,7 +317,7 @@ def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, t
 @tilewright.jit
 def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tensor_map, M, N, K, batches, *extra,
            FORM: tl.constexpr):  # fmt: skip
-    """C[M, N] = EPILOGUE(A[M, K] @ B[K, N]), as `FORM` says.
+    """C[M, N] = EPILOGUE(A[M, K] @ B[K, N]), as `FORM` says; with a gate C has N / 2 columns.
 
     The maps move tiles of `FORM.left_block`, `right_block`, `out_block` and `tail_block` (the last columns of a tile;
     any map of C when BN is a multiple of `FORM.chunk`).  Grid: `FORM.grid`.  Rows of all operands are multiples of 16
