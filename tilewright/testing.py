@@ -46,7 +46,7 @@ def do_bench(
     list of these (a number when there is one), else what `return_mode` says: min, max, mean, median, or all.
     On the CPU, caches are not flushed between the calls: operands that fit in them are timed warm.  Once the
     process works on a GPU, calls are timed by events on the current stream with the GPU's L2 flushed before
-    each; calls that return when their work is done, and take longer than 0.1 ms, by the host's clock.
+    each; calls that return when their work is done by the host's clock.
     Raises `ValueError` for another mode; what `fn` raises passes through.
     """
     if return_mode not in _MODES:

@@ -15,7 +15,7 @@ from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, TORCH, current_stream
 
 _FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
-_SYNCHRONOUS = 1e-4  # seconds from which on a call that leaves no work behind is timed by the host's clock
+_NOTICEABLE = 2e-6  # seconds: less than a kernel takes to start and end
 
 
 def in_use() -> bool:
@@ -43,17 +43,19 @@ class Timer:
             check(api().cuCtxSynchronize(), "waiting for a GPU")
 
     def leaves_work(self, function: Callable[[], Any]) -> bool:
-        """Whether a call returns before its work is done, or is so short that it cannot be told."""
-        alone, together = [], []
-        for _ in range(3):
+        """Whether a call returns before its work is done: waiting then takes longer than on an idle GPU."""
+        idle, after = [], []
+        for _ in range(5):
             self.synchronize()
-            began = time.perf_counter()
+            idle.append(self._wait())
             function()
-            returned = time.perf_counter()
-            self.synchronize()
-            alone.append(returned - began)
-            together.append(time.perf_counter() - began)
-        return min(alone) < max(0.9 * min(together), _SYNCHRONOUS)
+            after.append(self._wait())
+        return min(after) > min(idle) + _NOTICEABLE
+
+    def _wait(self) -> float:
+        began = time.perf_counter()
+        self.synchronize()
+        return time.perf_counter() - began
 
     def milliseconds(self, function: Callable[[], Any], count: int, before: Callable[[], Any]) -> Sequence[float]:
         """Of `count` calls, each alone; `before` is called ahead of each and is not timed."""
