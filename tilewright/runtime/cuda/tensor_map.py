@@ -21,7 +21,11 @@ _KEPT = 1024  # maps of one parameter; a program that shows a kernel more tensor
 Tensor = tuple[int, tuple[int, ...], tuple[int, ...]] | tuple[int, tuple[int, ...], tuple[int, ...], bool]
 
 # Types whose bits are only moved are unsigned integers of their size.
-_KINDS = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64"}
+# Stores that take the lesser or greater number need to know signed ones.
+_KINDS = {
+    "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64",
+    "int32": "INT32", "int64": "INT64",
+}  # fmt: skip
 _BY_SIZE = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
 
 
