@@ -68,6 +68,7 @@ class Settings:
     interpret_order: int = 0  # the order in which the interpreter lets roles and copies of explicit kernels run
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
+    debug: bool = False  # keep device assertions in kernels that are decorated from now on
     print_autotuning: bool = False  # print what autotune chose
     explain_recompile: bool = False  # log why a kernel is compiled for another signature
     parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none

@@ -122,8 +122,10 @@ class Autotuner(KernelWrapper):
         self.configs = list(configs) or [Config({})]
         self._chosen = {name for config in self.configs for name in config.all_kwargs()}
         self.keys = list(key)
+        self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # quick keys -> keys
         self._reset, self._restore = list(reset_to_zero or ()), list(restore_value or ())
         self._check_names()
+        self._places = [(name, self.argument_names.index(name)) for name in self.keys]
         self.pre_hook = pre_hook or self._prepare_arguments
         self.post_hook = post_hook or self._restore_arguments
         prune = dict(prune_configs_by or {})
@@ -159,20 +161,42 @@ class Autotuner(KernelWrapper):
         """Launch with the best configuration, which is measured when the key is new."""
         if warmup:
             return self.warmup(*arguments, grid=grid, **keywords)
-        named = self.named(arguments, keywords)
-        self._check_conflicts(named)
-        config = self.configs[0]
-        if len(self.configs) > 1:
-            key = self._key(named)
-            chosen = self.cache.get(key)
-            if chosen is None:
-                chosen = self.cache[key] = self._tune(key, grid, arguments, keywords)
-            config = chosen
-        self.best_config = config
+        config = self.best_config = self._choose(grid, arguments, keywords)
         options = config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook({**named, **options})
-        return self.fn.run(*arguments, grid=grid, **keywords, **options)
+            config.pre_hook({**self.named(arguments, keywords), **options})
+        return self.fn[grid](*arguments, **keywords, **options)
+
+    def _choose(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Config:
+        """The configuration for these arguments, measured when their key is new."""
+        if len(self.configs) > 1:
+            quick = self._quick_key(arguments, keywords)
+            if quick is not None and quick in self._known:
+                key = self._known[quick]
+                if key in self.cache:
+                    return self.cache[key]
+        named = self.named(arguments, keywords)
+        self._check_conflicts(named)
+        if len(self.configs) == 1:
+            return self.configs[0]
+        key = self._key(named)
+        if key not in self.cache:
+            self.cache[key] = self._tune(key, grid, arguments, keywords)
+        if quick is not None:
+            self._known[quick] = key
+        return self.cache[key]
+
+    def _quick_key(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...] | None:
+        """What `_key` depends on, found sooner; None where it cannot be the key of a dict."""
+        count = len(arguments)
+        values = [arguments[index] if index < count else keywords.get(name) for name, index in self._places]
+        dtypes = [getattr(value, "dtype", None) for value in (*arguments, *keywords.values())]
+        key = (*values, *map(type, values), *keywords, *dtypes)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> list[Any]:
         """Compile every configuration that pruning leaves, without running; returns the compiled kernels."""
@@ -285,7 +309,7 @@ class Autotuner(KernelWrapper):
                 config.pre_hook(named)
             self.pre_hook(named)
             try:
-                self.fn.run(*arguments, grid=grid, **keywords, **options)
+                self.fn[grid](*arguments, **keywords, **options)
             except Exception as error:
                 self.post_hook(named, exception=error)
                 raise

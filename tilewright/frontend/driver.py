@@ -7,6 +7,7 @@ driver.active.utils.get_device_properties(0)["multiprocessor_count"]
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class GPUTarget:
             major, minor = divmod(int(self.arch), 10)
             return NvidiaTarget.for_capability((major, minor))
         raise TargetError(f"there is no target for the backend {self.backend!r}: choose cpu or cuda")
+
+
+def torch_module() -> Any:
+    """PyTorch, which programs have that ask for its devices; raises `ImportError` without it."""
+    return importlib.import_module("torch")
 
 
 class Utilities:
@@ -92,15 +98,11 @@ class Driver:
 
     def get_active_torch_device(self) -> Any:
         """Where kernels' tensors live, as PyTorch names it."""
-        import torch
-
-        return torch.device("cpu")
+        return torch_module().device("cpu")
 
     def get_device_interface(self) -> Any:
         """PyTorch's module for the device: ``torch.cpu``."""
-        import torch
-
-        return torch.cpu
+        return torch_module().cpu
 
     def get_benchmarker(self) -> Callable[..., Any]:
         """What measures a call."""
@@ -160,14 +162,10 @@ class CudaDriver(Driver):
         return int(self.get_device_interface().current_stream(device).cuda_stream)
 
     def get_active_torch_device(self) -> Any:
-        import torch
-
-        return torch.device("cuda", self.get_current_device())
+        return torch_module().device("cuda", self.get_current_device())
 
     def get_device_interface(self) -> Any:
-        import torch
-
-        return torch.cuda
+        return torch_module().cuda
 
 
 class DriverConfig:
@@ -206,7 +204,7 @@ def _default_driver() -> Driver:
         return Driver()
     if CudaDriver.is_active():
         try:
-            import torch
+            torch = torch_module()
         except ImportError:
             return Driver()
         return CudaDriver() if torch.cuda.is_available() else Driver()

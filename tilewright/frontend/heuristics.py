@@ -68,12 +68,14 @@ class Heuristics(KernelWrapper):
     def fill(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """The keywords with every heuristic's value; later ones see the values of earlier ones."""
         filled = dict(keywords)
+        named = self.named(arguments, keywords)
         for name, function in self.values.items():
-            filled[name] = function(self.named(arguments, filled))
+            filled[name] = named[name] = function(named)
         return filled
 
     def run(self, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
-        return self.fn.run(*arguments, grid=grid, warmup=warmup, **self.fill(arguments, keywords))
+        filled = self.fill(arguments, keywords)
+        return self.fn.warmup(*arguments, grid=grid, **filled) if warmup else self.fn[grid](*arguments, **filled)
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> Any:
         return self.fn.warmup(*arguments, grid=grid, **self.fill(arguments, keywords))

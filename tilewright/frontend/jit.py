@@ -84,7 +84,7 @@ class JITFunction(KernelSource):
         function: Callable[..., Any],
         do_not_specialize: Sequence[str | int] = (),
         do_not_specialize_on_alignment: Sequence[str | int] = (),
-        debug: bool = False,
+        debug: bool | None = None,
         repr: Callable[[Specialization], str] | None = None,
         launch_metadata: Callable[..., Mapping[str, Any]] | None = None,
         noinline: bool = False,
@@ -93,7 +93,7 @@ class JITFunction(KernelSource):
         super().__init__(function)
         self._fixed = list(do_not_specialize or ())
         self._unaligned = list(do_not_specialize_on_alignment or ())
-        self.debug = bool(debug)
+        self.debug = settings.debug if debug is None else bool(debug)
         self._repr = repr
         self.launch_metadata = launch_metadata
         self.noinline = bool(noinline)
@@ -101,6 +101,7 @@ class JITFunction(KernelSource):
         self._launches: dict[Any, Launch] = {}
         self._guards: list[tuple[Callable[[str], Any], str, Any]] = []  # `_watched` in a form that is quick to check
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
+        self._option_keys: dict[Any, tuple[Any, ...]] = {}
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._lock = threading.RLock()
         self._warming = _Warming()
@@ -361,6 +362,15 @@ class JITFunction(KernelSource):
 
     def _options_key(self, options: dict[str, Any], rest: tuple[Any, ...]) -> tuple[Any, ...]:
         """The launch options as part of a key; raises `LaunchError` for what is neither option nor parameter."""
+        try:
+            given = tuple(options.items())
+            if not rest and given in self._option_keys:
+                return self._option_keys[given]
+        except TypeError:  # a value without a hash
+            return self._checked_options(options, rest)
+        return self._option_keys.setdefault(given, self._checked_options(options, rest))
+
+    def _checked_options(self, options: dict[str, Any], rest: tuple[Any, ...]) -> tuple[Any, ...]:
         unknown = [name for name in options if name not in LAUNCH_OPTIONS]
         if rest or unknown:
             what = f"{len(rest)} more positional arguments" if rest else ", ".join(map(repr, unknown))
@@ -651,8 +661,9 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Decorator: make a function a kernel. Bare, or with options:
 
     `do_not_specialize`, `do_not_specialize_on_alignment`: parameters (names or positions) that are taken as
-    they come; `debug`: keep device assertions; `repr`: a function from `Specialization` to the name of the compiled
-    kernel; `launch_metadata`: a function of grid, metadata and the dict of arguments, whose dict launch hooks get.
+    they come; `debug`: keep device assertions (by default as the settings say); `repr`: a function from
+    `Specialization` to the name of the compiled kernel; `launch_metadata`: a function of grid, metadata and the dict
+    of arguments, whose dict launch hooks get.
     `version` and `noinline` are kept and change nothing: functions are always inlined.
     """
     known = {

@@ -29,6 +29,8 @@ def requested() -> dict[str, Any]:
     found: dict[str, Any] = {}
     if is_set("TRITON_INTERPRET"):
         found["interpret"] = True
+    if is_set("TRITON_DEBUG"):
+        found["debug"] = True
     if is_set("TRITON_ALWAYS_COMPILE"):
         found["always_compile"] = True
     if is_set("TRITON_PRINT_AUTOTUNING"):

@@ -197,7 +197,7 @@ class AutotuningKnobs(Group):
 
 class RuntimeKnobs(Group):
     interpret = _setting("interpret", "TRITON_INTERPRET")
-    debug = _kept(False, "TRITON_DEBUG")
+    debug = _setting("debug", "TRITON_DEBUG")
     override_arch = _kept(None, "TRITON_OVERRIDE_ARCH")
     launch_enter_hook = _chain(hooks.launch_enter)
     launch_exit_hook = _chain(hooks.launch_exit)
