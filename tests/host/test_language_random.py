@@ -56,3 +56,19 @@ def test_distributions(offset: int) -> None:
     np.testing.assert_array_equal(uniform, expected)
     assert 0 <= uniform.min() and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.03
     assert abs(normal.mean()) < 0.08 and abs(normal.std() - 1) < 0.05
+
+
+@tilewright.jit
+def as_uniform(x, out, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    tl.store(out + lanes, tl.random.uint_to_uniform_float(tl.load(x + lanes)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_the_ends_of_the_integers_stay_below_one(dtype: str) -> None:
+    word = np.iinfo(dtype)
+    middle = 1 << (word.bits - 1)
+    x = np.array([0, middle - 1, middle, 2 * middle - 1], np.uint64).astype(f"uint{word.bits}").view(dtype)
+    out = np.zeros(4, np.float32)
+    as_uniform[(1,)](x, out, N=4)
+    assert out[0] == out[3] == 0 and out[1] == out[2] and 1 - 2.0**-22 < out[1] < 1

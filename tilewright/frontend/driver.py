@@ -51,16 +51,23 @@ def torch_module() -> Any:
     return importlib.import_module("torch")
 
 
+_GREATEST_WARPS = 32  # `num_warps` of a launch at most
+
+
 class Utilities:
     """`driver.active.utils` of the CPU."""
 
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         """Sizes that occupancy formulas read: a worker thread stands for a multiprocessor, its L2 cache for shared
-        memory, and its vector registers for registers. Clocks and bus width are not known: 0."""
+        memory, and its vector registers for the registers of one warp. Clocks and bus width are not known: 0.
+
+        Formulas divide the registers by those of a kernel times its warps. A worker runs a kernel of any `num_warps`,
+        so there are registers for as many warps as one may ask for.
+        """
         target = get_target("cpu")
         return {
             "max_shared_mem": getattr(target, "l2_bytes", 1 << 20),
-            "max_num_regs": getattr(target, "vector_registers", 16),
+            "max_num_regs": getattr(target, "vector_registers", 16) * _GREATEST_WARPS,
             "multiprocessor_count": settings.threads,
             "warpSize": 1,
             "sm_clock_rate": 0,

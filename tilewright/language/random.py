@@ -11,13 +11,14 @@ from __future__ import annotations
 from tilewright.language import core
 from tilewright.language import math as tl_math
 from tilewright.language.function import constexpr_function, language_function
-from tilewright.language.types import constexpr, float32, int32, uint32, uint64
+from tilewright.language.types import constexpr, float32, int32, int64, uint32, uint64
 
 # Key steps and multipliers of Philox-4x32 and Philox-4x64.
 NARROW = (0x9E3779B9, 0xBB67AE85, 0xD2511F53, 0xCD9E8D57)
 WIDE = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B, 0xD2E7470EE14C6C93, 0xCA5A826395121157)
 ROUNDS = 10
 UNIT_STEP = 4.6566127342e-10  # 2**31 of these stay below 1
+WIDE_UNIT_STEP = 1.0842020432385337e-19  # 2**63 of these do
 LEAST_UNIFORM = 1.0e-7  # the logarithm of 0 is avoided
 TWO_PI = 6.283185307179586
 
@@ -79,9 +80,11 @@ def randint(seed, offset, n_rounds: constexpr = ROUNDS):
 
 @language_function
 def uint_to_uniform_float(x):
-    """A uint32 or int32 block as fp32 numbers in [0, 1)."""
-    signed = x.to(int32, bitcast=True)
-    return core.where(signed < 0, -signed - 1, signed).to(float32) * UNIT_STEP
+    """A block of integers of 32 or 64 bits as fp32 numbers in [0, 1)."""
+    wide: constexpr = x.dtype.primitive_bitwidth == 64
+    signed = x.to(int64 if wide else int32, bitcast=True)
+    step: constexpr = WIDE_UNIT_STEP if wide else UNIT_STEP
+    return core.where(signed < 0, -signed - 1, signed).to(float32) * step
 
 
 @language_function
