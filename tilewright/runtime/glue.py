@@ -21,12 +21,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import logging
+import os
+import tempfile
 import time
 from dataclasses import dataclass
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
+from tilewright.settings import settings
+
+_log = logging.getLogger("tilewright")
 
 TEAM_BYTES = 1152
 _WORDS = {
@@ -470,17 +478,13 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
 
 @functools.cache
 def glue() -> Glue:
-    """The functions, compiled once a process (a few milliseconds)."""
-    machine = host_machine()
+    """The functions, loaded once a process; compiled where no process before has kept them."""
     found = {name: system_address(name) for name in _SYSTEM}
     found["tilewright_yield"] = system_address("sched_yield") or system_address("SwitchToThread")
     clock_id = getattr(time, "CLOCK_MONOTONIC", None) if found["clock_gettime"] else None
-    text = glue_text(machine.triple, found["tilewright_yield"] is not None, clock_id)
-    module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
-    module.triple = machine.triple
-    module.verify()
+    image = _object(glue_text(llvm.get_process_triple(), found["tilewright_yield"] is not None, clock_id))
     imports = {name: address for name, address in found.items() if address is not None}
-    library = load_objects([machine.emit_object(module)], _EXPORTS, imports)
+    library = load_objects([image], _EXPORTS, imports)
     start = {name: _START(library.address(name)) for name in _EXPORTS if name.startswith("start_")}
     return Glue(
         library=library,
@@ -491,3 +495,32 @@ def glue() -> Glue:
         create_team=_CREATE(library.address("create_team")),
         **start,
     )
+
+
+def _object(text: str) -> bytes:
+    """The object file of a module for this process.
+
+    It is kept in the cache directory, behind a checksum of its own: compiling it takes some milliseconds.
+    """
+    features = llvm.get_host_cpu_features().flatten()
+    made_of = (text, llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
+    path = settings.cache_directory / f"glue-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:40]}.o"
+    try:
+        kept = path.read_bytes()
+        if hashlib.sha256(kept[32:]).digest() == kept[:32]:
+            return kept[32:]
+    except OSError:
+        pass
+    machine = host_machine()
+    module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
+    module.triple = machine.triple
+    module.verify()
+    image: bytes = machine.emit_object(module)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(image).digest() + image)
+        os.replace(file.name, path)
+    except OSError as error:
+        _log.debug("cannot keep the runtime's functions at %s: %s", path, error)
+    return image

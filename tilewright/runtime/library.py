@@ -137,10 +137,12 @@ def _elf_names(image: bytes) -> set[str] | None:
 
     Finding the address of every function that an object may call takes longer than linking a small one.
     """
-    if not image.startswith(_ELF):
+    if not image.startswith(_ELF) or len(image) < 64:
         return None
     (sections,) = struct.unpack_from("<Q", image, 40)
     size, count = struct.unpack_from("<HH", image, 58)
+    if len(image) < sections + size * count or size < _SECTION.size:
+        return None  # damaged: the linker says so
     names: set[str] = set()
     for index in range(count):
         _, kind, _, _, offset, length, *_ = _SECTION.unpack_from(image, sections + index * size)
