@@ -111,3 +111,34 @@ def test_returns_in_loops(repeat: int, rng: np.random.Generator) -> None:
     out = np.zeros(8, np.int32)
     launch(kernel, (1,), x, out, n, wanted, limit)
     assert out.tolist() == expected(x, n, wanted, limit)
+
+
+@tilewright.jit
+def returns_inside_constants(x, out, n, EARLY: tl.constexpr, PAIRS: tl.constexpr):
+    """What is known at compile time must not hide what follows a return that depends on a number."""
+    for i in range(n):
+        if PAIRS:
+            if i % 2 == 1:
+                continue
+            if i > 5:
+                break
+        tl.atomic_add(out + 1, tl.load(x + i))
+    if EARLY:
+        if tl.load(x) > 0:
+            tl.store(out, 1)
+            return
+        tl.store(out + 2, 5)
+    elif n < 0:
+        return
+    tl.store(out, 2)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_returns_below_compile_time_conditions(early: bool, pairs: bool, first: int) -> None:
+    x, out = np.arange(8, dtype=np.int32), np.zeros(3, np.int32)
+    x[0] = first
+    launch(returns_inside_constants, (1,), x, out, 8, EARLY=early, PAIRS=pairs)
+    total = first + (6 if pairs else 28)
+    assert out.tolist() == [1 if early and first else 2, total, 5 if early and not first else 0]

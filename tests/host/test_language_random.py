@@ -72,3 +72,19 @@ def test_the_ends_of_the_integers_stay_below_one(dtype: str) -> None:
     out = np.zeros(4, np.float32)
     as_uniform[(1,)](x, out, N=4)
     assert out[0] == out[3] == 0 and out[1] == out[2] and 1 - 2.0**-22 < out[1] < 1
+
+
+@tilewright.jit
+def uniform_of(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.uint_to_uniform_float(tl.load(x + i)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_uniform_numbers_stay_below_one(dtype: str, rng: np.random.Generator) -> None:
+    info = np.iinfo(dtype)
+    x = rng.integers(info.min, info.max, 64, dtype, endpoint=True)
+    x[:4] = [info.min, info.max, 0, 1]
+    out = np.zeros(64, np.float32)
+    launch(uniform_of, (1,), x, out, N=64)
+    assert 0 <= out.min() and out.max() < 1

@@ -85,6 +85,8 @@ def index(value: tensor, slices: Any) -> tensor:
     slices = unwrap(slices)
     entries = list(slices) if isinstance(slices, tuple) else [slices]
     entries = _without_ellipsis(entries, value.rank)
+    if not value.rank:  # a scalar has no axes to keep: there ":" says nothing
+        entries = [entry for entry in entries if not _is_whole(entry)]
     if sum(entry is not None for entry in entries) > value.rank:
         raise LanguageError(
             f"unsupported tensor index: too many indices for a block of rank {value.rank}",
@@ -101,6 +103,11 @@ def index(value: tensor, slices: Any) -> tensor:
             continue
         axis += 1
     return value
+
+
+def _is_whole(entry: Any) -> bool:
+    """Whether an index is ``:``."""
+    return isinstance(entry, slice) and (entry.start, entry.stop, entry.step) == (None, None, None)
 
 
 def _without_ellipsis(entries: list[Any], rank: int) -> list[Any]:
