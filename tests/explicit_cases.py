@@ -123,6 +123,17 @@ def turns(rounds: int) -> Case:
     return Case(lambda: features.turns.trace({"x": "*i32"}, {"ROUNDS": rounds}), make)
 
 
+def scratch() -> Case:
+    constants = {"ROWS": 64, "COLUMNS": 32}
+
+    def make(rng: np.random.Generator) -> Run:
+        x = rng.integers(-1000, 1000, (3, 64, 32)).astype(np.float32)
+        expected = (x + x.sum(1, keepdims=True)).transpose(0, 2, 1)
+        return Run([x, np.zeros(expected.shape, np.float32)], expected)
+
+    return Case(lambda: features.scratch.trace({"x": "*k f32", "y": "*f32"}, constants), make)
+
+
 def matmul(
     kernel: str, m: int, n: int, k: int, blocks: tuple[tuple[int, int], ...], constants: dict[str, int],
     grid: tuple[int, int, int], *, sizes: tuple[int, ...], element: str = "bf16",
@@ -171,6 +182,7 @@ CASES: dict[str, Case] = {
         "multicast", 256, 128, 200, ((128, 64), (64, 64), (64, 128)), {"STAGES": 2}, (2, 1, 1), sizes=(200,)
     ),
     "turns": turns(60),
+    "scratch of copies": scratch(),
     "one tile": matmul("one_tile", 64, 128, 328, ((64, 64), (128, 64), (64, 128)), {}, (1, 1, 1), sizes=(328,)),
     "staged": matmul(
         "staged", 300, 520, 200, ((128, 64), (128, 64), (64, 128)), {"STAGES": 3, "CONSUMERS": 2}, (3, 5, 1),

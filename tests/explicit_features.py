@@ -185,3 +185,25 @@ def turns(x, ROUNDS: tl.constexpr):
     tx.grid_wait()
     tx.grid_launch_dependents()
     tx.warp_roles(tx.role(take_turns, (x, ROUNDS), copies=2))
+
+
+@tilewright.jit
+def sum_rows(copy, x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums over rows that several warps hold parts of, and their order turned around."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    block = tl.load(x + (copy * ROWS + row) * COLUMNS + column)
+    sums = tl.sum(block, 0)
+    turned = tl.trans(block) + sums[:, None]
+    tl.store(y + (copy * COLUMNS + tl.arange(0, COLUMNS)[:, None]) * ROWS + tl.arange(0, ROWS)[None, :], turned)
+
+
+@tilewright.jit
+def idle(copy):
+    """A role that has nothing to do."""
+
+
+@tilewright.jit
+def scratch(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copies of a role that hand values between their warps at the same time."""
+    tx.warp_roles(tx.role(idle, warps=1), tx.role(sum_rows, (x, y, ROWS, COLUMNS), warps=2, copies=3))

@@ -8,11 +8,13 @@ import pytest
 
 import tilewright.language as tl
 from tests.explicit_cases import tensor_map
+from tilewright.errors import MissingDependencyError
 from tilewright.kernels.hopper.attention import attention
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
 from tilewright.kernels.hopper.matmul import matmul
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
+from tilewright.targets.nvidia.inspect import sass
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -54,6 +56,37 @@ FORMS = {
 }
 
 
+def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
+    """The opcodes of the innermost loops with an instruction such as HGMMA; skips without a disassembler."""
+    try:
+        lines = sass(assembly.cubin).splitlines()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    labels = {line[:-1]: number for number, line in enumerate(lines) if line.startswith(".L")}
+    if not labels:
+        pytest.skip("this disassembler does not show labels")
+    ends = [(number, re.search(r"BRA.*`\((\.L\w+)\)", line)) for number, line in enumerate(lines)]
+    spans = [(labels[match[1]], number) for number, match in ends if match and labels[match[1]] < number]
+    wanted = [number for number, line in enumerate(lines) if f" {opcode}" in line]
+    shortest: dict[frozenset[int], tuple[int, int]] = {}  # by the wanted instructions in it
+    for start, end in sorted(spans, key=lambda span: span[0] - span[1]):
+        if inside := frozenset(number for number in wanted if start <= number <= end):
+            shortest[inside] = start, end
+    innermost = [span for inside, span in shortest.items() if not any(other < inside for other in shortest)]
+    bodies = ["\n".join(lines[start : end + 1]) for start, end in innermost]
+    return [re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", body) for body in bodies]
+
+
+@pytest.mark.parametrize("name", ["bf16", "224 columns", "256 rows", "few rows", "transposed"])
+def test_main_loops_use_uniform_registers(name: str) -> None:
+    """Of products and of loads: nothing goes from vector to uniform registers, and the loop is as by hand."""
+    _, assembly = compiled_matmul(FORMS[name])
+    (products,) = machine_loops(assembly, "HGMMA")
+    assert "R2UR" not in products and products.count("HGMMA") == FORMS[name].rows // 64 * FORMS[name].BK // 16
+    assert len(products) <= 46 + 4 * products.count("HGMMA")
+    assert all("R2UR" not in loop for loop in machine_loops(assembly, "UTMALDG"))
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_matmul(name: str) -> None:
     form = FORMS[name]
@@ -79,6 +112,9 @@ def test_attention(causal: bool) -> None:
     assert not [remark for remark in lowered.remarks if "changes its layout" in remark.message]
     block = next(part for part in re.split(r"\n(?=\$L)", assembly.ptx) if part.count("m64n128k16") == 5)
     assert block.count("ex2.approx.ftz.f32") <= 42 and "ld.shared" not in assembly.ptx
+    loop = min(machine_loops(assembly, "HGMMA"), key=lambda names: (names.count("HGMMA") != 13, len(names)))
+    assert loop.count("HGMMA") == 13 and "R2UR" not in loop and len(loop) <= 400
+    assert loop.count("MUFU") == 42 and loop.count("F2FP") == 20
 
 
 @pytest.mark.parametrize(

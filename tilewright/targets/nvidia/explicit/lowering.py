@@ -19,7 +19,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 # What one thread of a group does: neighbours of them share a branch.
 LEADERS = frozenset("barrier_expect tma_load tma_store tma_commit tma_wait".split())
-_FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
+FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
 
 
 class ExplicitLowering(KernelLowering):
@@ -45,7 +45,7 @@ class ExplicitLowering(KernelLowering):
         self.places = allocation
         self.panels: dict[Value, int] = {}
         self.held: dict[Value, tuple[LLVMValue, ...]] = {}
-        self.next_barrier = _FIRST_BARRIER
+        self.next_barrier = FIRST_BARRIER
         self._following: dict[Operation, Operation] = {}
         super().__init__(assignment, target, module, symbol, allocation, warps, rules)
         self._index(self.function.region)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation, Region
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.explicit import barriers, cluster, ptx, roles
-from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
+from tilewright.targets.nvidia.explicit.lowering import FIRST_BARRIER, ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.explicit.ptx import offset
 from tilewright.targets.nvidia.explicit.views import scaled
 from tilewright.targets.nvidia.lowering import ThreadGroup
+
+_HARDWARE_BARRIERS = 16  # of a CTA
+
 
 # Barriers ----------------------------------------------------------------------------------------
 
@@ -186,11 +190,16 @@ def _group(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> Thr
 
 
 def _hardware_barrier(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> LLVMValue:
-    """One of the compiler's hardware barriers for each copy of more than one warp; the last ones may be missing."""
+    """One of the compiler's hardware barriers for each copy of more than one warp."""
     if role.elected or role.warps == 1:
         return lowering.i32(0)
     first = lowering.next_barrier
     lowering.next_barrier += role.copies
+    if lowering.next_barrier > _HARDWARE_BARRIERS:
+        raise CompilationError(
+            f"kernel '{lowering.function.name}': its roles have more copies of several warps than there are hardware "
+            f"barriers for them ({_HARDWARE_BARRIERS - FIRST_BARRIER}); use fewer copies of more warps"
+        )
     return offset(lowering.builder, lowering.i32(first), copy)
 
 
