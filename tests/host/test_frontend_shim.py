@@ -116,6 +116,8 @@ def test_programs_run(arguments: list[str], said: str) -> None:
 
 
 def test_modules_code_and_child_processes(tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('the installed one must stay hidden')\n")
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'ran'\n")
     (tmp_path / "test_inner.py").write_text(
         "import os, subprocess, sys\n"
@@ -132,11 +134,17 @@ def test_modules_code_and_child_processes(tmp_path: Path) -> None:
     assert run("--site").stdout.strip() == shim.site_directory()
 
 
-def test_command_line_mistakes() -> None:
-    assert run().returncode == 2 and run("-m").returncode == 2 and run("--help").returncode == 0
-    missing = run("nowhere.py")
-    assert missing.returncode == 2 and "no file nowhere.py" in missing.stderr
-    assert "unknown option --fast" in run("--fast").stderr
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "usage"), (["-m"], 2, "usage"), (["--help"], 0, "usage"), (["nowhere.py"], 2, "no file nowhere.py"),
+        (["--fast"], 2, "unknown option --fast"),
+    ],
+)  # fmt: skip
+def test_command_line_mistakes(arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        shim.main(arguments)
+    assert ended.value.code == code and said in capsys.readouterr().err and not shim.installed()
 
 
 def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
