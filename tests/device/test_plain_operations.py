@@ -12,8 +12,9 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.device.plain_support import run_both, same_bits, ulps
+from tests.device.plain_support import run_both, run_on_gpu, same_bits, type_text, ulps
 from tilewright.dtypes import DTYPES
+from tilewright.ir.core import Parameter
 
 FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
 INTEGERS = {name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
@@ -368,6 +369,55 @@ def test_precision_of_products(precision, rng):
     exact = a.astype(np.float64) @ b.astype(np.float64)
     error = np.linalg.norm(found["c"] - exact) / np.linalg.norm(exact)
     assert error < ERRORS[precision]
+
+
+@tilewright.jit
+def looped_product(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TRANSPOSED: tl.constexpr,
+                   STAGES: tl.constexpr):  # fmt: skip
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    pa = a + rows[:, None] * k + inner[None, :]
+    pb = b + columns[:, None] * k + inner[None, :] if TRANSPOSED else b + inner[:, None] * n + columns[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in tl.range(0, k, BK, num_stages=STAGES):
+        left = k - start
+        x = tl.load(pa, mask=(rows[:, None] < m) & (inner[None, :] < left), other=0.0)
+        if TRANSPOSED:
+            y = tl.trans(tl.load(pb, mask=(columns[:, None] < n) & (inner[None, :] < left), other=0.0))
+        else:
+            y = tl.load(pb, mask=(inner[:, None] < left) & (columns[None, :] < n), other=0.0)
+        total = tl.dot(x, y, total)
+        pa += BK
+        pb += BK if TRANSPOSED else BK * n
+    place = rows[:, None] * n + columns[None, :]
+    tl.store(c + place, total, mask=(rows[:, None] < m) & (columns[None, :] < n))
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "e4m3"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(64, 64, 32), (128, 64, 64), (32, 32, 32)])
+def test_products_in_loops(kind, transposed, stages, shape, rng):
+    """Copied ahead where the rows are aligned; sizes that no block divides."""
+    block_m, block_n, block_k = shape
+    inner = KINDS[kind][0]
+    constants = {"BM": block_m, "BN": block_n, "BK": block_k, "TRANSPOSED": transposed, "STAGES": stages}
+    for m, n, k in ((96, 80, 208), (33, 70, 51), (64, 64, 16)):
+        a = draw(rng, (m, k), inner, -4, 5)
+        b = draw(rng, (n, k) if transposed else (k, n), inner, -4, 5)
+        arguments = {"a": a, "b": b, "c": np.zeros((m, n), np.float32), "m": m, "n": n, "k": k}
+        function = looped_product.trace(
+            {name: type_text(argument) for name, argument in arguments.items()},
+            constants,
+            {name: Parameter(name, 16 if isinstance(value, np.ndarray) or value % 16 == 0 else 1)
+             for name, value in arguments.items()},
+        )  # fmt: skip
+        grid = (-(-m // block_m), -(-n // block_n))
+        for warps in (4, 8):
+            found = run_on_gpu(function, list(arguments.values()), grid, warps)[2]
+            exact = a.astype(np.float64) @ (b.T if transposed else b).astype(np.float64)
+            assert np.array_equal(found, exact), (m, n, k, warps)
 
 
 @tilewright.jit

@@ -19,6 +19,7 @@ from tilewright.ir.verifier import verify
 from tilewright.layout import LinearLayout
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, ELEMENTWISE, assign
+from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -108,7 +109,8 @@ def test_a_transpose_is_one_conversion_that_is_told():
     assignment = assigned(transpose, {"x": "*f32", "out": "*f32"}, {"N": 64})
     (conversion,) = conversions(assignment)
     assert "shared memory" in conversion.attributes[CONVERSION_ATTRIBUTE]
-    (remark,) = assignment.remarks
+    parameters = {name: Parameter(name, 16, True) for name in ("x", "out")}
+    (remark,) = lower(transpose.trace({"x": "*f32", "out": "*f32"}, {"N": 64}, parameters), TARGET, {}).remarks
     assert "changes its layout" in remark.message and remark.file.endswith("test_nvidia_layouts.py")
 
 

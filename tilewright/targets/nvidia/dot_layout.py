@@ -150,10 +150,12 @@ def product_layouts(
     return ProductLayouts(a, b, accumulator, width)
 
 
-def widths(operation: Operation, instruction: Instruction) -> Sequence[int]:
-    """Possible widths, the instruction's own first."""
+def widths(operation: Operation, instruction: Instruction, streamed: bool) -> Sequence[int]:
+    """Possible widths, the instruction's own first; alone it is what ldmatrix gives operands that come from memory."""
     a = operation.operands[0].type
     own = instruction.pair
+    if streamed and a.dtype.bits == 16:
+        return [own]
     widest = min(_VECTOR_BYTES // a.dtype.itemsize, a.shape[1] // 8)
     return [own] if widest <= own else [own, widest]
 

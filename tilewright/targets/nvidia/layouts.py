@@ -31,7 +31,6 @@ from tilewright.ir.rewrite import Rebuilder
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts, LinearLayout, plan_conversion
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
-from tilewright.targets.base import Remark
 from tilewright.targets.nvidia import dot_layout, transfer
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
@@ -64,7 +63,6 @@ class Assignment:
     facts: Mapping[Value, AxisInfo]
     working: Mapping[Operation, LinearLayout]  # of operations that have a layout of their own: accesses, scans …
     target: NvidiaTarget
-    remarks: tuple[Remark, ...] = ()
 
 
 def assign(function: Function, target: NvidiaTarget, warps: int) -> Assignment:
@@ -81,7 +79,7 @@ def assign(function: Function, target: NvidiaTarget, warps: int) -> Assignment:
     wishes.region(function.region)
     writer = _Writer(assigner, wishes.wanted)
     written = writer.run(function)
-    return Assignment(written, writer.layouts, analyze_axes(written), writer.working, target, tuple(writer.remarks))
+    return Assignment(written, writer.layouts, analyze_axes(written), writer.working, target)
 
 
 # Accesses ----------------------------------------------------------------------------------------
@@ -164,6 +162,7 @@ class Assigner:
         self.flow: dict[Operation, list[Value | None]] = {}  # operands that must be where another value is
         self.chained: frozenset[Operation] = frozenset()  # products that feed products
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
+        self.direct_loads = False  # in the layout of what they are combined with, at any price
 
     def region(self, region: Region) -> None:
         for operation in region.operations:
@@ -333,6 +332,8 @@ class Assigner:
 
     def _load_layout(self, operation: Operation, wanted: LinearLayout) -> LinearLayout:
         """An open load is done as its user wants it, unless converting afterwards is cheaper."""
+        if self.direct_loads:
+            return wanted
         own = self.coalesced(operation)
         bits = element_bits(operation.result)
         converted = self.access_cost(operation, own) + transfer.conversion_cost(own, wanted, bits)
@@ -431,7 +432,8 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     if operation.result.type.is_scalar:
         return
     anchored = any(value in assigner.home for value in operation.operands)
-    if operation.result.type.size * _SMALL <= assigner.largest and not anchored:
+    small = operation.result.type.size * _SMALL <= assigner.largest
+    if (small or assigner.direct_loads) and not anchored:
         assigner.open[operation.result] = None  # small: in the layout of what it is combined with
         return
     layout = assigner.best_access(operation)
@@ -545,6 +547,14 @@ def _gather(assigner: Assigner, operation: Operation) -> None:
     assigner.anchor(operation.result, layout)
 
 
+def _loaded(value: Value) -> bool:
+    """Whether a block comes from memory as it is."""
+    operation = value.definition
+    while operation is not None and operation.opcode == "permute":
+        operation = operation.operands[0].definition
+    return operation is not None and operation.opcode == "load"
+
+
 def _dot(assigner: Assigner, operation: Operation) -> None:
     """As the instruction wants it; of several widths the one that is cheapest for what the operands come from."""
     instruction = instruction_of(operation, assigner.target)
@@ -558,7 +568,7 @@ def _dot(assigner: Assigner, operation: Operation) -> None:
     grid = dot_layout.warp_grid(rows, columns, assigner.warps, operation in assigner.chained)
     choices = [
         dot_layout.product_layouts(operation, instruction, grid, width)
-        for width in dot_layout.widths(operation, instruction)
+        for width in dot_layout.widths(operation, instruction, streamed=all(map(_loaded, operation.operands[:2])))
     ]
 
     def cost(layouts: dot_layout.ProductLayouts) -> float:
@@ -658,7 +668,6 @@ class _Writer(Rebuilder):
         self.layouts: dict[Value, LinearLayout] = {}
         self.working: dict[Operation, LinearLayout] = {}
         self.written: dict[tuple[Value, LinearLayout], Value] = {}
-        self.remarks: list[Remark] = []
 
     def run(self, function: Function) -> Function:
         region = self.copy_region(function.region)
@@ -731,14 +740,4 @@ class _Writer(Rebuilder):
         attributes |= {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: str(plan)}
         converted = self.create("permute", [value], attributes).result
         self.layouts[converted] = layout
-        if plan.cost:
-            place = self.location
-            self.remarks.append(
-                Remark(
-                    "note",
-                    f"{value.type} changes its layout: {plan}",
-                    place.file if place else "",
-                    place.line if place else 0,
-                )
-            )
         return converted

@@ -86,10 +86,12 @@ class KernelLowering:
         self.allocation = allocation
         self.warps = warps
         self.rules = rules
-        self.remarks: list[Remark] = list(assignment.remarks)
+        self.remarks: list[Remark] = []
         self.tensor_maps: list[TensorMapUse] = []
         self.affine: dict[str, tuple[LLVMValue, int]] = {}
         self.used = {value for operation in self.function.walk() for value in operation.operands}
+        self.loops: Mapping[Operation, Rule] = {}  # rules of loops that are not emitted as they stand
+        self._instead: dict[Operation, Rule] = {}
         self._values: dict[Value, list[LLVMValue]] = {}
         self._memo: dict[tuple[object, ...], LLVMValue] = {}
         self._declare()
@@ -306,6 +308,15 @@ class KernelLowering:
         finally:
             self.group = saved
 
+    @contextmanager
+    def instead(self, rules: Mapping[Operation, Rule]) -> Iterator[None]:
+        """Emit some operations by rules of their own."""
+        saved, self._instead = self._instead, {**self._instead, **rules}
+        try:
+            yield
+        finally:
+            self._instead = saved
+
     # Walking -------------------------------------------------------------------------------------
 
     def operations(self, operations: Sequence[Operation]) -> None:
@@ -321,7 +332,7 @@ class KernelLowering:
 
     def operation(self, operation: Operation) -> None:
         """Emit one operation by its rule."""
-        rule = self.rules.get(operation.opcode)
+        rule = self._instead.get(operation) or self.rules.get(operation.opcode)
         if rule is None:
             raise unsupported(operation, "there is no rule for it")
         self.builder.locate(operation.location)
@@ -369,6 +380,9 @@ def unsupported(operation: Operation, reason: str) -> CompilationError:
 
 
 def _for(lowering: KernelLowering, operation: Operation) -> None:
+    if operation in lowering.loops:
+        lowering.loops[operation](lowering, operation)
+        return
     builder, region = lowering.builder, operation.regions[0]
     kind = operation.operands[0].type.dtype
     # Counted in 64 bits where the type is unsigned, or so narrow that the last step may leave it.
@@ -380,13 +394,13 @@ def _for(lowering: KernelLowering, operation: Operation) -> None:
     flat = [register for registers in initial for register in registers]
     with builder.loop(bounds[0], bounds[1], bounds[2], flat, hint="for") as loop:
         index = builder.cast("trunc", loop.index, register_type(kind)) if wide else loop.index
-        following = lowering.region(region, [[index], *_grouped(loop.values, initial)])
+        following = lowering.region(region, [[index], *grouped(loop.values, initial)])
         loop.next([register for registers in following for register in registers])
-    for value, registers in zip(operation.results, _grouped(loop.results, initial), strict=True):
+    for value, registers in zip(operation.results, grouped(loop.results, initial), strict=True):
         lowering.define(value, registers)
 
 
-def _grouped(flat: Sequence[LLVMValue], like: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
+def grouped(flat: Sequence[LLVMValue], like: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
     """A flat list cut into lists as long as those of `like`."""
     parts, used = [], 0
     for registers in like:

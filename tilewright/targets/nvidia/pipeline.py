@@ -11,20 +11,26 @@ from tilewright.ir.core import Function
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
+from tilewright.targets.cpu.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
+from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
+from tilewright.targets.nvidia.pipelining import aligned, plan_pipelines, streams_of
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 DEFAULT_WARPS = 4
+DEFAULT_STAGES = 3
 
 NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
+    (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
+    (simplify, "what the pass before left over"),
 )
 
 
@@ -42,19 +48,26 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     warps = warps_of(function, options)
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps)
+    # Loops that feed products copy ahead, where the copies fit beside the scratch.
+    stages = options.get("num_stages") or DEFAULT_STAGES
+    whole = allocate(assignment.function, scratch_sizes(assignment)).size
+    loops = plan_pipelines(assignment, stages, target.shared_bytes - whole)
     # Scratch for what threads hand to each other; barriers where its places are used again.
-    allocation = allocate(assignment.function, scratch_sizes(assignment))
+    streamed = [stream.conversion for stream in streams_of(loops)]
+    allocation = allocate(assignment.function, scratch_sizes(assignment, streamed))
+    tiles = aligned(allocation.size)  # of the loops behind the scratch: in one place, for none runs inside another
     # One rule for each operation.
     module = Module(header=HEADER)
     lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES)
     if options.get("line_info"):
         lowering.keep_lines()
+    lowering.loops = {operation: pipelined_rule(plan, tiles) for operation, plan in loops.items()}
     lowering.run()
     return LoweredKernel(
         text=module.text,
         symbol=symbol,
         warps=warps,
-        shared_bytes=allocation.size,
+        shared_bytes=max([allocation.size, *(tiles + plan.size for plan in loops.values())]),
         tensor_maps=tuple(lowering.tensor_maps),
         remarks=tuple(lowering.remarks),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tilewright.ir.core import Operation
 from tilewright.layout import SharedExchange, plan_conversion
@@ -43,11 +43,11 @@ SIZES: dict[str, Size] = {
 }
 
 
-def scratch_sizes(assignment: Assignment) -> dict[Operation, int]:
-    """Bytes of scratch for every operation that needs some."""
+def scratch_sizes(assignment: Assignment, without: Collection[Operation] = ()) -> dict[Operation, int]:
+    """Bytes of scratch for every operation that needs some; those in `without` are done otherwise."""
     sizes = {}
     for operation in assignment.function.walk():
-        size = SIZES.get(operation.opcode)
+        size = SIZES.get(operation.opcode) if operation not in without else None
         if size is not None and (needed := size(assignment, operation)):
             sizes[operation] = needed
     return sizes

@@ -165,6 +165,8 @@ def _convert(lowering: KernelLowering, operation: Operation) -> None:
     (operand,) = operation.operands
     plan = plan_conversion(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
     convert(lowering, operation, plan)
+    if plan.cost:
+        lowering.note(operation, f"{operand.type} changes its layout: {plan}")
 
 
 def _nothing(lowering: KernelLowering, operation: Operation) -> None:

@@ -1,0 +1,231 @@
+"""Emits the loops of `pipelining.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.core import Operation
+from tilewright.layout import LinearLayout, matrix_access
+from tilewright.layout.distributed import INPUTS
+from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.conversions import register_type
+from tilewright.targets.nvidia.exchange import from_bits, load_shared, unpack
+from tilewright.targets.nvidia.layouts import item_size
+from tilewright.targets.nvidia.lowering import KernelLowering, Rule, grouped
+from tilewright.targets.nvidia.memory import assembly, pieces
+from tilewright.targets.nvidia.pipelining import Pipeline, Stream
+from tilewright.targets.nvidia.transfer import element_bits
+
+_LANE_BITS = 5
+_VECTOR_BYTES = 16
+
+
+class PipelinedLoop:
+    """One loop; `emit` is what stands for the rule of `for`."""
+
+    def __init__(self, lowering: KernelLowering, operation: Operation, plan: Pipeline, base: int) -> None:
+        self.lowering = lowering
+        self.builder = lowering.builder
+        self.operation = operation
+        self.plan = plan
+        self.base = base  # bytes from the start of shared memory to the first stage
+        self.body = operation.regions[0]
+        self.lower, self.upper, self.step = (lowering.scalar(value) for value in operation.operands[:3])
+        self.reading = lowering.i32(0)
+
+    def emit(self) -> None:
+        lowering, builder = self.lowering, self.builder
+        initial = [lowering.registers(value) for value in self.operation.operands[3:]]
+        for stream in self.plan.streams:
+            lowering.note(stream.load, f"{stream.load.result.type} is copied {self.plan.stages - 1} iterations ahead")
+        lowering.synchronize()  # the tiles may still be read, by this loop's last run or another loop
+        index, ahead = self.prologue([initial[position] for position in self.plan.carried])
+        kept = [register for registers in initial for register in registers]
+        state = [*kept, index, *(register for registers in ahead for register in registers), lowering.i32(0)]
+        with builder.loop(self.lower, self.upper, self.step, state, hint="pipeline") as loop:
+            carried = grouped(loop.values[: len(kept)], initial)
+            rest = loop.values[len(kept) :]
+            index, stage = rest[0], rest[-1]
+            ahead = grouped(rest[1:-1], ahead)
+            self.wait()
+            index, ahead = self.copy(self.before(stage), index, ahead)
+            self.reading = self.stage_offset(stage)
+            with lowering.instead(self.replacements()):
+                following = lowering.region(self.body, [[loop.index], *carried])
+            flat = [register for registers in following for register in registers]
+            flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
+            loop.next(flat)
+        results = grouped(loop.results[: len(kept)], initial)
+        for value, registers in zip(self.operation.results, results, strict=True):
+            lowering.define(value, registers)
+
+    def replacements(self) -> dict[Operation, Rule]:
+        """The loads and what renames their elements emit nothing; conversions read the stage."""
+        rules: dict[Operation, Rule] = {}
+        for stream in self.plan.streams:
+            for operation in (stream.load, *stream.steps):
+                rules[operation] = _nothing
+            rules[stream.conversion] = lambda lowering, operation, stream=stream: self.read(stream)  # type: ignore[misc]
+        return rules
+
+    # Stages --------------------------------------------------------------------------------------
+
+    def stage_offset(self, stage: LLVMValue) -> LLVMValue:
+        start = self.builder.multiply(stage, self.lowering.i32(self.plan.stage_bytes))
+        return self.builder.add(start, self.lowering.i32(self.base))
+
+    def after(self, stage: LLVMValue) -> LLVMValue:
+        return self.wrapped(self.builder.add(stage, 1), self.plan.stages, 0)
+
+    def before(self, stage: LLVMValue) -> LLVMValue:
+        """The stage that was read last, which is filled next."""
+        less = self.builder.emit(f"add {stage}, -1", "i32")
+        return self.wrapped(less, -1, self.plan.stages - 1)
+
+    def wrapped(self, stage: LLVMValue, limit: int, value: int) -> LLVMValue:
+        at_limit = self.builder.compare("eq", stage, limit)
+        return self.builder.select(at_limit, self.lowering.i32(value), stage)
+
+    def wait(self) -> None:
+        """Until the copies of this iteration are there, for all threads, and nobody reads the stage before."""
+        assembly(self.lowering, f"cp.async.wait_group {self.plan.stages - 2};", "", [], [])
+        self.lowering.synchronize()
+
+    # Copies --------------------------------------------------------------------------------------
+
+    def prologue(self, ahead: Sequence[Sequence[LLVMValue]]) -> tuple[LLVMValue, list[list[LLVMValue]]]:
+        """The copies of the first iterations; index and carried values of the one after them."""
+        index, state = self.lower, [list(registers) for registers in ahead]
+        for stage in range(self.plan.stages - 1):
+            index, state = self.copy(self.lowering.i32(stage), index, state)
+        return index, state
+
+    def copy(
+        self, stage: LLVMValue, index: LLVMValue, ahead: Sequence[Sequence[LLVMValue]]
+    ) -> tuple[LLVMValue, list[list[LLVMValue]]]:
+        """Start the copies of the iteration `index` and step on."""
+        lowering, builder = self.lowering, self.builder
+        lowering.define(self.body.arguments[0], [index])
+        for position, registers in zip(self.plan.carried, ahead, strict=True):
+            lowering.define(self.body.arguments[1 + position], registers)
+        for operation in self.plan.slice:
+            lowering.operation(operation)
+        inside = builder.compare("slt", index, self.upper)
+        start = self.stage_offset(stage)
+        for stream in self.plan.streams:
+            self.copy_tile(stream, start, inside)
+        assembly(lowering, "cp.async.commit_group;", "", [], [])
+        yielded = self.body.terminator.operands
+        following = [list(lowering.registers(yielded[position])) for position in self.plan.carried]
+        return builder.binary("add", index, self.step), following
+
+    def copy_tile(self, stream: Stream, start: LLVMValue, inside: LLVMValue) -> None:
+        lowering, builder = self.lowering, self.builder
+        size = item_size(stream.load)
+        pointer = stream.load.operands[0]
+        layout = lowering.layout(pointer)
+        pointers, numbers = lowering.registers(pointer), lowering.numbers(pointer)
+        places = stream.tile.addresses(layout)
+        thread = self.thread_offset(places, size)
+        base = builder.add(start, lowering.i32(stream.offset))
+        owner = lowering.both(inside, lowering.first_holder(layout))
+        assert owner is not None
+        for piece in pieces(lowering, stream.load, stream.load.result, once=False):
+            first = piece.positions[0]
+            count = len(piece.positions) * size
+            distance = places.element(register=numbers[first]) * size
+            target = lowering.shared_pointer(builder.add(base, self.moved(thread, distance)))
+            cache = "cg" if count == _VECTOR_BYTES else "ca"
+            text = f"@$2 cp.async.{cache}.shared.global [$0], [$1], {count}"
+            arguments = [target, pointers[first], owner]
+            constraints = "r,l,b"
+            if piece.condition is not None:
+                text += ", $3"
+                constraints += ",r"
+                arguments.append(builder.select(piece.condition, lowering.i32(count), lowering.i32(0)))
+            assembly(lowering, f"{text};", constraints, arguments, [])
+
+    def thread_offset(self, places: LinearLayout, size: int) -> LLVMValue:
+        """The bytes from a tile's start to where register 0 of the thread is."""
+        group = self.lowering.group
+        lanes, warps = ([vector * size for vector in places.bases(name)] for name in (INPUTS[1], INPUTS[2]))
+        return self.lowering.combine_bits([(group.lane, lanes), (group.warp, warps)])
+
+    def moved(self, thread: LLVMValue, distance: int) -> LLVMValue:
+        if not distance:
+            return thread
+        number = self.lowering.i32(distance)
+        return self.lowering.once(
+            ("swizzle", thread.text, distance), lambda: self.builder.binary("xor", thread, number)
+        )
+
+    # Reads ---------------------------------------------------------------------------------------
+
+    def read(self, stream: Stream) -> None:
+        """The operand of a product out of this iteration's stage."""
+        lowering = self.lowering
+        result = stream.conversion.result
+        layout = lowering.layout(result)
+        bits = element_bits(result)
+        matrices = matrix_access(layout, stream.view, bits)
+        held: dict[int, LLVMValue] = {}
+        base = self.builder.add(self.reading, lowering.i32(stream.offset))
+        if matrices is not None:
+            thread = lowering.combine_bits(
+                [
+                    (lowering.group.lane, [vector * 2 for vector in matrices.threads[:_LANE_BITS]]),
+                    (lowering.group.warp, [vector * 2 for vector in matrices.threads[_LANE_BITS:]]),
+                ]
+            )
+            suffix = f"x{matrices.matrices}{'.trans' if matrices.transposed else ''}"
+            for instruction in matrices.instructions:
+                place = self.builder.add(base, self.moved(thread, instruction.offset * 2))
+                words = self.load_matrices(lowering.shared_pointer(place), suffix, matrices.matrices)
+                for first, word in zip(instruction.registers, words, strict=True):
+                    held[first], held[first + 1] = unpack(lowering, word, 2, 16)
+        else:
+            held = self.read_vectors(stream, layout, base, bits)
+        kind = register_type(result.type.element)
+        lowering.define(result, [from_bits(lowering, held[number], kind) for number in lowering.numbers(result)])
+
+    def load_matrices(self, pointer: LLVMValue, suffix: str, count: int) -> list[LLVMValue]:
+        listed = ", ".join(f"${number}" for number in range(count))
+        text = f"ldmatrix.sync.aligned.m8n8.{suffix}.shared.b16 {{{listed}}}, [${count}];"
+        constraints = ",".join(["=r"] * count + ["r"])
+        return assembly(self.lowering, text, constraints, [pointer], ["i32"] * count)
+
+    def read_vectors(self, stream: Stream, layout: LinearLayout, base: LLVMValue, bits: int) -> dict[int, LLVMValue]:
+        """Neighbours in memory that are neighbours in the thread by one instruction."""
+        lowering, size = self.lowering, bits // 8
+        places = stream.view.addresses(layout)
+        registers = places.bases("register")
+        width = 1
+        while width * size < _VECTOR_BYTES and width.bit_length() <= len(registers):
+            if registers[width.bit_length() - 1] != width:
+                break
+            width *= 2
+        others = [vector for name in INPUTS[1:] for vector in places.bases(name)]
+        others += registers[width.bit_length() - 1 :]
+        while any(vector % width for vector in others):
+            width //= 2
+        thread = self.thread_offset(places, size)
+        held: dict[int, LLVMValue] = {}
+        for first in range(0, 1 << len(registers), width):
+            distance = places.element(register=first) * size
+            pointer = lowering.shared_pointer(self.builder.add(base, self.moved(thread, distance)))
+            values = load_shared(lowering, pointer, f"i{bits}", width)
+            held.update(zip(range(first, first + width), values, strict=True))
+        return held
+
+
+def _nothing(lowering: KernelLowering, operation: Operation) -> None:
+    """The block is in shared memory only."""
+
+
+def pipelined_rule(plan: Pipeline, base: int) -> Rule:
+    """The rule for the loop of a plan, whose tiles begin at byte `base` of shared memory."""
+
+    def emit(lowering: KernelLowering, operation: Operation) -> None:
+        PipelinedLoop(lowering, operation, plan, base).emit()
+
+    return emit
