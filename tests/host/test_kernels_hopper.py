@@ -164,6 +164,39 @@ def test_fp8_with_scales_of_blocks_is_promoted(rng: np.random.Generator):
     np.testing.assert_allclose(c.astype(np.float64), expected, rtol=2**-8, atol=1e-3)
 
 
+def random_product(draw: np.random.Generator) -> tuple[MatmulForm, tuple[int, int, int], int]:
+    """A form that can be built, sizes, and a number of batches."""
+    while True:
+        dtype = draw.choice(np.array([tl.bfloat16, tl.int8, tl.float8e4nv, tl.float32], object))
+        integer = dtype == tl.int8
+        consumers, chance = int(draw.integers(1, 4)), draw.random(5)
+        form = MatmulForm(
+            BM=64 * consumers * int(draw.integers(1, 3)), BN=8 * int(draw.integers(1, 21)), BK=128 // dtype.itemsize,
+            STAGES=int(draw.integers(2, 6)), CONSUMERS=consumers, SHARE_A=1 + int(chance[0] < 0.3),
+            SHARE_B=1 + int(chance[0] > 0.7), SPLIT=int(draw.choice([1, 1, 2, 4])), GROUP=int(draw.integers(1, 4)),
+            A_ROWS=int(draw.choice([0, 0, 8, 24])), BUFFERS=int(draw.integers(1, 4)), INPUT=dtype,
+            OUTPUT=tl.int32 if integer else draw.choice(np.array([tl.bfloat16, tl.float16, tl.float32], object)),
+            SUM=tl.int32 if integer else tl.float32, A_TRANSPOSED=bool(chance[1] < 0.2),
+            B_TRANSPOSED=bool(chance[2] < 0.2), BATCHED=bool(chance[3] < 0.2), DEPENDENT=bool(chance[4] < 0.3),
+        )  # fmt: skip
+        try:
+            form.check()
+        except LaunchError:
+            continue
+        rows, columns, depth = (
+            int(number) for number in draw.integers(1, (form.A_ROWS or 250, 150, 250), endpoint=True)
+        )
+        depth = max(depth, form.BK * (form.SPLIT - 1) + 1)
+        return form, (rows, columns, depth), int(draw.integers(1, 4)) if form.BATCHED else 1
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_products(number: int, rng: np.random.Generator):
+    form, sizes, batches = random_product(rng)
+    print(form, sizes, batches)
+    multiply(form, rng, *sizes, batches, orders=2)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"BN": 100}, "multiple of 8"), ({"BK": 48}, "multiple of 64"), ({"STAGES": 12, "BN": 256}, "shared memory"),
@@ -233,6 +266,33 @@ def test_attention_in_a_window(rng: np.random.Generator):
 def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
     form = ATTENTION._replace(LENGTHS=True, LSE=True, CAUSAL=causal)
     attend(form, rng, (3, 1, 1, 130, 140), lengths=((130, 140), (77, 77), (60, 1)))
+
+
+def random_attention(draw: np.random.Generator) -> AttentionForm:
+    """A form that can be built."""
+    while True:
+        consumers, chance = int(draw.integers(1, 4)), draw.random(7)
+        causal = bool(chance[0] < 0.6)
+        form = AttentionForm(
+            D=int(draw.choice([16, 32, 64, 96])), BN=16 * int(draw.integers(1, 9)), CONSUMERS=consumers,
+            STAGES=int(draw.integers(2, 4)), CAUSAL=causal, WINDOW=causal and bool(chance[1] < 0.4),
+            LENGTHS=bool(chance[2] < 0.4), LSE=bool(chance[3] < 0.5), FLAT=bool(chance[4] < 0.6),
+            LAZY=bool(chance[5] < 0.6), TURNS=consumers > 1 and bool(chance[6] < 0.6),
+        )  # fmt: skip
+        try:
+            return form.check()
+        except LaunchError:
+            continue
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_attention(number: int, rng: np.random.Generator):
+    form = random_attention(rng)
+    batches, heads, group, queries, keys, window = (int(n) for n in rng.integers(1, (3, 3, 3, 250, 250, 120)))
+    ends = tuple((int(rng.integers(queries)) + 1, int(rng.integers(keys)) + 1) for _ in range(batches))
+    print(form, batches, heads, group, queries, keys, window, ends)
+    sizes = (batches, heads * group, heads, queries, keys)
+    attend(form, rng, sizes, window if form.WINDOW else 0, orders=2, lengths=ends if form.LENGTHS else ())
 
 
 def test_attention_with_growing_maxima(rng: np.random.Generator):

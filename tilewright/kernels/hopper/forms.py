@@ -180,7 +180,7 @@ class MatmulForm(NamedTuple):
             (self.INPUT.is_floating() or self.BN % 16 == 0, "8-bit integers take BN in steps of 16"),
             (row % ATOM == 0, f"BK is a multiple of {ATOM // self.INPUT.itemsize}"),
             (self.INPUT.itemsize == 2 or not transposed, "only 16-bit operands are transposed"),
-            (not self.A_TRANSPOSED or self.rows % 64 == 0, "a transposed A has 64 rows or more for each consumer"),
+            (not self.A_TRANSPOSED or self.BM // self.SHARE_A % 64 == 0, "a transposed A comes in 64 rows"),
             (not self.B_TRANSPOSED or self.BN // self.SHARE_B % 64 == 0, "a transposed B comes in 64 columns"),
             (min(self.SHARE_A, self.SHARE_B) == 1, "CTAs share A or B, not both"),
             (self.BN % (8 * self.SHARE_B) == 0, "each CTA loads a multiple of 8 rows of B"),
