@@ -17,9 +17,12 @@ import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError
 from tilewright.frontend.jit import JITFunction
+from tilewright.ir.verifier import verify
 from tilewright.language.extra import libdevice
+from tilewright.targets.registry import get_target
 
 KERNELS = 400  # of each test; each is traced in about a millisecond
+COMPILED = 6  # of those that can be, as machine code; each takes some tens of milliseconds
 TYPES = {"x": "*f32", "y": "*k i32", "n": "i32", "s": "f32", "h": "*bf16"}
 NAMES = ["x", "y", "n", "s", "h", "a", "b", "c", "i", "N", "helper", "pair", "tl", "undefined", "float", "NUMBER"]
 GOOD_NAMES = ["x", "y", "n", "s", "a", "b", "N"]
@@ -212,8 +215,11 @@ def test_random_kernels_fail_only_in_the_stated_way(rng: np.random.Generator) ->
     for _ in range(KERNELS):
         source = author.kernel()
         try:
-            JITFunction.from_source(source, "kernel", names()).trace(TYPES, {"N": 8})
+            function = JITFunction.from_source(source, "kernel", names()).trace(TYPES, {"N": 8})
+            verify(function)
             compiled += 1
+            if compiled <= COMPILED:
+                get_target("cpu").compile(function, {})
         except CompilationError as error:
             check(source, error)
         except BaseException:
