@@ -65,7 +65,8 @@ GPU_OPTIONS = frozenset(
 )
 # Keywords that other back ends tune by are accepted, and ignored where they have no meaning.
 LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
-    "sanitize_overflow arch extern_libs waves_per_eu matrix_instr_nonkdim kpack".split()
+    "sanitize_overflow arch extern_libs ptx_version ptx_options sched4reg enable_reflect_ftz clc min_shared_mem "
+    "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
 Types = Mapping[str, Any]
 

@@ -125,7 +125,6 @@ ABSENT = {
     "triton.experimental": _GLUON,
     "triton.language.semantic": "rules of the language are in tilewright.language.semantic",
     "triton.ops": "Triton itself has removed it; tilewright.kernels has matrix products, attention and more",
-    "triton.profiler.viewer": "read the .hatchet file, which is JSON: a tree of frames with their metrics",
     "triton.compiler.code_generator": "kernels are read by tilewright.frontend.tracer; JITFunction.trace gives the IR",
     "triton.compiler.make_launcher": "nothing is compiled to launch a kernel",
     "triton.runtime.build": "no C compiler is used; tilewright.frontend.ahead writes objects with a C header",
