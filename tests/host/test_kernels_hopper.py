@@ -14,7 +14,9 @@ from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm, attention_schedule
+from tilewright.kernels.hopper.launch import prepare_attention, prepare_matmul
 from tilewright.passes.pipeline import simplify
+from tilewright.settings import settings
 
 PROCESSORS = 4
 PRODUCT = MatmulForm(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
@@ -311,3 +313,40 @@ def test_a_schedule_holds_every_tile_once():
         table = attention_schedule(form, 2, 3, 700, 900, 3, 5)
         assert sorted(table[table >= 0].tolist()) == [pair << 16 | tile for pair in range(6) for tile in range(6)]
         assert (table[:, -1] == -1).all()
+
+
+def test_prepared_calls_run_on_arrays_and_tensors(rng: np.random.Generator):
+    torch = pytest.importorskip("torch")
+    a, b = (
+        torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16() for shape in ((70, 72), (96, 72))
+    )
+    c = torch.zeros((70, 96), dtype=torch.bfloat16)
+    with settings.scope(interpret=True, interpret_order=3):
+        prepare_matmul(NARROW, a, b, c, processors=2)()
+    torch.testing.assert_close(c.double(), a.double() @ b.double().T, rtol=2**-8, atol=1e-4)
+    q, k, v = (numbers(rng, (1, heads, 100, 64), tl.bfloat16) for heads in (4, 2, 2))
+    # Tensors as [batch, rows, heads, D] with their axes swapped.
+    out, lse = np.zeros((1, 100, 4, 64), q.dtype).swapaxes(1, 2), np.zeros((1, 4, 100), np.float32)
+    with settings.scope(interpret=True):
+        prepare_attention(ATTENTION._replace(LSE=True), q, k, v, out, lse, processors=2)()
+    expected, sums = attention_reference(q, k, v, np.array([[100, 100]]), False, 0)
+    assert np.abs(out.astype(np.float64) - expected).max() <= 2**-7 * np.abs(v.astype(np.float64)).max()
+    np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-4)
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    def zeros(*shape: int) -> np.ndarray:
+        return np.zeros(shape, tl.bfloat16.element.numpy)
+
+    a, b = zeros(70, 72), zeros(96, 72)
+    cases = [
+        (lambda: prepare_matmul(NARROW, a, b, zeros(70, 80)), r"result should be \(70, 96\)"),
+        (lambda: prepare_matmul(NARROW._replace(A_ROWS=8), a, b, zeros(70, 96)), "loads 8 rows"),
+        (lambda: prepare_matmul(NARROW._replace(SPLIT=4, BN=16), a, b, zeros(70, 96)), "fewer stages"),
+        (lambda: prepare_attention(ATTENTION, *[zeros(1, 2, 64, 64)] * 3, zeros(1, 2, 60, 64)), "do not fit"),
+        (lambda: prepare_attention(ATTENTION._replace(LSE=True), *[zeros(1, 2, 64, 64)] * 4), "lse is missing"),
+        (lambda: prepare_attention(ATTENTION, *[zeros(1, 2, 64, 64)] * 4, window=5), "window of 5"),
+    ]
+    for call, reason in cases:
+        with pytest.raises(LaunchError, match=reason):
+            call()
