@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tilewright
 import tilewright.language as tl
@@ -316,10 +317,7 @@ def test_a_schedule_holds_every_tile_once():
 
 
 def test_prepared_calls_run_on_arrays_and_tensors(rng: np.random.Generator):
-    torch = pytest.importorskip("torch")
-    a, b = (
-        torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16() for shape in ((70, 72), (96, 72))
-    )
+    a, b = (torch.from_numpy(rng.standard_normal((rows, 72), np.float32)).bfloat16() for rows in (70, 96))
     c = torch.zeros((70, 96), dtype=torch.bfloat16)
     with settings.scope(interpret=True, interpret_order=3):
         prepare_matmul(NARROW, a, b, c, processors=2)()

@@ -1,7 +1,7 @@
 """Launch the Hopper kernels on tensors: the tensor maps, sizes, schedule and grid that go with a form.
 
-run = prepare_matmul(MatmulForm(BN=224), a, b, c)      # a [M, K], b [N, K], c [M, N]; NumPy (interpreted) or CUDA tensors
-run()                                                  # as often as wanted, on the same tensors
+run = prepare_matmul(MatmulForm(BN=224), a, b, c)    # a [M, K], b [N, K], c [M, N]: CUDA tensors, or interpreted arrays
+run()                                                # as often as wanted, on the same tensors
 """
 
 from __future__ import annotations
