@@ -24,7 +24,8 @@ def slot(argument: Any, kind: str) -> Any:
         return argument
     if not kind.startswith("tensormap"):
         return argument.address
-    return argument.address, argument.shape, (argument.shape[1], 1)
+    strides = [int(np.prod(argument.shape[axis + 1 :])) for axis in range(len(argument.shape))]
+    return argument.address, argument.shape, tuple(strides)
 
 
 def run_case(case: Case, gpu: Device, rng: np.random.Generator, times: int = 1) -> None:
