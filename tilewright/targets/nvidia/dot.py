@@ -124,7 +124,7 @@ class _Product:
 
     # Parts of operands ---------------------------------------------------------------------------
 
-    def parts(self, value: Value) -> list[list[LLVMValue]]:
+    def parts(self, value: Value) -> Sequence[Sequence[LLVMValue]]:
         """An operand's registers as the instruction takes them; split into parts where the precision asks for it."""
         lowering, dtype = self.lowering, value.type.dtype
         registers = lowering.registers(value)
@@ -135,7 +135,7 @@ class _Product:
             return self.bf16_parts(registers, 3 if self.instruction.parts == "bf16x6" else 2)
         if dtype.is_float and dtype.bits == 8 and kind == "f16":
             return [lowering.converter.cast_all(registers, dtype, dtypes.float16)]
-        return [list(registers)]
+        return [registers]
 
     def tf32_parts(self, registers: Sequence[LLVMValue], count: int) -> list[list[LLVMValue]]:
         builder = self.lowering.builder

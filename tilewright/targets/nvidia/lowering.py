@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from tilewright import dtypes
 from tilewright.errors import CompilationError
@@ -38,6 +39,26 @@ _CTA_BARRIER = 0
 HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
 
 Rule = Callable[["KernelLowering", Operation], None]
+
+
+class _LaterRegisters(list[LLVMValue]):
+    """Registers that are made by their first reader."""
+
+    def __init__(self, register: Callable[[int], LLVMValue], count: int) -> None:
+        super().__init__([LLVMValue("void", "")] * count)
+        self._register = register
+        self._made: dict[int, LLVMValue] = {}
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        if place not in self._made:
+            self._made[place] = self._register(place)
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[LLVMValue]:
+        return (self[place] for place in range(len(self)))
+
 
 cached_live_registers = lru_cache(maxsize=4096)(live_registers)
 
@@ -150,6 +171,10 @@ class KernelLowering:
 
     def define(self, value: Value, registers: Sequence[LLVMValue]) -> None:
         self._values[value] = list(registers)
+
+    def define_later(self, value: Value, register: Callable[[int], LLVMValue], count: int) -> None:
+        """A value whose registers are emitted when they are asked for, each once; all uses are in this basic block."""
+        self._values[value] = _LaterRegisters(register, count)
 
     def layout(self, value: Value) -> LinearLayout:
         """The layout of a block; extents that are no powers of two are rounded up in it."""

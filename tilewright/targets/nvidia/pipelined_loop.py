@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tilewright.ir.core import Operation
-from tilewright.layout import LinearLayout, matrix_access
+from tilewright.layout import LinearLayout, MatrixAccess, matrix_access
 from tilewright.layout.distributed import INPUTS
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.conversions import register_type
@@ -16,8 +17,18 @@ from tilewright.targets.nvidia.memory import assembly, pieces
 from tilewright.targets.nvidia.pipelining import Pipeline, Stream
 from tilewright.targets.nvidia.transfer import element_bits
 
+Load = Callable[[int], list[LLVMValue]]
+
 _LANE_BITS = 5
 _VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ThreadPlace:
+    """A byte offset in a tile that depends on the thread, and the bits that it may have."""
+
+    offset: LLVMValue
+    moving: int
 
 
 class PipelinedLoop:
@@ -126,7 +137,7 @@ class PipelinedLoop:
         layout = lowering.layout(pointer)
         pointers, numbers = lowering.registers(pointer), lowering.numbers(pointer)
         places = stream.tile.addresses(layout)
-        thread = self.thread_offset(places, size)
+        thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
         base = builder.add(start, lowering.i32(stream.offset))
         owner = lowering.both(inside, lowering.first_holder(layout))
         assert owner is not None
@@ -134,7 +145,7 @@ class PipelinedLoop:
             first = piece.positions[0]
             count = len(piece.positions) * size
             distance = places.element(register=numbers[first]) * size
-            target = lowering.shared_pointer(builder.add(base, self.moved(thread, distance)))
+            target = self.pointer(base, thread, distance)
             cache = "cg" if count == _VECTOR_BYTES else "ca"
             text = f"@$2 cp.async.{cache}.shared.global [$0], [$1], {count}"
             arguments = [target, pointers[first], owner]
@@ -145,48 +156,72 @@ class PipelinedLoop:
                 arguments.append(builder.select(piece.condition, lowering.i32(count), lowering.i32(0)))
             assembly(lowering, f"{text};", constraints, arguments, [])
 
-    def thread_offset(self, places: LinearLayout, size: int) -> LLVMValue:
-        """The bytes from a tile's start to where register 0 of the thread is."""
-        group = self.lowering.group
-        lanes, warps = ([vector * size for vector in places.bases(name)] for name in (INPUTS[1], INPUTS[2]))
-        return self.lowering.combine_bits([(group.lane, lanes), (group.warp, warps)])
+    # Places --------------------------------------------------------------------------------------
 
-    def moved(self, thread: LLVMValue, distance: int) -> LLVMValue:
-        if not distance:
-            return thread
-        number = self.lowering.i32(distance)
-        return self.lowering.once(
-            ("swizzle", thread.text, distance), lambda: self.builder.binary("xor", thread, number)
-        )
+    def thread_place(self, lanes: Sequence[int], warps: Sequence[int], size: int) -> ThreadPlace:
+        """Where in a tile the thread's register 0 is, from the offsets of lane and warp bits in units of `size`."""
+        group = self.lowering.group
+        parts = [[vector * size for vector in vectors] for vectors in (lanes, warps)]
+        moving = 0
+        for vector in (*parts[0], *parts[1]):
+            moving |= vector
+        return ThreadPlace(self.lowering.combine_bits([(group.lane, parts[0]), (group.warp, parts[1])]), moving)
+
+    def pointer(self, base: LLVMValue, place: ThreadPlace, distance: int) -> LLVMValue:
+        """To a tile's byte `distance` XOR the thread's own; bits that no thread has are simply added."""
+        mixed, apart = distance & place.moving, distance & ~place.moving
+        start = place.offset
+        if mixed:
+            number = self.lowering.i32(mixed)
+            start = self.lowering.once(
+                ("swizzle", start.text, mixed), lambda: self.builder.binary("xor", place.offset, number)
+            )
+        whole = self.lowering.once(("place", base.text, start.text), lambda: self.builder.add(base, start))
+        return self.lowering.shared_pointer(self.lowering.plus(whole, apart))
 
     # Reads ---------------------------------------------------------------------------------------
 
     def read(self, stream: Stream) -> None:
-        """The operand of a product out of this iteration's stage."""
+        """The operand of a product out of this iteration's stage, each part of it when the product comes to it."""
         lowering = self.lowering
         result = stream.conversion.result
         layout = lowering.layout(result)
-        bits = element_bits(result)
-        matrices = matrix_access(layout, stream.view, bits)
-        held: dict[int, LLVMValue] = {}
         base = self.builder.add(self.reading, lowering.i32(stream.offset))
+        matrices = matrix_access(layout, stream.view, element_bits(result))
         if matrices is not None:
-            thread = lowering.combine_bits(
-                [
-                    (lowering.group.lane, [vector * 2 for vector in matrices.threads[:_LANE_BITS]]),
-                    (lowering.group.warp, [vector * 2 for vector in matrices.threads[_LANE_BITS:]]),
-                ]
-            )
-            suffix = f"x{matrices.matrices}{'.trans' if matrices.transposed else ''}"
-            for instruction in matrices.instructions:
-                place = self.builder.add(base, self.moved(thread, instruction.offset * 2))
-                words = self.load_matrices(lowering.shared_pointer(place), suffix, matrices.matrices)
-                for first, word in zip(instruction.registers, words, strict=True):
-                    held[first], held[first + 1] = unpack(lowering, word, 2, 16)
+            load, groups = self.matrices(matrices, base)
         else:
-            held = self.read_vectors(stream, layout, base, bits)
+            load, groups = self.vectors(stream, layout, base)
         kind = register_type(result.type.element)
-        lowering.define(result, [from_bits(lowering, held[number], kind) for number in lowering.numbers(result)])
+        numbers = lowering.numbers(result)
+        position = {number: group for group, members in enumerate(groups) for number in members}
+        held: dict[int, dict[int, LLVMValue]] = {}
+
+        def register(place: int) -> LLVMValue:
+            group = position[numbers[place]]
+            if group not in held:
+                values = load(group)
+                held[group] = dict(zip(groups[group], values, strict=True))
+            return from_bits(lowering, held[group][numbers[place]], kind)
+
+        lowering.define_later(result, register, len(numbers))
+
+    def matrices(self, access: MatrixAccess, base: LLVMValue) -> tuple[Load, list[tuple[int, ...]]]:
+        """By ldmatrix: a function that emits instruction number i, and the registers that each gives."""
+        lowering = self.lowering
+        thread = self.thread_place(access.threads[:_LANE_BITS], access.threads[_LANE_BITS:], 2)
+        suffix = f"x{access.matrices}{'.trans' if access.transposed else ''}"
+
+        def load(number: int) -> list[LLVMValue]:
+            pointer = self.pointer(base, thread, access.instructions[number].offset * 2)
+            words = self.load_matrices(pointer, suffix, access.matrices)
+            return [part for word in words for part in unpack(lowering, word, 2, 16)]
+
+        groups = [
+            tuple(register + member for register in instruction.registers for member in range(2))
+            for instruction in access.instructions
+        ]
+        return load, groups
 
     def load_matrices(self, pointer: LLVMValue, suffix: str, count: int) -> list[LLVMValue]:
         listed = ", ".join(f"${number}" for number in range(count))
@@ -194,9 +229,10 @@ class PipelinedLoop:
         constraints = ",".join(["=r"] * count + ["r"])
         return assembly(self.lowering, text, constraints, [pointer], ["i32"] * count)
 
-    def read_vectors(self, stream: Stream, layout: LinearLayout, base: LLVMValue, bits: int) -> dict[int, LLVMValue]:
-        """Neighbours in memory that are neighbours in the thread by one instruction."""
-        lowering, size = self.lowering, bits // 8
+    def vectors(self, stream: Stream, layout: LinearLayout, base: LLVMValue) -> tuple[Load, list[tuple[int, ...]]]:
+        """Neighbours in memory that are neighbours in the thread by one instruction; as `matrices`."""
+        lowering, bits = self.lowering, element_bits(stream.conversion.result)
+        size = bits // 8
         places = stream.view.addresses(layout)
         registers = places.bases("register")
         width = 1
@@ -208,14 +244,14 @@ class PipelinedLoop:
         others += registers[width.bit_length() - 1 :]
         while any(vector % width for vector in others):
             width //= 2
-        thread = self.thread_offset(places, size)
-        held: dict[int, LLVMValue] = {}
-        for first in range(0, 1 << len(registers), width):
-            distance = places.element(register=first) * size
-            pointer = lowering.shared_pointer(self.builder.add(base, self.moved(thread, distance)))
-            values = load_shared(lowering, pointer, f"i{bits}", width)
-            held.update(zip(range(first, first + width), values, strict=True))
-        return held
+        thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
+        groups = [tuple(range(first, first + width)) for first in range(0, 1 << len(registers), width)]
+
+        def load(number: int) -> list[LLVMValue]:
+            distance = places.element(register=groups[number][0]) * size
+            return load_shared(lowering, self.pointer(base, thread, distance), f"i{bits}", width)
+
+        return load, groups
 
 
 def _nothing(lowering: KernelLowering, operation: Operation) -> None:

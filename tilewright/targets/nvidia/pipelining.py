@@ -105,7 +105,7 @@ def _plan(
     (body,) = loop.regions
     found: list[Stream] = []
     for operation in body.operations:
-        stream = _stream(assignment, operation, users, sum(stream.size for stream in found))
+        stream = _stream(assignment, body, operation, users, sum(stream.size for stream in found))
         if stream is not None and _slice(body, [stream]) is not None:
             found.append(stream)
     stages = min(stages, limit // max(1, sum(stream.size for stream in found)))
@@ -117,7 +117,11 @@ def _plan(
 
 
 def _stream(
-    assignment: Assignment, load: Operation, users: Mapping[Value, Sequence[Operation]], offset: int
+    assignment: Assignment,
+    body: Region,
+    load: Operation,
+    users: Mapping[Value, Sequence[Operation]],
+    offset: int,
 ) -> Stream | None:
     """A load as a stream, if all that happens to its block is a conversion through shared memory for a product."""
     if load.opcode != "load" or not load.result.type.rank or load.attributes["volatile"]:
@@ -131,7 +135,8 @@ def _stream(
         (operation, *others) = users.get(operation.result, ()) or (load, load)
     if others or CONVERSION_ATTRIBUTE not in operation.attributes:
         return None
-    if not any(user.opcode == "dot" for user in users.get(operation.result, ())):
+    readers = users.get(operation.result, ())
+    if not readers or any(user.opcode != "dot" or user not in body.operations for user in readers):
         return None
     source, target = assignment.layouts[operation.operands[0]], assignment.layouts[operation.result]
     plan = plan_conversion(source, target, element_bits(operation.result))
