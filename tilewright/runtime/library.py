@@ -76,9 +76,11 @@ def load_objects(
 
 def system_address(name: str) -> int | None:
     """The address of a function of the C library or of anything else in the process, or None."""
-    for library in _system_libraries():
+    for place in (None, *_LIBRARIES.get(sys.platform, ())):
+        library = _system_library(place)
         try:
-            return ctypes.cast(library[name], ctypes.c_void_p).value
+            if library is not None:
+                return ctypes.cast(library[name], ctypes.c_void_p).value
         except AttributeError:
             continue
     return None
@@ -108,14 +110,12 @@ def _linker() -> Any:
 
 
 @functools.cache
-def _system_libraries() -> tuple[ctypes.CDLL, ...]:
-    found = []
-    for name in (None, *_LIBRARIES.get(sys.platform, ())):
-        try:
-            found.append(ctypes.CDLL(name))
-        except (OSError, TypeError):  # TypeError: Windows has no handle of the whole process
-            continue
-    return tuple(found)
+def _system_library(name: str | None) -> ctypes.CDLL | None:
+    """A library of the system, or all that is in the process; None where there is no such thing."""
+    try:
+        return ctypes.CDLL(name)
+    except (OSError, TypeError):  # TypeError: Windows has no handle of the whole process
+        return None
 
 
 def _system_symbols(images: Sequence[bytes]) -> dict[str, int]:
