@@ -186,3 +186,20 @@ def test_functions_of_narrow_floats_warn(kind: str) -> None:
     name = {"f16": "fp16", "bf16": "bf16"}[kind]
     assert f"exp on {name} is computed in fp32 and rounded back" in warned
     assert f"pow on {name} is computed in fp32 and rounded back" in warned
+
+
+@tilewright.jit
+def product_and_sum(x, y, z, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) * tl.load(y + i) + tl.load(z + i))
+
+
+def test_products_are_rounded_when_fusion_is_off(rng: np.random.Generator) -> None:
+    x, y = (rng.normal(size=256).astype(np.float32) for _ in range(2))
+    rounded = x * y
+    z, out = -rounded, np.ones(256, np.float32)
+    product_and_sum[(1,)](x, y, z, out, N=256, enable_fp_fusion=False)
+    assert not out.any()
+    fused = x.astype(np.float64) * y.astype(np.float64) - rounded
+    product_and_sum[(1,)](x, y, z, out, N=256)
+    assert np.all((out == 0) | (out == fused.astype(np.float32)))

@@ -464,12 +464,13 @@ class JITFunction(KernelSource):
 
     @staticmethod
     def _relevant(options: tuple[Any, ...], gpu: bool) -> tuple[Any, ...]:
-        """Those of a key's options that code depends on: for the CPU, only whether assertions are kept."""
+        """Those of a key's options that code depends on: for the CPU, assertions kept and fusion forbidden."""
         if gpu:
             return tuple(
                 sorted((entry for entry in options if entry[0] in GPU_OPTIONS), key=lambda entry: str(entry[0]))
             )
-        return tuple(entry for entry in options if entry == ("debug", (bool, True)) or entry[0] == "ir_override")
+        changing = ("debug", (bool, True)), ("enable_fp_fusion", (bool, False))
+        return tuple(entry for entry in options if entry in changing or entry[0] == "ir_override")
 
     def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         if settings.explain_recompile and self._launches:
@@ -530,7 +531,10 @@ class JITFunction(KernelSource):
             function = self._trace(types, constants, described, debug).function
             written = written_parameters(function)
             return InterpretedLaunch(function, Interface(self.name, self.argument_names, types, written))
-        kernel = self.compile(types, constants, described, options={"debug": debug, **options})
+        given: dict[str, Any] = {"debug": debug, **options}
+        if "enable_fp_fusion" in options:
+            given["enable_fp_fusion"] = False
+        kernel = self.compile(types, constants, described, options=given)
         return CPULaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), self.launch_metadata)
 
     def __repr__(self) -> str:

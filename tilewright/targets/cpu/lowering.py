@@ -57,10 +57,14 @@ _ACCUMULATORS = (dtypes.float32, dtypes.float64, dtypes.int32)
 
 
 class KernelLowering:
-    """The lowering of one function into `module`; `run` returns the scratch bytes it needs."""
+    """The lowering of one function into `module`; `run` returns the scratch bytes it needs.
 
-    def __init__(self, function: Function, target: CPUTarget, module: Module, symbol: str) -> None:
+    `fuse` lets a product and a sum become one instruction, which rounds once.
+    """
+
+    def __init__(self, function: Function, target: CPUTarget, module: Module, symbol: str, fuse: bool = True) -> None:
         self.function = function
+        self.fuse = fuse
         self.target = target
         self.module = module
         self.symbol = symbol
@@ -105,7 +109,7 @@ class KernelLowering:
             linkage="internal",
             attributes=attributes,
         )
-        builder.float_flags = "contract"
+        builder.float_flags = "contract" if self.fuse else ""
         count = len(self.function.region.arguments)
         scratch, *grid = builder.arguments[count:]
         self.builder = builder

@@ -49,21 +49,22 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
 def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> LoweredKernel:
     """LLVM text for a verified kernel.
 
-    Raises `CompilationError` with the source line for what the CPU cannot do.  `options` are the
-    launch's (`num_warps` and the like): none changes CPU code.
+    Raises `CompilationError` with the source line for what the CPU cannot do.  `options` are the launch's:
+    ``enable_fp_fusion=False`` rounds every product before it is added to something; the others (`num_warps` and the
+    like) change nothing here.
     """
     symbol = _symbol(function, target, options)
     with _deep_recursion:
-        return _lower(function, target, symbol)
+        return _lower(function, target, symbol, bool(options.get("enable_fp_fusion", True)))
 
 
-def _lower(function: Function, target: CPUTarget, symbol: str) -> LoweredKernel:
+def _lower(function: Function, target: CPUTarget, symbol: str, fuse: bool) -> LoweredKernel:
     for operation in function.walk():
         if operation.opcode == "inline_asm":
             raise inline_asm_error(operation, "a CPU")
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
     module = Module(features=frozenset(target.features))
-    lowering = KernelLowering(function, target, module, symbol)
+    lowering = KernelLowering(function, target, module, symbol, fuse)
     scratch_bytes = lowering.run()
     title = f"kernel {function.name} on the CPU, with vectors of {target.vector_bits} bits"
     explanation = partial(lowering.report.text, title, scratch_bytes)
