@@ -6,12 +6,11 @@ import re
 
 import pytest
 
+import tilewright
 import tilewright.language as tl
-from tests.explicit_cases import tensor_map
+from tests.host.hopper_support import traced_attention, traced_matmul
 from tilewright.errors import MissingDependencyError
-from tilewright.kernels.hopper.attention import attention
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
-from tilewright.kernels.hopper.matmul import matmul
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.inspect import sass
@@ -23,20 +22,8 @@ from tilewright.targets.nvidia.transfer import reshapes_bits
 TARGET = NvidiaTarget.named("sm_90a")
 
 
-def element(dtype: tl.dtype) -> str:
-    return str(dtype.element)
-
-
 def compiled_matmul(form: MatmulForm) -> tuple[LoweredKernel, Assembly]:
-    form.check()
-    types = {
-        "a": tensor_map(form.left_block, element(form.INPUT)),
-        "b": tensor_map(form.right_block, element(form.INPUT)),
-        "c": tensor_map(form.out_block, element(form.OUTPUT)),
-        "c_tail": tensor_map(form.tail_block, element(form.OUTPUT)),
-        **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
-    }
-    lowered = lower(matmul.trace(types, {"FORM": form}), TARGET, {})
+    lowered = lower(traced_matmul(form), TARGET, {})
     return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
 
 
@@ -98,15 +85,23 @@ def test_matmul(name: str) -> None:
         assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == form.rows // 16 * form.BN // 64
 
 
+@tilewright.jit
+def bias_and_residual(value, row, column, mask, extra):
+    bias, residual, columns = extra
+    return value + tl.load(bias + column, mask=column < columns) + tl.load(residual + row * columns + column, mask=mask)
+
+
+def test_an_epilogue_reads_where_the_sums_are() -> None:
+    """There is no memory left to bring what it reads into another layout."""
+    lowered = lower(traced_matmul(MatmulForm(EPILOGUE=bias_and_residual), ("*k f32", "*k bf16", "i32")), TARGET, {})
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    assert lowered.shared_bytes <= MatmulForm().shared_bytes + 1024 and "ld.shared" not in assembly.ptx
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal: bool) -> None:
     """192 queries by 80 keys: 40 + 64 + 20 registers for scores, results and exponentials fit the 160 of a thread."""
-    form = AttentionForm(CAUSAL=causal).check()
-    kinds = {"q": form.query_block, "k": form.key_block, "v": form.key_block, "out": form.query_block}
-    types = {name: tensor_map(block) for name, block in kinds.items()}
-    types |= {"lse": "*f32", "lengths": "*k i32", "schedule": "*k i32", "scale": "f32"}
-    types |= dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
-    lowered = lower(attention.trace(types, {"FORM": form}), TARGET, {})
+    lowered = lower(traced_attention(AttentionForm(CAUSAL=causal)), TARGET, {})
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.warps == 16 and assembly.resources.registers == 128 and not assembly.remarks
     assert not [remark for remark in lowered.remarks if "changes its layout" in remark.message]

@@ -95,11 +95,13 @@ def _roles(assigner: Assigner, operation: Operation) -> None:
     """Every role has its own number of warps."""
     assigner.finish()  # what stands before them belongs to all warps
     all_warps = assigner.warps
+    assigner.direct_loads = True  # tiles leave no memory to convert what an epilogue reads
     for role, region in zip(roles.table(operation), operation.regions, strict=True):
         assigner.warps = role.warps
         assigner.region(region)
         assigner.finish()
     assigner.warps = all_warps
+    assigner.direct_loads = False
 
 
 RULES: dict[str, Rule] = {
