@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from tilewright.engine.engine import load as load
     from tilewright.frontend.autotune import Config as Config
     from tilewright.frontend.autotune import autotune as autotune
+    from tilewright.frontend.background import AsyncCompileMode as AsyncCompileMode
     from tilewright.frontend.descriptor import TensorDescriptor as TensorDescriptor
     from tilewright.frontend.heuristics import heuristics as heuristics
     from tilewright.frontend.jit import JITFunction as JITFunction
     from tilewright.frontend.jit import jit as jit
     from tilewright.frontend.sizes import cdiv as cdiv
     from tilewright.frontend.sizes import next_power_of_2 as next_power_of_2
+    from tilewright.frontend.wrappers import MockTensor as MockTensor
+    from tilewright.frontend.wrappers import pointer as pointer
+    from tilewright.frontend.wrappers import reinterpret as reinterpret
     from tilewright.language.aggregate import aggregate as aggregate
     from tilewright.language.function import constexpr_function as constexpr_function
 
@@ -40,14 +44,19 @@ _EXPORTS = {
     "autotune": "tilewright.frontend.autotune",
     "heuristics": "tilewright.frontend.heuristics",
     "aggregate": "tilewright.language.aggregate",
+    "AsyncCompileMode": "tilewright.frontend.background",
+    "MockTensor": "tilewright.frontend.wrappers",
+    "pointer": "tilewright.frontend.wrappers",
+    "reinterpret": "tilewright.frontend.wrappers",
     "constexpr_function": "tilewright.language.function",
     "TensorDescriptor": "tilewright.frontend.descriptor",
     "cdiv": "tilewright.frontend.sizes",
     "next_power_of_2": "tilewright.frontend.sizes",
 }
 __all__ = [
-    "Config", "Engine", "JITFunction", "TensorDescriptor", "aggregate", "autotune", "cdiv", "compile",
-    "constexpr_function", "heuristics", "jit", "language", "load", "next_power_of_2", "testing",
+    "AsyncCompileMode", "Config", "Engine", "JITFunction", "MockTensor", "TensorDescriptor", "aggregate",
+    "autotune", "cdiv", "compile", "constexpr_function", "heuristics", "jit", "language", "load", "next_power_of_2",
+    "pointer", "reinterpret", "testing",
 ]  # fmt: skip
 
 

@@ -135,6 +135,23 @@ def test_memory_by_address_and_under_another_dtype() -> None:
             make()
 
 
+@tilewright.jit
+def by_address(x: "*kfp32", out: tl.pointer_type(tl.float32), n):  # noqa: F722
+    i = tl.arange(0, 16)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + 1)
+
+
+def test_numbers_are_addresses_where_the_annotation_says_so() -> None:
+    x, out = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
+    for _ in range(3):
+        out[:] = 0
+        by_address[(1,)](x.ctypes.data, out.ctypes.data, 16)
+        np.testing.assert_array_equal(out, x + 1)
+        by_address[(1,)](x, out, 16)
+        with pytest.raises(LaunchError, match="argument 'out': 0x3 is no address"):
+            by_address[(1,)](x, 3, 16)
+
+
 def test_launch_hooks_see_the_metadata(fresh: tilewright.JITFunction) -> None:
     events: list[Any] = []
     x, out = arrays()

@@ -53,7 +53,7 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.target_info import compiling_for
-from tilewright.language.types import constexpr, dtype, unwrap
+from tilewright.language.types import constexpr, dtype, pointer_type, unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
@@ -351,6 +351,8 @@ class JITFunction(KernelSource):
         def rule(parameter: ParameterInfo) -> Any:
             if parameter.dtype is not None:
                 return _fixing_rule(parameter.dtype)
+            if parameter.pointer is not None:
+                return _address_rule(parameter.pointer)
             if parameter.aggregate is tensor_map:
                 return as_tensor_map
             if parameter.name in fixed:
@@ -615,6 +617,22 @@ def _read_only(kind: Any, value: Any) -> Any:
 
 def _fixing_rule(annotated: dtype) -> Callable[[Any, Any], ArgumentClass]:
     return lambda kind, value: retyped(kind, value, annotated._number)
+
+
+def _address_rule(annotated: pointer_type) -> Callable[[Any, Any], Any]:
+    """A number becomes a pointer to the annotated type; an array stays one of its own dtype."""
+    read_only = scalar(PointerType(annotated.element_ty._number, True))
+    plain = scalar(PointerType(annotated.element_ty._number))
+    size = annotated.element_ty._number.itemsize
+
+    def rule(kind: Any, value: Any) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return _read_only(kind, value) if annotated.const else kind
+        if value < 0 or value % size:
+            raise LaunchError(f"{value:#x} is no address of a {annotated.element_ty}")
+        return argument_class(read_only if annotated.const else plain, 16 if value % 16 == 0 else size)
+
+    return rule
 
 
 def _leaf(kind: ArgumentClass, name: str, described: dict[str, Parameter]) -> TensorType:

@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tilewright.errors import CompilationError
-from tilewright.language.types import NAMES, constexpr, dtype
+from tilewright.language.types import NAMES, constexpr, dtype, pointer_type
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class ParameterInfo:
     constexpr: bool = False
     dtype: dtype | None = None  # the type fixed by an annotation such as ``n: tl.int64``
     const: bool = False  # a read-only pointer: ``x: tl.const``
+    pointer: pointer_type | None = None  # of ``x: tl.pointer_type(tl.float32)``, ``x: "*fp32"``: a number is an address
     aggregate: type | None = None  # the class of an annotation such as ``x: tx.tensor_map``
 
     @property
@@ -130,7 +131,8 @@ class SourceFunction:
             entry.default,
             is_constexpr,
             fixed if isinstance(fixed, dtype) and not fixed.is_ptr() else None,
-            annotation is const,
+            annotation is const or isinstance(annotation, pointer_type) and annotation.const,
+            annotation if isinstance(annotation, pointer_type) else None,
             annotation if isinstance(annotation, type) else None,
         )
 
@@ -141,6 +143,14 @@ class SourceFunction:
         text = annotation.strip("\"' ")
         if text in NAMES:
             return text
+        if text.startswith("*"):
+            read_only = text[1:2] == "k" and text[2:] in NAMES
+            element = NAMES.get(text[2:] if read_only else text[1:])
+            return None if element is None else pointer_type(element, const=read_only)
+        if text.endswith(")") and text.partition("(")[0].endswith("pointer_type"):
+            inner = self._annotation(text.partition("(")[2][:-1])
+            inner = NAMES.get(inner) if isinstance(inner, str) else inner
+            return pointer_type(inner) if isinstance(inner, dtype) else None
         head, *rest = text.split(".")
         value = self.captured(head, default=None)
         for name in rest:
