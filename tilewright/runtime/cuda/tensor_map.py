@@ -56,6 +56,7 @@ def encode(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     rounded: bool = False,
+    *,
     name: str = "tensor",
 ) -> bytes:
     """The map of the tensor at `address` with these extents and strides (elements, slowest axis first).
