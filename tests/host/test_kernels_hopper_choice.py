@@ -1,0 +1,51 @@
+"""The forms that were quickest on an H200 are among the first that the estimate names."""
+
+from __future__ import annotations
+
+import pytest
+
+import tilewright.language as tl
+from tilewright.kernels.hopper.choice import Gpu, Problem, candidate_forms, ranked_forms, seconds_of
+from tilewright.kernels.hopper.forms import MatmulForm
+
+# The quickest of a sweep on one H200, with its time in microseconds.
+MEASURED = [
+    (Problem(4096, 4096, 4096), {"BM": 128, "BN": 256, "SPLIT": 1}, 190),
+    (Problem(8192, 8192, 8192), {"BM": 128, "BN": 256, "SPLIT": 1}, 1590),
+    (Problem(512, 14336, 4096), {"BM": 128, "BN": 224, "SPLIT": 1}, 85),
+    (Problem(1280, 2304, 4160), {"BM": 128, "BN": 192, "SPLIT": 1}, 37.5),
+    (Problem(2048, 4096, 14336), {"BM": 128, "BN": 256, "SPLIT": 1}, 329),
+    (Problem(16, 14336, 4096), {"BM": 64, "BN": 112, "SPLIT": 1}, 30.5),
+    (Problem(16, 4096, 14336), {"BM": 64, "BN": 32, "SPLIT": 1}, 30.4),
+    (Problem(64, 4096, 14336), {"BM": 64, "BN": 64, "SPLIT": 2}, 31.1),
+    (Problem(128, 4096, 14336), {"BM": 128, "BN": 64, "SPLIT": 2}, 33.9),
+    (Problem(128, 14336, 4096), {"BM": 128, "BN": 112, "SPLIT": 1}, 32.6),
+    (Problem(128, 28672, 8192), {"BM": 128, "BN": 224, "SPLIT": 1}, 119),
+    (Problem(1, 28672, 8192), {"BM": 64, "BN": 224, "SPLIT": 1}, 110),
+    (Problem(4096, 4096, 4096, input=tl.int8), {"BM": 128, "BN": 256, "SPLIT": 1}, 91),
+]
+
+
+@pytest.mark.parametrize(("problem", "best", "microseconds"), MEASURED, ids=lambda value: str(value)[:40])
+def test_the_quickest_form_is_among_the_first(problem: Problem, best: dict[str, int], microseconds: float):
+    ranked = ranked_forms(problem)
+    fitting = [(form, seconds) for form, seconds in ranked if best.items() <= form._asdict().items()]
+    (_, first), (_, seconds) = ranked[0], fitting[0]
+    assert seconds <= 1.06 * first
+    assert 0.75 * microseconds <= seconds * 1e6 <= 1.15 * microseconds
+
+
+def test_candidates_can_be_built_and_fill_shared_memory():
+    problems = (
+        Problem(300, 500, 200), Problem(7, 4096, 600), Problem(64, 128, 64, input=tl.float32),
+        Problem(128, 256, 512, a_transposed=True, b_transposed=True), Problem(256, 96, 96, batches=3),
+    )  # fmt: skip
+    for problem in problems:
+        forms = candidate_forms(problem)
+        assert forms and all(form.check() is form for form in forms)
+        assert all(form.STAGES == 16 or form._replace(STAGES=form.STAGES + 1).shared_bytes > 231424 for form in forms)
+
+
+def test_a_gpu_with_fewer_processors_takes_longer():
+    problem, form = Problem(4096, 4096, 4096), MatmulForm()
+    assert seconds_of(form, problem, Gpu(processors=66)) > 1.8 * seconds_of(form, problem)
