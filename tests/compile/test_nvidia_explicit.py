@@ -93,6 +93,48 @@ def test_boxes_of_tensor_maps() -> None:
     assert [use.box for use in lowered.tensor_maps] == [(256, 64), (64, 64)]
 
 
+def test_boxes_without_swizzle() -> None:
+    """A row of more than 256 elements comes in parts, row by row."""
+    body = """
+  %zero = constant 0 : i32
+  %one = shared_alloc {shape = [1000], dtype = f32, swizzle = 0} : shared<1000xf32,0>
+  %two = shared_alloc {shape = [4, 320], dtype = bf16, swizzle = 0} : shared<4x320xbf16,0>
+  %three = shared_alloc {shape = [2, 16, 64], dtype = bf16, swizzle = 0} : shared<2x16x64xbf16,0>
+  tma_store %x, %zero, %one
+  tma_store %y, %zero, %zero, %two
+  tma_store %z, %zero, %zero, %zero, %three"""
+    parameters = "%x: tensormap<1000xf32>, %y: tensormap<4x320xbf16>, %z: tensormap<2x16x64xbf16>"
+    lowered = lower(text_of(body, parameters), TARGET, {})
+    assert [use.box for use in lowered.tensor_maps] == [(200,), (1, 160), (2, 16, 64)]
+    assert lowered.text.count("s2g.tile.1d(ptr") == 5 + 1 and lowered.text.count("s2g.tile.2d(ptr") == 8 + 1
+
+
+def test_bytes_move_sixteen_at_once() -> None:
+    body = """
+  %zero = constant 0 : i32
+  %one = shared_alloc {shape = [64, 128], dtype = i8, swizzle = 128} : shared<64x128xi8,128>
+  %two = shared_alloc {shape = [64, 128], dtype = i8, swizzle = 128} : shared<64x128xi8,128>
+  %block = shared_load %one : <64x128xi8>
+  shared_store %two, %block
+  tma_store %x, %zero, %zero, %two"""
+    lowered = lower(text_of(body, "%x: tensormap<64x128xi8>"), TARGET, {})
+    ptx = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True)).ptx
+    assert ptx.count("ld.shared.v4.b32") == ptx.count("st.shared.v4.b32") == 4
+
+
+def test_single_elements_of_other_ctas_are_refused() -> None:
+    body = """
+  %zero = constant 0 : i32
+  %one = shared_alloc {shape = [64, 64], dtype = bf16, swizzle = 128} : shared<64x64xbf16,128>
+  %there = shared_remote %one, %zero : shared<64x64xbf16,128,remote>
+  %turned = shared_transpose %there : shared<64x64xbf16,128,t,remote>
+  %block = shared_load %turned : <64x64xbf16>
+  shared_store %one, %block
+  tma_store %x, %zero, %zero, %one"""
+    with pytest.raises(CompilationError, match="words of 4 bytes"):
+        lower(text_of(body), TARGET, {})
+
+
 def text_of(body: str, parameters: str = "%x: tensormap<64x64xbf16>") -> Function:
     function = parse_function(f"kernel k({parameters}) {{\n{body}\n  return\n}}")
     verify(function)

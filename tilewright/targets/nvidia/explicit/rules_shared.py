@@ -19,6 +19,8 @@ from tilewright.targets.nvidia.lowering import unsupported
 
 _GREATEST_BOX = 256  # elements of a box along one axis
 _L2_PROMOTION = 256
+_WORD = 4  # bytes
+_ROW = 16  # bytes, of which rows of boxes are multiples
 
 
 # Views -------------------------------------------------------------------------------------------
@@ -62,6 +64,8 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
     result = operation.result
     layout, view = lowering.layout(result), lowering.view(operation.operands[0])
     chosen = access.plan(layout, result.type.shape, view, stored=False)
+    if view.peer is not None and len(chosen.moves[0].registers) * view.element.itemsize < _WORD:
+        raise unsupported(operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements")
     columns = layout.shape[-2 if view.transposed else -1]
     element = register_type(result.type.element)
     values = access.load(lowering.builder, chosen, view, columns, lowering.threads, element)
@@ -83,12 +87,12 @@ def _store(lowering: ExplicitLowering, operation: Operation) -> None:
 def _boxes(block: Sequence[int], view: View) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
     """The box of one instruction, and for each instruction its place in the block and its byte offset in the tile.
 
-    A box is at most a panel wide and 256 rows high; leading axes are in it where the tile has one panel.
+    A box is at most a panel wide and has extents up to 256; leading axes are in it where it is a whole tile.
     """
     rows, columns = (block[-2] if len(block) > 1 else 1), block[-1]
-    width = min(columns, view.panel_columns)
-    height = next(part for part in range(min(rows, _GREATEST_BOX), 0, -1) if rows % part == 0)
-    single = view.panels == 1 and height == rows
+    width = _part(min(columns, view.panel_columns), _ROW // view.element.itemsize)
+    height = _part(rows, 1) if width == view.panel_columns else 1  # parts of rows come row by row
+    single = view.panels == 1 and (height, width) == (rows, columns)
     leading = tuple(block[:-2])
     inner = leading if single else (1,) * len(leading)
     box = (*inner, height, width)[-len(block) :]
@@ -99,9 +103,16 @@ def _boxes(block: Sequence[int], view: View) -> tuple[tuple[int, ...], list[tupl
         for position, extent in zip(outer, leading, strict=True):
             number = number * extent + position
         for column, row in product(range(0, columns, width), range(0, rows, height)):
-            start = number * size + column // view.panel_columns * view.panel_bytes + row * view.pitch
+            panel, within = divmod(column, view.panel_columns)
+            start = number * size + panel * view.panel_bytes + row * view.pitch + within * view.element.itemsize
             places.append(((*outer, row, column)[-len(block) :], start))
     return box, places
+
+
+def _part(extent: int, unit: int) -> int:
+    """The greatest multiple of a unit that a box may have along an axis and that divides the extent (or the extent)."""
+    parts = range(min(extent, _GREATEST_BOX) // unit * unit, 0, -unit)
+    return next((part for part in parts if extent % part == 0), extent)
 
 
 def _copies(lowering: ExplicitLowering, operation: Operation) -> Iterator[tuple[LLVMValue, list[LLVMValue], LLVMValue]]:
