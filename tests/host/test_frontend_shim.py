@@ -57,6 +57,7 @@ def test_names_are_tilewrights(installed: None) -> None:
     assert names["driver"].active.get_current_target().backend == "cpu"  # type: ignore[attr-defined]
     assert names["libdevice"] is tilewright.language.extra.libdevice and names["version"] == (3, 9, 0)
     assert {"jit", "language", "runtime"} <= set(dir(names["triton"]))
+    assert names["triton"].aggregate is tilewright.aggregate  # type: ignore[attr-defined]
     assert importlib.util.find_spec("triton.language") is not None
     assert tilewright.language.__spec__.name == "tilewright.language"  # type: ignore[union-attr]
 

@@ -285,7 +285,7 @@ NAMES: dict[str, dtype] = {}
 for _entry in ALL_DTYPES:
     for _name in (_entry.name, _entry._number.name, _entry._number.text):
         NAMES[_name] = _entry
-NAMES["u1"] = NAMES["bool"] = int1
+NAMES["u1"] = NAMES["uint1"] = NAMES["bool"] = int1
 
 
 def wrap(element: DType | PointerType) -> dtype:

@@ -155,6 +155,9 @@ class Group:
                 set_variable(variable, text)
 
 
+base_knobs = Group  # Triton's name
+
+
 class CacheKnobs(Group):
     home_dir = Knob(lambda: os.environ.get("TRITON_HOME") or str(Path.home()), None, "TRITON_HOME")
     dir = _path("cache_directory", "TRITON_CACHE_DIR")
@@ -277,6 +280,6 @@ def refresh_knobs() -> None:
 
 
 __all__ = [
-    "CompileTimes", "Env", "Group", "HookChain", "amd", "autotuning", "build", "cache", "compilation", "env",
-    "language", "nvidia", "propagate_env", "proton", "redis", "refresh_knobs", "runtime", "set_variable",
+    "CompileTimes", "Env", "Group", "HookChain", "amd", "autotuning", "base_knobs", "build", "cache", "compilation",
+    "env", "language", "nvidia", "propagate_env", "proton", "redis", "refresh_knobs", "runtime", "set_variable",
 ]  # fmt: skip
