@@ -200,3 +200,29 @@ def test_knobs(installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     knobs.runtime.interpret = knobs.env
     assert settings.interpret is False
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def test_knobs_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.shim import knobs
+
+    class Own(knobs.base_knobs):
+        name = knobs.env_str("OWN_NAME", "nobody")
+        on = knobs.env_bool("OWN_ON", True)
+        maybe = knobs.env_opt_bool("OWN_MAYBE")
+        count = knobs.env_int("OWN_COUNT", 3)
+
+    own = Own()
+    assert own.knobs == {"name": "nobody", "on": True, "maybe": None, "count": 3}
+    with own.scope():
+        own.on = False
+        other = own.copy()
+        own.maybe = True
+        assert os.environ["OWN_ON"] == "0" and os.environ["OWN_MAYBE"] == "1"
+        assert not other.on and own.knobs["maybe"] is True
+        del own.maybe
+        monkeypatch.setenv("OWN_MAYBE", "off")
+        assert own.maybe is False
+    assert own.on is True and "OWN_ON" not in os.environ and "OWN_MAYBE" not in os.environ
+    monkeypatch.setenv("OWN_COUNT", "many")
+    with pytest.raises(RuntimeError, match="OWN_COUNT='many'"):
+        _ = own.count

@@ -80,13 +80,44 @@ def _setting(name: str, variable: str | None = None) -> Knob:
     return Knob(lambda: getattr(settings, name), lambda value: setattr(settings, name, value), variable)
 
 
+def env_bool(variable: str, default: bool | None = False) -> Knob:
+    """A switch that an environment variable turns on or off."""
+    return Knob(lambda: is_set(variable) if variable in os.environ else default, None, variable)
+
+
+def env_opt_bool(variable: str) -> Knob:
+    """The same; None where the variable is not set."""
+    return env_bool(variable, None)
+
+
+def env_str(variable: str, default: str | None = None) -> Knob:
+    """A text that an environment variable gives."""
+    return Knob(lambda: os.environ.get(variable, default), None, variable)
+
+
+env_opt_str = env_str
+
+
+def env_int(variable: str, default: int = 0) -> Knob:
+    """A whole number that an environment variable gives; reading it raises `RuntimeError` for other text."""
+
+    def read() -> int:
+        text = os.environ.get(variable)
+        try:
+            return default if text is None else int(text)
+        except ValueError as error:
+            raise RuntimeError(f"{variable}={text!r}: expected a whole number") from error
+
+    return Knob(read, None, variable)
+
+
 def _kept(default: Any, variable: str | None = None) -> Knob:
     """A switch that nothing here depends on."""
     if variable is None:
         return Knob(lambda: default)
     if isinstance(default, bool):
-        return Knob(lambda: is_set(variable) if variable in os.environ else default, None, variable)
-    return Knob(lambda: os.environ.get(variable, default), None, variable)
+        return env_bool(variable, default)
+    return env_int(variable, default) if isinstance(default, int) else env_str(variable, default)
 
 
 def _path(name: str, variable: str) -> Knob:
@@ -156,6 +187,9 @@ class Group:
 
 
 base_knobs = Group  # Triton's name
+
+
+base_knobs = Group
 
 
 class CacheKnobs(Group):
@@ -242,9 +276,9 @@ class AmdKnobs(Group):
     use_buffer_ops = _kept(True, "AMDGCN_USE_BUFFER_OPS")
     use_buffer_atomics = _kept(True, "AMDGCN_USE_BUFFER_ATOMICS")
     dump_amdgcn = _kept(False, "AMDGCN_ENABLE_DUMP")
-    use_block_pingpong = _kept(None, "TRITON_HIP_USE_BLOCK_PINGPONG")
-    use_in_thread_transpose = _kept(None, "TRITON_HIP_USE_IN_THREAD_TRANSPOSE")
-    use_async_copy = _kept(None, "TRITON_HIP_USE_ASYNC_COPY")
+    use_block_pingpong = env_opt_bool("TRITON_HIP_USE_BLOCK_PINGPONG")
+    use_in_thread_transpose = env_opt_bool("TRITON_HIP_USE_IN_THREAD_TRANSPOSE")
+    use_async_copy = env_opt_bool("TRITON_HIP_USE_ASYNC_COPY")
     scalarize_packed_fops = _kept(False, "AMDGCN_SCALARIZE_PACKED_FOPS")
     libhip_path = _kept(None, "TRITON_LIBHIP_PATH")
 
