@@ -101,3 +101,16 @@ def test_mistakes_are_named() -> None:
     assert "'e4m3' is stored as fp8e4nv or uint8" in compile_error(product, types, LEFT="e4m3", RIGHT="bf16", **sizes)
     sizes["GROUP"] = 8
     assert "one number for 32 elements" in compile_error(product, types, LEFT="bf16", RIGHT="bf16", **sizes)
+
+
+@tilewright.jit
+def two_groups(a, b, out):
+    left_scale, right_scale = tl.full((4, 4), 127, tl.uint8), tl.full((8, 2), 127, tl.uint8)
+    product = tl.dot_scaled(tile(a, 4, 64), left_scale, "bf16", tile(b, 64, 8), right_scale, "bf16")
+    tl.store(out + tl.arange(0, 4)[:, None] * 8 + tl.arange(0, 8)[None, :], product)
+
+
+def test_both_scales_are_for_as_many_elements() -> None:
+    assert "for 16 elements along K and the other for 32" in compile_error(
+        two_groups, {"a": "*bf16", "b": "*bf16", "out": "*f32"}
+    )

@@ -144,7 +144,12 @@ def dot_scaled(
     left_scale: constexpr = None if lhs_scale is None else lhs_scale.dtype
     right_scale: constexpr = None if rhs_scale is None else rhs_scale.dtype
     kind: constexpr = _product_dtype(lhs_format, rhs_format, left_scale, right_scale)
-    left = _scaled(_widened(lhs, lhs_format, True, lhs_k_pack), lhs_scale)
-    right = _scaled(_widened(rhs, rhs_format, False, rhs_k_pack), rhs_scale)
+    left = _widened(lhs, lhs_format, True, lhs_k_pack)
+    right = _widened(rhs, rhs_format, False, rhs_k_pack)
+    if lhs_scale is not None and rhs_scale is not None:
+        left_group: constexpr = _check_scale(left.shape, lhs_scale.shape, left_scale)
+        right_group: constexpr = _check_scale(right.shape, rhs_scale.shape, right_scale)
+        core.static_assert(left_group == right_group, "one scale is for 16 elements along K and the other for 32")
+    left, right = _scaled(left, lhs_scale), _scaled(right, rhs_scale)
     result = core.dot(left.to(kind), core.trans(right.to(kind)), acc, input_precision="ieee")
     return result.to(out_dtype)
