@@ -53,7 +53,7 @@ class MatmulForm(NamedTuple):
     EVICT_A: str = ""
     EVICT_B: str = ""
     DEPENDENT: bool = False  # weights (B) may be read before the kernels in front of this one have ended
-    PROMOTE: Any = None  # (partial, row, column, stage, extra) -> what is added to the sum in float32
+    PROMOTE: Any = None  # (partial, rows, first column, stage, extra) -> what is added to the sum in float32
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
 
@@ -319,7 +319,7 @@ def attention_schedule(
     together = pairs
     if form.CAUSAL:
         bytes_of_head = max(1, 2 * keys * form.D * form.TYPE.itemsize)
-        together = max(group, (32 << 20) // bytes_of_head // group * group * group)
+        together = max(1, (32 << 20) // bytes_of_head) * group
     lists: list[list[int]] = [[] for _ in range(grid)]
     load = [(0, number) for number in range(grid)]
     for first in range(0, pairs, together):
@@ -330,7 +330,7 @@ def attention_schedule(
         for pair, tile in order:
             busy, number = heapq.heappop(load)
             lists[number].append(pair << 16 | tile)
-            heapq.heappush(load, (busy + int(cost[tile]), number))
+            heapq.heappush(load, (busy + int(cost[tile]) + 1, number))  # what a tile takes besides its blocks
     table = np.full((grid, max(map(len, lists)) + 1), -1, np.int32)
     for row, entries in zip(table, lists, strict=True):
         row[: len(entries)] = entries
