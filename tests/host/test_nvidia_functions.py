@@ -14,7 +14,7 @@ from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, Module
-from tilewright.targets.nvidia.division import divide_by_one
+from tilewright.targets.nvidia.division import divide
 from tilewright.targets.nvidia.functions import _trigonometric_far, remainder
 from tilewright.targets.nvidia.functions_double import emit_double
 
@@ -81,7 +81,7 @@ def test_remainders_are_exact(kind, rng):
 
 
 def test_many_numbers_divided_by_one_are_rounded_right(rng):
-    function = compiled(lambda builder, x, y: divide_by_one(builder, [x], y)[0], "float", 2)
+    function = compiled(lambda builder, x, y: divide(builder, [x], [y])[0], "float", 2)
     for _ in range(2000):
         x = np.float32(rng.normal() * 2.0 ** rng.integers(-60, 100))
         y = np.float32(rng.normal() * 2.0 ** rng.integers(-40, 80))

@@ -1,4 +1,4 @@
-"""Many float32 numbers divided by one, as when a row is divided by its sum.
+"""Many float32 numbers divided by few, as when rows are divided by their sums.
 
 The reciprocal r is rounded once; then for each x
 
@@ -24,37 +24,45 @@ _LARGE = 2.0**107  # above every e that is a number
 
 
 def is_common_division(operation: Operation, columns: Sequence[Sequence[LLVMValue]]) -> bool:
-    """Whether an operation divides several float32 registers by the same one."""
+    """Whether an operation divides float32 registers by so few different ones that reciprocals pay."""
     if operation.opcode != "divide" or operation.result.type.dtype != dtypes.float32:
         return False
     divisors = {register.text for register in columns[1]}
-    return len(divisors) == 1 and len(columns[0]) >= _WORTH
+    return len(columns[0]) >= _WORTH * len(divisors)
 
 
-def divide_by_one(builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisor: LLVMValue) -> list[LLVMValue]:
-    """The quotients of float32 registers and one divisor."""
-    size = builder.intrinsic("fabs", [divisor])
-    usual = builder.binary(
-        "and",
-        builder.compare("oge", size, builder.constant("float", _LEAST)),
-        builder.compare("ole", size, builder.constant("float", _GREATEST)),
-    )
+def divide(builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue]) -> list[LLVMValue]:
+    """The quotients of float32 registers and divisors of which many are the same."""
+    distinct = {divisor.text: divisor for divisor in divisors}
+    usual: LLVMValue | None = None
+    for divisor in distinct.values():
+        fits = _is_usual(builder, divisor)
+        usual = fits if usual is None else builder.binary("and", usual, fits)
+    assert usual is not None
     quick, slow, done = (builder.new_block(f"divide.{name}") for name in ("quick", "slow", "done"))
     builder.branch_if(usual, quick, slow, weights=(1000, 1))
     builder.start(quick)
-    inverse = builder.binary("fdiv", builder.constant("float", 1.0), divisor, flags="contract")
-    found = [_quotient(builder, number, divisor, inverse) for number in numbers]
+    one = builder.constant("float", 1.0)
+    inverses = {text: builder.binary("fdiv", one, divisor) for text, divisor in distinct.items()}
+    pairs = list(zip(numbers, divisors, strict=True))
+    found = [_quotient(builder, number, divisor, inverses[divisor.text]) for number, divisor in pairs]
     quick_end = builder.block
     builder.branch(done)
     builder.start(slow)
-    ordinary = [builder.binary("fdiv", number, divisor) for number in numbers]
+    ordinary = [builder.binary("fdiv", number, divisor) for number, divisor in pairs]
     slow_end = builder.block
     builder.branch(done)
     builder.start(done)
     return [
-        builder.phi(done, "float", [(one, quick_end), (other, slow_end)])
-        for one, other in zip(found, ordinary, strict=True)
+        builder.phi(done, "float", [(quotient, quick_end), (other, slow_end)])
+        for quotient, other in zip(found, ordinary, strict=True)
     ]
+
+
+def _is_usual(builder: LLVMBuilder, divisor: LLVMValue) -> LLVMValue:
+    size = builder.intrinsic("fabs", [divisor])
+    least, greatest = builder.constant("float", _LEAST), builder.constant("float", _GREATEST)
+    return builder.binary("and", builder.compare("oge", size, least), builder.compare("ole", size, greatest))
 
 
 def _quotient(builder: LLVMBuilder, number: LLVMValue, divisor: LLVMValue, inverse: LLVMValue) -> LLVMValue:

@@ -18,7 +18,7 @@ from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.conversions import register_type
-from tilewright.targets.nvidia.division import divide_by_one, is_common_division
+from tilewright.targets.nvidia.division import divide, is_common_division
 from tilewright.targets.nvidia.functions import emit_function
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule, unsupported
 
@@ -43,7 +43,7 @@ def elementwise(lowering: KernelLowering, operation: Operation) -> None:
     distinct = sorted(set(chosen))
     columns = [[registers[position] for position in distinct] for registers in operands]
     if is_common_division(operation, columns):
-        computed = divide_by_one(lowering.builder, columns[0], columns[1][0])
+        computed = divide(lowering.builder, columns[0], columns[1])
     elif operation.opcode == "cast":
         source, target = operation.operands[0].type.dtype, operation.result.type.dtype
         computed = _cast(lowering, columns[0], source, target, str(operation.attributes["rounding"]))

@@ -73,6 +73,7 @@ def assign(function: Function, target: NvidiaTarget, warps: int) -> Assignment:
     facts = analyze_axes(function)
     assigner = Assigner(target, warps, facts, plan_accesses(function, facts))
     assigner.chained = dot_layout.chained_products(function)
+    assigner.combined = combined_axes(function)
     assigner.region(function.region)
     assigner.finish()
     wishes = _Wishes(assigner)
@@ -133,6 +134,17 @@ def plan_accesses(function: Function, facts: Mapping[Value, AxisInfo]) -> dict[O
     return plan
 
 
+def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
+    """For the shapes of blocks that are reduced along one axis: that axis."""
+    found: dict[tuple[int, ...], set[int]] = {}
+    for operation in function.walk():
+        if operation.opcode == "reduce":
+            axis = operation.attributes["axis"]
+            assert isinstance(axis, int)
+            found.setdefault(operation.operands[0].type.shape, set()).add(axis)
+    return {shape: min(axes) for shape, axes in found.items() if len(axes) == 1}
+
+
 # Decisions ---------------------------------------------------------------------------------------
 
 
@@ -161,6 +173,7 @@ class Assigner:
         self.groups: dict[Value, list[Value]] = {}  # of open blocks of loops and branches: what shares their layout
         self.flow: dict[Operation, list[Value | None]] = {}  # operands that must be where another value is
         self.chained: frozenset[Operation] = frozenset()  # products that feed products
+        self.combined: dict[tuple[int, ...], int] = {}  # shapes of blocks that are reduced, and along which axis
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
         self.direct_loads = False  # in the layout of what they are combined with, at any price
 
@@ -324,7 +337,8 @@ class Assigner:
         """The layout that a memory operation would like."""
         access = self.accesses[operation]
         shape = operation.operands[0].type.shape
-        return transfer.blocked_layout(shape, access.axis, access.elements, self.warps)
+        combined = self.combined.get(shape) if len(shape) > 1 else None
+        return transfer.blocked_layout(shape, access.axis, access.elements, self.warps, combined)
 
     def access_cost(self, operation: Operation, layout: LinearLayout) -> float:
         access = self.accesses[operation]

@@ -417,12 +417,23 @@ def _for(lowering: KernelLowering, operation: Operation) -> None:
         bounds = [lowering.converter.cast(value, kind, dtypes.int64) for value in bounds]
     initial = [lowering.registers(value) for value in operation.operands[3:]]
     flat = [register for registers in initial for register in registers]
-    with builder.loop(bounds[0], bounds[1], bounds[2], flat, hint="for") as loop:
+    with builder.loop(
+        bounds[0], bounds[1], bounds[2], flat, hint="for", metadata=_unrolling(lowering, operation)
+    ) as loop:
         index = builder.cast("trunc", loop.index, register_type(kind)) if wide else loop.index
         following = lowering.region(region, [[index], *grouped(loop.values, initial)])
         loop.next([register for registers in following for register in registers])
     for value, registers in zip(operation.results, grouped(loop.results, initial), strict=True):
         lowering.define(value, registers)
+
+
+def _unrolling(lowering: KernelLowering, operation: Operation) -> str:
+    """Loop metadata for the unrolling that the author asked for."""
+    factor = operation.attributes["unroll"]
+    if not isinstance(factor, int) or factor < 2:
+        return ""
+    count = lowering.module.metadata(f'!{{!"llvm.loop.unroll.count", i32 {factor}}}')
+    return lowering.module.distinct_metadata("!{{self}, " + count + "}")
 
 
 def grouped(flat: Sequence[LLVMValue], like: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:

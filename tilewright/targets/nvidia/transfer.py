@@ -7,6 +7,7 @@ registers that hold an element of the real block in some thread exist (`layout.l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -40,11 +41,26 @@ def default_layout(shape: tuple[int, ...], itemsize: int, warps: int) -> LinearL
 
 
 @lru_cache(maxsize=1024)
-def blocked_layout(shape: tuple[int, ...], axis: int, elements: int, warps: int) -> LinearLayout:
-    """`elements` neighbours along `axis` to a thread, its lanes side by side along it, then along the last axis."""
+def blocked_layout(
+    shape: tuple[int, ...], axis: int, elements: int, warps: int, combined: int | None = None
+) -> LinearLayout:
+    """`elements` neighbours along `axis` to a thread, its lanes side by side along it, then along the last axis.
+
+    Warps follow the lanes; but along the axis `combined`, which the kernel reduces, only when the others are full.
+    """
     extents = padded(shape)
     runs = tuple(elements if position == axis else 1 for position in range(len(extents)))
-    return on_threads(coalesce(extents, Facts(runs, runs), 1, warps).layout(extents), LANES, warps)
+    blocked = coalesce(extents, Facts(runs, runs), 1, warps)
+    if combined is not None:
+        order = (*(other for other in blocked.order if other != combined), combined)
+        counts, left = [1] * len(extents), warps
+        for place in order:
+            room = extents[place] // (blocked.elements[place] * blocked.lanes[place])
+            counts[place] = min(left, max(1, room))
+            left //= counts[place]
+        counts[combined] *= left
+        blocked = replace(blocked, warps=tuple(counts))
+    return on_threads(blocked.layout(extents), LANES, warps)
 
 
 def facts_of(pointer: AxisInfo, mask: AxisInfo | None) -> Facts:
