@@ -550,7 +550,10 @@ def _constant_key(value: Any) -> Any:
     value = unwrap(value)
     if type(value) in PLAIN:
         return value
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):
+        kept = _TUPLE_KEYS.get(id(value))
+        return kept[1] if kept is not None and kept[0] is value else _tuple_key(value)
+    if isinstance(value, list):
         return tuple(_constant_key(entry) for entry in value)
     try:
         hash(value)
@@ -560,6 +563,23 @@ def _constant_key(value: Any) -> Any:
             "could not be found again; pass numbers, strings, dtypes, tuples or functions"
         ) from None
     return (type(value), value)
+
+
+_TUPLE_KEYS: dict[int, tuple[Any, Any]] = {}  # of tuples that cannot change, by identity; each is kept alive
+_TUPLE_KEYS_KEPT = 1024
+
+
+def _tuple_key(value: tuple[Any, ...]) -> Any:
+    """The stand-in for a tuple; those of a kernel's configuration, which come again and again, are remembered."""
+    key = tuple(_constant_key(entry) for entry in value)
+    try:
+        hash(value)
+    except TypeError:  # something in it may change
+        return key
+    if len(_TUPLE_KEYS) >= _TUPLE_KEYS_KEPT:
+        _TUPLE_KEYS.clear()
+    _TUPLE_KEYS[id(value)] = value, key
+    return key
 
 
 def _option_key(value: Any) -> Any:
