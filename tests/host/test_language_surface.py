@@ -203,3 +203,27 @@ def test_products_are_rounded_when_fusion_is_off(rng: np.random.Generator) -> No
     fused = x.astype(np.float64) * y.astype(np.float64) - rounded
     product_and_sum[(1,)](x, y, z, out, N=256)
     assert np.all((out == 0) | (out == fused.astype(np.float32)))
+
+
+@tilewright.jit
+def by_method(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    (out + i).store(i)
+    (out + i).atomic_add(2, mask=i < 4)
+    (out + i).atomic_max(3)
+    before = (out + i).atomic_cas(3, -3)
+    (x + i).store((out + i).atomic_load() + before)
+    shape = (1, 2) * 2 + (3,)
+    tl.static_assert(shape[1:3] == (2, 1) and shape != (1, 2))
+    tl.static_assert(i.type.nbytes == 4 * N and i.type.with_element_ty(tl.int8).get_block_shapes() == (N,))
+    tl.static_assert(tl.int8.get_int_max_value() == 127 and tl.uint8.get_int_min_value() == 0)
+    tl.static_assert(tl.float16.kind() == tl.dtype.KIND.FLOATING)
+    tl.static_assert(not x.dtype.is_const())
+
+
+def test_methods_of_pointers_and_types() -> None:
+    x, out = np.zeros(8, np.int32), np.zeros(8, np.int32)
+    launch(by_method, (1,), x, out, N=8)
+    assert tl.dtype.is_dtype("bf16") and not tl.dtype.is_dtype("fp7")
+    assert out.tolist() == [-3, -3, 4, 5, 4, 5, 6, 7]
+    assert x.tolist() == [0, 0, 8, 10, 8, 10, 12, 14]

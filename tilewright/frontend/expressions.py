@@ -15,6 +15,7 @@ from tilewright.frontend.scope import FunctionState, is_compile_time, nearest
 from tilewright.frontend.values import check_same, put_together, take_apart
 from tilewright.ir.core import Region, Value
 from tilewright.language.aggregate import Aggregate
+from tilewright.language.atomics import METHODS as ATOMIC_METHODS
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.semantic import arithmetic, product
@@ -25,7 +26,7 @@ from tilewright.language.standard import METHODS as STANDARD_METHODS
 from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import block_type, dtype, unwrap
 
-METHODS = {**STANDARD_METHODS, **SORTING_METHODS}
+METHODS = {**STANDARD_METHODS, **SORTING_METHODS, **ATOMIC_METHODS}
 _METHOD_OF = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "&": "and", "|": "or",
     "^": "xor", "<<": "lshift", ">>": "rshift",
@@ -264,7 +265,7 @@ class Expressions(FunctionState):
             return bool(compute("in", member, left, right)) == isinstance(kind, ast.In)
         name, on_constants = _COMPARE[type(kind)]
         if not run_time:
-            return compute(_SYMBOLS[name], on_constants, left, right)
+            return compute(_SYMBOLS[name], on_constants, _with_known_numbers(left), _with_known_numbers(right))
         for value in (left, right):
             if not isinstance(value, tensor) and not is_literal(value):
                 pointer = value is None and name in ("eq", "ne")
@@ -456,3 +457,10 @@ class Expressions(FunctionState):
 
     def assign(self, target: ast.expr, value: Any, keep: bool = False) -> None:
         raise NotImplementedError
+
+
+def _with_known_numbers(value: Any) -> Any:
+    """A tuple whose scalars of known value are these numbers, so that it can be compared."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_with_known_numbers(entry) for entry in value)
+    return value.constant if isinstance(value, tensor) and value.constant is not None else value

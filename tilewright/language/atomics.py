@@ -104,4 +104,5 @@ def update_float8(pointer, value, mask, KIND: core.constexpr, sem: core.constexp
     return seen.to(element, bitcast=True)
 
 
+METHODS = {"atomic_load": atomic_load, "atomic_store": atomic_store, "atomic_poll": atomic_poll}
 __all__ = ["atomic_load", "atomic_poll", "atomic_store"]

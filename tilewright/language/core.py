@@ -176,7 +176,7 @@ def load(
     return memory.load(pointer, mask, other, cache_modifier, eviction_policy, volatile)
 
 
-@builtin
+@member
 def store(
     pointer: tensor,
     value: Any,
@@ -198,43 +198,43 @@ def store(
     memory.store(pointer, value, mask, cache_modifier, eviction_policy)
 
 
-@builtin
+@member
 def atomic_add(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
     """Add to memory as one step in each lane; gives the old values."""
     return memory.atomic_update("add", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_max(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
     """Raise memory to at least `val`; gives the old values."""
     return memory.atomic_update("max", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_min(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
     """Lower memory to at most `val`; gives the old values."""
     return memory.atomic_update("min", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_and(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
     """Bitwise and into memory; gives the old values."""
     return memory.atomic_update("and", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_or(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
     """Bitwise or into memory; gives the old values."""
     return memory.atomic_update("or", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_xor(pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None) -> tensor:
     """Bitwise exclusive or into memory; gives the old values."""
     return memory.atomic_update("xor", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_xchg(
     pointer: tensor, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None
 ) -> tensor:
@@ -242,7 +242,7 @@ def atomic_xchg(
     return memory.atomic_update("exchange", pointer, val, mask, sem, scope)
 
 
-@builtin
+@member
 def atomic_cas(
     pointer: tensor, cmp: Any, val: Any, sem: str | None = None, scope: str | None = None, mask: Any = None
 ) -> tensor:

@@ -6,6 +6,7 @@ kernels ask (``x.dtype.is_floating()``, ``ptr.dtype.element_ty``, ``x.type.scala
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Union
@@ -91,6 +92,41 @@ class dtype:
     @property
     def int_bitwidth(self) -> int:
         return self.element.bits
+
+    class KIND(enum.Enum):
+        """The order of kinds in promotion."""
+
+        BOOLEAN = 0
+        INTEGRAL = 1
+        FLOATING = 2
+
+    def kind(self) -> dtype.KIND:
+        """Whether these are truth values, integers or floats."""
+        number = self._number
+        return (
+            dtype.KIND.BOOLEAN if number.is_bool else dtype.KIND.INTEGRAL if number.is_integer else dtype.KIND.FLOATING
+        )
+
+    def get_int_max_value(self) -> int:
+        """The greatest integer of the type."""
+        return (1 << (self.int_bitwidth - int(self.is_int_signed()))) - 1
+
+    def get_int_min_value(self) -> int:
+        """The least integer of the type."""
+        return -(1 << (self.int_bitwidth - 1)) if self.is_int_signed() else 0
+
+    @staticmethod
+    def is_dtype(type_str: str) -> bool:
+        """Whether a text is the short name of a type."""
+        return type_str in NAMES or type_str == "void"
+
+    def with_element_ty(self, element_ty: dtype) -> dtype:
+        """The type of the same shape, a scalar, with other elements."""
+        return element_ty
+
+    def is_const(self) -> bool:
+        """Whether this is a pointer that cannot be stored through."""
+        return isinstance(self.element, PointerType) and self.element.const
 
     def is_ptr(self) -> bool:
         return isinstance(self.element, PointerType)
@@ -248,6 +284,19 @@ class block_type:
     def is_ptr(self) -> bool:
         return False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole block."""
+        return self.numel * self.element_ty.itemsize
+
+    def get_block_shapes(self) -> tuple[int, ...]:
+        """The shape."""
+        return self.shape
+
+    def with_element_ty(self, scalar_ty: dtype) -> block_type:
+        """A block of the same shape with other elements."""
+        return block_type(scalar_ty, self.shape)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("is_", "primitive_", "itemsize")):
             return getattr(self.element_ty, name)
@@ -341,6 +390,14 @@ class constexpr:
 
     def __getitem__(self, index: Any) -> Any:
         return self.value[unwrap(index)]
+
+    def logical_and(self, other: Any) -> constexpr:
+        """``and`` of truth values."""
+        return constexpr(self.value and unwrap(other))
+
+    def logical_or(self, other: Any) -> constexpr:
+        """``or`` of truth values."""
+        return constexpr(self.value or unwrap(other))
 
 
 class constexpr_type:
