@@ -258,7 +258,7 @@ def softmax(x, out, columns, BLOCK: tl.constexpr):
     inside = column < columns
     values = tl.load(x + row + column, mask=inside, other=-float("inf"))
     weights = tl.exp(values - tl.max(values, 0))
-    tl.store(out + row + column, weights / tl.sum(weights, 0), mask=inside)
+    tl.store(out + row + column, weights / tl.sum(weights, 0), mask=inside, cache_modifier=".cs")
 
 
 @tilewright.jit
@@ -271,7 +271,7 @@ def layer_norm(x, weight, bias, out, columns, epsilon, BLOCK: tl.constexpr):
     centred = tl.where(inside, values - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / columns + epsilon)
     result = centred * scale * tl.load(weight + column, mask=inside) + tl.load(bias + column, mask=inside)
-    tl.store(out + row + column, result, mask=inside)
+    tl.store(out + row + column, result, mask=inside, cache_modifier=".cs")
 
 
 @tilewright.jit
@@ -281,7 +281,8 @@ def gelu_product(x, bias, factor, out, columns, BLOCK: tl.constexpr):
     inside = column < columns
     value = tl.load(x + row + column, mask=inside) + tl.load(bias + column, mask=inside)
     activated = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    tl.store(out + row + column, activated * tl.load(factor + row + column, mask=inside), mask=inside)
+    result = activated * tl.load(factor + row + column, mask=inside)
+    tl.store(out + row + column, result, mask=inside, cache_modifier=".cs")
 
 
 def softmax_case(threads: int) -> Case:

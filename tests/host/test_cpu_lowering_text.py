@@ -80,6 +80,32 @@ def test_transposition_needs_no_gather():
     assert not kernel.remarks
 
 
+@tilewright.jit
+def streamed(x, out, n, MODIFIER: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + 1.0, mask=i < n, cache_modifier=MODIFIER)
+    if ORDERED:
+        tl.debug_barrier()
+
+
+@pytest.mark.parametrize("modifier, ordered, around", [(".cs", False, True), (".cs", True, False), ("", False, False)])
+def test_streaming_stores_go_around_the_caches(modifier, ordered, around):
+    constants = {"MODIFIER": modifier, "ORDERED": ordered, "BLOCK": 1024}
+    text = lowered(traced(streamed, {"x": "*f32", "out": "*f32", "n": "i32"}, constants, ("x", "out")), SERVER).text
+    assert ("!nontemporal" in text) == around and ("sse.sfence" in text) == around
+
+
+@pytest.mark.parametrize("offset", [0, 4, 5])
+def test_streaming_stores_at_any_address(offset):
+    n = 3000
+    memory = np.zeros(n + 64, np.float32)
+    x = np.random.default_rng().standard_normal(n).astype(np.float32)
+    out = memory[offset : offset + n]
+    streamed[(3,)](x, out, n, MODIFIER=".cs", ORDERED=False, BLOCK=1024)
+    np.testing.assert_array_equal(out, x + np.float32(1.0))
+    assert not memory[:offset].any() and not memory[offset + n :].any()
+
+
 # Products ------------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,7 @@ class Evaluator:
         self.scalars = scalars
         self.storage = storage
         self.scratch = scratch
+        self.streams = False  # stores with the cache modifier .cs go around the caches
         self.through: Value | None = None  # evaluated although it has a buffer: the one being written
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
         self._scopes = [Scope()]

@@ -73,6 +73,17 @@ class KernelLowering:
         self.scheduler = Scheduler(self.placement, _Storage(self.placement, target))
         self.remarks = self.placement.remarks
         self.report = Report(function, self.analysis)
+        self.streams = self._has_streams()
+
+    def _has_streams(self) -> bool:
+        """Whether stores go around the caches: where x86 has instructions for it, and nothing in the kernel orders its
+        stores before what another instance does (such stores are in no order)."""
+        operations = list(self.function.walk())
+        asked = any(operation.opcode == "store" and operation.attributes["cache"] == "cs" for operation in operations)
+        ordered = any(
+            operation.opcode.startswith("atomic") or operation.opcode == "barrier" for operation in operations
+        )
+        return asked and not ordered and self.target.is_x86
 
     def run(self) -> int:
         """Emit the entry point and the instance function."""
@@ -122,6 +133,7 @@ class KernelLowering:
         storage = self.scheduler.storage
         self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)
         self.evaluator.on_access = self._note_access
+        self.evaluator.streams = self.streams
         self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator, self.report)
         self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage, self.report)
         self.effects = EffectEmitter(self.evaluator, storage, grid[:3])
@@ -151,6 +163,8 @@ class KernelLowering:
             values = [*arguments, scratch, *programs, *narrow]
             builder.line(f"call void @{self.symbol}.instance({', '.join(map(str, values))})")
             loop.next([])
+        if self.streams:  # before this thread says that it is done
+            builder.call("llvm.x86.sse.sfence", "void", [])
         builder.finish()
 
     def _argument(self, builder: LLVMBuilder, slots: LLVMValue, number: int, element: Element) -> LLVMValue:

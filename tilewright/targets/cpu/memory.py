@@ -6,7 +6,7 @@ from tilewright.ir.core import Operation
 from tilewright.ir.types import Element
 from tilewright.targets.cpu.conversions import memory_type
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
-from tilewright.targets.llvm.builder import LLVMValue, vector_type
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
 
 def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, known: LLVMValue | None = None) -> None:
@@ -35,7 +35,9 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     if fact.step == 1 and fact.covers(lanes):
         evaluator.note_access(operation, "contiguous", indices, mask)
         address = evaluator.address(pointer, tuple(index.first for index in indices))
-        if combined is None:
+        if combined is None and evaluator.streams and operation.attributes["cache"] == "cs":
+            _stream(builder, stored, address, lanes * element.itemsize, element.itemsize)
+        elif combined is None:
             builder.store(stored, address, element.itemsize)
         else:
             builder.masked_store(stored, address, combined, element.itemsize)
@@ -44,6 +46,22 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     pointers = evaluator.vector(pointer, indices, lanes)
     chosen = combined or builder.constant(vector_type("i1", lanes), True)
     builder.scatter(stored, pointers, chosen, element.itemsize)
+
+
+def _stream(builder: LLVMBuilder, stored: LLVMValue, address: LLVMValue, size: int, align: int) -> None:
+    """A store around the caches, which need not fetch the lines first; only where the address is a multiple of
+    the vector's `size`, which the hardware asks for."""
+    place = builder.cast("ptrtoint", address, "i64")
+    aligned = builder.compare("eq", builder.binary("and", place, builder.integer(size - 1)), 0)
+    around, through, after = (builder.new_block(hint) for hint in ("around", "through", "stored"))
+    builder.branch_if(aligned, around, through)
+    builder.start(around)
+    builder.store(stored, address, size, f", !nontemporal {builder.module.metadata('!{i32 1}')}")
+    builder.branch(after)
+    builder.start(through)
+    builder.store(stored, address, align)
+    builder.branch(after)
+    builder.start(after)
 
 
 def _store_single(
