@@ -31,6 +31,9 @@ from typing import Any
 
 import torch
 
+from tilewright.errors import TilewrightError
+from tilewright.testing import do_bench
+
 OURS = "tilewright"
 FLUSH_BYTES = 256 << 20
 Run = Callable[[int], Any]  # takes the number of the copy of the inputs to work on
@@ -161,8 +164,12 @@ def measure(case: Case, protocol: str, rounds: int, milliseconds: float) -> dict
     peers = [name for name in times if not name.startswith(OURS)]  # other configurations of ours are none
     if peers and OURS in times:
         best = min(peers, key=lambda name: statistics.median(times[name]))
-        ratios = [theirs / ours for theirs, ours in zip(times[best], times[OURS], strict=True)]
-        found |= {"best_peer": best, "ratio": statistics.median(ratios)}
+        ratios = {
+            name: statistics.median(theirs / ours for theirs, ours in zip(times[best], times[name], strict=True))
+            for name in times
+            if name.startswith(OURS)
+        }
+        found |= {"best_peer": best, "ratio": ratios.pop(OURS), "other_ratios": ratios}
     if protocol != "host":
         rates = {name: statistics.median(values) for name, values in times.items()}
         if case.gflop:
@@ -253,6 +260,24 @@ def _count(budget: float, one: float) -> int:
     return max(5, min(1000, int(budget / max(one, 0.1))))
 
 
+def fastest(candidates: Sequence[Any], run_of: Callable[[Any], Callable[[], Any]]) -> Any:
+    """The candidate whose run is the shortest in a brief trial; those that fail are told of and left out."""
+    times: dict[Any, float] = {}
+    for candidate in candidates:
+        try:
+            times[candidate] = do_bench(run_of(candidate), warmup=5, rep=20, return_mode="median")
+        except TilewrightError as error:
+            print(f"  left out: {candidate}: {error}", flush=True)
+    if not times:
+        raise RuntimeError("none of the candidates runs")
+    return min(times, key=lambda candidate: times[candidate])
+
+
+def on_hopper() -> bool:
+    """Whether the GPU runs code for sm_90a."""
+    return bool(torch.cuda.get_device_capability() == (9, 0))
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive numbers."""
     return statistics.geometric_mean(values)
@@ -298,4 +323,5 @@ def line(record: dict[str, Any]) -> str:
             parts.append(f"{record[key][OURS]:.2f} {unit}")
     if "ratio" in record:
         parts.append(f"{record['best_peer']} / ours {record['ratio']:.3f}")
+        parts += [f"/ {name} {ratio:.3f}" for name, ratio in record["other_ratios"].items()]
     return f"{head} {', '.join(parts)}"

@@ -58,6 +58,7 @@ def test_a_family_is_measured_against_its_best_peer(clock: None) -> None:
 
     records = harness.run_family(harness.FAMILIES["sum"], Silent(), options())
     assert (records[0]["best_peer"], records[0]["ratio"]) == ("torch", 1.5)
+    assert records[0]["other_ratios"] == {f"{OURS} 8 warps": pytest.approx(150 / 90)}
     assert records[0]["tflops"][OURS] == pytest.approx(20) and records[0]["terabytes_a_second"][OURS] == pytest.approx(
         5
     )
