@@ -87,7 +87,10 @@ def reference(x: np.ndarray, target: dtypes.DType, rounding: str) -> tuple[np.nd
             if rounding == "rtz" and narrows:
                 beyond = np.abs(nearest.astype(np.float64)) > np.abs(wide)
                 bits = nearest.view(f"uint{target.bits}")
-                nearest = np.where(beyond & np.isfinite(wide), bits - np.asarray(1, bits.dtype), bits).view(kind)
+                stepped = np.where(beyond & np.isfinite(wide), bits - np.asarray(1, bits.dtype), bits)
+                if target.name in ("float8e5b16", "float8e4b8"):  # there is no -0: its code is NaN
+                    stepped = np.where(beyond & (stepped == 0x80), np.asarray(0, bits.dtype), stepped)
+                nearest = stepped.view(kind)
             return nearest, np.ones(x.shape, bool)
         info = np.iinfo(kind)
         whole = np.trunc(wide)
@@ -155,14 +158,13 @@ def test_every_conversion(source: dtypes.DType, interpret: bool, rng: np.random.
 @pytest.mark.parametrize("source", [dtype for dtype in FLOATS if dtype.bits > 8], ids=lambda dtype: dtype.name)
 def test_rounding_toward_zero(source: dtypes.DType, interpret: bool, rng: np.random.Generator) -> None:
     x = numbers(source, rng)
-    targets = [target for target in FLOATS if 16 <= target.bits < source.bits]
+    targets = [target for target in FLOATS if target.bits < source.bits]
     outs = tuple(np.zeros(x.size, target.numpy) for target in targets)
-    if not targets:
-        return
     with settings.scope(interpret=interpret):
         convert_to_all[(x.size // BLOCK,)](x, outs, ROUNDING="rtz", N=BLOCK)
     for target, out in zip(targets, outs, strict=True):
         expected, defined = reference(x, target, "rtz")
+        defined = defined & ((target.bits > 8) | (x == x))
         assert_same(out, expected, defined, f"{source.name} to {target.name}")
 
 

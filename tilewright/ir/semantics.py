@@ -68,7 +68,9 @@ def _truncate_to(values: Array, dtype: np.dtype) -> Array:
     with np.errstate(all="ignore"):
         too_far = np.isfinite(values) & (np.abs(nearest.astype(np.float64)) > np.abs(values))
         bits = np.dtype(f"u{dtype.itemsize}")
-        return (nearest.view(bits) - too_far.astype(bits)).view(dtype)
+        stepped = (nearest.view(bits) - too_far.astype(bits)).view(dtype)
+        # Formats without -0 have NaN where a step from the least negative number ends.
+        return np.where(np.isnan(stepped.astype(np.float64)) & too_far, np.zeros((), dtype), stepped)
 
 
 def _in_float64(function: Any) -> Any:

@@ -238,6 +238,10 @@ class Converter:
         bits_type = self._type(f"i{target.bits}", value)
         finite = builder.compare("olt", builder.intrinsic("fabs", [wide]), builder.constant(wide.type, math.inf))
         step = builder.cast("zext", builder.binary("and", beyond, finite), bits_type)
-        return builder.cast(
-            "bitcast", builder.subtract(builder.cast("bitcast", nearest, bits_type), step), nearest.type
-        )
+        stepped = builder.subtract(builder.cast("bitcast", nearest, bits_type), step)
+        if target.name in _FLOAT8 and _FLOAT8[target.name][3] == 0x80:  # a step from the least negative number: no -0
+            vanished = builder.compare("eq", stepped, builder.constant(bits_type, -0x80))
+            moved = builder.compare("ne", step, builder.zero(bits_type))
+            both = builder.binary("and", vanished, moved)
+            stepped = builder.select(both, builder.zero(bits_type), stepped)
+        return builder.cast("bitcast", stepped, nearest.type)
