@@ -150,6 +150,8 @@ def test_command_line_mistakes(arguments: list[str], code: int, said: str, capsy
 
 def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = vars(settings).copy()
+    for name in ("INTERPRET", "CACHE_DIRECTORY", "PRINT_AUTOTUNING", "DUMP_DIRECTORY"):
+        monkeypatch.delenv(f"TILEWRIGHT_{name}", raising=False)
     for variable, value in {
         "TRITON_INTERPRET": "1",
         "TRITON_CACHE_DIR": str(tmp_path / "cache"),
@@ -161,11 +163,13 @@ def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp
     }.items():
         monkeypatch.setenv(variable, value)
     shim.install()
-    assert settings.interpret is True and settings.print_autotuning
-    assert settings.cache_directory == tmp_path / "cache"
-    assert settings.dump_directory == tmp_path / ".triton" / "dump"
-    assert settings.always_compile == before["always_compile"]
-    shim.uninstall()
+    try:
+        assert settings.interpret is True and settings.print_autotuning
+        assert settings.cache_directory == tmp_path / "cache"
+        assert settings.dump_directory == tmp_path / ".triton" / "dump"
+        assert settings.always_compile == before["always_compile"]
+    finally:
+        shim.uninstall()
     assert vars(settings) == before
 
 
