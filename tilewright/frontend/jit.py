@@ -21,15 +21,12 @@ from typing import Any, overload
 from tilewright.errors import CompilationError, LaunchError
 from tilewright.frontend import binaries, hooks, recompile
 from tilewright.frontend.arguments import (
-    ArgumentClass,
-    argument_class,
     as_tensor_map,
     classify,
     on_gpu,
-    retyped,
 )
 from tilewright.frontend.background import PendingLaunch, active_mode
-from tilewright.frontend.binding import MISSING, PLAIN, generate
+from tilewright.frontend.binding import MISSING, generate
 from tilewright.frontend.compiled import CompiledKernel, written_parameters
 from tilewright.frontend.kernel_info import (
     KERNELS,
@@ -43,17 +40,28 @@ from tilewright.frontend.kernel_info import (
     read_override,
 )
 from tilewright.frontend.launching import CPULaunch, Interface, InterpretedLaunch, Launch, SkippedLaunch
-from tilewright.frontend.tracer import Trace, labels, trace_kernel
-from tilewright.frontend.values import Group, Static, members
+from tilewright.frontend.specialization import (
+    address_rule,
+    constant_key,
+    fixing_rule,
+    generalized,
+    group_type,
+    guard,
+    leaf,
+    option_key,
+    parameter_type,
+    read_only,
+    without_alignment,
+)
+from tilewright.frontend.tracer import Trace, trace_kernel
+from tilewright.frontend.values import Group
 from tilewright.frontend.wrappers import MockTensor
 from tilewright.ir.core import Function, Parameter
-from tilewright.ir.parser import parse_type
 from tilewright.ir.printer import print_function
-from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.target_info import compiling_for
-from tilewright.language.types import constexpr, dtype, pointer_type, unwrap
+from tilewright.language.types import unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
@@ -234,7 +242,7 @@ class JITFunction(KernelSource):
         slots: list[Any] = []
         try:
             for parameter, rule, value in zip(self.parameters, self.rules, values, strict=True):
-                kind, slot = (_constant_key(value), None) if parameter.constexpr else classify(value)
+                kind, slot = (constant_key(value), None) if parameter.constexpr else classify(value)
                 key.append(kind if rule is None else rule(kind, value))
                 slots.append(slot)
         except Exception as error:
@@ -290,7 +298,7 @@ class JITFunction(KernelSource):
         """Compile a signature from its text, which compilation hooks get; raises `LaunchError` for another kernel's."""
         kinds, arguments, options = from_text(self, specialization_data)
         keyed = (
-            _constant_key(kind) if entry.constexpr else kind for entry, kind in zip(self.parameters, kinds, strict=True)
+            constant_key(kind) if entry.constexpr else kind for entry, kind in zip(self.parameters, kinds, strict=True)
         )
         key = (self._options_key(options, ()), settings.interpret, *keyed)
         return self._prepare(key, tuple(arguments), options).kernel
@@ -335,7 +343,7 @@ class JITFunction(KernelSource):
             "launches": self._launches,
             "watched": self._watched,
             "changed": self._changed,
-            "constant_key": _constant_key,
+            "constant_key": constant_key,
             "options_key": self._options_key,
             "default_options": self._options_key({}, ()),
         }
@@ -350,16 +358,16 @@ class JITFunction(KernelSource):
 
         def rule(parameter: ParameterInfo) -> Any:
             if parameter.dtype is not None:
-                return _fixing_rule(parameter.dtype)
+                return fixing_rule(parameter.dtype)
             if parameter.pointer is not None:
-                return _address_rule(parameter.pointer)
+                return address_rule(parameter.pointer)
             if parameter.aggregate is tensor_map:
                 return as_tensor_map
             if parameter.name in fixed:
-                return _generalized
+                return generalized
             if parameter.name in unaligned:
-                return _without_alignment
-            return _read_only if parameter.const else None
+                return without_alignment
+            return read_only if parameter.const else None
 
         return tuple(None if parameter.constexpr else rule(parameter) for parameter in self.parameters)
 
@@ -382,7 +390,7 @@ class JITFunction(KernelSource):
                 f"and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
             )
         given = {"debug": True, **options} if self.debug else options
-        return tuple((name, _option_key(value)) for name, value in given.items())
+        return tuple((name, option_key(value)) for name, value in given.items())
 
     def _argument_error(self, arguments: tuple[Any, ...], error: Exception) -> Exception:
         """What to raise when an argument cannot be classified: which one, and why."""
@@ -391,7 +399,7 @@ class JITFunction(KernelSource):
                 return LaunchError(f"kernel '{self.name}' needs a value for '{parameter.name}'")
             try:
                 if parameter.constexpr:
-                    _constant_key(value)
+                    constant_key(value)
                 else:
                     kind = classify(value)[0]
                     if rule is not None:
@@ -427,7 +435,7 @@ class JITFunction(KernelSource):
             for function, path, value in binaries.watched(self, constants):
                 if (id(function), path) not in known:
                     self._watched.append((function, path, value))
-                    self._guards.append(_guard(function, path, value))
+                    self._guards.append(guard(function, path, value))
 
     def _prepare(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         """Trace or compile for a signature that is new."""
@@ -485,11 +493,11 @@ class JITFunction(KernelSource):
             if parameter.constexpr:
                 constants[name] = unwrap(value)
             elif isinstance(kind, Group):
-                types[name] = _group_type(kind, name, described)
+                types[name] = group_type(kind, name, described)
             elif kind.type is None:
                 constants[name] = kind.constant
             else:
-                types[name] = _leaf(kind, name, described)
+                types[name] = leaf(kind, name, described)
         self._watch(constants)
         if on_gpu(key[2:]):
             if settings.interpret:
@@ -541,157 +549,6 @@ class JITFunction(KernelSource):
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.__module__}.{self.__qualname__}>"
-
-
-def _constant_key(value: Any) -> Any:
-    """A hashable stand-in for a compile-time argument that tells 1, 1.0 and True apart."""
-    if value is MISSING:
-        raise LaunchError("it has no value")
-    value = unwrap(value)
-    if type(value) in PLAIN:
-        return value
-    if isinstance(value, tuple):
-        kept = _TUPLE_KEYS.get(id(value))
-        return kept[1] if kept is not None and kept[0] is value else _tuple_key(value)
-    if isinstance(value, list):
-        return tuple(_constant_key(entry) for entry in value)
-    try:
-        hash(value)
-    except TypeError:
-        raise LaunchError(
-            f"a {type(value).__name__} cannot be a tl.constexpr argument: it has no hash, so that the kernel "
-            "could not be found again; pass numbers, strings, dtypes, tuples or functions"
-        ) from None
-    return (type(value), value)
-
-
-_TUPLE_KEYS: dict[int, tuple[Any, Any]] = {}  # of tuples that cannot change, by identity; each is kept alive
-_TUPLE_KEYS_KEPT = 1024
-
-
-def _tuple_key(value: tuple[Any, ...]) -> Any:
-    """The stand-in for a tuple; those of a kernel's configuration, which come again and again, are remembered."""
-    key = tuple(_constant_key(entry) for entry in value)
-    try:
-        hash(value)
-    except TypeError:  # something in it may change
-        return key
-    if len(_TUPLE_KEYS) >= _TUPLE_KEYS_KEPT:
-        _TUPLE_KEYS.clear()
-    _TUPLE_KEYS[id(value)] = value, key
-    return key
-
-
-def _option_key(value: Any) -> Any:
-    """The same for an option, which may be a dict."""
-    return tuple(sorted(value.items())) if isinstance(value, dict) else _constant_key(value)
-
-
-def _guard(function: SourceFunction, path: tuple[str, ...], value: Any) -> tuple[Callable[[str], Any], str, Any]:
-    """A look at a captured value: ``look(name) is value`` while nobody has changed it."""
-    if len(path) > 1:
-        owner = function.captured(path[0])
-        for name in path[1:-1]:
-            owner = getattr(owner, name)
-        return vars(owner).get, path[-1], value
-    space = function.function.__globals__
-    if path[0] in space and path[0] not in function.function.__code__.co_freevars:
-        return space.get, path[0], value
-    return lambda name: function.captured(name, default=None), path[0], value
-
-
-def _generalized(kind: Any, value: Any) -> Any:
-    """`do_not_specialize`: the type alone; 1 stays a run-time value."""
-    if isinstance(kind, Group):
-        return _each(_generalized, kind, value)
-    if kind.type is None and isinstance(value, int):
-        return argument_class(parameter_type("i32"))
-    return kind if kind.type is None else kind.adjusted(kind.type, _least(kind.type))
-
-
-def _each(rule: Callable[[Any, Any], Any], kind: Group, value: Any) -> Group:
-    """A rule for the entries of a tuple; a descriptor is what it is."""
-    group = members(value)
-    if group is None:
-        return kind
-    return Group(kind.kind, tuple(rule(entry, part) for entry, part in zip(kind.entries, group.entries, strict=True)))
-
-
-def _without_alignment(kind: Any, value: Any) -> Any:
-    if isinstance(kind, Group):
-        return _each(_without_alignment, kind, value)
-    return kind if kind.type is None else kind.adjusted(kind.type, _least(kind.type))
-
-
-def _least(kind: TensorType) -> int:
-    return kind.element.element.itemsize if isinstance(kind.element, PointerType) else 1
-
-
-def _read_only(kind: Any, value: Any) -> Any:
-    if isinstance(kind, Group):
-        return _each(_read_only, kind, value)
-    if kind.type is None or not isinstance(kind.type.element, PointerType):
-        return kind
-    return kind.adjusted(scalar(PointerType(kind.type.element.element, const=True)), kind.divisibility)
-
-
-def _fixing_rule(annotated: dtype) -> Callable[[Any, Any], ArgumentClass]:
-    return lambda kind, value: retyped(kind, value, annotated._number)
-
-
-def _address_rule(annotated: pointer_type) -> Callable[[Any, Any], Any]:
-    """A number becomes a pointer to the annotated type; an array stays one of its own dtype."""
-    read_only = scalar(PointerType(annotated.element_ty._number, True))
-    plain = scalar(PointerType(annotated.element_ty._number))
-    size = annotated.element_ty._number.itemsize
-
-    def rule(kind: Any, value: Any) -> Any:
-        if not isinstance(value, int) or isinstance(value, bool):
-            return _read_only(kind, value) if annotated.const else kind
-        if value < 0 or value % size:
-            raise LaunchError(f"{value:#x} is no address of a {annotated.element_ty}")
-        return argument_class(read_only if annotated.const else plain, 16 if value % 16 == 0 else size)
-
-    return rule
-
-
-def _leaf(kind: ArgumentClass, name: str, described: dict[str, Parameter]) -> TensorType:
-    """The type of one run-time parameter, whose facts are added to `described`."""
-    assert kind.type is not None
-    described[name] = Parameter(name, divisibility=kind.divisibility)
-    return kind.type
-
-
-def _group_type(kind: Group, name: str, described: dict[str, Parameter]) -> Group:
-    """The types of a group's entries: a tensor type, a constant, or a group again."""
-    entries: list[Any] = []
-    for label, entry in zip(labels(kind), kind.entries, strict=True):
-        if isinstance(entry, Group):
-            entries.append(_group_type(entry, f"{name}_{label}", described))
-        else:
-            constant = entry.type is None
-            entries.append(Static(entry.constant) if constant else _leaf(entry, f"{name}_{label}", described))
-    return Group(kind.kind, tuple(entries))
-
-
-def parameter_type(kind: Any) -> Any:
-    """A parameter's type from a `TensorType`, IR text, a tl dtype or pointer type.
-
-    Tuples and NamedTuples of these, entry by entry, with `tl.constexpr` values among them.
-    """
-    if isinstance(kind, (TensorType, Group)):
-        return kind
-    if isinstance(kind, constexpr):
-        return Static(kind.value)
-    if isinstance(kind, str):
-        return parse_type(kind)
-    if isinstance(kind, dtype):
-        return scalar(kind.element)
-    if isinstance(kind, (tuple, list)):
-        group = members(kind)
-        assert group is not None
-        return Group(group.kind, tuple(parameter_type(entry) for entry in group.entries))
-    raise TypeError(f"a parameter's type is a TensorType, IR text such as '*f32', or a tl dtype, not {kind!r}")
 
 
 @overload

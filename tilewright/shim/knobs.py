@@ -189,7 +189,7 @@ class Group:
 base_knobs = Group  # Triton's name
 
 
-base_knobs = Group
+base_knobs: type[Group] = Group
 
 
 class CacheKnobs(Group):
