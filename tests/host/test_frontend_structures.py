@@ -103,14 +103,15 @@ def test_host_descriptors(padding: str, rng: np.random.Generator) -> None:
 
 
 def launch_tiles(kernel: Any, grid: Any, *arguments: Any, **keywords: Any) -> None:
-    """Run compiled; the interpreter's result, in a second array, must be the same."""
+    """Run compiled; what the interpreter, and Python itself, leave in a second array must be the same."""
     *inputs, target = arguments
-    other = np.zeros_like(target.base)
-    described = TensorDescriptor(other, target.shape, target.strides, target.block_shape, target.padding)
-    with tilewright.settings.settings.scope(interpret=True):
-        kernel[grid](*inputs, described, **keywords)
     kernel[grid](*arguments, **keywords)
-    np.testing.assert_array_equal(target.base, other)
+    for mode in (True, "eager"):
+        other = np.zeros_like(target.base)
+        described = TensorDescriptor(other, target.shape, target.strides, target.block_shape, target.padding)
+        with tilewright.settings.settings.scope(interpret=mode):
+            kernel[grid](*inputs, described, **keywords)
+        np.testing.assert_array_equal(target.base, other)
 
 
 def test_a_new_tile_is_a_new_kernel(rng: np.random.Generator) -> None:

@@ -29,7 +29,7 @@ from tilewright.frontend.compiled import full_grid
 from tilewright.frontend.launching import Interface
 from tilewright.frontend.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
 from tilewright.frontend.session import TraceSession
-from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters
+from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters, leaf_types
 from tilewright.ir.checks import Checks
 from tilewright.ir.core import Location, Parameter
 from tilewright.ir.diagnostics import located_execution_error, render
@@ -116,12 +116,8 @@ class EagerLaunch:
     ) -> None:
         self.owner, self.types, self.constants, self.debug = owner, types, constants, debug
         self.interface = Interface(owner.name, owner.argument_names, types, frozenset())
-        self.leaves: list[tuple[TensorType, Parameter]] = []
-
-        def add(name: str, kind: TensorType) -> None:
-            self.leaves.append((kind, described.get(name, Parameter(name))))
-
-        bind_parameters(owner, types, constants, add)
+        named = [leaf for name in owner.argument_names if name in types for leaf in leaf_types(name, types[name])]
+        self.leaves = [(kind, described.get(name, Parameter(name))) for name, kind in named]
 
     def run(self, grid: Any, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
         memory = Memory()

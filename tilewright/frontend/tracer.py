@@ -79,14 +79,19 @@ def labels(group: Group) -> tuple[str, ...]:
     return tuple(map(str, range(len(group.entries))))
 
 
-def leaf_names(name: str, kind: Any) -> list[str]:
-    """Names of the IR parameters that one parameter becomes: ``pair_0, pair_1``; constants become none."""
+def leaf_types(name: str, kind: Any) -> list[tuple[str, TensorType]]:
+    """Names and types of the IR parameters that one parameter becomes: ``pair_0, pair_1``; constants become none."""
     if isinstance(kind, Static):
         return []
     if not isinstance(kind, Group):
-        return [name]
+        return [(name, kind)]
     named = zip(labels(kind), kind.entries, strict=True)
-    return [leaf for label, entry in named for leaf in leaf_names(f"{name}_{label}", entry)]
+    return [leaf for label, entry in named for leaf in leaf_types(f"{name}_{label}", entry)]
+
+
+def leaf_names(name: str, kind: Any) -> list[str]:
+    """The names alone."""
+    return [leaf for leaf, _ in leaf_types(name, kind)]
 
 
 @dataclass(frozen=True)
