@@ -189,9 +189,6 @@ class Group:
 base_knobs = Group  # Triton's name
 
 
-base_knobs: type[Group] = Group
-
-
 class CacheKnobs(Group):
     home_dir = Knob(lambda: os.environ.get("TRITON_HOME") or str(Path.home()), None, "TRITON_HOME")
     dir = _path("cache_directory", "TRITON_CACHE_DIR")
