@@ -41,7 +41,7 @@ def test_block_pointers_walk_over_the_edge(padding: str, rng: np.random.Generato
 def transposed(x, out, n, N: tl.constexpr):
     columns = tl.make_block_ptr(x, (n, n), (1, n), (-1, 1), (N, N), order=(0, 1))
     i = tl.arange(0, N)
-    tile = tl.load(tl.advance(columns, (0, 1)), boundary_check=[0, 1], padding_option="zero")
+    tile = tl.load(columns.advance((0, 1)), boundary_check=[0, 1], padding_option="zero")
     tl.store(out + i[:, None] * N + i[None, :], tile)
 
 

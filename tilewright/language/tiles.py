@@ -44,6 +44,9 @@ def advance(base: block_pointer, offsets: Any) -> block_pointer:
     return block_pointer(pointer.view, tuple(moved))
 
 
+setattr(block_pointer, "advance", advance)  # also as a method: ``pointer.advance((0, 16))``  # noqa: B010
+
+
 class tensor_descriptor(NamedTuple):
     """A tensor in memory that is read and written by tiles; made by `make_tensor_descriptor`."""
 
