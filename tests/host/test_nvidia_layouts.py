@@ -19,6 +19,7 @@ from tilewright.ir.verifier import verify
 from tilewright.layout import LinearLayout
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, ELEMENTWISE, assign
+from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
@@ -159,6 +160,35 @@ def test_layouts_stand_in_the_text():
     written = [op.attributes["nvidia.layout"] for op in assignment.function.walk() if "nvidia.layout" in op.attributes]
     assert written and all(str(LinearLayout.parse(layout)) == layout for layout in written)
     assert parse_function(text) is not None
+
+
+@tilewright.jit
+def through_memory(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) + 1.0)
+    tl.store(out + i, tl.load(out + i) * 2.0)
+    tl.store(out + N + i, tl.load(out + N - 1 - i))
+    tl.store(out, tl.load(x))
+
+
+def test_accesses_of_other_threads_wait_for_stores():
+    """Loads through the pointers that were stored through are the thread's own; others need a barrier."""
+    assignment = assigned(through_memory, {"x": "*f32", "out": "*f32"}, {"N": 256})
+    accesses = [op for op in assignment.function.walk() if op.opcode in ("load", "store")]
+    waiting = ordering_barriers(assignment.function, ())
+    assert [accesses.index(op) for op in accesses if op in waiting] == [4, 5, 7]
+
+
+@tilewright.jit
+def in_a_loop(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for k in range(n):
+        tl.store(out + k * N + i, tl.load(x + k * N + i))
+
+
+def test_loops_that_read_one_parameter_and_write_another_need_no_barrier():
+    assignment = assigned(in_a_loop, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 256})
+    assert not ordering_barriers(assignment.function, ())
 
 
 @tilewright.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tilewright.errors import CompilationError
@@ -17,10 +18,11 @@ from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
+from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
 from tilewright.targets.nvidia.pipelining import aligned, plan_pipelines, streams_of
 from tilewright.targets.nvidia.rules import RULES
-from tilewright.targets.nvidia.scratch import scratch_sizes
+from tilewright.targets.nvidia.scratch import exchanging, scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -55,6 +57,9 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     # Scratch for what threads hand to each other; barriers where its places are used again.
     streamed = [stream.conversion for stream in streams_of(loops)]
     allocation = allocate(assignment.function, scratch_sizes(assignment, streamed))
+    # Stores of one thread and loads of another stay in the program's order.
+    ordered = ordering_barriers(assignment.function, exchanging(assignment, allocation.scratch))
+    allocation = replace(allocation, barriers=allocation.barriers | ordered)
     tiles = aligned(allocation.size)  # of the loops behind the scratch: in one place, for none runs inside another
     # One rule for each operation.
     module = Module(header=HEADER)

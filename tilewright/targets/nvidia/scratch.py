@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from tilewright.ir.core import Operation
-from tilewright.layout import SharedExchange, plan_conversion
+from tilewright.layout import Plan, SharedExchange, plan_conversion
 from tilewright.targets.nvidia.atomics import atomic_bytes
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.dot_scalar import scalar_dot_bytes
@@ -22,10 +22,16 @@ Size = Callable[[Assignment, Operation], int]
 def _conversion(assignment: Assignment, operation: Operation) -> int:
     if CONVERSION_ATTRIBUTE not in operation.attributes:
         return 0
-    (operand,) = operation.operands
-    bits = element_bits(operand)
-    plan = plan_conversion(assignment.layouts[operand], assignment.layouts[operation.result], bits)
+    plan = _plan(assignment, operation)
+    bits = element_bits(operation.result)
     return exchange_bytes(plan, bits) if isinstance(plan, SharedExchange) else 0
+
+
+def _plan(assignment: Assignment, operation: Operation) -> Plan:
+    """How a conversion is done."""
+    (operand,) = operation.operands
+    source, target = assignment.layouts[operand], assignment.layouts[operation.result]
+    return plan_conversion(source, target, element_bits(operand))
 
 
 def _product(assignment: Assignment, operation: Operation) -> int:
@@ -41,6 +47,18 @@ SIZES: dict[str, Size] = {
     "atomic_cas": atomic_bytes,
     **dict.fromkeys(("reshape", "cat", "split", "gather"), relocation_bytes),
 }
+
+
+def exchanging(assignment: Assignment, operations: Iterable[Operation]) -> list[Operation]:
+    """Of operations with scratch, those whose exchange has a barrier of the whole group."""
+
+    def of_group(operation: Operation) -> bool:
+        if CONVERSION_ATTRIBUTE not in operation.attributes:
+            return True
+        plan = _plan(assignment, operation)
+        return isinstance(plan, SharedExchange) and plan.scope == "block"
+
+    return [operation for operation in operations if of_group(operation)]
 
 
 def scratch_sizes(assignment: Assignment, without: Collection[Operation] = ()) -> dict[Operation, int]:

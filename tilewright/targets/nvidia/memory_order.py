@@ -1,0 +1,122 @@
+"""Barriers that keep the program's order of accesses to global memory between the threads of an instance.
+
+What one thread stores, another may load or store after it: in program order, says the Tile IR, but threads run apart.
+Accesses through the same kernel parameter, of which one is a store, therefore get a barrier between them, unless
+
+    both go through the same block of pointers in the same layout, so that every thread meets its own elements only
+    a barrier stands between them already: the author's, or the one inside an exchange through shared memory
+    both are atomic
+
+Different parameters are taken to be different memory, or used in place only element by element.  A pointer that comes
+from no parameter may be any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.targets.nvidia.layouts import ACCESSES, SCALAR_REGIONS
+
+_PASSES_POINTERS = ("offset", "splat", "broadcast", "expand_dims", "reshape", "permute", "hint")
+
+
+@dataclass(frozen=True)
+class _Access:
+    """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known."""
+
+    root: Value | None
+    pointer: Value
+    writes: bool
+    atomic: bool
+
+    def conflicts(self, other: _Access) -> bool:
+        if not self.writes and not other.writes or self.atomic and other.atomic:
+            return False
+        if self.root is not None and other.root is not None and self.root is not other.root:
+            return False
+        return self.pointer is not other.pointer or self.atomic or other.atomic
+
+
+_State = frozenset[_Access]
+
+
+def ordering_barriers(function: Function, exchanging: Collection[Operation]) -> frozenset[Operation]:
+    """The operations before which a barrier is needed; `exchanging` are those that have one inside."""
+    walk = _Walk(function, exchanging)
+    walk.region(function.region, frozenset())
+    return frozenset(walk.barriers)
+
+
+class _Walk:
+    def __init__(self, function: Function, exchanging: Collection[Operation]) -> None:
+        self.parameters = set(function.region.arguments)
+        self.exchanging = exchanging
+        self.barriers: dict[Operation, None] = {}
+        self.roots: dict[Value, Value | None] = {}
+        self.carried: dict[Value, Value] = {}  # arguments of loops: what they begin with
+
+    def region(self, region: Region, since: _State) -> _State:
+        for operation in region.operations:
+            since = self.operation(operation, since)
+        return since
+
+    def operation(self, operation: Operation, since: _State) -> _State:
+        if operation.opcode == "barrier" or operation in self.exchanging:
+            return self.accesses(operation, frozenset())
+        if operation.regions and operation.opcode not in SCALAR_REGIONS:
+            return self.structured(operation, since)
+        return self.accesses(operation, since)
+
+    def accesses(self, operation: Operation, since: _State) -> _State:
+        if operation.opcode not in ACCESSES:
+            return since
+        pointer = operation.operands[0]
+        if pointer.type.is_scalar and operation.opcode == "load":
+            pointer = operation.result  # every thread loads it, whoever stored it
+        atomic = operation.opcode.startswith("atomic")
+        access = _Access(self.root(operation.operands[0]), pointer, operation.opcode != "load", atomic)
+        if any(access.conflicts(other) for other in since):
+            self.barriers[operation] = None
+            since = frozenset()
+        return since | {access}
+
+    def structured(self, operation: Operation, since: _State) -> _State:
+        if operation.opcode == "if":
+            return frozenset().union(*(self.region(region, since) for region in operation.regions))
+        starts = operation.operands[3:] if operation.opcode == "for" else operation.operands
+        arguments = operation.regions[0].arguments[1 if operation.opcode == "for" else 0 :]
+        self.carried.update(zip(arguments, starts, strict=True))
+        while True:
+            after = since
+            for region in operation.regions:
+                after = self.region(region, after)
+            together = since | after
+            if together == since:
+                return together
+            since = together
+
+    def root(self, value: Value) -> Value | None:
+        """The parameter that a pointer was made of; blocks that a loop carries stay in the memory they begin in."""
+        if value not in self.roots:
+            self.roots[value] = None  # for a cycle
+            self.roots[value] = self.find_root(value)
+        return self.roots[value]
+
+    def find_root(self, value: Value) -> Value | None:
+        if value in self.parameters:
+            return value
+        if value in self.carried:
+            return self.root(self.carried[value])
+        operation = value.definition
+        if operation is None:
+            return None
+        if operation.opcode in _PASSES_POINTERS:
+            return self.root(operation.operands[0])
+        if operation.opcode == "for":
+            return self.root(operation.operands[3 + operation.results.index(value)])
+        if operation.opcode == "select":
+            sides = {self.root(operand) for operand in operation.operands[1:]}
+            return sides.pop() if len(sides) == 1 else None
+        return None
