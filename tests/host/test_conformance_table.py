@@ -42,7 +42,7 @@ def test_counts_and_reasons(table: Any) -> None:
         "tutorials": [{"name": "01", "outcome": "passed", "seconds": 1.2}],
     }
     text = table.markdown(data)
-    assert "| a.py | 5 | 1 | 3 | 1 | 2 | 33.33% |" in text and "| 01 | passed | 1 |" in text
+    assert "| a.py | 5 | 1 | 1 | 3 | 1 | 2 | 33.33% |" in text and "| 01 | passed | 1 |" in text
 
 
 def test_an_error_that_nothing_explains(table: Any) -> None:

@@ -42,6 +42,11 @@ class Knob:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    @property
+    def key(self) -> str:
+        """The switch's environment variable (Triton's name); empty when it has none."""
+        return self.variable or ""
+
     def __get__(self, group: Any, owner: type | None = None) -> Any:
         if group is None:
             return self
