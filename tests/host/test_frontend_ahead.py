@@ -93,6 +93,20 @@ def test_a_c_program_calls_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected(x, 2.0, False), rtol=1e-5, atol=1e-6)
 
 
+@needs_cc
+@needs_posix
+def test_a_shared_library_of_it_loads(tmp_path: Path, rng: np.random.Generator) -> None:
+    object_file, _ = built(name="shared").write(tmp_path)
+    library = tmp_path / "shared.so"
+    subprocess.run(["cc", "-shared", object_file, "-o", library, "-lm", "-lpthread"], check=True)
+    x = rng.normal(size=(8, 64)).astype(np.float32)
+    out = np.zeros_like(x)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, out)]
+    extents = [ctypes.c_int64(extent) for extent in (8, 1, 1)]
+    assert ctypes.CDLL(str(library)).shared(*pointers, 64, ctypes.c_double(0.5), 1, *extents, 2) == 0
+    np.testing.assert_allclose(out, expected(x, 0.5, True), rtol=1e-5, atol=1e-6)
+
+
 def test_the_header_says_what_a_caller_must_know() -> None:
     header = built(name="run_it", target="cpu:x86-64-v3").header
     assert (
