@@ -38,6 +38,7 @@ from tilewright.testing import do_bench_cudagraph
 logger = logging.getLogger("tilewright.autotune")
 
 QUANTILES = (0.5, 0.2, 0.8)  # of the times of one configuration; the first decides
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 _FAILED = [float("inf")] * len(QUANTILES)
 Hook = Callable[..., Any]
 
@@ -187,16 +188,14 @@ class Autotuner(KernelWrapper):
         return self.cache[key]
 
     def _quick_key(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...] | None:
-        """What `_key` depends on, found sooner; None where it cannot be the key of a dict."""
+        """What `_key` depends on, found sooner; None where an argument of the key is no plain value."""
         count = len(arguments)
         values = [arguments[index] if index < count else keywords.get(name) for name, index in self._places]
-        dtypes = [getattr(value, "dtype", None) for value in (*arguments, *keywords.values())]
-        key = (*values, *map(type, values), *keywords, *dtypes)
-        try:
-            hash(key)
-        except TypeError:
+        kinds = [type(value) for value in values]
+        if not _PLAIN.issuperset(kinds):
             return None
-        return key
+        dtypes = [getattr(value, "dtype", None) for value in (*arguments, *keywords.values())]
+        return (*values, *kinds, *keywords, *dtypes)
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> list[Any]:
         """Compile every configuration that pruning leaves, without running; returns the compiled kernels."""
