@@ -45,8 +45,7 @@ def elementwise(lowering: KernelLowering, operation: Operation) -> None:
     if is_common_division(operation, columns):
         computed = divide(lowering.builder, columns[0], columns[1])
     elif operation.opcode == "cast":
-        source, target = operation.operands[0].type.dtype, operation.result.type.dtype
-        computed = _cast(lowering, columns[0], source, target, str(operation.attributes["rounding"]))
+        computed = _cast(lowering, operation, columns[0])
     else:
         computed = [
             emit(lowering, operation, [column[position] for column in columns]) for position in range(len(distinct))
@@ -74,17 +73,22 @@ def representatives(lowering: KernelLowering, value: Value) -> list[int]:
     return result
 
 
-def _cast(
-    lowering: KernelLowering, registers: Sequence[LLVMValue], source: DType, target: DType, rounding: str
-) -> list[LLVMValue]:
-    results = lowering.converter.cast_all(registers, source, target, rounding)
-    if source.kind == "int" and target.kind in ("int", "uint") and (source.bits, target.bits) == (32, 64):
-        results = [_widened(lowering, register) for register in registers]
-    return results
+def _cast(lowering: KernelLowering, operation: Operation, registers: Sequence[LLVMValue]) -> list[LLVMValue]:
+    operand = operation.operands[0]
+    source, target = operand.type.dtype, operation.result.type.dtype
+    if (source.text, target.bits) == ("i32", 64) and target.is_integer and _is_index(lowering, operand):
+        return [_widened(lowering, register) for register in registers]
+    return lowering.converter.cast_all(registers, source, target, str(operation.attributes["rounding"]))
+
+
+def _is_index(lowering: KernelLowering, value: Value) -> bool:
+    """Whether a block counts elements, as ranges do: such numbers are taken not to wrap around (`axis_info`)."""
+    facts = lowering.assignment.facts.get(value)
+    return value.type.rank > 0 and facts is not None and max(facts.contiguity) > 1
 
 
 def _widened(lowering: KernelLowering, register: LLVMValue) -> LLVMValue:
-    """An i32 as i64; indices are taken not to wrap around, so the constant part moves outside."""
+    """An index as i64, its constant part outside."""
     base, distance = lowering.affine.get(register.text, (register, 0))
     wide = lowering.once(("sext", base.text), lambda: lowering.builder.cast("sext", base, "i64"))
     return lowering.plus(wide, distance)
@@ -105,8 +109,7 @@ def emit(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVM
     if opcode == "offset":
         return _offset(lowering, operands[0], operands[1], operation)
     if opcode == "cast":
-        source, target = operation.operands[0].type.dtype, operation.result.type.dtype
-        return _cast(lowering, operands, source, target, str(operation.attributes["rounding"]))[0]
+        return _cast(lowering, operation, operands)[0]
     assert isinstance(element, DType), f"{opcode} of pointers"
     if element.is_float:
         return _float(lowering, operation, operands, element)
