@@ -52,6 +52,7 @@ class Agent:
     open_stores: list[Any] = field(default_factory=list)  # since the last commit
     phases: dict[Any, int] = field(default_factory=dict)  # the last phase seen of each mbarrier
     cluster_generation: int | None = None  # arrived at, not yet awaited
+    cluster_arrival: Operation | None = None
     last_wait: tuple[str, str] = ("", "")  # how the last wait for an mbarrier went ("fresh", "again"), and its text
     again: str = ""  # how a wait went that passed on a phase which this agent had seen before
     waiting: Wait | None = None
@@ -167,6 +168,7 @@ class Agent:
             self.known.fenced &= agent.known.fenced
             self.own |= agent.of_all.done
             self.stores += agent.stores
+            self.open_stores += agent.open_stores
         return []
 
 

@@ -182,6 +182,12 @@ class _Machine:
         """An agent has come to its end."""
         del self.agents[agent]
         agent.finished = True
+        if agent.cluster_arrival is not None and not agent.top:
+            error = ExecutionError(
+                "a role ends after an arrival at the cluster's barrier that it has not waited for",
+                "tx.cluster_wait() after every tx.cluster_arrive()",
+            )
+            raise agent.located(error, agent.cluster_arrival)
         if agent.top:
             self.check_exit(agent)
             agent.cta.exited = True

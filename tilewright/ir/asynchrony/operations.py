@@ -446,7 +446,7 @@ def cluster_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
     cluster = agent.machine.cluster
     if agent.cluster_generation is not None:
         raise ExecutionError("the second arrival at the cluster's barrier without a wait", "tx.cluster_wait() between")
-    agent.cluster_generation = cluster.generation
+    agent.cluster_generation, agent.cluster_arrival = cluster.generation, operation
     cluster.arrive(agent.threads, Knowledge() if operation.attributes["relaxed"] else agent.of_all)
     return []
 
@@ -460,7 +460,7 @@ def cluster_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
         return f"the cluster's barrier: {cluster.arrived} of {cluster.threads} threads are there"
 
     yield Wait(lambda: cluster.generation > generation, text, operation)
-    agent.cluster_generation = None
+    agent.cluster_generation = agent.cluster_arrival = None
     agent.known.join(cluster.visible)
     agent.in_step()
     return []

@@ -1,0 +1,80 @@
+"""Without any one of its synchronising operations a Hopper kernel is wrong, and the interpreter says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tests.host.hopper_support import attention_reference, traced_attention, traced_matmul
+from tests.host.test_kernels_hopper import ATTENTION, PRODUCT, numbers, operands
+from tilewright.errors import ExecutionError
+from tilewright.ir.core import Function
+from tilewright.ir.interpreter import run
+from tilewright.ir.parser import parse_function
+from tilewright.ir.printer import print_function
+from tilewright.kernels.hopper.forms import attention_schedule
+from tilewright.passes.pipeline import simplify
+
+SYNCHRONISING = frozenset(
+    "barrier_wait barrier_arrive barrier_expect fence_async group_sync named_sync named_arrive wgmma_wait tma_wait "
+    "tma_commit cluster_arrive cluster_wait".split()
+)
+ORDERS = 4
+
+
+def mutants(function: Function) -> Iterator[tuple[str, Function]]:
+    """The kernel without one synchronising operation that has no result; and which."""
+    lines = print_function(function).split("\n")
+    for number, line in enumerate(lines):
+        if line.split()[:1] and line.split()[0] in SYNCHRONISING:
+            yield f"{number}: {line.strip()}", parse_function("\n".join(lines[:number] + lines[number + 1 :]))
+
+
+def survivors(function: Function, is_right: Callable[[Function, int], bool]) -> list[str]:
+    """The mutants that do not stop in any order, though they give the right result."""
+    assert is_right(function, 0)
+    found = []
+    for name, mutant in mutants(function):
+        for order in range(ORDERS):
+            try:
+                if not is_right(mutant, order):
+                    break
+            except ExecutionError:
+                break
+        else:
+            found.append(name)
+    return found
+
+
+def test_every_synchronisation_of_the_product_is_needed(rng: np.random.Generator):
+    form = PRODUCT._replace(BN=80, STAGES=3, SHARE_B=2)
+    M, N, K = 260, 168, 264
+    a, b, expected = operands(form, rng, M, N, K, 1)
+
+    def is_right(function: Function, order: int) -> bool:
+        c = np.zeros((M, N), a.dtype)
+        run(function, [a, b, c, c, M, N, K, 1], form.grid(M, N, 1, 2), order=order)
+        return bool(np.abs(c.astype(np.float64) - expected).max() < 0.02 * np.abs(expected).max())
+
+    function = simplify(traced_matmul(form))
+    assert len(list(mutants(function))) >= 15
+    assert survivors(function, is_right) == []
+
+
+def test_every_synchronisation_of_attention_is_needed(rng: np.random.Generator):
+    form = ATTENTION._replace(FLAT=False)
+    q, k, v = (numbers(rng, (1, 2, 150, form.D), form.TYPE) for _ in range(3))
+    expected, _ = attention_reference(q, k, v, np.array([[150, 150]]), False, 0)
+    table = attention_schedule(form, 1, 2, 150, 150, 1, 1)
+    unused = np.zeros(1, np.float32), np.zeros((1, 2), np.int32)
+
+    def is_right(function: Function, order: int) -> bool:
+        out = np.zeros_like(q)
+        sizes = (table.shape[1], 150, 150, 2, 1, 0, np.log2(np.e) / 8)
+        run(function, [q, k, v, out, *unused, table, *sizes], (1,), order=order)
+        return bool(np.abs(out.astype(np.float64) - expected).max() < 0.05)
+
+    function = simplify(traced_attention(form))
+    assert len(list(mutants(function))) >= 25
+    assert survivors(function, is_right) == []
