@@ -333,6 +333,21 @@ def test_remarks_name_the_line() -> None:
     assert remark.file == __file__ and "tl.exp" in Path(__file__).read_text().splitlines()[remark.line - 1]
 
 
+def test_remarks_from_the_cache_name_the_line_after_a_move(tmp_path: Path) -> None:
+    text = "def moved(x, out):\n    value = tl.load(x)\n    tl.store(out, tl.exp(value))\n"
+    types = {"x": "*f16", "out": "*f16"}
+    with settings.scope(cache_directory=tmp_path / "cache"):
+        for lines in (0, 7):
+            path = tmp_path / f"{lines}" / "kernel.py"
+            path.parent.mkdir()
+            path.write_text("\n" * lines + text)
+            names = {"tl": tl, "__name__": "moving"}
+            exec(compile(path.read_text(), str(path), "exec"), names)
+            kernel = tilewright.JITFunction(names["moved"]).compile(types, {})
+            (remark,) = [entry for entry in kernel.remarks if "computed in fp32" in entry.message]
+            assert remark.line == lines + 3
+
+
 def test_kernels_cannot_be_called_without_a_grid() -> None:
     with pytest.raises(TypeError, match="call it inside a kernel|needs a grid"):
         scale(1, 2)

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -86,7 +86,7 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     if entry is not None:
         binary = target.load(entry.metadata["binary"])
         if binary is not None:
-            remarks = tuple(Remark(**remark) for remark in entry.metadata["remarks"])
+            remarks = tuple(_placed(Remark(**remark), request.kernel) for remark in entry.metadata["remarks"])
             interface = Interface(frozenset(entry.metadata["written"]), remarks)
             found = _kernel(request, target, binary, interface, lambda: trace().function)
             _listen(found, (time.perf_counter() - started, 0.0), cached=True)
@@ -102,13 +102,30 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     metadata = {
         "binary": binary.key,
         "written": sorted(interface.written),
-        "remarks": [asdict(remark) for remark in interface.remarks],
+        "remarks": [asdict(_unplaced(remark, request.kernel)) for remark in interface.remarks],
     }
     started = time.perf_counter()
     cache.put(key, metadata, b"")
     compiled = _kernel(request, target, binary, interface, lambda: traced.function)
     _listen(compiled, (tracing, time.perf_counter() - started), cached=False)
     return compiled
+
+
+_OWN_FILE = "<the kernel's file>"
+
+
+def _placed(remark: Remark, kernel: SourceFunction) -> Remark:
+    """A kept remark with the place where the kernel is now."""
+    if remark.file != _OWN_FILE:
+        return remark
+    return replace(remark, file=kernel.file, line=remark.line + kernel.function.__code__.co_firstlineno)
+
+
+def _unplaced(remark: Remark, kernel: SourceFunction) -> Remark:
+    """A remark with its line counted from the kernel's first one: keys do not hold where the kernel is."""
+    if remark.file != kernel.file:
+        return remark
+    return replace(remark, file=_OWN_FILE, line=remark.line - kernel.function.__code__.co_firstlineno)
 
 
 def _listen(compiled: CompiledKernel, seconds: tuple[float, float], cached: bool) -> None:
