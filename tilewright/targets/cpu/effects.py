@@ -13,13 +13,13 @@ from tilewright.dtypes import DType, bfloat16, float64, int64
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.diagnostics import render
 from tilewright.ir.types import PointerType
-from tilewright.targets.cpu.conversions import memory_type
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.llvm.conversions import memory_type
 
 _ORDERINGS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _INTEGER_KINDS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}

@@ -15,8 +15,8 @@ from tilewright.dtypes import DType
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation
 from tilewright.ir.types import PointerType
-from tilewright.targets.cpu.conversions import Converter, register_type
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+from tilewright.targets.llvm.conversions import Converter, register_type
 from tilewright.targets.llvm.math import emit_math
 
 _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv", "remainder": "frem"}

@@ -10,7 +10,6 @@ from tilewright.ir.types import Element, PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.attributes import integer
-from tilewright.targets.cpu.conversions import Converter, register_type
 from tilewright.targets.cpu.dot import accumulator_extents
 from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_shape
 from tilewright.targets.cpu.effects import EffectEmitter
@@ -24,6 +23,7 @@ from tilewright.targets.cpu.schedule import Scheduler, Step, TargetStorage
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
+from tilewright.targets.llvm.conversions import Converter, register_type
 
 _GRID = ("x", "y", "z")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tilewright.ir.core import Operation
 from tilewright.ir.types import Element
-from tilewright.targets.cpu.conversions import memory_type
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+from tilewright.targets.llvm.conversions import memory_type
 
 
 def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, known: LLVMValue | None = None) -> None:

@@ -14,9 +14,9 @@ from tilewright.ir.core import Function
 from tilewright.ir.diagnostics import inline_asm_error
 from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
+from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.lowering import KernelLowering
-from tilewright.targets.cpu.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import Module

@@ -13,12 +13,12 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.targets.cpu.attributes import number
-from tilewright.targets.cpu.conversions import Converter, register_type
 from tilewright.targets.cpu.demand import value_outside
 from tilewright.targets.cpu.elementwise import ELEMENTWISE, identity_of, unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue, vector_type
+from tilewright.targets.llvm.conversions import Converter, register_type
 
 _KNOWN = {"add", "multiply", "minimum", "maximum", "and", "or", "xor"}
 Accumulator = list[LLVMValue]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.types import Element, PointerType
-from tilewright.targets.cpu import conversions as portable
+from tilewright.targets.llvm import conversions as portable
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.target import NvidiaTarget
 

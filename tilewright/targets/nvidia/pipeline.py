@@ -12,7 +12,7 @@ from tilewright.ir.core import Function
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
-from tilewright.targets.cpu.passes.uniform_increments import carry_uniform_increments
+from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign

@@ -1,7 +1,7 @@
 """Conversions between element types, on scalars and vectors in registers.
 
 Registers hold i1 as i1, integers as iN, float8 and bfloat16 as their bits, i8 and i16, the other floats
-as LLVM's half, float and double.  Memory holds i1 as a byte.  float8 and, where the CPU has no
+as LLVM's half, float and double.  Memory holds i1 as a byte.  float8 and, where the machine has no
 instruction, bfloat16 are converted by integer arithmetic, because LLVM would call library functions.
 """
 
