@@ -227,3 +227,25 @@ def test_methods_of_pointers_and_types() -> None:
     assert tl.dtype.is_dtype("bf16") and not tl.dtype.is_dtype("fp7")
     assert out.tolist() == [-3, -3, 4, 5, 4, 5, 6, 7]
     assert x.tolist() == [0, 0, 8, 10, 8, 10, 12, 14]
+
+
+@tl.core.must_use_result("It changes nothing in place.")
+@tilewright.jit
+def doubled(value):
+    return 2 * value
+
+
+@tilewright.jit
+def uses(out):
+    tl.store(out, doubled(3))
+
+
+@tilewright.jit
+def drops(out):
+    doubled(tl.load(out))
+
+
+def test_results_that_must_be_used() -> None:
+    uses.trace({"out": "*i32"}, {})
+    text = compile_error(drops, {"out": "*i32"})
+    assert "The result of doubled is not being used. It changes nothing in place." in text and "^^^^" in text

@@ -18,7 +18,7 @@ from tilewright.language import core
 from tilewright.language.aggregate import Aggregate, seal, unsealed
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
-from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.function import MUST_USE, ConstexprFunction, SourceFunction
 from tilewright.language.semantic import hint
 from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import block_type, constexpr, constexpr_type, dtype, pointer_type, tuple_type, unwrap
@@ -45,6 +45,8 @@ class Calls(Expressions):
 
     def visit_Call(self, node: ast.Call) -> Any:
         function = self.evaluate(node.func)
+        if node is self.discarded:
+            _check_result_may_be_dropped(function)
         arguments = self._spread(node.args)
         keywords: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -206,3 +208,12 @@ def _constants(value: Any, what: str) -> Any:
         entries = [_constants(entry, what) for entry in value]
         return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
     return constant_of(value, what) if isinstance(value, tensor) else value
+
+
+def _check_result_may_be_dropped(function: Any) -> None:
+    """Raise `LanguageError` for a call on its own of a function marked with `must_use_result`."""
+    called = function.function if isinstance(function, BoundMethod) else function
+    reason = getattr(called, MUST_USE, None)
+    if reason is not None:
+        name = getattr(called, "__name__", "this function")
+        raise LanguageError(f"The result of {name} is not being used. {reason}".rstrip(), "assign it, or drop the call")

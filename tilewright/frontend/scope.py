@@ -38,6 +38,7 @@ class FunctionState:
         self.unbound: dict[str, str] = {}  # why a name that is assigned somewhere has no value here
         self.loop: ast.stmt | None = None  # the outermost loop around the statement being traced
         self.carried: list[str] = []  # names whose values the innermost loop passes on
+        self.discarded: ast.expr | None = None  # the expression that is a statement, when one is being traced
         self.unrolled = False  # whether the innermost loop is unrolled
 
     # Places and errors

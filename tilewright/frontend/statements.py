@@ -105,6 +105,7 @@ class Statements(Calls):
         return None
 
     def run_Expr(self, statement: ast.Expr) -> None:
+        self.discarded = statement.value
         self.evaluate(statement.value)
 
     def run_Assert(self, statement: ast.Assert) -> None:

@@ -78,7 +78,7 @@ from tilewright.language.core import (
     view,
     where,
 )
-from tilewright.language.function import const, constexpr_function
+from tilewright.language.function import const, constexpr_function, must_use_result
 from tilewright.language.math import (
     abs,
     ceil,

@@ -403,6 +403,20 @@ def constexpr_function(function: Callable[..., Any]) -> ConstexprFunction:
     return ConstexprFunction(function)
 
 
+MUST_USE = "__tilewright_must_use__"
+
+
+def must_use_result(function: Any = None, reason: Any = "") -> Any:
+    """Decorator of functions whose result kernels must not drop: bare, or with a reason to be shown.
+
+    A kernel that calls one as a statement of its own is refused.
+    """
+    if isinstance(function, str) or function is None:
+        return lambda decorated: must_use_result(decorated, function or "")
+    setattr(function, MUST_USE, reason if isinstance(reason, str) else "")
+    return function
+
+
 def language_function(function: Callable[..., Any]) -> SourceFunction:
     """Decorator: a function in the tile language that is only ever inlined, never launched."""
     return SourceFunction(function)

@@ -84,7 +84,7 @@ TABLES: dict[str, dict[str, str]] = {
         **_AUTOTUNER, **_KERNELS, **_COMPILER_ERRORS, **_RUNTIME_ERRORS, **_SIZES, **_ALLOCATOR, **_BACKGROUND,
         **_from(_COMPILER, "compile"),
         **_from("tilewright.language.aggregate", "aggregate"),
-        **_from("tilewright.shim.utilities", "must_use_result"),
+        **_from("tilewright.language.function", "must_use_result"),
     },
     "triton.errors": _from(_ERRORS, TritonError="TilewrightError"),
     "triton.runtime": {

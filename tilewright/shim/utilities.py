@@ -54,10 +54,3 @@ def validate_block_shape(shape: list[int]) -> int:
             raise ValueError(f"extent {axis} of a block is at least 1, got {extent}")
         count *= extent
     return count
-
-
-def must_use_result(function: Any = None, reason: str = "") -> Any:
-    """Decorator of a kernel's function whose result must not be dropped: kept for programs that use it, no check."""
-    if callable(function):
-        return function
-    return lambda decorated: decorated
