@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import conformance_table
+
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -19,6 +21,8 @@ BLOCK = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 def table(name: str) -> str:
     """The Markdown table of one results file."""
     data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    if "tutorials" in data:
+        return conformance_table.markdown(data)
     return gpu_table(data) if "families" in data else runtime_table(data)
 
 
