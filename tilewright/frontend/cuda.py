@@ -43,14 +43,14 @@ class CudaKernel(CompiledKernel):
         return describe(self.binary)
 
     def dump(self, stage: str = "ir") -> str:
-        """The kernel's text at a stage: ``ir``, ``llvm``, ``ptx`` or ``sass``.
+        """The kernel's text at a stage: ``ir``, ``layouts``, ``llvm``, ``ptx`` or ``sass``.
 
         Raises `MissingDependencyError` for ``sass`` on a machine without a disassembler.
         """
         if stage == "sass":
             return sass(self.binary.image)
-        if stage not in ("ir", "llvm", "ptx"):
-            raise ValueError(f"unknown stage {stage!r}: choose ir, llvm, ptx or sass")
+        if stage not in ("ir", "layouts", "llvm", "ptx"):
+            raise ValueError(f"unknown stage {stage!r}: choose ir, layouts, llvm, ptx or sass")
         return super().dump(stage)
 
     @cached_property

@@ -21,7 +21,8 @@ from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-_KEEP_TEXTS = "keep_texts"  # an option of this stage: add "ir", "llvm" and "ptx" to the binary's texts
+_KEEP_TEXTS = "keep_texts"  # an option of this stage: add the texts of all stages to the binary
+_SUFFIXES = {"ir": "tile", "layouts": "layouts.tile", "llvm": "ll", "ptx": "ptx"}  # of the files in a dump directory
 
 
 def compile_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> CudaBinary:
@@ -49,13 +50,19 @@ def compile_function(function: Function, target: NvidiaTarget, options: Mapping[
     lowered = _as_launched(lower(function, target, given), given)
     seconds = {"lower": time.perf_counter() - started}
     assembly = assemble_kernel(lowered, target, assembly_options)
-    texts = {"ir": text, "llvm": lowered.text, "ptx": assembly.ptx} if keep_texts else {}
-    for stage, suffix in (("ir", "tile"), ("llvm", "ll"), ("ptx", "ptx")) if keep_texts else ():
+    texts = _texts(text, lowered, assembly) if keep_texts else {}
+    for stage, suffix in _SUFFIXES.items() if keep_texts else ():
         settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
     parameters = [str(argument.type) for argument in function.region.arguments]
     metadata = _metadata(parameters, lowered, assembly, {**seconds, **assembly.seconds})
     cache.put(key, metadata, assembly.cubin)
     return _binary(key, metadata, assembly.cubin, target, texts)
+
+
+def _texts(text: str, lowered: LoweredKernel, assembly: Assembly) -> dict[str, str]:
+    """The kernel at each stage."""
+    assigned = print_function(lowered.assigned) if lowered.assigned is not None else text
+    return {"ir": text, "layouts": assigned, "llvm": lowered.text, "ptx": assembly.ptx}
 
 
 def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: AssemblyOptions) -> Assembly:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.ir.core import Function
 from tilewright.runtime.cuda.program import TensorMapUse
 from tilewright.targets.base import Remark
 
@@ -17,6 +18,7 @@ class LoweredKernel:
     A CTA has 32 * `warps` threads, which the text states too (``"nvvm.reqntid"``), and `shared_bytes` of dynamic
     shared memory.  `cluster` counts CTAs along x, y, z.  With `dependent_launch` the kernel waits by itself for
     what the kernel before it in the stream wrote; `cooperative` asks for all CTAs to be resident at once.
+    `assigned` is the kernel with its layouts and conversions, for people.
     """
 
     text: str
@@ -28,6 +30,7 @@ class LoweredKernel:
     remarks: tuple[Remark, ...] = ()
     dependent_launch: bool = False
     cooperative: bool = False
+    assigned: Function | None = None
 
 
 __all__ = ["LoweredKernel", "TensorMapUse"]

@@ -15,7 +15,7 @@ from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
-from tilewright.targets.nvidia.layouts import Assignment, assign
+from tilewright.targets.nvidia.layouts import assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
 from tilewright.targets.nvidia.memory_order import ordering_barriers
@@ -75,6 +75,7 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
         shared_bytes=max([allocation.size, *(tiles + plan.size for plan in loops.values())]),
         tensor_maps=tuple(lowering.tensor_maps),
         remarks=tuple(lowering.remarks),
+        assigned=assignment.function,
     )
 
 
@@ -84,11 +85,6 @@ def warps_of(function: Function, options: Mapping[str, Any]) -> int:
     if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
         raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
     return warps
-
-
-def assigned_text(assignment: Assignment) -> str:
-    """The kernel with its layouts and conversions."""
-    return print_function(assignment.function)
 
 
 def _symbol(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> str:

@@ -63,6 +63,7 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
         cluster=cluster,
         tensor_maps=tuple(tensor_maps(function, lowering.tensor_maps)),
         remarks=tuple(lowering.remarks),
+        assigned=assignment.function,
         dependent_launch=any(operation.opcode in _DEPENDENT for operation in function.walk()),
     )
 
