@@ -70,6 +70,7 @@ class Settings:
     always_compile: bool = False  # ignore the object cache
     debug: bool = False  # keep device assertions in kernels that are decorated from now on
     print_autotuning: bool = False  # print what autotune chose
+    tune: bool = True  # time the close forms of an operation on the caller's GPU; otherwise the first by cost is taken
     explain_recompile: bool = False  # log why a kernel is compiled for another signature
     parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
     shim: bool = False  # `import triton` gives tilewright, where tilewright.shim's folder is on PYTHONPATH

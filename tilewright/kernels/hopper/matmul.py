@@ -191,13 +191,12 @@ def multiply(lefts, rights, ring, position, copy, task, place, extra, FORM: tl.c
     else:
         total = tl.zeros((FORM.rows, FORM.BN), FORM.SUM)
         row = place[1] + copy * FORM.rows + tl.arange(0, FORM.rows)[:, None]
-        column = place[2] + tl.arange(0, FORM.BN)[None, :]
         for k in range(task.blocks):
             ring.wait_full(position)
             left, right = operands(lefts, rights, position.stage, copy, FORM)
             partial = tx.wgmma_wait(tx.wgmma(left, right))
             release(ring, position, task, FORM)
-            total += FORM.PROMOTE(partial, row, column, task.start + k, extra)
+            total += FORM.PROMOTE(partial, row, place[2], task.start + k, extra)
             position = position.next()
     return total, position
 

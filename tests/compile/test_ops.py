@@ -1,0 +1,75 @@
+"""The forms that operations choose compile for sm_90a: no spill, no serialised product; rows for every architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tilewright.language as tl
+from tilewright import dtypes
+from tilewright.kernels import epilogues, gpu_rows, portable
+from tilewright.kernels.epilogues import Epilogue
+from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
+from tilewright.ops import attentions, products
+from tilewright.ops.attentions import AttentionProblem, choose_form
+from tilewright.ops.candidates import candidates, close
+from tilewright.ops.problem import MatmulProblem
+
+BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8
+STRICT = {"strict": True}
+
+
+def posed(M: int, N: int, K: int, dtype: dtypes.DType = BF16, output: dtypes.DType = BF16, **others: Any) -> Any:
+    return MatmulProblem(M, N, K, others.pop("batches", 1), dtype, output, **others)
+
+
+PROBLEMS = [
+    posed(8192, 8192, 8192),
+    posed(1, 14336, 4096, weights_ready=True),
+    posed(64, 4096, 14336),
+    posed(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16",)),
+    posed(4096, 4096, 4096, epilogue=Epilogue(residual=True), operands=("*k bf16", "i32")),
+    posed(4096, 8192, 4096, epilogue=Epilogue(gate="silu")),
+    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("tensor", "tensor"), operands=("*k f32",) * 2),
+    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("row", "column"), operands=("*k f32",) * 2),
+    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
+    posed(4096, 4096, 4096, INT8, epilogue=Epilogue("row", "column"), operands=("*k f32",) * 2),
+    posed(4096, 4096, 4096, INT8, dtypes.int32),
+    posed(4096, 4096, 4096, F32, F32),
+    posed(512, 512, 512, batches=16, left_transposed=True, right_transposed=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
+def test_matmul_forms(problem: MatmulProblem) -> None:
+    form = close(candidates(problem.shape_class))[0].form
+    types = products.kernel_types(form, problem.operands)
+    kernel = hopper_matmul.compile(types, {"FORM": form}, target="cuda:sm_90a", options=STRICT)
+    assert not kernel.binary.resources.spill_stores
+
+
+@pytest.mark.parametrize("size", [64, 96, 128, 256])
+@pytest.mark.parametrize("queries", [32, 4096])
+def test_attention_forms(size: int, queries: int) -> None:
+    for causal, window, ragged in ((False, 0, False), (True, 0, True)):
+        problem = AttentionProblem(1, 8, 2, queries, 4096, size, BF16, causal, window, ragged, True, "")
+        form = choose_form(problem).check()
+        kernel = attentions.compiled(form)
+        assert not kernel.binary.resources.spill_stores, form
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "cuda:sm_120"])
+def test_plain_kernels_compile_everywhere(target: str) -> None:
+    sizes = {"rows": "i32", "columns": "i32", "x_stride": "i32", "out_stride": "i32"}
+    types = {"x": "*bf16", "out": "*bf16", **sizes}
+    constants = {"LOG": False, "ROWS": 1, "BLOCK": 8192, "MASK": False}
+    kernel = gpu_rows.softmax.compile(types, constants, target=target, options={"num_warps": 8, **STRICT})
+    assert not kernel.binary.resources.spill_stores
+    names = "rows columns depth a_row a_depth b_depth b_column c_row a_batch b_batch c_batch".split()
+    types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", **dict.fromkeys(names, "i32"), "extra": ("*bf16",)}
+    constants = {
+        "FORM": portable.form(512, 512, 2), "SUM": tl.float32, "PRECISION": "tf32",
+        "EPILOGUE": epilogues.function(Epilogue(bias=True, activation="gelu")),
+    }  # fmt: skip
+    portable.matmul.compile(types, constants, target=target, options={"num_warps": 4, **STRICT})

@@ -1,0 +1,322 @@
+"""Operations on arrays, without a GPU: forms ranked, choices kept, arguments described, kernels interpreted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright import dtypes, ops
+from tilewright.errors import LaunchError
+from tilewright.ops import choices, products, reductions, rows
+from tilewright.ops.candidates import Machine, candidates, close
+from tilewright.ops.problem import MatmulProblem
+from tilewright.settings import settings
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+UNIT = 2.0**-8
+
+
+@pytest.fixture
+def interpreted() -> Any:
+    with settings.scope(interpret=True):
+        yield
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = BF16) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
+def check(result: np.ndarray, expected: np.ndarray, tolerance: float = UNIT) -> None:
+    assert result.shape == expected.shape
+    assert np.linalg.norm(wide(result) - expected) <= tolerance * np.linalg.norm(expected)
+
+
+def problem(M: int, N: int, K: int, dtype: dtypes.DType = dtypes.bfloat16, **others: Any) -> MatmulProblem:
+    return MatmulProblem(M, N, K, 1, dtype, others.pop("output", dtypes.bfloat16), **others)
+
+
+# Ranking
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [((4096, 4096, 4096), (128, 256)), ((2048, 4096, 14336), (128, 256)), ((512, 14336, 4096), (128, 224)),
+     ((1280, 2304, 4160), (128, 192))],
+)  # fmt: skip
+def test_the_tiles_that_were_fastest_on_an_h200_are_timed(sizes: tuple[int, int, int], tile: tuple[int, int]) -> None:
+    chosen = close(candidates(problem(*sizes)))
+    assert tile in [(candidate.form.BM, candidate.form.BN) for candidate in chosen]
+
+
+def test_few_rows_load_few_rows_and_split_the_depth_where_columns_are_few() -> None:
+    best = candidates(problem(16, 14336, 4096))[0].form
+    assert best.BM == 64 and best.A_ROWS == 16 and best.EVICT_B == "evict_first"
+    chosen = close(candidates(problem(64, 4096, 14336)))
+    assert any(candidate.form.SPLIT == 2 for candidate in chosen)
+
+
+def test_clusters_are_counted_as_they_are_resident() -> None:
+    """33 clusters of 4 take a second round of a machine that holds 30."""
+    ranked = candidates(problem(64, 33 * 128, 8192))
+    waves = {candidate.waves for candidate in ranked if candidate.form.SPLIT == 4 and candidate.form.BN == 128}
+    assert waves == {2} and Machine().resident(4) == 30
+
+
+@pytest.mark.parametrize(
+    "posed",
+    [problem(300, 520, 200), problem(1, 8, 8), problem(4096, 4096, 4096, dtypes.int8, output=dtypes.int32),
+     problem(128, 256, 64, dtypes.float32, output=dtypes.float32), problem(5000, 96, 4096, left_transposed=True),
+     problem(700, 3000, 128, right_transposed=True)],
+    ids=lambda posed: posed.key,
+)  # fmt: skip
+def test_every_candidate_can_be_built_and_ranks_by_cost(posed: MatmulProblem) -> None:
+    ranked = candidates(posed.shape_class)
+    assert ranked and all(candidate.form.check() for candidate in ranked)
+    assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
+    assert all(c.form.A_ROWS == 0 or posed.rows <= c.form.A_ROWS for c in ranked)
+
+
+def test_a_shape_class_rounds_rows_up() -> None:
+    classes = [problem(rows, 64, 64).shape_class.rows for rows in (1, 9, 60, 65, 3000)]
+    assert classes == [8, 16, 64, 128, 3072]
+
+
+# Choices
+
+
+def test_the_fastest_is_chosen_once_and_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(choices, "_medians", lambda runs: {index: [3.0, 1.0, 2.0][index] for index in runs})
+
+    def prepare(index: int) -> Any:
+        if index == 1:
+            raise LaunchError("too large")
+        return lambda: calls.append(index)
+
+    names = ["a", "b", "c"]
+    with settings.scope(cache_directory=tmp_path):
+        assert choices.kept("matmul", "gpu", "key", names) is None
+        choice = choices.choose("matmul", "gpu", "key", names, prepare)
+        assert (choice.index, choice.source, calls) == (2, "timed", [0, 2]) and "too large" in choice.failures["b"]
+        again = choices.kept("matmul", "gpu", "key", names)
+        assert again is not None and (again.index, again.source) == (2, "kept")
+        assert choices.kept("matmul", "other gpu", "key", names) is None
+        assert choices.kept("matmul", "gpu", "key", ["a", "c"]) is None
+
+
+def test_nothing_that_runs_is_an_error(tmp_path: Any) -> None:
+    def prepare(index: int) -> Any:
+        raise LaunchError("too large")
+
+    with settings.scope(cache_directory=tmp_path), pytest.raises(LaunchError, match="too large"):
+        choices.choose("matmul", "gpu", "key", ["a", "b"], prepare)
+
+
+# Products
+
+
+@pytest.mark.parametrize("left", ["n", "t"])
+@pytest.mark.parametrize("right", ["n", "t"])
+def test_products_in_all_orders(left: str, right: str, interpreted: None, rng: np.random.Generator) -> None:
+    a, b = normal(rng, 72, 136), normal(rng, 136, 48)
+    first = a if left == "n" else np.ascontiguousarray(a.T).T
+    second = b if right == "n" else np.ascontiguousarray(b.T).T
+    check(ops.matmul(first, second, out_dtype=np.float32), wide(a) @ wide(b), 1e-5)
+
+
+def test_bias_activation_and_residual(interpreted: None, rng: np.random.Generator) -> None:
+    a, b, bias, residual = normal(rng, 2, 30, 72), normal(rng, 48, 72), normal(rng, 48), normal(rng, 2, 30, 48)
+    x = wide(a) @ wide(b).T + wide(bias)
+    curves = {
+        "gelu": 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+        "gelu_tanh": 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "silu": x / (1 + np.exp(-x)), "relu": np.maximum(x, 0),
+    }  # fmt: skip
+    for name, expected in curves.items():
+        result = ops.matmul(a, b.T, bias=bias, activation=name, residual=residual)
+        check(result, expected + wide(residual))
+        exact = ops.matmul(a, b.T, bias=bias, activation=name, out_dtype=np.float32)
+        check(exact, expected, 1e-5)
+
+
+def test_scales(interpreted: None, rng: np.random.Generator) -> None:
+    a, b = normal(rng, 40, 256, dtype=FP8), normal(rng, 144, 256, dtype=FP8)
+    product = wide(a) @ wide(b).T
+    half = np.full(1, 0.5, np.float32)
+    check(ops.matmul(a, b.T, scale_a=half, scale_b=half), product * 0.25)
+    by_row, by_column = (rng.uniform(0.5, 2, count).astype(np.float32) for count in (40, 144))
+    check(ops.matmul(a, b.T, scale_a=by_row, scale_b=by_column), product * by_row[:, None] * by_column)
+    left, right = (rng.uniform(0.5, 2, (count, 2)).astype(np.float32) for count in (40, 2))
+    parts = (
+        (wide(a)[:, part] * left[:, step, None]) @ (wide(b)[:, part] * np.repeat(right[:, step], 128)[:144, None]).T
+        for step, part in enumerate((slice(0, 128), slice(128, 256)))
+    )
+    check(ops.matmul(a, b.T, scale_a=left, scale_b=right), sum(parts))
+
+
+def test_integers_are_exact(interpreted: None, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((33, 64), (48, 64)))
+    assert np.array_equal(ops.matmul(a, b.T), a.astype(np.int32) @ b.astype(np.int32).T)
+
+
+def test_a_gate(interpreted: None, rng: np.random.Generator) -> None:
+    a, gate, up = normal(rng, 40, 72), normal(rng, 48, 72), normal(rng, 48, 72)
+    left, right = wide(a) @ wide(gate).T, wide(a) @ wide(up).T
+    result = ops.matmul(a, ops.interleave_gate(gate, up).T, gate="silu")
+    check(result, left / (1 + np.exp(-left)) * right)
+
+
+def test_batches(interpreted: None, rng: np.random.Generator) -> None:
+    a, b, residual = normal(rng, 3, 40, 72), normal(rng, 3, 48, 72), normal(rng, 3, 40, 48)
+    check(ops.matmul(a, b.swapaxes(1, 2), residual=residual), wide(a) @ wide(b).swapaxes(1, 2) + wide(residual))
+    check(ops.matmul(a[::2], b[0].T), wide(a[::2]) @ wide(b[0]).T)
+
+
+def test_what_copies_cannot_move_takes_the_portable_kernel(interpreted: None, rng: np.random.Generator) -> None:
+    a, b, bias = normal(rng, 20, 33), normal(rng, 33, 17), normal(rng, 17)
+    check(ops.matmul(a, b, bias=bias), wide(a) @ wide(b) + wide(bias))
+    assert "portable kernel: a: its rows are not multiples of 16 bytes apart" in ops.explain_matmul(a, b)
+    x, y = normal(rng, 20, 36, dtype=np.float32), normal(rng, 36, 24, dtype=np.float32)
+    check(ops.matmul(x, y, precision="ieee"), wide(x) @ wide(y), 1e-6)
+
+
+def test_a_plan_tells_what_it_chose_and_takes_only_its_problem(interpreted: None, rng: np.random.Generator) -> None:
+    a, b = normal(rng, 40, 72), normal(rng, 48, 72)
+    plan = ops.plan_matmul(a, b.T)
+    assert plan.form is not None and "-> 64x" in plan.explain() and "first by cost" in plan.explain()
+    check(plan(a, b.T), wide(a) @ wide(b).T)
+    out = np.zeros((40, 48), BF16)
+    plan.bind(a, b.T, out=out)()
+    check(out, wide(a) @ wide(b).T)
+    with pytest.raises(LaunchError, match="the plan is for 40x48x72"):
+        plan(a[:8], b.T)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"b": (47, 9)}, "do not fit"), ({"bias": (47,)}, "bias must be"), ({"activation": "swish"}, "relu, gelu"),
+     ({"scale_a": (3,)}, "scale_a has one number"), ({"out": (40, 47)}, "out must have the shape"),
+     ({"gate": "silu", "bias": (48,)}, "nothing else"), ({"residual": (40, 8)}, "residual must have")],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(change: dict[str, Any], reason: str, rng: np.random.Generator) -> None:
+    shapes: dict[str, Any] = {"a": (40, 72), "b": (72, 48), **change}
+    given = {
+        name: np.zeros(shape, np.float32 if name == "scale_a" else BF16) if isinstance(shape, tuple) else shape
+        for name, shape in shapes.items()
+    }
+    with pytest.raises(LaunchError, match=reason):
+        ops.matmul(given.pop("a"), given.pop("b"), **given)
+
+
+def test_arrays_of_the_cpu_are_for_the_interpreter_only(rng: np.random.Generator) -> None:
+    with pytest.raises(LaunchError, match="arrays on a GPU"):
+        ops.matmul(normal(rng, 8, 8), normal(rng, 8, 8))
+
+
+def test_forms_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
+    """The types that a plan compiles for match those the kernel wants, for operands of every kind."""
+    posed = problem(64, 128, 128, operands=("*k bf16",))
+    plan = products.MatmulPlan(posed, None, 0)
+    assert plan.form is not None and plan.ranked[0].form == plan.form
+
+
+# Attention
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal: bool, interpreted: None, rng: np.random.Generator) -> None:
+    q, k, v = normal(rng, 1, 2, 70, 64), normal(rng, 1, 1, 90, 64), normal(rng, 1, 1, 90, 64)
+    result, sums = ops.attention(q, k, v, causal=causal, return_lse=True)
+    scores = wide(q) @ wide(k).swapaxes(2, 3) / 8
+    if causal:
+        scores = np.where(np.arange(90)[None, :] <= np.arange(70)[:, None] + 20, scores, -np.inf)
+    greatest = scores.max(-1, keepdims=True)
+    powers = np.exp(scores - greatest)
+    total = powers.sum(-1, keepdims=True)
+    check(result, powers / total @ wide(v))
+    np.testing.assert_allclose(sums, (np.log(total) + greatest)[..., 0], rtol=1e-5, atol=1e-5)
+
+
+def test_attention_where_copies_cannot_move(interpreted: None, rng: np.random.Generator) -> None:
+    base = normal(rng, 1, 2, 30, 37)
+    q = k = v = base[..., 1:33]  # rows of 74 bytes
+    scores = wide(q) @ wide(k).swapaxes(2, 3) / math.sqrt(32)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    check(ops.attention(q, k, v), powers / powers.sum(-1, keepdims=True) @ wide(v))
+    with pytest.raises(LaunchError, match="q is not in steps of 16 bytes"):
+        ops.attention(q, k, v, return_lse=True)
+
+
+def test_attention_refuses(rng: np.random.Generator) -> None:
+    q = np.zeros((1, 2, 8, 64), BF16)
+    for change, reason in (({"window": 3}, "causal"), ({"lengths": np.zeros((2, 2), np.int32)}, "lengths must be")):
+        with pytest.raises(LaunchError, match=reason):
+            ops.attention(q, q, q, **change)
+    with pytest.raises(LaunchError, match="multiples of 16"):
+        ops.attention(q[..., :8], q[..., :8], q[..., :8])
+
+
+# Rows, elements, reductions
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_rows(long: bool, interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    if long:
+        monkeypatch.setattr(rows, "REGISTER_COLUMNS", 64)
+        monkeypatch.setattr(rows, "_CHUNK", 64)
+    x, weight, bias, residual = normal(rng, 7, 100), normal(rng, 100), normal(rng, 100), normal(rng, 7, 100)
+    powers = np.exp(wide(x) - wide(x).max(1, keepdims=True))
+    expected = powers / powers.sum(1, keepdims=True)
+    check(ops.softmax(x), expected)
+    check(ops.softmax(x, log=True), np.log(expected))
+    y = wide(x) + wide(residual)
+    result, total = ops.layer_norm(x, weight, bias, residual=residual, return_sum=True)
+    check(result, (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + 1e-5) * wide(weight) + wide(bias))
+    check(total, y)
+    check(ops.rms_norm(x, weight), wide(x) / np.sqrt((wide(x) ** 2).mean(1, keepdims=True) + 1e-6) * wide(weight))
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
+def test_reductions(kind: str, interpreted: None, rng: np.random.Generator) -> None:
+    x = normal(rng, 3, 170, 50, dtype=np.float32)
+    for axis in range(3):
+        check(ops.reduce(x, kind, axis=axis), getattr(np, kind)(wide(x), axis=axis), 1e-6)
+
+
+def test_few_long_rows_are_reduced_in_pieces(interpreted: None, rng: np.random.Generator) -> None:
+    x = normal(rng, 2, 32768, dtype=np.float32)
+    check(ops.reduce(x), wide(x).sum(1), 1e-5)
+    check(ops.reduce(x, out_dtype=BF16, axis=0), wide(x).sum(0))
+
+
+@tilewright.jit
+def scaled_sum(x, bias, y):
+    return (x + bias) * y
+
+
+def test_elements(interpreted: None, rng: np.random.Generator) -> None:
+    x, bias, y = normal(rng, 5, 40), normal(rng, 40), normal(rng, 5, 40)
+    check(ops.elementwise(scaled_sum, x, bias, y), (wide(x) + wide(bias)) * wide(y))
+    with pytest.raises(LaunchError, match="does not fit"):
+        ops.elementwise(scaled_sum, x, bias[:7], y)
+
+
+def test_forms_of_rows_fill_processors() -> None:
+    assert rows.row_form(16384, 8192).warps == 8
+    assert rows.row_form(100000, 64).rows * 64 == 2048 and rows.row_form(10, 64).rows == 1
+    assert rows.row_form(10, 100000).long
+
+
+def test_every_name_is_there() -> None:
+    assert all(callable(getattr(ops, name)) for name in ops.__all__) and tl.float32 and reductions.reduce is ops.reduce

@@ -1,0 +1,156 @@
+"""What comes behind a matrix product, put together for a case: scales, bias, activation, residual, gate.
+
+`Epilogue` says which parts there are, `function` makes the jit function of them, for the slot of a product kernel
+(`docs/kernels.md`).  Its operands come as `extra`, in the order of `Epilogue.operands`.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import tilewright
+import tilewright.language as tl
+from tilewright.kernels import functions
+from tilewright.language.function import SourceFunction
+
+BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """result = activation(sums * scale_a * scale_b + bias) + residual; or gate(columns) * other columns.
+
+    `scale_a` is "", "tensor" (one number in memory), "row" or "block" (float32 [rows, depth / 128]); `scale_b` "",
+    "tensor", "column" or "block" (float32 [columns / 128, depth / 128]).  `activation` and `gate` are names of
+    `ACTIVATIONS`, or "".  `exact` asks for float32 accuracy of activations; otherwise that of 16-bit results.
+    """
+
+    scale_a: str = ""
+    scale_b: str = ""
+    bias: bool = False
+    activation: str = ""
+    residual: bool = False
+    gate: str = ""
+    exact: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands in `extra`."""
+        blocks = self.scale_a == "block"
+        present = {
+            "scale_a": self.scale_a, "scale_b": self.scale_b, "bias": self.bias, "residual": self.residual,
+            "residual_stride": self.residual, "scale_a_stride": blocks, "scale_b_stride": blocks, "rows": blocks,
+        }  # fmt: skip
+        return tuple(name for name, there in present.items() if there)
+
+
+@tilewright.jit
+def gelu_rounded(x):
+    """x Phi(x) within 4e-6: the logistic function of an odd polynomial, fitted to the quantiles of Phi."""
+    s = x * x
+    p = 2.30204539 + s * (0.105226688 + s * (-0.000360274529 + s * (-8.82381322e-05 + s * 3.22898866e-06)))
+    root = tl.rsqrt(1.0 + tl.exp2(-x * p))
+    return x * (root * root)
+
+
+@tilewright.jit
+def gelu_tanh_rounded(x):
+    """The tanh form of GELU by one exponential: 1 + tanh(u) = 2 / (1 + exp(-2 u))."""
+    root = tl.rsqrt(1.0 + tl.exp2(x * (-2.302208198 - 0.1029432397 * (x * x))))
+    return x * (root * root)
+
+
+@tilewright.jit
+def silu_rounded(x):
+    """x / (1 + exp(-x)); the quotient is the square of a reciprocal root, which costs no division."""
+    root = tl.rsqrt(1.0 + tl.exp2(-1.4426950408889634 * x))
+    return x * (root * root)
+
+
+@tilewright.jit
+def relu(x):
+    """The larger of x and 0; NaN stays."""
+    return functions.maximum(x, 0.0)
+
+
+ACTIVATIONS: dict[str, tuple[SourceFunction, SourceFunction]] = {  # for 16-bit results, and exact ones
+    "relu": (relu, relu),
+    "gelu": (gelu_rounded, functions.gelu),
+    "gelu_tanh": (gelu_tanh_rounded, functions.gelu_tanh),
+    "silu": (silu_rounded, functions.silu),
+    "sigmoid": (functions.sigmoid, functions.sigmoid),
+}
+
+
+@lru_cache(maxsize=256)
+def function(spec: Epilogue) -> SourceFunction:
+    """The epilogue of a kernel that has sums, as `spec` says; scales of blocks are not its part (`promotion`)."""
+    place = {name: number for number, name in enumerate(spec.operands)}
+    scale_a = place.get("scale_a", -1) if spec.scale_a != "block" else -1
+    scale_b = place.get("scale_b", -1) if spec.scale_b != "block" else -1
+    by_row, by_column = spec.scale_a == "row", spec.scale_b == "column"
+    bias, residual, stride = (place.get(name, -1) for name in ("bias", "residual", "residual_stride"))
+    activation = ACTIVATIONS[spec.activation][spec.exact] if spec.activation else None
+    computes = bool(spec.operands or spec.activation)
+
+    @tilewright.jit
+    def epilogue(value, row, column, mask, extra):
+        if computes:
+            value = value.to(tl.float32)
+        if scale_a >= 0:
+            if by_row:
+                value = value * tl.load(extra[scale_a] + row, mask=mask)
+            else:
+                value = value * tl.load(extra[scale_a])
+        if scale_b >= 0:
+            if by_column:
+                value = value * tl.load(extra[scale_b] + column, mask=mask)
+            else:
+                value = value * tl.load(extra[scale_b])
+        if bias >= 0:
+            value = value + tl.load(extra[bias] + column, mask=mask).to(tl.float32)
+        if activation is not None:
+            value = activation(value)
+        if residual >= 0:
+            place = row.to(tl.int64) * extra[stride] + column
+            value = value + tl.load(extra[residual] + place, mask=mask).to(tl.float32)
+        return value
+
+    return epilogue
+
+
+@lru_cache(maxsize=16)
+def promotion(spec: Epilogue) -> SourceFunction | None:
+    """What is added to the float32 sums for a product of one block of depth, when scales are of blocks."""
+    if spec.scale_a != "block":
+        return None
+    place = {name: number for number, name in enumerate(spec.operands)}
+    scale_a, scale_b, a_stride, b_stride, rows = (
+        place[name] for name in ("scale_a", "scale_b", "scale_a_stride", "scale_b_stride", "rows")
+    )
+
+    @tilewright.jit
+    def promote(partial, row, column, stage, extra):
+        left = tl.load(extra[scale_a] + row.to(tl.int64) * extra[a_stride] + stage, mask=row < extra[rows], other=0.0)
+        right = tl.load(extra[scale_b] + column // BLOCK * extra[b_stride] + stage)  # of all columns of the tile
+        return partial * (left * right)
+
+    return promote
+
+
+@lru_cache(maxsize=16)
+def gating(spec: Epilogue) -> SourceFunction | None:
+    """The function of a gate's column and the one it goes with, or None."""
+    if not spec.gate:
+        return None
+    activation = ACTIVATIONS[spec.gate][spec.exact]
+
+    @tilewright.jit
+    def gate(left, right):
+        return activation(left) * right
+
+    return gate

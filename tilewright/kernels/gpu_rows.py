@@ -1,0 +1,230 @@
+"""Row operations on GPUs: a CTA takes `ROWS` rows of up to `BLOCK` columns at once, which stay in registers.
+
+Each element is read once and written once.  `MASK` says whether a block may reach beyond its rows or columns.  Rows
+longer than registers hold are walked in chunks (`*_long`), the passes behind the first one from the L2 cache.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+
+
+@tilewright.jit
+def place(rows, columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):
+    """Offsets of this CTA's block of rows `stride` apart, its columns [1, BLOCK], and the mask."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = None
+    if MASK:
+        mask = (row < rows) & (column < columns)
+    return row.to(tl.int64) * stride + column, column, mask
+
+
+@tilewright.jit
+def read(pointer, offsets, mask, other: tl.constexpr):
+    """Elements as float32."""
+    if mask is None:
+        value = tl.load(pointer + offsets)
+    else:
+        value = tl.load(pointer + offsets, mask=mask, other=other)
+    return value.to(tl.float32)
+
+
+@tilewright.jit
+def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+            MASK: tl.constexpr):  # fmt: skip
+    """out[row] = softmax(x[row]), its logarithm when `LOG`."""
+    offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
+    value = read(x, offsets, mask, float("-inf"))
+    shifted = value - tl.max(value, 1)[:, None]
+    powers = tl.exp(shifted)
+    total = tl.sum(powers, 1)[:, None]
+    if LOG:
+        result = shifted - tl.log(total)
+    else:
+        result = powers * (1.0 / total)
+    offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
+
+
+@tilewright.jit
+def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride, epsilon,
+              CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+    """out[row] = (y - mean) / sqrt(variance + epsilon) * weight + bias of y = x + residual, which goes to `total`.
+
+    Without `CENTER` the mean counts as 0.  What is None is left out.
+    """
+    offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
+    value = read(x, offsets, mask, 0.0)
+    if residual is not None:
+        offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
+        value += read(residual, offsets, mask, 0.0)
+    offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
+    if total is not None:
+        tl.store(total + offsets, value.to(total.dtype.element_ty), mask=mask)
+    if CENTER:
+        value = value - (tl.sum(value, 1) / columns)[:, None]
+        if MASK:
+            value = tl.where(mask, value, 0.0)
+    factor = tl.rsqrt(tl.sum(value * value, 1) / columns + epsilon)[:, None]
+    result = value * factor
+    inside = None
+    if MASK:
+        inside = column < columns
+    if weight is not None:
+        result = result * read(weight, column, inside, 0.0)
+    if bias is not None:
+        result = result + read(bias, column, inside, 0.0)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
+
+
+@tilewright.jit
+def softmax_long(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, BLOCK: tl.constexpr):
+    """`softmax` of one long row: a pass for maximum and sum together, one for the results."""
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    out += row * out_stride
+    greatest = tl.full((BLOCK,), -3.0e38, tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, columns, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        value = read(x, column, column < columns, float("-inf"))
+        larger = tl.maximum(greatest, value)
+        total = total * tl.exp(greatest - larger) + tl.exp(value - larger)
+        greatest = larger
+    maximum = tl.max(greatest, 0)
+    sum = tl.sum(total * tl.exp(greatest - maximum), 0)
+    for first in range(0, columns, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        mask = column < columns
+        shifted = read(x, column, mask, 0.0) - maximum
+        if LOG:
+            result = shifted - tl.log(sum)
+        else:
+            result = tl.exp(shifted) * (1.0 / sum)
+        tl.store(out + column, result.to(out.dtype.element_ty), mask=mask)
+
+
+@tilewright.jit
+def read_sum(x, residual, column, mask):
+    """x + residual, where there is one."""
+    value = read(x, column, mask, 0.0)
+    if residual is not None:
+        value += read(residual, column, mask, 0.0)
+    return value
+
+
+@tilewright.jit
+def normalize_long(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride,
+                   epsilon, CENTER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """`normalize` of one long row in chunks: mean, variance, results."""
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    out += row * out_stride
+    if residual is not None:
+        residual += row * residual_stride
+    mean = 0.0
+    if CENTER:
+        sums = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, columns, BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            sums += read_sum(x, residual, column, column < columns)
+        mean = tl.sum(sums, 0) / columns
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, columns, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        value = tl.where(column < columns, read_sum(x, residual, column, column < columns) - mean, 0.0)
+        squares += value * value
+    factor = tl.rsqrt(tl.sum(squares, 0) / columns + epsilon)
+    for first in range(0, columns, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        mask = column < columns
+        value = read_sum(x, residual, column, mask)
+        if total is not None:
+            tl.store(total + row * out_stride + column, value.to(total.dtype.element_ty), mask=mask)
+        result = (value - mean) * factor
+        if weight is not None:
+            result = result * read(weight, column, mask, 0.0)
+        if bias is not None:
+            result = result + read(bias, column, mask, 0.0)
+        tl.store(out + column, result.to(out.dtype.element_ty), mask=mask)
+
+
+@tilewright.jit
+def combine(left, right, KIND: tl.constexpr):
+    """One step of a reduction; maxima and minima keep NaN."""
+    if KIND == "max":
+        result = tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+    elif KIND == "min":
+        result = tl.minimum(left, right, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        result = left + right
+    return result
+
+
+@tilewright.jit
+def largest(left, right):
+    return combine(left, right, "max")
+
+
+@tilewright.jit
+def smallest(left, right):
+    return combine(left, right, "min")
+
+
+@tilewright.jit
+def along(value, AXIS: tl.constexpr, KIND: tl.constexpr):
+    """The reduction of a block along an axis."""
+    if KIND == "max":
+        result = tl.reduce(value, AXIS, largest)
+    elif KIND == "min":
+        result = tl.reduce(value, AXIS, smallest)
+    else:
+        result = tl.sum(value, AXIS)
+    return result
+
+
+@tilewright.jit
+def reduce_rows(x, out, rows, columns, divisor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
+                BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+    """out[row] = reduction of x[row, :] / divisor; chunks of `BLOCK` columns, in order."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    total = tl.full((ROWS, BLOCK), INITIAL, tl.float32)
+    for first in range(0, columns, BLOCK):
+        column = first + tl.arange(0, BLOCK)[None, :]
+        offsets = row.to(tl.int64) * columns + column
+        if MASK:
+            value = read(x, offsets, (row < rows) & (column < columns), INITIAL)
+        else:
+            value = read(x, offsets, None, INITIAL)
+        total = combine(total, value, KIND)
+    result = along(total, 1, KIND) / divisor
+    index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(out + index, result.to(out.dtype.element_ty), mask=index < rows)
+
+
+@tilewright.jit
+def reduce_columns(x, out, reduced, inner, part, divisor, KIND: tl.constexpr, INITIAL: tl.constexpr,
+                   ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """out[outer, piece, inner] = reduction over `part` rows of x[outer, reduced, inner] / divisor.
+
+    Grid: (column blocks, pieces, outer).  Pieces are reduced by a second launch, in order: results do not vary.
+    """
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    start = tl.program_id(1) * part
+    end = tl.minimum(start + part, reduced)
+    outer = tl.program_id(2).to(tl.int64)
+    x += outer * reduced * inner
+    total = tl.full((ROWS, BLOCK), INITIAL, tl.float32)
+    for first in range(start, end, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        mask = (row < end) & (column < inner)
+        total = combine(total, read(x, row.to(tl.int64) * inner + column, mask, INITIAL), KIND)
+    result = along(total, 0, KIND) / divisor
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = (outer * tl.num_programs(1) + tl.program_id(1)) * inner + index
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=index < inner)

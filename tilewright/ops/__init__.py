@@ -1,0 +1,53 @@
+"""Operations on arrays of a GPU: matrix products, attention, rows, elementwise functions, reductions.
+
+    from tilewright import ops
+    y = ops.matmul(x, weight.T, bias=bias, activation="gelu")
+    print(ops.explain_matmul(x, weight.T))
+
+Arrays are PyTorch's, CuPy's, or `DeviceArray`; work goes to the library's current stream.  Names are imported when
+they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.ops.attentions import attention as attention
+    from tilewright.ops.functions import elementwise as elementwise
+    from tilewright.ops.products import MatmulPlan as MatmulPlan
+    from tilewright.ops.products import explain_matmul as explain_matmul
+    from tilewright.ops.products import interleave_gate as interleave_gate
+    from tilewright.ops.products import matmul as matmul
+    from tilewright.ops.products import plan_matmul as plan_matmul
+    from tilewright.ops.reductions import reduce as reduce
+    from tilewright.ops.rows import layer_norm as layer_norm
+    from tilewright.ops.rows import rms_norm as rms_norm
+    from tilewright.ops.rows import softmax as softmax
+
+_EXPORTS = {
+    "MatmulPlan": "products",
+    "attention": "attentions",
+    "elementwise": "functions",
+    "explain_matmul": "products",
+    "interleave_gate": "products",
+    "layer_norm": "rows",
+    "matmul": "products",
+    "plan_matmul": "products",
+    "reduce": "reductions",
+    "rms_norm": "rows",
+    "softmax": "rows",
+}
+__all__ = [
+    "MatmulPlan", "attention", "elementwise", "explain_matmul", "interleave_gate", "layer_norm", "matmul",
+    "plan_matmul", "reduce", "rms_norm", "softmax",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        value = getattr(importlib.import_module(f"tilewright.ops.{_EXPORTS[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

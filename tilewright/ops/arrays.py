@@ -1,0 +1,138 @@
+"""Arrays of the caller: where they are, what they hold, and new ones of the same kind."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import LaunchError
+from tilewright.frontend.arguments import classify, element_of
+from tilewright.ir.types import PointerType
+from tilewright.runtime.cuda import memory, streams
+from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.streams import Place
+from tilewright.settings import settings
+
+_TORCH_NAMES = {"int1": "bool", "float8e5": "float8_e5m2", "float8e4nv": "float8_e4m3fn"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An array as kernels see it: extents and strides in elements; `place` is None in the CPU's memory."""
+
+    base: Any
+    address: int
+    element: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    place: Place | None
+
+    def pointer(self) -> str:
+        """The type of a pointer to its elements, as text."""
+        return f"*{self.element}"
+
+    def changed(self, shape: Sequence[int], strides: Sequence[int]) -> View:
+        """The same memory seen with other extents and strides."""
+        return View(self.base, self.address, self.element, tuple(shape), tuple(strides), self.place)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether elements lie in order without gaps."""
+        return all(
+            extent == 1 or stride == packed
+            for extent, stride, packed in zip(self.shape, self.strides, packed_strides(self.shape), strict=True)
+        )
+
+
+def view(value: Any, name: str) -> View:
+    """What an array is; raises `LaunchError` naming the parameter for what is none."""
+    kind, address = classify(value)
+    element = getattr(getattr(kind, "type", None), "element", None)
+    place: Place | None = getattr(kind, "place", None)
+    if not isinstance(element, PointerType):
+        raise LaunchError(f"{name} must be an array, got a {type(value).__name__}")
+    return View(value, address, element.element, tuple(value.shape), _strides(value), place)
+
+
+def _strides(value: Any) -> tuple[int, ...]:
+    if callable(getattr(value, "stride", None)):  # PyTorch
+        return tuple(value.stride())
+    if isinstance(value, np.ndarray):
+        return tuple(stride // value.itemsize for stride in value.strides)
+    return memory.inspect(value).strides
+
+
+def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def element_type(kind: Any) -> DType:
+    """The element type that a dtype of PyTorch, NumPy or the tile language names; raises `LaunchError`."""
+    return element_of(kind)
+
+
+def empty(like: View, shape: Sequence[int], element: DType) -> Any:
+    """A new array on the GPU, and of the library, of `like`; raises `LaunchError` for libraries without any."""
+    if like.place is None and isinstance(like.base, np.ndarray):
+        return np.empty(tuple(shape), element.numpy)
+    module = type(like.base).__module__.partition(".")[0]
+    if module == "torch":
+        torch = sys.modules["torch"]
+        dtype = getattr(torch, _TORCH_NAMES.get(element.name, element.name))
+        return torch.empty(tuple(shape), dtype=dtype, device=like.base.device)
+    if isinstance(like.base, DeviceArray):
+        return DeviceArray(tuple(shape), element.numpy, like.base.ordinal)
+    if module == "cupy":
+        return sys.modules["cupy"].empty(tuple(shape), element.numpy)
+    raise LaunchError(f"results for arrays of type {type(like.base).__name__} must be given: pass out=")
+
+
+def common_place(views: Sequence[View], operation: str) -> Place | None:
+    """The one GPU that all arrays are on; None for the CPU's memory, which only interpreted calls may be in."""
+    ordinals = {found.place.ordinal if found.place is not None else None for found in views}
+    if len(ordinals) > 1:
+        raise LaunchError(f"{operation} got arrays on several devices: move them to one GPU")
+    (place,) = {found.place for found in views[:1]}
+    if place is None and not settings.interpret:
+        raise LaunchError(f"{operation} is for arrays on a GPU: move them there, or set TILEWRIGHT_INTERPRET=1")
+    return place
+
+
+def stream_of(views: Sequence[View]) -> int:
+    """The stream of the arrays' library on which a call belongs; others of another library wait for it not.
+
+    Raises `LaunchError` where arrays of several libraries, or of DLPack alone, would need to be ordered.
+    """
+    libraries = {found.place.library for found in views if found.place is not None}
+    place = next(found.place for found in views if found.place is not None)
+    if len(libraries) > 1 or place.library == streams.DLPACK:
+        raise LaunchError("operations take arrays of one library that has streams: PyTorch, CuPy or DeviceArray")
+    if place.library == streams.INTERFACE:
+        return streams.interface_stream(views[0].base)
+    return streams.current_stream(place.library)(place.ordinal)
+
+
+def capturing(stream: int, ordinal: int) -> bool:
+    """Whether a CUDA graph is being captured on a stream, so that nothing may be measured."""
+    from tilewright.runtime.cuda.device import device
+    from tilewright.runtime.cuda.driver import api, check
+
+    with device(ordinal).active():
+        status = check(api().cuStreamIsCapturing(stream), "asking whether a graph is captured")
+    return int(status) != 0
+
+
+FLOATS = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
+
+
+def torch_stream() -> Callable[[int], int]:
+    """PyTorch's current stream by the number of a GPU."""
+    return streams.current_stream(streams.TORCH)

@@ -1,0 +1,268 @@
+"""Attention forward on arrays of a GPU: the Hopper kernel with a form by head size, or the portable one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tilewright.language as tl
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import LaunchError
+from tilewright.frontend.sizes import cdiv, next_power_of_2
+from tilewright.kernels.attention import attention as portable_attention
+from tilewright.kernels.hopper.attention import attention as hopper_attention
+from tilewright.kernels.hopper.forms import AttentionForm, attention_schedule
+from tilewright.kernels.hopper.launch import prepare_attention
+from tilewright.ops import arrays
+from tilewright.ops.arrays import View
+from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.settings import settings
+
+HOPPER = (9, 0)
+PROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """What attention is asked for, apart from the data: sizes, masks, outputs; `obstacle` as in `MatmulProblem`."""
+
+    batches: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    size: int  # of a head
+    dtype: DType
+    causal: bool
+    window: int
+    ragged: bool
+    statistics: bool
+    obstacle: str
+
+
+def choose_form(problem: AttentionProblem) -> AttentionForm:
+    """The form by head size: the tiles that were fastest on an H200, and that fit the registers.
+
+    Three warpgroups of 64 queries share the keys they read; larger heads leave registers for two.
+    """
+    masks: dict[str, Any] = {
+        "D": problem.size, "CAUSAL": problem.causal, "WINDOW": problem.window > 0, "LENGTHS": problem.ragged,
+        "LSE": problem.statistics, "TYPE": tl.dtype(problem.dtype),
+    }  # fmt: skip
+    if problem.queries <= 64:
+        return AttentionForm(BN=64 if problem.size > 128 else 128, CONSUMERS=1, TURNS=False, FLAT=False, **masks)
+    if problem.size > 128:
+        return AttentionForm(BN=80, CONSUMERS=2, FLAT=False, **masks)
+    if problem.window > 0:
+        return AttentionForm(BN=128 if problem.size > 64 else 160, CONSUMERS=2, **masks)
+    if problem.size > 64:
+        return AttentionForm(BN=80, CONSUMERS=3, **masks)
+    return AttentionForm(BN=96, CONSUMERS=3, **masks)
+
+
+class AttentionPlan:
+    """A prepared attention: the form, its compiled kernel, and the schedule of tiles on the GPU."""
+
+    def __init__(self, problem: AttentionProblem, ordinal: int | None) -> None:
+        self.problem = problem
+        self.ordinal = ordinal
+        gpu = device(ordinal) if ordinal is not None else None
+        self.reason = problem.obstacle
+        if gpu is not None and gpu.capability != HOPPER:
+            self.reason = f"{gpu.name} is not of compute capability 9.0"
+        self.form: AttentionForm | None = None
+        if self.reason:
+            self._check_portable()
+            return
+        self.form = choose_form(problem).check()
+        sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
+        processors = gpu.multiprocessors if gpu is not None else PROCESSORS
+        self.table = attention_schedule(self.form, *sizes, processors)
+        if gpu is not None:
+            self.schedule = DeviceArray.from_numpy(self.table, ordinal)
+            self.start = compiled(self.form).start(ordinal)
+
+    def _check_portable(self) -> None:
+        problem = self.problem
+        if problem.window or problem.ragged or problem.statistics:
+            raise LaunchError(f"windows, lengths and log-sum-exp need Hopper's tensor copies: {self.reason}")
+
+    def explain(self) -> str:
+        """What runs, and why."""
+        if self.form is None:
+            return f"attention: the portable kernel: {self.reason}"
+        form = self.form
+        return (
+            f"attention: {form.BM} queries by {form.BN} keys, {form.CONSUMERS} warpgroups, "
+            f"{len(self.table)} CTAs with up to {self.table.shape[1] - 1} tiles"
+        )
+
+    def runner(
+        self, q: View, k: View, v: View, out: View, lse: View | None, lengths: View | None, scale: float
+    ) -> Callable[[], Any]:
+        """A call on these arrays, [batch, heads, rows, size] each."""
+        if self.form is None:
+            return self._portable(q, k, v, out, scale)
+        problem = self.problem
+        if settings.interpret:
+            return prepare_attention(
+                self.form,
+                q.base,
+                k.base,
+                v.base,
+                out.base,
+                lse.base if lse else None,
+                lengths.base if lengths else None,
+                problem.window,
+                scale,
+            )
+        slots: list[Any] = [(found.address, found.shape, found.strides) for found in (q, k, v, out)]
+        slots += [lse.address if lse else out.address, lengths.address if lengths else self.schedule.address]
+        slots += [self.schedule.address, self.table.shape[1], problem.queries, problem.keys, problem.heads]
+        slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e)]
+        views = [found for found in (q, k, v, out, lse, lengths) if found is not None]
+        grid, start = len(self.table), self.start
+        return lambda: start(grid, 1, 1, arrays.stream_of(views), *slots)
+
+    def _portable(self, q: View, k: View, v: View, out: View, scale: float) -> Callable[[], Any]:
+        problem = self.problem
+        queries = min(64, max(16, next_power_of_2(problem.queries)))
+        grid = (cdiv(problem.queries, queries), problem.heads, problem.batches)
+        strides = [stride for found in (q, k, v, out) for stride in found.strides[:3]]
+        numbers = (problem.queries, problem.keys, problem.heads // problem.key_heads, scale)
+        constants: dict[str, Any] = {
+            "HEAD": problem.size, "VALUE_HEAD": problem.size, "BLOCK_S": queries, "BLOCK_T": 64,
+            "CAUSAL": problem.causal, "BIAS": 0, "TYPE": tl.float32,
+        }  # fmt: skip
+        operands = (q.base, k.base, v.base, q.base, out.base)
+        rest = (0, 0, 0, 0, 0, 0, 0)
+        return lambda: portable_attention[grid](*operands, *numbers, *strides, *rest, **constants)
+
+
+_KERNELS: dict[AttentionForm, Any] = {}
+
+
+def compiled(form: AttentionForm) -> Any:
+    """The Hopper kernel of a form."""
+    if form not in _KERNELS:
+        queries, keys = (
+            f"tensormap<{'x'.join(map(str, block))}x{form.TYPE.element}>"
+            for block in (form.query_block, form.key_block)
+        )
+        types = {
+            "q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
+            "schedule": "*k i32", "scale": "f32",
+            **dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32"),
+        }  # fmt: skip
+        _KERNELS[form] = hopper_attention.compile(types, {"FORM": form}, target="cuda:sm_90a")
+    return _KERNELS[form]
+
+
+def _obstacle(named: dict[str, View]) -> str:
+    reasons = []
+    for name, found in named.items():
+        steps = [s for s, extent in zip(found.strides[:3], found.shape[:3], strict=True) if extent > 1]
+        if any(step * found.element.itemsize % 16 or step <= 0 for step in steps) or found.address % 16:
+            reasons.append(f"{name} is not in steps of 16 bytes")
+    return "; ".join(reasons)
+
+
+def _tidy(found: View) -> View:
+    """Sound strides on axes of one element."""
+    packed = arrays.packed_strides(found.shape)
+    chosen = [
+        whole if extent == 1 else stride
+        for extent, stride, whole in zip(found.shape, found.strides, packed, strict=True)
+    ]
+    return found.changed(found.shape, chosen)
+
+
+_PLANS: dict[tuple[AttentionProblem, int | None], AttentionPlan] = {}
+_KEPT = 1024
+
+
+def plan_attention(problem: AttentionProblem, ordinal: int | None) -> AttentionPlan:
+    """The prepared attention for a problem on a GPU, made once."""
+    key = (problem, ordinal)
+    found = _PLANS.get(key)
+    if found is None:
+        if len(_PLANS) >= _KEPT:
+            _PLANS.clear()
+        found = _PLANS[key] = AttentionPlan(problem, ordinal)
+    return found
+
+
+def _check(q: View, k: View, v: View, lengths: View | None, causal: bool, window: int) -> None:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        raise LaunchError(f"attention takes [batch, heads, rows, head size] arrays, got {shapes}")
+    fits = k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
+    if not fits or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise LaunchError(f"{shapes} do not fit each other; query heads are a multiple of key heads")
+    if q.element not in (dtypes.bfloat16, dtypes.float16) or not q.element == k.element == v.element:
+        raise LaunchError(f"attention takes bfloat16 or float16, of one kind; got {q.element.name}, {k.element.name}")
+    if q.shape[3] % 16 or q.shape[3] > 256:
+        raise LaunchError(f"head sizes are multiples of 16 up to 256, got {q.shape[3]}")
+    if any(found.shape[3] > 1 and found.strides[3] != 1 for found in (q, k, v)):
+        raise LaunchError("the last axis of q, k and v must be contiguous")
+    if window and not causal:
+        raise LaunchError("a window is of causal attention: pass causal=True")
+    if lengths is not None and (
+        lengths.shape != (q.shape[0], 2) or lengths.element != dtypes.int32 or not lengths.contiguous
+    ):
+        raise LaunchError(f"lengths must be contiguous int32 [{q.shape[0]}, 2]: queries and keys of each batch")
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    lengths: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+) -> Any:
+    """softmax(scale q k^T) v for each head, without the scores in memory.
+
+    `q` [batch, heads, queries, size], `k` and `v` [batch, key heads, keys, size], bfloat16 or float16; heads are a
+    multiple of key heads, size a multiple of 16 up to 256.  Strides may be any but the last.  `scale` is 1 / sqrt(size)
+    unless given.  With `causal` the last query sees the last key; with `window` a query sees so many keys, its own
+    included.  `lengths` [batch, 2] int32 are queries and keys of each batch: results behind them have no meaning, and
+    keys and values behind them must be finite.  `return_lse` also gives the logarithms of the sums, float32
+    [batch, heads, queries].  A query that sees no key gives zeros.  Sums and exponentials are float32.
+
+    Windows, lengths and log-sum-exp need a GPU of compute capability 9.0.  Raises `LaunchError`.
+    """
+    first, second, third = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
+    ends = arrays.view(lengths, "lengths") if lengths is not None else None
+    _check(first, second, third, ends, causal, window)
+    target = arrays.view(arrays.empty(first, first.shape, first.element) if out is None else out, "out")
+    if target.shape != first.shape or target.element != first.element or target.strides[3] != 1:
+        raise LaunchError(f"out must have q's shape {list(first.shape)} and type, with a contiguous last axis")
+    statistics = None
+    if return_lse:
+        statistics = arrays.view(arrays.empty(first, first.shape[:3], dtypes.float32), "lse")
+    named = {
+        name: _tidy(found) for name, found in zip(("q", "k", "v", "out"), (first, second, third, target), strict=True)
+    }
+    batches, heads, queries, size = first.shape
+    problem = AttentionProblem(
+        batches, heads, second.shape[1], queries, second.shape[2], size, first.element, causal,
+        int(window), lengths is not None, return_lse, _obstacle(named),
+    )  # fmt: skip
+    present = [*named.values(), *(found for found in (ends, statistics) if found is not None)]
+    place = arrays.common_place(present, "attention")
+    if batches * heads * queries and problem.keys:
+        plan = plan_attention(problem, place.ordinal if place else None)
+        factor = 1 / math.sqrt(size) if scale is None else float(scale)
+        plan.runner(named["q"], named["k"], named["v"], named["out"], statistics, ends, factor)()
+    elif not problem.keys:
+        raise LaunchError("attention needs a key")
+    return (target.base, statistics.base) if statistics is not None else target.base

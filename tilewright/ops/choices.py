@@ -1,0 +1,106 @@
+"""Which form serves a problem: the first by cost, or the fastest of the close ones, timed at most once.
+
+A choice is kept on disk under the GPU's name, the problem's shape class, and a digest of the sources that make forms
+and rank them: after a change of these, problems are timed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import TilewrightError
+from tilewright.runtime.cuda.timing import Timer
+from tilewright.settings import settings
+from tilewright.targets.llvm.cache import ObjectCache, source_digest
+
+logger = logging.getLogger("tilewright.ops")
+
+ROUNDS = 3
+_MILLISECONDS = 2.0  # of one candidate in one round
+Run = Callable[[], Any]
+
+
+@dataclass
+class Choice:
+    """What was chosen among candidates and how: `source` is "cost", "timed" or "kept" (timed by an earlier program).
+
+    `microseconds` are the medians of what was timed, by the candidates' text; `failures` what could not be run.
+    """
+
+    index: int
+    source: str
+    microseconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+@cache
+def _digest() -> str:
+    return source_digest("kernels", "ops")
+
+
+def _entry(kind: str, device: str, key: str, names: Sequence[str]) -> str:
+    parts = repr((kind, device, key, tuple(names), _digest()))
+    return f"choice-{hashlib.sha256(parts.encode()).hexdigest()[:40]}"
+
+
+def _directory() -> ObjectCache:
+    return ObjectCache(Path(settings.cache_directory) / "choices")
+
+
+def kept(kind: str, device: str, key: str, names: Sequence[str]) -> Choice | None:
+    """The choice that an earlier call kept for these candidates."""
+    entry = _directory().get(_entry(kind, device, key, names))
+    if entry is None:
+        return None
+    times = {str(name): float(value) for name, value in entry.metadata["microseconds"].items()}
+    return Choice(int(entry.metadata["index"]), "kept", times)
+
+
+def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Callable[[int], Run]) -> Choice:
+    """The fastest of the candidates with these names; `prepare(index)` compiles one and gives a call of it.
+
+    A candidate that cannot be built or run is left out and named in `failures`.  Raises its error when none runs.
+    """
+    runs: dict[int, Run] = {}
+    failures: dict[str, str] = {}
+    for index, name in enumerate(names):
+        try:
+            runs[index] = prepare(index)
+            runs[index]()
+        except TilewrightError as error:
+            if index + 1 == len(names) and not runs:
+                raise
+            failures[name] = f"{type(error).__name__}: {error}"
+            logger.warning("%s %s: %s cannot be used: %s", kind, key, name, error)
+    times = _medians(runs)
+    best = min(times, key=lambda index: times[index])
+    measured = {names[index]: value for index, value in times.items()}
+    choice = Choice(best, "timed", measured, failures)
+    _directory().put(
+        _entry(kind, device, key, names), {"index": best, "microseconds": measured, "kind": kind, "key": key}, b""
+    )
+    logger.info("%s %s: %s of %d candidates", kind, key, names[best], len(names))
+    return choice
+
+
+def _medians(runs: dict[int, Run]) -> dict[int, float]:
+    """Microseconds of each call, L2 cold; calls take turns, for the chip's clock falls as it warms."""
+    timer = Timer()
+
+    def nothing() -> None:
+        return None
+
+    first = {index: statistics.median(timer.milliseconds(run, 3, nothing)) for index, run in runs.items()}
+    samples: dict[int, list[float]] = {index: [] for index in runs}
+    for _ in range(ROUNDS):
+        for index, run in runs.items():
+            count = max(3, min(20, int(_MILLISECONDS / max(first[index], 1e-3))))
+            samples[index] += timer.milliseconds(run, count, nothing)
+    return {index: statistics.median(values) * 1e3 for index, values in samples.items()}

@@ -1,0 +1,544 @@
+"""Matrix products: described, planned, launched.
+
+out = ops.matmul(x, weight.T, bias=bias, activation="gelu")
+plan = ops.plan_matmul(x, weight.T)          # the same, prepared: plan(x, weight.T), print(plan.explain())
+run = plan.bind(x, weight.T, out=out)        # a call on these arrays, for graphs and loops: run()
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tilewright.language as tl
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import LaunchError
+from tilewright.frontend.descriptor import TensorDescriptor
+from tilewright.frontend.sizes import cdiv
+from tilewright.kernels import epilogues, portable
+from tilewright.kernels.epilogues import Epilogue
+from tilewright.kernels.hopper.forms import MatmulForm
+from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
+from tilewright.ops import arrays, choices
+from tilewright.ops.arrays import View
+from tilewright.ops.candidates import Candidate, Machine, candidates, close
+from tilewright.ops.problem import MatmulProblem
+from tilewright.runtime.cuda.device import device
+from tilewright.settings import settings
+from tilewright.targets.base import Remark
+
+_INPUTS = (
+    dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.float8e4nv, dtypes.float8e5, dtypes.int8,
+)  # fmt: skip
+_OUTPUTS = (*arrays.FLOATS, dtypes.int32)
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of one call: a [(batches,) rows, depth], b [(batches,) depth, columns], out, and the epilogue's."""
+
+    a: View
+    b: View
+    out: View
+    extra: tuple[Any, ...]  # views and numbers, in the order of `Epilogue.operands`
+
+    @property
+    def views(self) -> list[View]:
+        """All arrays."""
+        return [self.a, self.b, self.out, *(entry for entry in self.extra if isinstance(entry, View))]
+
+
+def interleave_gate(gate: Any, up: Any) -> Any:
+    """Weights for `matmul(gate=…)`: [columns, depth] each, joined in groups of 8 rows: 8 of `gate`, then 8 of `up`.
+
+    The result is [2 columns, depth]; the product takes it transposed.  Columns are a multiple of 8.
+    """
+    columns, depth = gate.shape
+    if tuple(up.shape) != (columns, depth) or columns % 8:
+        raise LaunchError(f"weights of a gate have equal shapes of a multiple of 8 rows, got {gate.shape}, {up.shape}")
+    pairs = [part.reshape(columns // 8, 1, 8, depth) for part in (gate, up)]
+    module = __import__(type(gate).__module__.partition(".")[0])
+    return module.concatenate(pairs, 1).reshape(2 * columns, depth)
+
+
+# Describing
+
+
+def _matrices(found: View, name: str) -> View:
+    """An array with three axes: leading ones joined to one of batches; raises where they have no one stride."""
+    if len(found.shape) < 2:
+        raise LaunchError(f"{name} must have two axes or more, got the shape {list(found.shape)}")
+    if len(found.shape) == 2:
+        return found.changed((1, *found.shape), (0, *found.strides))
+    lead, strides = found.shape[:-2], found.strides[:-2]
+    for axis in range(len(lead) - 1):
+        if lead[axis] != 1 and strides[axis] != strides[axis + 1] * lead[axis + 1]:
+            raise LaunchError(f"the leading axes of {name}, {list(lead)}, have no common stride: make it contiguous")
+    count = 1
+    for extent in lead:
+        count *= extent
+    return found.changed((count, *found.shape[-2:]), (strides[-1], *found.strides[-2:]))
+
+
+def _folded(left: View) -> View:
+    """A [batches, rows, depth] array as [1, batches * rows, depth], where its strides allow that."""
+    batches, rows, depth = left.shape
+    if batches == 1 or left.strides[0] == rows * left.strides[1]:
+        return left.changed((1, batches * rows, depth), (0, *left.strides[1:]))
+    return left
+
+
+def _tidy(found: View, size: int) -> tuple[View, str]:
+    """The array with sound strides on axes of one element, and why hardware cannot move its tiles, or nothing."""
+    strides = list(found.strides)
+    transposed = strides[2] != 1 and found.shape[2] != 1
+    inner, outer = (1, 2) if transposed else (2, 1)
+    if found.shape[inner] == 1:
+        strides[inner] = 1
+    step = 16 // size
+    packed = -(-found.shape[inner] // step) * step
+    if found.shape[outer] == 1:
+        strides[outer] = packed
+    if found.shape[0] == 1:
+        strides[0] = strides[outer] * found.shape[outer]
+    tidy = found.changed(found.shape, strides)
+    if strides[inner] != 1:
+        return tidy, "neither of its last two axes is contiguous"
+    rows = [strides[outer]] + ([strides[0]] if found.shape[0] > 1 else [])
+    if any(stride * size % 16 for stride in rows):
+        return tidy, "its rows are not multiples of 16 bytes apart"
+    if any(stride <= 0 for stride in rows):
+        return tidy, "its rows or batches lie over each other"
+    if found.address % 16:
+        return tidy, "it does not begin at a multiple of 16 bytes"
+    return tidy, ""
+
+
+def _scale(value: Any, name: str, length: int, blocks: tuple[int, int]) -> tuple[str, View]:
+    """The kind of a scale by its shape, and its view."""
+    found = arrays.view(value, name)
+    if found.element != dtypes.float32:
+        raise LaunchError(f"{name} must be float32, got {found.element.name}")
+    count = 1
+    for extent in found.shape:
+        count *= extent
+    if tuple(found.shape) == blocks and found.strides[-1] == 1:
+        return "block", found
+    if count == 1:
+        return "tensor", found
+    if count == length and found.contiguous:
+        return ("row" if name == "scale_a" else "column"), found
+    raise LaunchError(f"{name} has one number, {length}, or blocks {list(blocks)}, contiguous; got {list(found.shape)}")
+
+
+def _same_kind(found: View, name: str) -> View:
+    if found.element not in arrays.FLOATS:
+        raise LaunchError(f"{name} must be float32, float16 or bfloat16, got {found.element.name}")
+    return found
+
+
+def _epilogue(
+    arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, out: View
+) -> tuple[Epilogue, tuple[Any, ...]]:
+    """The epilogue that the arguments ask for, and its operands."""
+    given: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
+    for name, length in (("scale_a", rows), ("scale_b", columns)):
+        if arguments.get(name) is not None:
+            across = rows if name == "scale_a" else cdiv(columns, epilogues.BLOCK)
+            kinds[name], given[name] = _scale(arguments[name], name, length, (across, cdiv(depth, epilogues.BLOCK)))
+    if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block"):
+        raise LaunchError("scales of blocks go with each other: scale_a and scale_b must both be of blocks")
+    for name in ("activation", "gate"):
+        if arguments.get(name) and arguments[name] not in epilogues.ACTIVATIONS:
+            raise LaunchError(f"{name}={arguments[name]!r}: there are {', '.join(epilogues.ACTIVATIONS)}")
+    if arguments.get("gate") and (columns % 16 or any(arguments.get(name) is not None for name in _BESIDES_GATE)):
+        raise LaunchError("gate= takes columns in multiples of 16, and nothing else with it but out")
+    if arguments.get("bias") is not None:
+        given["bias"] = _same_kind(arrays.view(arguments["bias"], "bias"), "bias")
+        if given["bias"].shape != (columns,) or given["bias"].strides != (1,):
+            raise LaunchError(f"bias must be contiguous of shape [{columns}], got {list(given['bias'].shape)}")
+    if arguments.get("residual") is not None:
+        found = _same_kind(arrays.view(arguments["residual"], "residual"), "residual")
+        if found.shape != tuple(arguments["shape"]):
+            raise LaunchError(f"residual must have the result's shape {list(arguments['shape'])}")
+        found = _matrices(found, "residual")
+        batches, count, _ = found.shape
+        stride = found.strides[1] if count > 1 else found.strides[0] if batches > 1 else columns
+        if found.strides[2] != 1 or (batches > 1 and found.strides[0] != stride * count):
+            raise LaunchError("residual must have contiguous rows, evenly apart over all batches")
+        given["residual"], given["residual_stride"] = found, stride
+    if kinds.get("scale_a") == "block":
+        given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
+        given["rows"] = rows
+    spec = Epilogue(
+        kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
+        "residual" in given, arguments.get("gate") or "", exact=output == dtypes.float32,
+    )  # fmt: skip
+    return spec, tuple(given[name] for name in spec.operands)
+
+
+_BESIDES_GATE = ("scale_a", "scale_b", "bias", "activation", "residual")
+
+
+def _result_type(input: DType, out: View | None, out_dtype: Any) -> DType:
+    if out is not None:
+        return out.element
+    if out_dtype is not None:
+        return arrays.element_type(out_dtype)
+    return {"int8": dtypes.int32}.get(input.name, input if input.itemsize > 1 else dtypes.bfloat16)
+
+
+def _check_inputs(left: View, right: View, output: DType) -> None:
+    if left.element != right.element:
+        raise LaunchError(f"a and b must have one element type, got {left.element.name} and {right.element.name}")
+    if left.element not in _INPUTS:
+        raise LaunchError(f"{left.element.name} is not multiplied: there are {', '.join(e.name for e in _INPUTS)}")
+    if output not in _OUTPUTS or (output == dtypes.int32 and left.element != dtypes.int8):
+        raise LaunchError(f"products of {left.element.name} are not stored as {output.name}")
+
+
+def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, Any]) -> tuple[MatmulProblem, Operands]:
+    """The problem that arguments of `matmul` pose, and its arrays; `out` is allocated where it is None."""
+    first, second = arrays.view(a, "a"), arrays.view(b, "b")
+    left, right = _matrices(first, "a"), _matrices(second, "b")
+    target = arrays.view(out, "out") if out is not None else None
+    output = _result_type(left.element, target, out_dtype)
+    _check_inputs(left, right, output)
+    columns = right.shape[2] // (2 if arguments.get("gate") else 1)
+    shape = (*first.shape[:-1], columns)
+    if left.shape[2] != right.shape[1] or right.shape[0] not in (1, left.shape[0]):
+        raise LaunchError(f"a {list(first.shape)} and b {list(second.shape)} do not fit each other")
+    if target is None:
+        target = arrays.view(arrays.empty(first, shape, output), "out")
+    if target.shape != shape:
+        raise LaunchError(f"out must have the shape {list(shape)}, got {list(target.shape)}")
+    result = _matrices(target, "out")
+    if right.shape[0] == 1:
+        left, result = _folded(left), _folded(result)
+        if left.shape[0] != result.shape[0]:  # one of them could not be folded
+            left, result = _matrices(first, "a"), _matrices(target, "out")
+    batches, rows, depth = left.shape
+    if right.shape[0] == 1 and batches > 1:
+        right = right.changed((batches, *right.shape[1:]), (0, *right.strides[1:]))
+    spec, extra = _epilogue({**arguments, "shape": shape}, rows, right.shape[2], depth, output, target)
+    size = left.element.itemsize
+    left, left_obstacle = _tidy(left, size)
+    right, right_obstacle = _tidy(right, size)
+    result, out_obstacle = _tidy(result, output.itemsize)
+    if result.strides[2] != 1:
+        raise LaunchError("out must have contiguous rows")
+    left_transposed, right_transposed = left.strides[2] != 1, right.strides[2] == 1 and right.strides[1] != 1
+    found = {"a": left_obstacle, "b": right_obstacle, "out": out_obstacle}
+    obstacle = "; ".join(f"{name}: {reason}" for name, reason in found.items() if reason)
+    if size != 2 and (left_transposed or right_transposed):
+        obstacle = obstacle or f"operands of {8 * size} bits must be contiguous along the depth"
+    if depth == 0:
+        obstacle = "the depth is 0"
+    problem = MatmulProblem(
+        rows, right.shape[2], depth, batches, left.element, output, left_transposed, right_transposed, spec,
+        tuple(_operand_type(entry) for entry in extra), bool(arguments.get("weights_ready")),
+        left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle,
+    )  # fmt: skip
+    return problem, Operands(left, right, result, extra)
+
+
+def _operand_type(entry: Any) -> str:
+    return f"*k {entry.element}" if isinstance(entry, View) else "i32"
+
+
+# Planning
+
+
+class MatmulPlan:
+    """A prepared product: `form` on Hopper (None: the portable kernel), `choice` how it was found, `remarks` what to
+    know.  ``plan(a, b, …)`` takes the arguments of `matmul`, which must pose the same problem."""
+
+    def __init__(self, problem: MatmulProblem, ordinal: int | None, effort: int) -> None:
+        self.problem = problem
+        self.ordinal = ordinal
+        self.effort = effort
+        self.remarks: list[Remark] = []
+        self.ranked: list[Candidate] = []
+        self.choice: choices.Choice | None = None
+        self.seconds = 0.0  # that choosing took
+        self._lock = threading.Lock()
+        self._kernels: dict[MatmulForm, Any] = {}
+        gpu = device(ordinal) if ordinal is not None else None
+        self.machine = Machine() if gpu is None else Machine(processors=gpu.multiprocessors)
+        reason = problem.obstacle
+        if gpu is not None and gpu.capability != HOPPER:
+            reason = f"{gpu.name} is not of compute capability 9.0"
+        if problem.exact:
+            reason = reason or "float32 is multiplied exactly, not as tf32"
+        if not reason:
+            self.ranked = close(candidates(problem.shape_class, self.machine))
+            reason = "" if self.ranked else "no form takes it"
+        if reason:
+            self._use_portable(reason)
+
+    def _use_portable(self, reason: str) -> None:
+        if self.problem.epilogue.gate or self.problem.epilogue.scale_a == "block":
+            raise LaunchError(f"gates and scales of blocks need the tensor memory accelerator of Hopper: {reason}")
+        self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
+
+    @property
+    def form(self) -> MatmulForm | None:
+        """The form that was chosen, or will be when nothing is timed."""
+        if not self.ranked:
+            return None
+        return self.ranked[self.choice.index if self.choice else 0].form
+
+    def explain(self) -> str:
+        """The problem, what was chosen, why, and what else there was."""
+        lines = [self.problem.key]
+        lines += [f"  {remark.message}" for remark in self.remarks]
+        if self.ranked:
+            source = {"timed": f"timed in {self.seconds:.1f} s", "kept": "timed by an earlier program"}
+            how = "first by cost" if self.choice is None else source.get(self.choice.source, "first by cost")
+            lines.append(f"  {len(self.ranked)} candidates of the model; {how}:")
+        for index, candidate in enumerate(self.ranked):
+            times = self.choice.microseconds if self.choice else {}
+            measured = f", {times[str(candidate)]:.1f} us measured" if str(candidate) in times else ""
+            mark = "->" if index == (self.choice.index if self.choice else 0) else "  "
+            lines.append(f"  {mark} {candidate}{measured}")
+        for name, reason in (self.choice.failures if self.choice else {}).items():
+            lines.append(f"     failed: {name}: {reason}")
+        return "\n".join(lines)
+
+    def __call__(self, a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, **arguments: Any) -> Any:
+        problem, operands = describe(a, b, out, out_dtype, arguments)
+        if problem != self.problem:
+            raise LaunchError(f"the plan is for {self.problem.key}, the arguments pose {problem.key}")
+        self.launch(operands)
+        return operands.out.base
+
+    def bind(self, a: Any, b: Any, *, out: Any, **arguments: Any) -> Callable[[], Any]:
+        """A call on these arrays, on the stream that is current at the call; they must stay alive."""
+        problem, operands = describe(a, b, out, None, arguments)
+        if problem != self.problem:
+            raise LaunchError(f"the plan is for {self.problem.key}, the arguments pose {problem.key}")
+        return self.runner(operands)
+
+    def launch(self, operands: Operands) -> None:
+        """Run on the arrays of one call."""
+        self.runner(operands)()
+
+    def runner(self, operands: Operands) -> Callable[[], Any]:
+        """A call on these arrays."""
+        problem = self.problem
+        if problem.rows * problem.columns * problem.batches == 0:
+            return lambda: None
+        if not self.ranked:
+            return self._portable_runner(operands)
+        if self.ordinal is not None and self.choice is None:
+            self._choose(operands)
+        form = self.form
+        assert form is not None
+        return self._runner(form, operands)
+
+    def _choose(self, operands: Operands) -> None:
+        """Find the form, by a choice kept on disk or by timing the close candidates, once."""
+        assert self.ordinal is not None
+        names = [str(candidate) for candidate in self.ranked]
+        with self._lock:
+            if self.choice is not None:
+                return
+            key, gpu = self.problem.shape_class.key, device(self.ordinal)
+            kept = choices.kept("matmul", gpu.name, key, names) if len(names) > 1 else None
+            if kept is not None:
+                self.choice = kept
+                return
+            stream = arrays.stream_of(operands.views)
+            if self.effort == 0 or len(names) == 1 or arrays.capturing(stream, self.ordinal):
+                return
+            began = time.perf_counter()
+            own = replace(operands, out=_scratch(operands.out))  # the caller's may be an operand, too
+            self.choice = choices.choose(
+                "matmul", gpu.name, key, names, lambda index: self._runner(self.ranked[index].form, own)
+            )
+            self.seconds = time.perf_counter() - began
+
+    # Launching
+
+    def compiled(self, form: MatmulForm) -> Any:
+        """The kernel of a form, for the GPU of the plan, or for sm_90a where there is none."""
+        if form not in self._kernels:
+            types = kernel_types(form, self.problem.operands)
+            self._kernels[form] = hopper_matmul.compile(types, {"FORM": form}, target="cuda:sm_90a")
+        return self._kernels[form]
+
+    def _runner(self, form: MatmulForm, operands: Operands) -> Callable[[], Any]:
+        problem = self.problem
+        left, right, out = _map_views(form, operands)
+        numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
+        grid = form.grid(problem.rows, problem.columns, problem.batches, self.machine.processors)
+        if form.cluster > 1 and form.SPLIT == 1:
+            clusters = min(grid[0] // form.cluster, self.machine.resident(form.cluster))
+            grid = (clusters * form.cluster, 1, 1)
+        if settings.interpret:
+            blocks = (left, form.left_block), (right, form.right_block), (out, form.out_block), (out, form.tail_block)
+            maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]
+            extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
+            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, FORM=form)
+        rounded = problem.input == dtypes.float32
+        slots: list[Any] = [(found.address, found.shape, found.strides, rounded) for found in (left, right)]
+        slots += [(out.address, out.shape, out.strides)] * 2
+        slots += [*numbers, *(entry.address if isinstance(entry, View) else entry for entry in operands.extra)]
+        return _bound(self.compiled(form).start(self.ordinal), grid, slots, operands)
+
+    def _portable_runner(self, operands: Operands) -> Callable[[], Any]:
+        problem = self.problem
+        form = portable.form(problem.rows, problem.columns, problem.input.itemsize)
+        a, b, out = operands.a, operands.b, operands.out
+        batched = problem.batches > 1
+        numbers = (problem.rows, problem.columns, problem.depth, *a.strides[1:], *b.strides[1:], out.strides[1])
+        steps = (a.strides[0], b.strides[0], out.strides[0]) if batched else (0, 0, 0)
+        grid = (cdiv(problem.rows, form.BM) * cdiv(problem.columns, form.BN), problem.batches)
+        extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
+        constants: dict[str, Any] = {
+            "FORM": form, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
+            "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": epilogues.function(problem.epilogue),
+            "num_warps": form.WARPS,
+        }  # fmt: skip
+        bases = (a.base, b.base, out.base)
+        return lambda: portable.matmul[grid](*bases, *numbers, *steps, *extra, **constants)
+
+
+def _scratch(out: View) -> View:
+    """New memory with the extents and strides of a result."""
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(out.shape, out.strides, strict=True))
+    return arrays.view(arrays.empty(out, (span,), out.element), "out").changed(out.shape, out.strides)
+
+
+def _bound(
+    start: Callable[..., None], grid: Sequence[int], slots: Sequence[Any], operands: Operands
+) -> Callable[[], Any]:
+    """A launch with everything but the stream fixed; it keeps the arrays alive."""
+    place = operands.a.place
+    assert place is not None
+    views = operands.views
+    if len({found.place for found in views}) > 1 or place.library != "torch":
+        return lambda: start(*grid, arrays.stream_of(views), *slots)
+    current, ordinal = arrays.torch_stream(), place.ordinal
+
+    def run() -> None:
+        start(*grid, current(ordinal), *slots)
+
+    run.operands = operands  # type: ignore[attr-defined]
+    return run
+
+
+def kernel_types(form: MatmulForm, operands: tuple[str, ...]) -> dict[str, Any]:
+    """Types of the Hopper kernel's parameters for a form, and for the types of the epilogue's operands."""
+    types: dict[str, Any] = {
+        "a": _map_type(form.left_block, form.INPUT), "b": _map_type(form.right_block, form.INPUT),
+        "c": _map_type(form.out_block, form.OUTPUT), "c_tail": _map_type(form.tail_block, form.OUTPUT),
+        **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
+    }  # fmt: skip
+    return {**types, "extra": operands} if operands else types
+
+
+def _map_type(block: tuple[int, ...], dtype: tl.dtype) -> str:
+    return f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
+
+
+def _map_views(form: MatmulForm, operands: Operands) -> tuple[View, View, View]:
+    """The arrays as the kernel's maps want them: a [M, K] or [K, M], b [N, K] or [K, N], out [M, N]."""
+    left = operands.a if not form.A_TRANSPOSED else _swapped(operands.a)
+    right = operands.b if form.B_TRANSPOSED else _swapped(operands.b)
+    views = (left, right, operands.out)
+    if form.BATCHED:
+        return views
+    flat = [found.changed(found.shape[1:], found.strides[1:]) for found in views]
+    return flat[0], flat[1], flat[2]
+
+
+def _swapped(found: View) -> View:
+    shape, strides = found.shape, found.strides
+    return found.changed((shape[0], shape[2], shape[1]), (strides[0], strides[2], strides[1]))
+
+
+_PLANS: dict[tuple[Any, ...], MatmulPlan] = {}
+_KEPT = 4096
+
+
+def _plan(problem: MatmulProblem, operands: Operands, effort: int | None) -> MatmulPlan:
+    place = arrays.common_place(operands.views, "matmul")
+    level = (1 if settings.tune else 0) if effort is None else effort
+    key = (problem, place.ordinal if place else None, level)
+    found = _PLANS.get(key)
+    if found is None:
+        if len(_PLANS) >= _KEPT:
+            _PLANS.clear()
+        found = _PLANS[key] = MatmulPlan(problem, place.ordinal if place else None, level)
+    return found
+
+
+def plan_matmul(
+    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, effort: int | None = None, **arguments: Any
+) -> MatmulPlan:
+    """A prepared product for arrays like these (the arguments are those of `matmul`): its form is chosen, now."""
+    problem, operands = describe(a, b, out, out_dtype, arguments)
+    plan = _plan(problem, operands, effort)
+    if not settings.interpret:
+        plan.runner(operands)
+    return plan
+
+
+def explain_matmul(
+    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, effort: int | None = None, **arguments: Any
+) -> str:
+    """What `matmul` with these arguments runs, and why; see `MatmulPlan.explain`."""
+    return plan_matmul(a, b, out=out, out_dtype=out_dtype, effort=effort, **arguments).explain()
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    gate: str | None = None,
+    precision: str = "tf32",
+    weights_ready: bool = False,
+    effort: int | None = None,
+) -> Any:
+    """activation((a @ b) * scale_a * scale_b + bias) + residual.
+
+    `a` is [..., M, K], `b` [K, N] or [..., K, N]; any strides (weights given as ``w.T`` of [N, K] are fastest).
+    Element types: bfloat16, float16, float32 (as tf32, or exactly: ``precision="ieee"``), float8 (e4m3fn, e5m2), int8.
+    Sums are float32, for int8 int32.  `out` [..., M, N] has contiguous rows of `out_dtype`: float32, float16, bfloat16,
+    for int8 also int32 (the default there; else that of `a`, bfloat16 for float8).
+
+    `bias` [N]; `residual` like out; `activation` one of relu, gelu, gelu_tanh, silu, sigmoid; activations of 16-bit
+    results are accurate to 1e-5, not more.  Scales are float32 arrays: `scale_a` of one number, of M, or [M, K / 128];
+    `scale_b` of one number, of N, or [N / 128, K / 128]; the last two go together, and their sums over 128 of depth
+    are promoted to float32.  `gate` (an activation): gate(left columns) * right columns, [..., M, N / 2], with `b`
+    as `interleave_gate` makes it.  `weights_ready` promises that no kernel which is still running writes `b`: the
+    product may then read it before those have ended.
+
+    `effort` 0 takes the first form by cost; otherwise (`settings.tune`) close ones are timed once for a shape class and
+    kept on disk.  Arrays that tensor copies cannot move go to a portable kernel; `explain_matmul` tells.
+    Raises `LaunchError` for what cannot be multiplied.
+    """
+    arguments = {
+        "bias": bias, "activation": activation, "residual": residual, "scale_a": scale_a, "scale_b": scale_b,
+        "gate": gate, "precision": precision, "weights_ready": weights_ready,
+    }  # fmt: skip
+    if precision not in ("tf32", "ieee"):
+        raise LaunchError(f"precision={precision!r}: there are tf32 and ieee")
+    problem, operands = describe(a, b, out, out_dtype, arguments)
+    plan = _plan(problem, operands, effort)
+    plan.launch(operands)
+    return operands.out.base

@@ -1,0 +1,97 @@
+"""Sums, means, maxima and minima along axes, on arrays of a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilewright import dtypes
+from tilewright.errors import LaunchError
+from tilewright.frontend.sizes import cdiv, next_power_of_2
+from tilewright.kernels import gpu_rows
+from tilewright.ops import arrays
+from tilewright.ops.arrays import View
+
+_INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
+_CTAS = 132 * 6
+
+
+def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dtype: Any = None) -> Any:
+    """The sum, mean, max or min of `x` (contiguous; float32, float16, bfloat16) along an axis, which disappears.
+
+    Computed in float32, in an order that does not vary from run to run; maxima and minima keep NaN.  The result is of
+    the type of `x` unless `out` or `out_dtype` says otherwise.  Raises `LaunchError`.
+    """
+    source = arrays.view(x, "x")
+    if source.element not in arrays.FLOATS or not source.contiguous:
+        raise LaunchError(f"reduce takes contiguous float32, float16 or bfloat16, got {source.element.name}")
+    if kind not in _INITIAL:
+        raise LaunchError(f"kind={kind!r}: there are {', '.join(_INITIAL)}")
+    rank = len(source.shape)
+    if not -rank <= axis < rank:
+        raise LaunchError(f"axis {axis} of an array with {rank} axes")
+    axis %= rank
+    shape = source.shape[:axis] + source.shape[axis + 1 :]
+    element = source.element if out_dtype is None else arrays.element_type(out_dtype)
+    target = arrays.view(arrays.empty(source, shape, element) if out is None else out, "out")
+    if target.shape != shape or not target.contiguous:
+        raise LaunchError(f"out must be contiguous of the shape {list(shape)}")
+    arrays.common_place([source, target], "reduce")
+    outer, length, inner = math.prod(source.shape[:axis]), source.shape[axis], math.prod(source.shape[axis + 1 :])
+    if length == 0:
+        raise LaunchError("there is nothing along the axis")
+    if outer * inner:
+        divisor = float(length) if kind == "mean" else 1.0
+        if inner == 1:
+            _reduce_rows(source, target.base, outer, length, divisor, kind)
+        else:
+            _reduce_columns(source, target.base, outer, length, inner, divisor, kind)
+    return target.base
+
+
+def _reduce_rows(source: View, out: Any, rows: int, columns: int, divisor: float, kind: str) -> None:
+    """Along the last axis.  Few long rows are cut in pieces, whose results are reduced again."""
+    pieces = 1
+    while rows * pieces < 132 and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
+        pieces *= 2
+    if pieces > 1:
+        partial = arrays.empty(source, (rows * pieces,), dtypes.float32)
+        _launch_rows(source.base, partial, rows * pieces, columns // pieces, 1.0, kind)
+        _launch_rows(partial, out, rows, pieces, divisor, kind)
+        return
+    _launch_rows(source.base, out, rows, columns, divisor, kind)
+
+
+def _launch_rows(x: Any, out: Any, rows: int, columns: int, divisor: float, kind: str) -> None:
+    block = max(16, min(8192, next_power_of_2(columns)))
+    together = 1
+    while together * block < 2048 and rows >= 2 * together * 4 * 132:
+        together *= 2
+    mask = rows % together != 0 or columns % block != 0
+    gpu_rows.reduce_rows[(cdiv(rows, together),)](
+        x, out, rows, columns, divisor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=together,
+        BLOCK=block, MASK=mask, num_warps=max(1, min(8, together * block // 1024)),
+    )  # fmt: skip
+
+
+def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, divisor: float, kind: str) -> None:
+    """Along another axis: 16 rows of 256 columns at a time, in as many pieces as keep all processors busy."""
+    block = min(256, max(16, next_power_of_2(inner)))
+    rows = max(1, 4096 // block)
+    columns = cdiv(inner, block)
+    pieces = max(1, min(cdiv(_CTAS, columns * outer), cdiv(length, 2 * rows)))
+    part = cdiv(cdiv(length, pieces), rows) * rows
+    pieces = cdiv(length, part)
+    constants = {
+        "KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "BLOCK": block, "num_warps": 4,
+    }  # fmt: skip
+    if pieces == 1:
+        grid = (columns, 1, outer)
+        gpu_rows.reduce_columns[grid](source.base, out, length, inner, part, divisor, ROWS=rows, **constants)
+        return
+    partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
+    grid = (columns, pieces, outer)
+    gpu_rows.reduce_columns[grid](source.base, partial, length, inner, part, 1.0, ROWS=rows, **constants)
+    last = max(1, min(rows, next_power_of_2(pieces)))
+    grid = (columns, 1, outer)
+    gpu_rows.reduce_columns[grid](partial, out, pieces, inner, pieces, divisor, ROWS=last, **constants)
