@@ -229,36 +229,41 @@ class Assigner:
 
     def demand(self, value: Value, layout: LinearLayout) -> None:
         """A user wants `value` in `layout`: open blocks behind it take what follows from that."""
-        if value.type.is_scalar or value in self.home:
-            return
-        if value in self.flexible:
-            self._demand_operands(value, layout)
-            return
-        if value not in self.open:
-            return
-        operation = value.definition
+        waiting = [(value, layout)]
+        while waiting:
+            value, layout = waiting.pop()
+            if value.type.is_scalar or value in self.home:
+                continue
+            operation = value.definition
+            if value in self.flexible:
+                assert operation is not None
+                waiting += reversed(self._wanted_operands(operation, layout))
+            elif value in self.open:
+                waiting += reversed(self._settle_open(value, operation, layout))
+
+    def _settle_open(
+        self, value: Value, operation: Operation | None, layout: LinearLayout
+    ) -> list[tuple[Value, LinearLayout]]:
+        """An open block gets its layout; what that means for others."""
         if operation is not None and operation.opcode == "load":
             layout = self._load_layout(operation, layout)
         self.anchor(value, layout)
         if value in self.groups:
-            for member in self.groups[value]:
-                self.demand(member, layout)
-        elif operation is not None:
-            self._demand_operands(value, layout)
+            return [(member, layout) for member in self.groups[value]]
+        if operation is None:
+            return []
+        if operation.opcode == "load":
+            self.working[operation] = layout
+            self.required[operation] = [layout] * len(operation.operands)
+            return [(operand, layout) for operand in operation.operands]
+        self.required[operation] = [
+            operand_layout(operation, number, layout) for number in range(len(operation.operands))
+        ]
+        return self._wanted_operands(operation, layout)
 
-    def _demand_operands(self, value: Value, layout: LinearLayout) -> None:
-        operation = value.definition
-        assert operation is not None
-        required: list[LinearLayout | None] = []
-        for number, operand in enumerate(operation.operands):
-            wanted = operand_layout(operation, number, layout) if operation.opcode != "load" else layout
-            required.append(wanted)
-            if wanted is not None:
-                self.demand(operand, wanted)
-        if value in self.home:
-            self.required[operation] = required
-            if operation.opcode == "load":
-                self.working[operation] = layout
+    def _wanted_operands(self, operation: Operation, layout: LinearLayout) -> list[tuple[Value, LinearLayout]]:
+        wanted = [(operand, operand_layout(operation, n, layout)) for n, operand in enumerate(operation.operands)]
+        return [(operand, needed) for operand, needed in wanted if needed is not None]
 
     def require(self, operation: Operation, layouts: Sequence[LinearLayout | None]) -> None:
         """Fix what an operation needs of its operands."""

@@ -105,15 +105,16 @@ class _Walk:
         return self.roots[value]
 
     def find_root(self, value: Value) -> Value | None:
+        operation = value.definition
+        while operation is not None and operation.opcode in _PASSES_POINTERS:
+            value = operation.operands[0]
+            operation = value.definition
         if value in self.parameters:
             return value
         if value in self.carried:
             return self.root(self.carried[value])
-        operation = value.definition
         if operation is None:
             return None
-        if operation.opcode in _PASSES_POINTERS:
-            return self.root(operation.operands[0])
         if operation.opcode == "for":
             return self.root(operation.operands[3 + operation.results.index(value)])
         if operation.opcode == "select":
