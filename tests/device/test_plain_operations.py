@@ -217,6 +217,24 @@ def test_shape_operations(count, warps, rng):
     same_bits(expected["out"], found["out"])
 
 
+@tilewright.jit
+def through_memory(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) + 1.0)
+    tl.store(out + i, tl.load(out + i) * 2.0)
+    tl.store(out + N + i, tl.load(out + N - 1 - i))
+    tl.store(out + 2 * N + i, tl.load(out + (i * 7) % (2 * N)))
+    tl.store(out, tl.load(out + 2 * N + 5))
+
+
+@pytest.mark.parametrize("warps", [1, 4, 16])
+def test_threads_see_what_others_stored_before(warps, rng):
+    x = draw(rng, 1024, np.float32)
+    arguments = {"x": x, "out": np.zeros(3 * 1024, np.float32)}
+    expected, found = run_both(through_memory, arguments, {"N": 1024}, warps=warps)
+    same_bits(expected["out"], found["out"])
+
+
 # Reductions, scans -------------------------------------------------------------------------------
 
 

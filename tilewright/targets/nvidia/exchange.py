@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir.core import Operation, Value
-from tilewright.layout import LinearLayout, Plan, RegisterMoves, SharedExchange, Shuffles, plan_conversion
+from tilewright.ir.core import Operation
+from tilewright.layout import Plan, RegisterMoves, SharedExchange, Shuffles
 from tilewright.layout.exchange import Access
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.lowering import KernelLowering
-from tilewright.targets.nvidia.transfer import element_bits
 
 _ALL_LANES = -1
-
-
-def conversion_plan(source: LinearLayout, target: LinearLayout, value: Value) -> Plan:
-    return plan_conversion(source, target, element_bits(value))
 
 
 def convert(lowering: KernelLowering, operation: Operation, plan: Plan) -> None:

@@ -29,13 +29,13 @@ from tilewright.errors import CompilationError
 from tilewright.ir.core import Attribute, Function, Operation, Region, Value
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.ir.types import PointerType
-from tilewright.layout import Facts, LinearLayout, plan_conversion
+from tilewright.layout import Facts, LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.nvidia import dot_layout, transfer
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import element_bits, operand_layout, result_layout
+from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, operand_layout, result_layout
 
 LAYOUT_ATTRIBUTE = "nvidia.layout"
 CONVERSION_ATTRIBUTE = "nvidia.conversion"
@@ -754,7 +754,7 @@ class _Writer(Rebuilder):
                 self.written[old, layout] = self.convert(new, home, layout)
 
     def convert(self, value: Value, home: LinearLayout, layout: LinearLayout) -> Value:
-        plan = plan_conversion(home, layout, element_bits(value))
+        plan = conversion_plan(home, layout, element_bits(value))
         attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}
         attributes |= {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: str(plan)}
         converted = self.create("permute", [value], attributes).result

@@ -19,7 +19,7 @@ from math import prod
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.rewrite import constant_of
-from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, plan_conversion, swizzled, unswizzled
+from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled
 from tilewright.targets.nvidia.layouts import (
     CONVERSION_ATTRIBUTE,
     SCALAR_REGIONS,
@@ -28,7 +28,7 @@ from tilewright.targets.nvidia.layouts import (
     access_operands,
     item_size,
 )
-from tilewright.targets.nvidia.transfer import element_bits, is_padded
+from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, is_padded
 
 _LEAST_BYTES = 4  # that cp.async copies
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
@@ -139,7 +139,7 @@ def _stream(
     if not readers or any(user.opcode != "dot" or user not in body.operations for user in readers):
         return None
     source, target = assignment.layouts[operation.operands[0]], assignment.layouts[operation.result]
-    plan = plan_conversion(source, target, element_bits(operation.result))
+    plan = conversion_plan(source, target, element_bits(operation.result))
     if not isinstance(plan, SharedExchange) or not is_padded(load.result.type.shape):
         return None
     tile = _tile(assignment, load)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from tilewright.ir.core import Operation
-from tilewright.layout import Plan, SharedExchange, plan_conversion
+from tilewright.layout import Plan, SharedExchange
 from tilewright.targets.nvidia.atomics import atomic_bytes
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.dot_scalar import scalar_dot_bytes
@@ -14,7 +14,7 @@ from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment
 from tilewright.targets.nvidia.reduce import reduce_bytes
 from tilewright.targets.nvidia.relocate import relocation_bytes
 from tilewright.targets.nvidia.scan import scan_bytes
-from tilewright.targets.nvidia.transfer import element_bits
+from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
 
 Size = Callable[[Assignment, Operation], int]
 
@@ -31,7 +31,7 @@ def _plan(assignment: Assignment, operation: Operation) -> Plan:
     """How a conversion is done."""
     (operand,) = operation.operands
     source, target = assignment.layouts[operand], assignment.layouts[operation.result]
-    return plan_conversion(source, target, element_bits(operand))
+    return conversion_plan(source, target, element_bits(operand))
 
 
 def _product(assignment: Assignment, operation: Operation) -> int:

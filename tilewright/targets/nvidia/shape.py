@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.ir.core import Operation, Value
-from tilewright.layout import plan_conversion, split
+from tilewright.layout import split
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia import relocate
 from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.exchange import convert
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, moves_by_registers
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
-from tilewright.targets.nvidia.transfer import element_bits
+from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
 
 _AXES = ("x", "y", "z")
 Coordinates = tuple[int, ...]
@@ -163,7 +163,7 @@ def _hint(lowering: KernelLowering, operation: Operation) -> None:
 
 def _convert(lowering: KernelLowering, operation: Operation) -> None:
     (operand,) = operation.operands
-    plan = plan_conversion(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
+    plan = conversion_plan(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
     convert(lowering, operation, plan)
     if plan.cost:
         lowering.note(operation, f"{operand.type} changes its layout: {plan}")

@@ -12,13 +12,24 @@ from functools import lru_cache
 from math import prod
 
 from tilewright.ir.core import Operation, Value
-from tilewright.layout import Facts, LinearLayout, coalesce, joined, plan_conversion, slice_of, split, widest_access
+from tilewright.layout import (
+    Facts,
+    LinearLayout,
+    Plan,
+    coalesce,
+    joined,
+    plan_conversion,
+    slice_of,
+    split,
+    widest_access,
+)
 from tilewright.layout.distributed import next_power_of_two, on_threads
 from tilewright.layout.gf2 import rank
 from tilewright.passes.axis_info import AxisInfo
 
 LANES = 32
 SECTOR_BYTES = 32  # what memory moves at least
+_EXCHANGE_BYTES = 48 << 10  # of shared memory for one conversion, where steps allow it
 _THREAD_BYTES = 32  # of one access of a thread: two vectors, so that lanes still share sectors
 
 
@@ -220,7 +231,12 @@ def element_bits(value: Value) -> int:
 
 def conversion_cost(source: LinearLayout, target: LinearLayout, bits: int) -> float:
     """Cycles of a warp."""
-    return 0.0 if source == target else plan_conversion(source, target, bits).cost
+    return 0.0 if source == target else conversion_plan(source, target, bits).cost
+
+
+def conversion_plan(source: LinearLayout, target: LinearLayout, bits: int) -> Plan:
+    """How blocks of elements of `bits` bits change their layout; large ones in steps through little memory."""
+    return plan_conversion(source, target, bits, _EXCHANGE_BYTES)
 
 
 @lru_cache(maxsize=4096)
