@@ -277,6 +277,20 @@ def test_cache_policies_reach_the_instructions():
         assert count(form, assembly.ptx) == 1, form
 
 
+@tilewright.jit
+def watch(flag, out):
+    while tl.load(flag, volatile=True) == 0:
+        pass
+    tl.store(out, tl.load(flag + 1))
+
+
+def test_a_flag_is_watched_by_one_thread_for_all():
+    """Threads that loaded for themselves might leave the loop at different times."""
+    lowered, assembly = built(traced(watch, {"flag": "*i32", "out": "*i32"}, {}))
+    assert count(r"@%p\d+ ld\.volatile\.global", assembly.ptx) == 1 and lowered.shared_bytes > 0
+    assert count(r"\bbar\.sync", assembly.ptx) >= 1
+
+
 def test_a_wrong_number_of_warps_is_told():
     with pytest.raises(CompilationError, match="num_warps is 1, 2, 4"):
         built(traced(accumulate, pointers("f32", "x", "out"), {"N": 64}), warps=3)

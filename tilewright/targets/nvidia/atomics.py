@@ -1,4 +1,4 @@
-"""Atomic operations: one for each element, by one thread of those that hold copies.
+"""Atomic operations, and loads of volatile scalars: one for each element, by one thread of those with copies.
 
 LLVM knows how to make those that the hardware lacks (8 and 16 bits, float extrema) of compare-and-swap loops.  Sums of
 floats whose old values nobody wants are reductions (``red``), which move up to 16 bytes at once where the hardware can.
@@ -15,7 +15,16 @@ from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.exchange import from_bits, load_shared, store_shared, to_bits
 from tilewright.targets.nvidia.layouts import Assignment
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
-from tilewright.targets.nvidia.memory import Piece, assembly, operand_list, pieces, repeated, to_words
+from tilewright.targets.nvidia.memory import (
+    Piece,
+    assembly,
+    load,
+    load_pieces,
+    operand_list,
+    pieces,
+    repeated,
+    to_words,
+)
 from tilewright.targets.nvidia.relocate import area_bytes, position, row_major
 
 _ORDERINGS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
@@ -224,9 +233,28 @@ def _handed_out(lowering: KernelLowering, operation: Operation, registers: dict[
     return [from_bits(lowering, value, type_text) for value in loaded]
 
 
+def load_once(lowering: KernelLowering, operation: Operation) -> None:
+    """A volatile scalar is loaded by one thread for all, so that they cannot go different ways on what it was."""
+    if not is_watched(operation) or lowering.group.elected:
+        load(lowering, operation)
+        return
+    lowering.define(operation.result, _handed_out(lowering, operation, load_pieces(lowering, operation, once=True)))
+
+
+def is_watched(operation: Operation) -> bool:
+    """Whether a load is of a scalar that others may change meanwhile."""
+    attributes = operation.attributes
+    return operation.result.type.is_scalar and (bool(attributes["volatile"]) or attributes["cache"] == "cv")
+
+
+def watched_bytes(assignment: Assignment, operation: Operation) -> int:
+    """Scratch for handing out a volatile scalar."""
+    return area_bytes(operation.result) if is_watched(operation) else 0
+
+
 def atomic_bytes(assignment: Assignment, operation: Operation) -> int:
     """Scratch for handing out the old values."""
     return area_bytes(operation.result) if _has_copies(assignment, operation) else 0
 
 
-RULES: dict[str, Rule] = {"atomic_rmw": atomic, "atomic_cas": atomic}
+RULES: dict[str, Rule] = {"load": load_once, "atomic_rmw": atomic, "atomic_cas": atomic}

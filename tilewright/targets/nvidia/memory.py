@@ -132,20 +132,27 @@ def modifiers(lowering: KernelLowering, operation: Operation) -> str:
 
 def load(lowering: KernelLowering, operation: Operation) -> None:
     """Each piece by one instruction; where the mask is off, the registers hold `other` already."""
+    lowering.define(
+        operation.result, repeated(lowering, operation.result, load_pieces(lowering, operation, once=False))
+    )
+
+
+def load_pieces(lowering: KernelLowering, operation: Operation, *, once: bool) -> dict[int, LLVMValue]:
+    """What a load gives, by the positions of registers; with `once`, of threads with copies only one loads."""
     pointer, result = operation.operands[0], operation.result
     dtype = result.type.dtype
     pointers = lowering.registers(pointer)
     others = lowering.registers(operation.operands[2]) if len(operation.operands) == 3 else None
     zero = LLVMValue(memory_type(dtype), lowering.builder.zero(memory_type(dtype)).text)
     registers: dict[int, LLVMValue] = {}
-    for piece in pieces(lowering, operation, result, once=False):
+    for piece in pieces(lowering, operation, result, once=once):
         fill = [
             zero if others is None else as_memory(lowering, others[position], result) for position in piece.positions
         ]
         loaded = _load_piece(lowering, operation, pointers[piece.positions[0]], fill, piece.condition)
         for position, register in zip(piece.positions, loaded, strict=True):
             registers[position] = from_memory(lowering, register, result)
-    lowering.define(result, repeated(lowering, result, registers))
+    return registers
 
 
 def repeated(lowering: KernelLowering, value: Value, registers: dict[int, LLVMValue]) -> list[LLVMValue]:
@@ -265,4 +272,4 @@ def _store_piece(
     assembly(lowering, text, ",".join(constraints), arguments, [])
 
 
-RULES: dict[str, Rule] = {"load": load, "store": store}
+RULES: dict[str, Rule] = {"store": store}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from tilewright.ir.core import Operation
 from tilewright.layout import Plan, SharedExchange
-from tilewright.targets.nvidia.atomics import atomic_bytes
+from tilewright.targets.nvidia.atomics import atomic_bytes, watched_bytes
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.dot_scalar import scalar_dot_bytes
 from tilewright.targets.nvidia.exchange import exchange_bytes
@@ -43,6 +43,7 @@ SIZES: dict[str, Size] = {
     "permute": _conversion,
     "reduce": reduce_bytes,
     "scan": scan_bytes,
+    "load": watched_bytes,
     "atomic_rmw": atomic_bytes,
     "atomic_cas": atomic_bytes,
     **dict.fromkeys(("reshape", "cat", "split", "gather"), relocation_bytes),
