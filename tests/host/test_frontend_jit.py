@@ -14,8 +14,9 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError, LaunchError
-from tilewright.frontend import binaries
+from tilewright.frontend import binaries, jit
 from tilewright.frontend.arguments import classify
+from tilewright.frontend.binding import generate
 from tilewright.settings import settings
 
 torch = pytest.importorskip("torch")
@@ -149,6 +150,24 @@ def test_launches_from_several_threads() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, [1.5, 2.0, 3.0, 4.0]))
+
+
+def test_kept_launchers_share_one_launch_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    @tilewright.jit
+    def fill(out, BLOCK: tl.constexpr):
+        tl.store(out + tl.arange(0, BLOCK), 1.0)
+
+    made = []
+    monkeypatch.setattr(jit, "generate", lambda *arguments: made.append(1) or generate(*arguments))
+    out = np.zeros(8, np.float32)
+    first = fill[(1,)]
+    first(out, BLOCK=8)
+    second = fill[(1,)]
+    for launcher in (second, first, second, fill[(1,)], first):
+        out[:] = 0
+        launcher(out, BLOCK=8)
+        assert out.all()
+    assert len(made) == 1
 
 
 def test_one_signature_is_compiled_once() -> None:

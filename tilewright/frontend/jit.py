@@ -220,7 +220,12 @@ class JITFunction(KernelSource):
         return self._entry(grid, *arguments, **keywords)
 
     def _run_first(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
-        """The first launch takes the steps one by one; the next ones go through a function generated for them."""
+        """The first launch takes the steps one by one; the next ones go through a function generated for them.
+
+        `kernel[grid]` may have been taken before that, and kept: it finds what has become of the entry.
+        """
+        if self._entry != self._run_first:
+            return self._entry(grid, *arguments, **keywords)
         launch, values, slots = self._find(arguments, keywords)
         self._entry = self._run_second
         if callable(grid):
@@ -229,7 +234,8 @@ class JITFunction(KernelSource):
 
     def _run_second(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
         """There is a second launch, so there may be many: generate the function."""
-        self._entry = generate(self, self._names())
+        if self._entry == self._run_second:
+            self._entry = generate(self, self._names())
         return self._entry(grid, *arguments, **keywords)
 
     def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Launch, tuple[Any, ...], list[Any]]:
