@@ -31,9 +31,6 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import TilewrightError
-from tilewright.testing import do_bench
-
 OURS = "tilewright"
 FLUSH_BYTES = 256 << 20
 Run = Callable[[int], Any]  # takes the number of the copy of the inputs to work on
@@ -51,6 +48,7 @@ class Case:
     runs: dict[str, Run] = field(default_factory=dict)
     results: dict[str, Callable[[], Any]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    ceilings: tuple[str, ...] = ()  # contestants that are no peers, such as a copy of as many bytes
     notes: dict[str, Any] = field(default_factory=dict)  # configurations, registers: whatever helps to read a number
 
     def add(self, name: str, run: Run, result: Callable[[], Any] | None = None) -> None:
@@ -161,7 +159,11 @@ def measure(case: Case, protocol: str, rounds: int, milliseconds: float) -> dict
             for name, values in times.items()
         }
     }
-    peers = [name for name in times if not name.startswith(OURS)]  # other configurations of ours are none
+    others = [name for name in times if not name.startswith(OURS)]  # other configurations of ours are no peers
+    peers = [name for name in others if name not in case.ceilings]
+    for name in case.ceilings:
+        parts = [best / ours for best, ours in zip(times[name], times[OURS], strict=True)]
+        found[f"of {name}"] = statistics.median(parts)
     if peers and OURS in times:
         best = min(peers, key=lambda name: statistics.median(times[name]))
         ratios = {
@@ -260,19 +262,6 @@ def _count(budget: float, one: float) -> int:
     return max(5, min(1000, int(budget / max(one, 0.1))))
 
 
-def fastest(candidates: Sequence[Any], run_of: Callable[[Any], Callable[[], Any]]) -> Any:
-    """The candidate whose run is the shortest in a brief trial; those that fail are told of and left out."""
-    times: dict[Any, float] = {}
-    for candidate in candidates:
-        try:
-            times[candidate] = do_bench(run_of(candidate), warmup=5, rep=20, return_mode="median")
-        except TilewrightError as error:
-            print(f"  left out: {candidate}: {error}", flush=True)
-    if not times:
-        raise RuntimeError("none of the candidates runs")
-    return min(times, key=lambda candidate: times[candidate])
-
-
 def on_hopper() -> bool:
     """Whether the GPU runs code for sm_90a."""
     return bool(torch.cuda.get_device_capability() == (9, 0))
@@ -321,6 +310,7 @@ def line(record: dict[str, Any]) -> str:
     for key, unit in (("tflops", "TFLOP/s"), ("terabytes_a_second", "TB/s")):
         if OURS in record.get(key, {}):
             parts.append(f"{record[key][OURS]:.2f} {unit}")
+    parts += [f"{value:.3f} {name}" for name, value in record.items() if name.startswith("of ")]
     if "ratio" in record:
         parts.append(f"{record['best_peer']} / ours {record['ratio']:.3f}")
         parts += [f"/ {name} {ratio:.3f}" for name, ratio in record["other_ratios"].items()]

@@ -1,136 +1,187 @@
-"""Matrix products of the library's Hopper kernel beside cuBLAS (through PyTorch): bf16, fp8, int8, few rows.
-
-Ours are the first of the forms that the estimate ranks (`kernels.hopper.choice`) and that a short run finds fastest.
-"""
+"""Matrix products: large ones of every type, epilogues, and few rows over weights that come from memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-import tilewright.language as tl
-from benchmarks.gpu.harness import OURS, Case, Run, family, fastest, on_hopper
-from tilewright.kernels.hopper.choice import Problem, ranked_forms
-from tilewright.kernels.hopper.forms import MatmulForm
-from tilewright.kernels.hopper.launch import prepare_matmul
+from benchmarks.gpu.ahead import compile_ahead
+from benchmarks.gpu.harness import OURS, Case, family, on_hopper
+from tilewright import ops
+from tilewright.ops import products
 
-LARGE = (
-    (4096, 4096, 4096),
-    (8192, 8192, 8192),
-    (16384, 16384, 16384),
-    (8192, 28672, 8192),
-    (8192, 8192, 28672),
-    (2048, 4096, 14336),
-    (512, 14336, 4096),
-)  # rows, columns, depth
-FEW_ROWS = (1, 4, 16, 64, 128)
-WEIGHTS = ((14336, 4096), (4096, 14336), (28672, 8192))  # columns, depth
-FORMS_TIMED = 4
-COLD_BYTES = 320 << 20  # of copies of the weights: more than any L2 holds
-CHECKED_ROWS = 64
+LARGE = [
+    (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (8192, 28672, 8192), (8192, 8192, 28672),
+    (2048, 4096, 14336), (512, 14336, 4096),
+]  # fmt: skip
+SKINNY = [(14336, 4096), (4096, 14336), (28672, 8192)]
+COLD = 300 << 20  # bytes of weights that copies rotate over
 
 
-def sizes(quick: bool) -> tuple[tuple[int, int, int], ...]:
-    """The problems to run: none where the kernel does not."""
+def shapes(quick: bool) -> list[tuple[int, int, int]]:
+    """The shapes of large products; two of them for a quick run; none where only the portable kernel runs."""
     if not on_hopper():
-        return ()
-    return LARGE[:1] + LARGE[-1:] if quick else LARGE
+        return []
+    return [LARGE[0], LARGE[-1]] if quick else LARGE
 
 
-def reference(a: Any, b: Any) -> Any:
-    """Rows of the product, spread over all, in float64."""
-    return rows_of(a).double() @ b.double().t()
+def verify(case: Case, reference: Any, tolerance: float) -> None:
+    """Ours against the reference, and within twice the error of the most accurate peer."""
+    case.check(reference, tolerance)
+    peers = [error for name, error in case.errors.items() if not name.startswith(OURS)]
+    if peers and case.errors[OURS] > 2 * min(peers) + 1e-9:
+        raise AssertionError(f"{case.name}: error {case.errors[OURS]:.2e}, the best peer's is {min(peers):.2e}")
 
 
-def rows_of(x: Any) -> Any:
-    return x[:: max(1, x.shape[0] // CHECKED_ROWS)]
+def add_ours(case: Case, name: str, a: Any, b: Any, out: Any, **arguments: Any) -> None:
+    """Our product, its choice in the notes."""
+    plan = ops.plan_matmul(a, b, out=out, **arguments)
+    run = plan.bind(a, b, out=out, **arguments)
+    case.add(name, lambda copy: run(), lambda: out)
+    case.notes[name] = plan.explain()
 
 
-def chosen(problem: Problem, run_of: Callable[[MatmulForm], Callable[[], Any]]) -> MatmulForm:
-    """The fastest of the forms that are ranked first."""
-    form: MatmulForm = fastest([form for form, _ in ranked_forms(problem)[:FORMS_TIMED]], run_of)
-    return form
+def posed(a: Any, b: Any, out: Any, **arguments: Any) -> Any:
+    """The problem of a product on arrays like these."""
+    return products.describe(a, b, out, None, arguments)[0]
 
 
-def product(name: str, a: Any, b: Any, kind: Any, peer: tuple[str, Callable[[Any], Any]], tolerance: float) -> Case:
-    """One comparison; `peer` is a name and a function that computes into (or returns) its result for a buffer."""
-    rows, depth, columns = a.shape[0], a.shape[1], b.shape[0]
-    moved = a.nbytes + b.nbytes + 2 * rows * columns
-    case = Case(name, gflop=2e-9 * rows * columns * depth, gigabytes=moved / 1e9)
-    ours = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
-    problem = Problem(rows, columns, depth, input=kind)
-    form = chosen(problem, lambda form: prepare_matmul(form, a, b, ours))
-    run = prepare_matmul(form, a, b, ours)
-    case.notes["form"] = str(form)
-    case.add(OURS, lambda copy: run(), lambda: rows_of(ours))
-    label, compute = peer
-    case.add(label, lambda copy: compute(None))
-    case.check(reference(a, b), tolerance)
-    return case
+def gflop(M: int, N: int, K: int) -> float:
+    """Of one product."""
+    return 2.0 * M * N * K / 1e9
+
+
+def small(dtype: Any, *, out: Any = torch.bfloat16, **arguments: Any) -> Any:
+    """A function from a shape to its problem, for compiling ahead: operands are not filled."""
+
+    def problem(M: int, N: int, K: int) -> Any:
+        a, b = (torch.empty(rows, K, device="cuda", dtype=dtype) for rows in (M, N))
+        result = torch.empty(M, N, device="cuda", dtype=out)
+        made = {name: value(M, N, K) if callable(value) else value for name, value in arguments.items()}
+        return posed(a, b.T, result, **made)
+
+    return problem
 
 
 @family("bf16", floor=0.99)
-def bfloat16(quick: bool) -> Iterator[Case]:
-    """C = A B^T in bf16, summed in float32."""
-    for rows, columns, depth in sizes(quick):
-        a, b = (torch.randn(count, depth, device="cuda").bfloat16() for count in (rows, columns))
-        result = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
-        peer = ("cuBLAS", lambda _, a=a, b=b, result=result: torch.mm(a, b.t(), out=result))
-        yield product(f"{rows}x{columns}x{depth}", a, b, tl.bfloat16, peer, 4e-3)
+def bf16(quick: bool) -> Iterator[Case]:
+    """bfloat16 against cuBLAS."""
+    compile_ahead([small(torch.bfloat16)(*shape) for shape in shapes(quick)])
+    for M, N, K in shapes(quick):
+        a, b = (torch.randn(rows, K, device="cuda").bfloat16() for rows in (M, N))
+        ours, theirs = (torch.empty(M, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        case = Case(f"{M}x{N}x{K}", gflop=gflop(M, N, K))
+        add_ours(case, OURS, a, b.T, ours)
+        case.add("cuBLAS", lambda copy, a=a, b=b, out=theirs: torch.mm(a, b.T, out=out), lambda out=theirs: out)
+        verify(case, a.double() @ b.double().T, 3e-3)
+        yield case
 
 
 @family("fp8", floor=0.98)
 def fp8(quick: bool) -> Iterator[Case]:
-    """C = A B^T of e4m3 with a scale of 1, both with fast accumulation, in bf16."""
-    one = torch.ones((), device="cuda")
-    for rows, columns, depth in sizes(quick):
-        a, b = (torch.randn(count, depth, device="cuda").to(torch.float8_e4m3fn) for count in (rows, columns))
+    """float8 e4m3 with a scale for each tensor, fast accumulation on both sides, against cuBLAS."""
+    one = torch.ones(1, device="cuda")
+    compile_ahead([small(torch.float8_e4m3fn, scale_a=one, scale_b=one)(*shape) for shape in shapes(quick)])
+    for M, N, K in shapes(quick):
+        a, b = (torch.randn(rows, K, device="cuda").to(torch.float8_e4m3fn) for rows in (M, N))
+        ours = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
+        theirs: dict[int, Any] = {}
+        case = Case(f"{M}x{N}x{K}", gflop=gflop(M, N, K))
+        add_ours(case, OURS, a, b.T, ours, scale_a=one, scale_b=one)
 
-        def scaled(_: Any, a: Any = a, b: Any = b) -> Any:
-            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        def peer(copy: int, a: Any = a, b: Any = b, theirs: dict[int, Any] = theirs) -> None:
+            theirs[0] = torch._scaled_mm(
+                a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
 
-        yield product(f"{rows}x{columns}x{depth}", a, b, tl.float8e4nv, ("cuBLAS", scaled), 2e-2)
+        peer(0)
+        case.add("cuBLAS", peer, lambda theirs=theirs: theirs[0])
+        verify(case, a.double() @ b.double().T, 4e-3)
+        yield case
+
+
+@family("fp8 blocks")
+def fp8_blocks(quick: bool) -> Iterator[Case]:
+    """float8 with scales of 1 x 128 and 128 x 128, promoted to float32 at every block of depth."""
+    for M, N, K in shapes(quick)[: 1 if quick else 2]:
+        a, b = (torch.randn(rows, K, device="cuda").to(torch.float8_e4m3fn) for rows in (M, N))
+        left, right = torch.rand(M, K // 128, device="cuda") + 0.5, torch.rand(N // 128, K // 128, device="cuda") + 0.5
+        ours = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
+        case = Case(f"{M}x{N}x{K}", gflop=gflop(M, N, K))
+        add_ours(case, OURS, a, b.T, ours, scale_a=left, scale_b=right)
+        whole = a.double() * left.double().repeat_interleave(128, 1)
+        weights = b.double() * right.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        case.check(whole @ weights.T, 3e-3)
+        yield case
 
 
 @family("int8", floor=1.5)
 def int8(quick: bool) -> Iterator[Case]:
-    """C = A B^T of int8, summed exactly: ours rounds to bf16, the peer writes int32."""
-    for rows, columns, depth in sizes(quick):
-        a, b = (torch.randint(-128, 128, (n, depth), device="cuda", dtype=torch.int8) for n in (rows, columns))
-        peer = ("cuBLAS (int32)", lambda _, a=a, b=b: torch._int_mm(a, b.t()))
-        yield product(f"{rows}x{columns}x{depth}", a, b, tl.int8, peer, 4e-3)
+    """int8 with scales of rows and columns to bfloat16, against torch._int_mm, which leaves int32."""
+
+    def scales(M: int, N: int, K: int) -> tuple[Any, Any]:
+        return torch.rand(M, device="cuda") + 0.5, torch.rand(N, device="cuda") + 0.5
+
+    problem = small(torch.int8, scale_a=lambda M, N, K: scales(M, N, K)[0], scale_b=lambda M, N, K: scales(M, N, K)[1])
+    compile_ahead([problem(*shape) for shape in shapes(quick)])
+    for M, N, K in shapes(quick):
+        a, b = (torch.randint(-128, 128, (rows, K), device="cuda", dtype=torch.int8) for rows in (M, N))
+        left, right = scales(M, N, K)
+        ours = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
+        case = Case(f"{M}x{N}x{K}", gflop=gflop(M, N, K))
+        add_ours(case, OURS, a, b.T, ours, scale_a=left, scale_b=right)
+        case.add("_int_mm", lambda copy, a=a, b=b: torch._int_mm(a, b.T))
+        case.check((a.double() @ b.double().T) * left.double()[:, None] * right.double(), 3e-3)
+        yield case
+
+
+@family("bias gelu", floor=0.97)
+def bias_gelu(quick: bool) -> Iterator[Case]:
+    """bfloat16 with bias and GELU against the plain product: what the epilogue costs."""
+    used = [shape for shape in shapes(quick) if shape in (LARGE[0], LARGE[1], LARGE[3], LARGE[5])]
+    bias = {N: torch.randn(N, device="cuda").bfloat16() for _, N, _ in used}
+    problem = small(torch.bfloat16, bias=lambda M, N, K: bias[N], activation="gelu")
+    compile_ahead([problem(*shape) for shape in used])
+    for M, N, K in used:
+        a, b = (torch.randn(rows, K, device="cuda").bfloat16() for rows in (M, N))
+        b /= K**0.5
+        ours, plain = (torch.empty(M, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        case = Case(f"{M}x{N}x{K}", gflop=gflop(M, N, K))
+        add_ours(case, OURS, a, b.T, ours, bias=bias[N], activation="gelu")
+        add_ours(case, "plain product", a, b.T, plain)
+        case.results.pop("plain product")
+        case.check(torch.nn.functional.gelu(a.double() @ b.double().T + bias[N].double()), 3e-3)
+        yield case
 
 
 @family("few rows", floor=1.02)
-def few_rows(quick: bool) -> Iterator[Case]:
-    """Products with few rows, whose weights come from memory: they rotate among copies, or the L2 is flushed."""
-    for columns, depth in (WEIGHTS[:1] if quick else WEIGHTS) if on_hopper() else ():
-        copies = -(-COLD_BYTES // (2 * columns * depth))
-        weights = [torch.randn(columns, depth, device="cuda").bfloat16() for _ in range(copies)]
-        for rows in FEW_ROWS:
-            yield few(rows, weights)
+def skinny(quick: bool) -> Iterator[Case]:
+    """Few rows in bfloat16 over cold weights, against cuBLAS; ours launches early (dependent launch), and not."""
+    rows = (1, 64) if quick else (1, 4, 16, 64, 128)
+    used = (SKINNY[:1] if quick else SKINNY) if on_hopper() else []
+    problems = [
+        small(torch.bfloat16, weights_ready=ready)(M, N, K) for N, K in used for M in rows for ready in (True, False)
+    ]
+    compile_ahead(problems)
+    for N, K in used:
+        copies = max(2, -(-COLD // (N * K * 2)))
+        weights = [torch.randn(N, K, device="cuda").bfloat16() for _ in range(copies)]
+        for M in rows:
+            a = torch.randn(M, K, device="cuda").bfloat16()
+            outs = [torch.empty(M, N, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+            size = (M * K + N * K + M * N) * 2 / 1e9
+            case = Case(f"{M}x{N}x{K}", gflop(M, N, K), size, protocols=("graph", "flush"), copies=copies)
+            for name, out, ready in ((OURS, outs[0], True), (f"{OURS}, plain launch", outs[1], False)):
+                plan = ops.plan_matmul(a, weights[0].T, out=out, weights_ready=ready)
+                runs = [plan.bind(a, weight.T, out=out, weights_ready=ready) for weight in weights]
+                case.add(name, lambda copy, runs=runs: runs[copy](), lambda out=out: out)
+                case.notes[name] = plan.explain()
+            case.add("cuBLAS", _mm(a, weights, outs[2]), lambda outs=outs: outs[2])
+            verify(case, a.double() @ weights[0].double().T, 3e-3)
+            yield case
 
 
-def few(rows: int, weights: list[Any]) -> Case:
-    """One of these; the dependent launch, which cuBLAS has not, is a contestant of its own."""
-    columns, depth = weights[0].shape
-    a = torch.randn(rows, depth, device="cuda").bfloat16()
-    ours, theirs = (torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    moved = weights[0].nbytes + a.nbytes + ours.nbytes
-    case = Case(f"{rows}x{columns}x{depth}", gigabytes=moved / 1e9, protocols=("graph", "flush"), copies=len(weights))
-    problem = Problem(rows, columns, depth)
-    form = chosen(problem, lambda form: prepare_matmul(form, a, weights[0], ours))
-    case.notes["form"] = str(form)
-    dependent = form._replace(DEPENDENT=True)
-    for name, kind in ((OURS, form), (f"{OURS} dependent", dependent)):
-        case.add(name, rotating(kind, a, weights, ours), lambda: ours)
-    case.add("cuBLAS", lambda copy: torch.mm(a, weights[copy].t(), out=theirs), lambda: theirs)
-    case.check(a.double() @ weights[0].double().t(), 4e-3)
-    return case
-
-
-def rotating(form: MatmulForm, a: Any, weights: list[Any], result: Any) -> Run:
-    runs = [prepare_matmul(form, a, weight, result) for weight in weights]
-    return lambda copy: runs[copy]()
+def _mm(a: Any, weights: list[Any], out: Any) -> Any:
+    return lambda copy: torch.mm(a, weights[copy].T, out=out)

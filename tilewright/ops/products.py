@@ -21,11 +21,12 @@ from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.sizes import cdiv
 from tilewright.kernels import epilogues, portable
 from tilewright.kernels.epilogues import Epilogue
+from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
 from tilewright.ops import arrays, choices
 from tilewright.ops.arrays import View
-from tilewright.ops.candidates import Candidate, Machine, candidates, close
+from tilewright.ops.candidates import Candidate, candidates, close
 from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import device
 from tilewright.settings import settings
@@ -270,14 +271,14 @@ class MatmulPlan:
         self._lock = threading.Lock()
         self._kernels: dict[MatmulForm, Any] = {}
         gpu = device(ordinal) if ordinal is not None else None
-        self.machine = Machine() if gpu is None else Machine(processors=gpu.multiprocessors)
+        self.gpu = Gpu() if gpu is None else Gpu(processors=gpu.multiprocessors)
         reason = problem.obstacle
         if gpu is not None and gpu.capability != HOPPER:
             reason = f"{gpu.name} is not of compute capability 9.0"
         if problem.exact:
             reason = reason or "float32 is multiplied exactly, not as tf32"
         if not reason:
-            self.ranked = close(candidates(problem.shape_class, self.machine))
+            self.ranked = close(candidates(problem.shape_class, self.gpu))
             reason = "" if self.ranked else "no form takes it"
         if reason:
             self._use_portable(reason)
@@ -377,10 +378,9 @@ class MatmulPlan:
         problem = self.problem
         left, right, out = _map_views(form, operands)
         numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
-        grid = form.grid(problem.rows, problem.columns, problem.batches, self.machine.processors)
+        grid = form.grid(problem.rows, problem.columns, problem.batches, self.gpu.processors)
         if form.cluster > 1 and form.SPLIT == 1:
-            clusters = min(grid[0] // form.cluster, self.machine.resident(form.cluster))
-            grid = (clusters * form.cluster, 1, 1)
+            grid = (min(grid[0], self.gpu.slots(form.cluster)), 1, 1)  # those that are resident at once
         if settings.interpret:
             blocks = (left, form.left_block), (right, form.right_block), (out, form.out_block), (out, form.tail_block)
             maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]

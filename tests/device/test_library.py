@@ -1,0 +1,278 @@
+"""Operations on a GPU against float64: element types, epilogues, orders in memory, odd sizes; the same each run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright import ops
+from tilewright.settings import settings
+
+pytestmark = pytest.mark.capability(9)
+
+
+@pytest.fixture(autouse=True)
+def untuned(cache: Any) -> Any:
+    """What is first by cost is taken, so that tests do not depend on times."""
+    with settings.scope(tune=False):
+        yield
+
+
+@pytest.fixture
+def seed(rng: np.random.Generator) -> int:
+    """Of PyTorch's generators."""
+    return int(rng.integers(1 << 30))
+
+
+def relative(result: Any, expected: Any) -> float:
+    """Relative Frobenius norm of the difference; NaN counts."""
+    torch = __import__("torch")
+    difference = torch.linalg.vector_norm(result.double() - expected.double())
+    return float(difference / torch.linalg.vector_norm(expected.double()))
+
+
+def normal(torch: Any, seed: int, *shape: int, dtype: Any = None) -> Any:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda").to(dtype or torch.bfloat16)
+
+
+def close(torch: Any, result: Any, expected: Any) -> None:
+    """Within the rounding of the result's type, and of float32 sums."""
+    unit = {torch.float32: 2e-5, torch.float16: 5e-4}.get(result.dtype, 2.5e-3)
+    assert relative(result, expected) <= unit
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("sizes", [(512, 512, 256), (300, 520, 200), (1, 144, 1040), (17, 4112, 528), (100, 264, 4112)])
+def test_products_of_every_type(torch: Any, dtype: str, sizes: tuple[int, int, int], seed: int) -> None:
+    M, N, K = (-(-size // 16) * 16 if place else size for place, size in enumerate(sizes))
+    kind = getattr(torch, dtype)
+    if dtype == "int8":
+        a, b = (torch.randint(-128, 128, (rows, K), device="cuda", dtype=kind) for rows in (M, N))
+    else:
+        a, b = normal(torch, seed, M, K, dtype=kind), normal(torch, seed + 1, N, K, dtype=kind)
+    expected = a.double() @ b.double().T
+    result = ops.matmul(a, b.T)
+    if dtype == "int8":
+        assert result.dtype == torch.int32 and torch.equal(result.double(), expected)
+    elif dtype == "float32":
+        assert relative(result, expected) <= 1e-3  # tf32 keeps 10 bits of the operands
+        assert relative(ops.matmul(a, b.T, precision="ieee"), expected) <= 2e-6
+    else:
+        close(torch, result, expected)
+        close(torch, ops.matmul(a, b.T, out_dtype=torch.float32), expected)
+    assert all(torch.equal(ops.matmul(a, b.T), result) for _ in range(3))
+
+
+@pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("batches", [0, 3])
+def test_all_orders_in_memory(torch: Any, orders: str, batches: int, seed: int) -> None:
+    lead = (batches,) if batches else ()
+    a, b = normal(torch, seed, *lead, 200, 136), normal(torch, seed + 1, *lead, 136, 328)
+    first = a if orders[0] == "n" else a.mT.contiguous().mT
+    second = b if orders[1] == "n" else b.mT.contiguous().mT
+    close(torch, ops.matmul(first, second), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("rows", [3, 77, 500, 1111])
+def test_epilogues(torch: Any, rows: int, seed: int) -> None:
+    F = torch.nn.functional
+    a, b, bias = normal(torch, seed, rows, 264), normal(torch, seed + 1, 520, 264), normal(torch, seed + 2, 520)
+    residual = normal(torch, seed + 3, rows, 520)
+    plain = a.double() @ b.double().T / 16
+    scale = torch.full((1,), 1 / 16, device="cuda")
+    curves = {
+        "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
+        "sigmoid": torch.sigmoid,
+    }  # fmt: skip
+    for name, curve in curves.items():
+        result = ops.matmul(a, b.T, scale_a=scale, bias=bias, activation=name, residual=residual)
+        close(torch, result, curve(plain + bias.double()) + residual.double())
+        exact = ops.matmul(a, b.T, scale_a=scale, bias=bias, activation=name, out_dtype=torch.float32)
+        close(torch, exact, curve(plain + bias.double()))
+    gate, up = normal(torch, seed + 4, 136, 264), normal(torch, seed + 5, 136, 264)
+    result = ops.matmul(a, ops.interleave_gate(gate, up).T, gate="silu")
+    close(torch, result, F.silu(a.double() @ gate.double().T) * (a.double() @ up.double().T))
+
+
+def test_scales_of_fp8_and_int8(torch: Any, seed: int) -> None:
+    M, N, K = 300, 400, 512
+    a, b = (normal(torch, seed + n, rows, K, dtype=torch.float8_e4m3fn) for n, rows in enumerate((M, N)))
+    product = a.double() @ b.double().T
+    left, right = (torch.rand(count, device="cuda") + 0.5 for count in (M, N))
+    close(torch, ops.matmul(a, b.T, scale_a=left[:1], scale_b=right[:1]), product * left[0].item() * right[0].item())
+    expected = product * left.double()[:, None] * right.double()
+    close(torch, ops.matmul(a, b.T, scale_a=left, scale_b=right), expected)
+    blocks, columns = torch.rand(M, 4, device="cuda") + 0.5, torch.rand(4, 4, device="cuda") + 0.5
+    whole = a.double() * blocks.double().repeat_interleave(128, 1)
+    weights = b.double() * columns.double().repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)
+    close(torch, ops.matmul(a, b.T, scale_a=blocks, scale_b=columns), whole @ weights.T)
+    x, y = (torch.randint(-128, 128, (rows, K), device="cuda", dtype=torch.int8) for rows in (M, N))
+    result = ops.matmul(x, y.T, scale_a=left, scale_b=right, out_dtype=torch.bfloat16)
+    close(torch, result, x.double() @ y.double().T * left.double()[:, None] * right.double())
+
+
+def test_every_candidate_of_a_problem_is_right(torch: Any, seed: int) -> None:
+    """Clusters, split depths, three consumers, groups: whatever tuning may choose."""
+    from tilewright.ops import products
+
+    for sizes in ((64, 1040, 4104), (128, 1040, 4104), (777, 1288, 520), (4100, 520, 200)):
+        a, b = normal(torch, seed, sizes[0], sizes[2]), normal(torch, seed + 1, sizes[1], sizes[2])
+        expected = a.double() @ b.double().T
+        problem, operands = products.describe(a, b.T, None, None, {})
+        plan = products.MatmulPlan(problem, 0, 0)
+        for candidate in plan.ranked:
+            operands.out.base.fill_(float("nan"))
+            plan._runner(candidate.form, operands)()
+            assert relative(operands.out.base, expected) <= 2.5e-3, candidate
+
+
+def test_choices_are_timed_once_and_kept(torch: Any, seed: int) -> None:
+    a, b = normal(torch, seed, 96, 2048), normal(torch, seed + 1, 4096, 2048)
+    plan = ops.plan_matmul(a, b.T, effort=1)
+    assert plan.choice is not None and plan.choice.source == "timed" and plan.seconds < 20
+    assert "us measured" in plan.explain()
+    from tilewright.ops import products
+
+    products._PLANS.clear()
+    again = ops.plan_matmul(a, b.T, effort=1)
+    assert again.choice is not None and again.choice.source == "kept" and again.choice.index == plan.choice.index
+    close(torch, again(a, b.T), a.double() @ b.double().T)
+
+
+def test_a_captured_graph_replays(torch: Any, seed: int) -> None:
+    a, b, out = normal(torch, seed, 64, 512), normal(torch, seed + 1, 512, 512), normal(torch, seed, 64, 512)
+    q = normal(torch, seed, 1, 4, 200, 64)
+    ops.attention(q, q, q, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ops.matmul(a, b.T, out=out, effort=1)
+        rows = ops.softmax(out)
+        attended = ops.attention(q, q, q, causal=True)
+    a.copy_(normal(torch, seed + 2, 64, 512))
+    graph.replay()
+    close(torch, out, a.double() @ b.double().T)
+    close(torch, rows, torch.softmax(out.double(), 1))
+    assert torch.isfinite(attended).all()
+
+
+def test_weights_that_are_ready_may_be_read_early(torch: Any, seed: int) -> None:
+    """A chain in which each product's activations are the result of the one before."""
+    weights = [normal(torch, seed + n, 1024, 1024) / 32 for n in range(4)]
+    first = normal(torch, seed, 16, 1024)
+    expected = first
+    for weight in weights * 8:
+        expected = ops.matmul(expected, weight.T)
+    for _ in range(3):
+        x = first
+        for weight in weights * 8:
+            x = ops.matmul(x, weight.T, weights_ready=True)
+        assert torch.equal(x, expected)
+
+
+ATTENTION = [
+    (2, 4, 4, 300, 300, 64), (1, 8, 2, 257, 513, 128), (1, 2, 2, 200, 1000, 96), (1, 4, 1, 333, 333, 256),
+    (1, 8, 8, 1, 700, 128), (1, 4, 4, 50, 90, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ATTENTION, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(torch: Any, shape: tuple[int, ...], causal: bool, seed: int) -> None:
+    batches, heads, key_heads, queries, keys, size = shape
+    q = normal(torch, seed, batches, queries, heads, size).transpose(1, 2)
+    k, v = (normal(torch, seed + n, batches, key_heads, keys, size) for n in (1, 2))
+    result, sums = ops.attention(q, k, v, causal=causal, return_lse=True)
+    expected, totals = reference(torch, q, k, v, causal, 0)
+    assert relative(result, expected) <= 4e-3
+    assert (sums.double() - totals).abs().max() <= 1e-3
+    assert torch.equal(ops.attention(q, k, v, causal=causal, return_lse=True)[0], result)
+
+
+def reference(torch: Any, q: Any, k: Any, v: Any, causal: bool, window: int) -> tuple[Any, Any]:
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.double() @ k.mT / q.shape[-1] ** 0.5
+    row = torch.arange(q.shape[2], device="cuda")[:, None] + k.shape[2] - q.shape[2]
+    column = torch.arange(k.shape[2], device="cuda")[None, :]
+    if causal:
+        scores = scores.masked_fill(column > row, float("-inf"))
+    if window:
+        scores = scores.masked_fill(column <= row - window, float("-inf"))
+    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+
+
+def test_windows_and_lengths(torch: Any, seed: int) -> None:
+    for size in (64, 128):
+        q, k, v = (normal(torch, seed + n, 3, 4, 400, size) for n in range(3))
+        expected, _ = reference(torch, q, k, v, True, 100)
+        assert relative(ops.attention(q, k, v, causal=True, window=100), expected) <= 4e-3
+        pairs = [(400, 400), (130, 250), (1, 77)]
+        lengths = torch.tensor(pairs, dtype=torch.int32, device="cuda")
+        for causal in (False, True):
+            result = ops.attention(q, k, v, causal=causal, lengths=lengths)
+            for batch, (queries, keys) in enumerate(pairs):
+                one = slice(batch, batch + 1)
+                expected, _ = reference(torch, q[one, :, :queries], k[one, :, :keys], v[one, :, :keys], causal, 0)
+                assert relative(result[one, :, :queries], expected) <= 4e-3
+
+
+@pytest.mark.parametrize("shape", [(5, 100), (1000, 64), (77, 8192), (3, 40000), (2, 3, 1000)], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows(torch: Any, shape: tuple[int, ...], dtype: str, seed: int) -> None:
+    F = torch.nn.functional
+    kind = getattr(torch, dtype)
+    x, residual = normal(torch, seed, *shape, dtype=kind), normal(torch, seed + 1, *shape, dtype=kind)
+    weight, bias = (normal(torch, seed + n, shape[-1], dtype=kind) for n in (2, 3))
+    close(torch, ops.softmax(x), torch.softmax(x.double(), -1))
+    close(torch, ops.softmax(x, log=True), torch.log_softmax(x.double(), -1))
+    y = x.double() + residual.double()
+    result, total = ops.layer_norm(x, weight, bias, residual=residual, return_sum=True)
+    close(torch, result, F.layer_norm(y, shape[-1:], weight.double(), bias.double()))
+    close(torch, total, y)
+    close(torch, ops.rms_norm(x, weight), F.rms_norm(x.double(), shape[-1:], weight.double(), 1e-6))
+
+
+@pytest.mark.parametrize("shape", [(7, 1000), (4000, 24), (3, 500, 70), (2, 70000)], ids=str)
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
+def test_reductions(torch: Any, shape: tuple[int, ...], kind: str, seed: int) -> None:
+    x = normal(torch, seed, *shape, dtype=torch.float32) + 0.5
+    for axis in range(len(shape)):
+        expected = {"max": torch.amax, "min": torch.amin}.get(kind, getattr(torch, kind))(x.double(), axis)
+        result = ops.reduce(x, kind, axis=axis)
+        close(torch, result, expected)
+        assert torch.equal(ops.reduce(x, kind, axis=axis), result)
+
+
+def test_elements(torch: Any, seed: int) -> None:
+    from tilewright.kernels.functions import gelu
+
+    x = normal(torch, seed, 33, 1001)
+    close(torch, ops.elementwise(gelu, x), torch.nn.functional.gelu(x.double()))
+
+
+def test_under_compile_and_export(torch: Any, seed: int) -> None:
+    import tilewright.ops.torch_library  # noqa: F401
+
+    op = torch.ops.tilewright
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(normal(torch, seed, 256, 128), requires_grad=False)
+
+        def forward(self, x: Any) -> Any:
+            y = op.matmul(x, self.weight.t(), None, "silu") * 0.5
+            q = y.view(1, x.shape[0], 4, 64).transpose(1, 2)
+            return op.attention(q, q, q, True).sum(1), op.softmax(y)
+
+    block, x = Block(), normal(torch, seed + 1, 80, 128)
+    plain = block(x)
+    for found in (torch.compile(block, fullgraph=True)(x), torch.export.export(block, (x,)).module()(x)):
+        assert all(
+            torch.equal(left, right) or relative(left, right) < 4e-3 for left, right in zip(plain, found, strict=True)
+        )
+    torch.library.opcheck(op.matmul.default, (x, block.weight.t(), None, "gelu"))
+    torch.library.opcheck(op.softmax.default, (x,))

@@ -1,0 +1,56 @@
+"""The custom operators on fake tensors, under torch.compile's front end and torch.export; no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tilewright.ops.torch_library  # noqa: F401  (registers the operators)
+
+op = torch.ops.tilewright
+
+
+def test_shapes_and_types_of_fake_tensors() -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 30, 64, device="cuda", dtype=torch.bfloat16)
+        weight = torch.empty(64, 48, device="cuda", dtype=torch.bfloat16)
+        y = op.matmul(x, weight, None, "gelu")
+        assert y.shape == (2, 30, 48) and y.dtype == torch.bfloat16 and y.device.type == "cuda"
+        assert op.matmul(x, weight, out_dtype="float32").dtype == torch.float32
+        assert op.gated_matmul(x, weight).shape == (2, 30, 24)
+        integers = torch.empty(8, 64, device="cuda", dtype=torch.int8)
+        assert op.matmul(integers, integers.t()).dtype == torch.int32
+        small = torch.empty(8, 64, device="cuda", dtype=torch.float8_e4m3fn)
+        assert op.matmul(small, small.t()).dtype == torch.bfloat16
+        q = torch.empty(2, 8, 100, 64, device="cuda", dtype=torch.float16)
+        out, sums = op.attention_lse(q, q, q, True)
+        assert out.shape == q.shape and sums.shape == (2, 8, 100) and sums.dtype == torch.float32
+        assert op.attention(q.transpose(1, 2), q, q).is_contiguous()
+        assert op.softmax(x).shape == op.layer_norm(x).shape == op.rms_norm(x).shape == x.shape
+        assert [t.shape for t in op.add_rms_norm(x, x)] == [x.shape, x.shape]
+        with pytest.raises(RuntimeError, match="do not fit"):
+            op.matmul(x, torch.empty(7, 48, device="cuda"))
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(48, 64), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return op.rms_norm(op.matmul(x, self.weight.t(), None, "silu")) * 2
+
+
+def test_export_keeps_the_operators() -> None:
+    program = torch.export.export(
+        Block(), (torch.randn(8, 64),), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2)}}
+    )
+    called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert "tilewright.matmul.default" in called and "tilewright.rms_norm.default" in called
+
+
+def test_there_are_no_gradients_and_it_says_so() -> None:
+    x = torch.empty(8, 64, device="meta", requires_grad=True)
+    with pytest.raises(NotImplementedError, match="tilewright::softmax has no gradient"):
+        op.softmax(x).sum().backward()
