@@ -26,7 +26,10 @@ MARK = "interpreter"  # how the reference marks the cases that need no GPU
 MESSAGE = 600  # characters of an error that are kept
 # Functions of the tests that ask `is_interpreter` only to choose between running Python and compiling a kernel's
 # source, or to leave out dtypes which NumPy lacks: there, we are a compiler.
-COMPILING_CALLERS = frozenset({"patch_kernel", "check_type_supported"})
+COMPILING_CALLERS = frozenset(
+    "patch_kernel check_type_supported test_atomic_rmw test_scaled_dot test_dot_multidim "
+    "test_tensor_atomic_add_access_patterns".split()
+)
 
 
 class Worker:
