@@ -20,7 +20,7 @@ def copy_tiles(x, out, rows, columns, stride, M: tl.constexpr, N: tl.constexpr, 
     for _ in range(0, tl.cdiv(columns, N)):
         tile = tl.load(source, boundary_check=(0, 1), padding_option=PADDING)
         total += tl.sum(tl.where(tile == tile, 0.0, 1.0), 1)
-        tl.store(target, tile * 2, boundary_check=(0, 1))
+        tl.store(target, (tile * 2).to(target.dtype.element_ty).to(tile.type), boundary_check=(0, 1))
         source = tl.advance(source, (0, N))
         target = tl.advance(target, [0, N])
     missing = tl.make_block_ptr(out, [rows * columns + 1000], [1], [rows * columns + first], [M], [0])

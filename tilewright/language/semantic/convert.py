@@ -12,7 +12,7 @@ from tilewright.ir.types import PointerType
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.promotion import fits, literal_dtype
 from tilewright.language.tensor import emit, tensor, type_text
-from tilewright.language.types import Number, dtype, unwrap, wrap
+from tilewright.language.types import Number, block_type, dtype, unwrap, wrap
 
 
 def is_literal(value: Any) -> bool:
@@ -182,8 +182,13 @@ def bitcast(value: tensor, element: DType | PointerType) -> tensor:
 
 
 def convert(value: Any, target: dtype, rounding: str | None = None, reinterpret: bool = False) -> tensor:
-    """`x.to(dtype, …)`: a cast or, with `reinterpret`, a bitcast. Literals become scalars of the dtype."""
+    """`x.to(dtype, …)`: a cast or, with `reinterpret`, a bitcast. Literals become scalars of the dtype.
+
+    A type of blocks, such as ``y.type``, stands for its elements.
+    """
     target = unwrap(target)
+    if isinstance(target, block_type):
+        target = target.scalar
     if not isinstance(target, dtype):
         raise LanguageError(
             f"a dtype such as tl.float32 is needed here, got {type_text(target)}", "pass a dtype of the language"

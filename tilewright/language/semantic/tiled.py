@@ -18,7 +18,7 @@ from tilewright.language.semantic import arithmetic, memory
 from tilewright.language.semantic.convert import cast, check_shape, constant, is_literal, to_tensor
 from tilewright.language.semantic.shape import expand_dims, static_int, static_shape
 from tilewright.language.tensor import emit, tensor, type_text
-from tilewright.language.types import unwrap
+from tilewright.language.types import dtype, unwrap
 
 MAXIMUM_RANK = 5
 
@@ -169,6 +169,15 @@ class block_pointer(NamedTuple):
 
     view: StridedTensor
     offsets: tuple[tensor, ...]
+
+    @property
+    def type(self) -> dtype:
+        """The type of a pointer to one element; ``pointer.dtype.element_ty`` is what lies in memory."""
+        return self.view.base.dtype
+
+    @property
+    def dtype(self) -> dtype:
+        return self.view.base.dtype
 
     @property
     def indices(self) -> list[tensor]:
