@@ -28,13 +28,13 @@ PROBLEMS = [
     posed(8192, 8192, 8192),
     posed(1, 14336, 4096, weights_ready=True),
     posed(64, 4096, 14336),
-    posed(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16",)),
+    posed(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32")),
     posed(4096, 4096, 4096, epilogue=Epilogue(residual=True), operands=("*k bf16", "i32")),
     posed(4096, 8192, 4096, epilogue=Epilogue(gate="silu")),
     posed(4096, 4096, 4096, FP8, epilogue=Epilogue("tensor", "tensor"), operands=("*k f32",) * 2),
-    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("row", "column"), operands=("*k f32",) * 2),
+    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
     posed(4096, 4096, 4096, FP8, epilogue=Epilogue("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
-    posed(4096, 4096, 4096, INT8, epilogue=Epilogue("row", "column"), operands=("*k f32",) * 2),
+    posed(4096, 4096, 4096, INT8, epilogue=Epilogue("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
     posed(4096, 4096, 4096, INT8, dtypes.int32),
     posed(4096, 4096, 4096, F32, F32),
     posed(512, 512, 512, batches=16, left_transposed=True, right_transposed=True),
@@ -67,7 +67,7 @@ def test_plain_kernels_compile_everywhere(target: str) -> None:
     kernel = gpu_rows.softmax.compile(types, constants, target=target, options={"num_warps": 8, **STRICT})
     assert not kernel.binary.resources.spill_stores
     names = "rows columns depth a_row a_depth b_depth b_column c_row a_batch b_batch c_batch".split()
-    types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", **dict.fromkeys(names, "i32"), "extra": ("*bf16",)}
+    types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", **dict.fromkeys(names, "i32"), "extra": ("*bf16", "i32")}
     constants = {
         "FORM": portable.form(512, 512, 2), "SUM": tl.float32, "PRECISION": "tf32",
         "EPILOGUE": epilogues.function(Epilogue(bias=True, activation="gelu")),

@@ -62,7 +62,9 @@ def test_products_of_every_type(torch: Any, dtype: str, sizes: tuple[int, int, i
         assert relative(ops.matmul(a, b.T, precision="ieee"), expected) <= 2e-6
     else:
         close(torch, result, expected)
-        close(torch, ops.matmul(a, b.T, out_dtype=torch.float32), expected)
+        wide = ops.matmul(a, b.T, out_dtype=torch.float32)
+        # The tensor cores keep some 14 bits of sums of float8.
+        assert relative(wide, expected) <= (2e-3 if kind.itemsize == 1 else 2e-5)
     assert all(torch.equal(ops.matmul(a, b.T), result) for _ in range(3))
 
 
@@ -123,10 +125,13 @@ def test_every_candidate_of_a_problem_is_right(torch: Any, seed: int) -> None:
         expected = a.double() @ b.double().T
         problem, operands = products.describe(a, b.T, None, None, {})
         plan = products.MatmulPlan(problem, 0, 0)
+        wrong = []
         for candidate in plan.ranked:
             operands.out.base.fill_(float("nan"))
             plan._runner(candidate.form, operands)()
-            assert relative(operands.out.base, expected) <= 2.5e-3, candidate
+            if not relative(operands.out.base, expected) <= 2.5e-3:
+                wrong.append(str(candidate))
+        assert not wrong, sizes
 
 
 def test_choices_are_timed_once_and_kept(torch: Any, seed: int) -> None:

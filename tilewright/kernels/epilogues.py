@@ -43,7 +43,8 @@ class Epilogue:
         blocks = self.scale_a == "block"
         present = {
             "scale_a": self.scale_a, "scale_b": self.scale_b, "bias": self.bias, "residual": self.residual,
-            "residual_stride": self.residual, "scale_a_stride": blocks, "scale_b_stride": blocks, "rows": blocks,
+            "residual_stride": self.residual, "scale_a_stride": blocks, "scale_b_stride": blocks,
+            "rows": blocks or self.scale_a == "row", "columns": self.bias or self.scale_b == "column",
         }  # fmt: skip
         return tuple(name for name, there in present.items() if there)
 
@@ -93,7 +94,9 @@ def function(spec: Epilogue) -> SourceFunction:
     scale_a = place.get("scale_a", -1) if spec.scale_a != "block" else -1
     scale_b = place.get("scale_b", -1) if spec.scale_b != "block" else -1
     by_row, by_column = spec.scale_a == "row", spec.scale_b == "column"
-    bias, residual, stride = (place.get(name, -1) for name in ("bias", "residual", "residual_stride"))
+    bias, residual, stride, rows, columns = (
+        place.get(name, -1) for name in ("bias", "residual", "residual_stride", "rows", "columns")
+    )
     activation = ACTIVATIONS[spec.activation][spec.exact] if spec.activation else None
     computes = bool(spec.operands or spec.activation)
 
@@ -103,16 +106,17 @@ def function(spec: Epilogue) -> SourceFunction:
             value = value.to(tl.float32)
         if scale_a >= 0:
             if by_row:
-                value = value * tl.load(extra[scale_a] + row, mask=mask)
+                value = value * tl.load(extra[scale_a] + row, mask=row < extra[rows])
             else:
                 value = value * tl.load(extra[scale_a])
         if scale_b >= 0:
             if by_column:
-                value = value * tl.load(extra[scale_b] + column, mask=mask)
+                value = value * tl.load(extra[scale_b] + column, mask=column < extra[columns])
             else:
                 value = value * tl.load(extra[scale_b])
         if bias >= 0:
-            value = value + tl.load(extra[bias] + column, mask=mask).to(tl.float32)
+            # One mask of the columns, not of all elements: rows share what is loaded.
+            value = value + tl.load(extra[bias] + column, mask=column < extra[columns]).to(tl.float32)
         if activation is not None:
             value = activation(value)
         if residual >= 0:

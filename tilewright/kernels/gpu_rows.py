@@ -189,19 +189,24 @@ def along(value, AXIS: tl.constexpr, KIND: tl.constexpr):
 
 
 @tilewright.jit
+def read_rows(x, rows, columns, row, first, INITIAL: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):
+    """Columns `first`, … of some rows, [rows, BLOCK]; `INITIAL` outside."""
+    column = first + tl.arange(0, BLOCK)[None, :]
+    mask = None
+    if MASK:
+        mask = (row < rows) & (column < columns)
+    return read(x, row.to(tl.int64) * columns + column, mask, INITIAL)
+
+
+@tilewright.jit
 def reduce_rows(x, out, rows, columns, divisor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
-                BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
-    """out[row] = reduction of x[row, :] / divisor; chunks of `BLOCK` columns, in order."""
+                BLOCK: tl.constexpr, WHOLE: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+    """out[row] = reduction of x[row, :] / divisor: the whole row at once, or chunks of `BLOCK` columns, in order."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    total = tl.full((ROWS, BLOCK), INITIAL, tl.float32)
-    for first in range(0, columns, BLOCK):
-        column = first + tl.arange(0, BLOCK)[None, :]
-        offsets = row.to(tl.int64) * columns + column
-        if MASK:
-            value = read(x, offsets, (row < rows) & (column < columns), INITIAL)
-        else:
-            value = read(x, offsets, None, INITIAL)
-        total = combine(total, value, KIND)
+    total = read_rows(x, rows, columns, row, 0, INITIAL, BLOCK, MASK)
+    if not WHOLE:
+        for first in range(BLOCK, columns, BLOCK):
+            total = combine(total, read_rows(x, rows, columns, row, first, INITIAL, BLOCK, MASK), KIND)
     result = along(total, 1, KIND) / divisor
     index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(out + index, result.to(out.dtype.element_ty), mask=index < rows)

@@ -174,9 +174,9 @@ def _epilogue(
         if found.strides[2] != 1 or (batches > 1 and found.strides[0] != stride * count):
             raise LaunchError("residual must have contiguous rows, evenly apart over all batches")
         given["residual"], given["residual_stride"] = found, stride
+    given["rows"], given["columns"] = rows, columns
     if kinds.get("scale_a") == "block":
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
-        given["rows"] = rows
     spec = Epilogue(
         kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
         "residual" in given, arguments.get("gate") or "", exact=output == dtypes.float32,

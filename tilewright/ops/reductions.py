@@ -13,7 +13,8 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
-_CTAS = 132 * 6
+_CTAS = 132 * 4
+_ELEMENTS = 8192  # of a CTA at once: 16 KiB on their way
 
 
 def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dtype: Any = None) -> Any:
@@ -70,28 +71,31 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, divisor: float, kind
     mask = rows % together != 0 or columns % block != 0
     gpu_rows.reduce_rows[(cdiv(rows, together),)](
         x, out, rows, columns, divisor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=together,
-        BLOCK=block, MASK=mask, num_warps=max(1, min(8, together * block // 1024)),
+        BLOCK=block, WHOLE=columns <= block, MASK=mask, num_warps=max(1, min(8, together * block // 1024)),
     )  # fmt: skip
 
 
 def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, divisor: float, kind: str) -> None:
-    """Along another axis: 16 rows of 256 columns at a time, in as many pieces as keep all processors busy."""
+    """Along another axis: 32 rows of 256 columns at a time, in as many pieces as keep all processors busy."""
     block = min(256, max(16, next_power_of_2(inner)))
-    rows = max(1, 4096 // block)
+    rows = max(1, _ELEMENTS // block)
     columns = cdiv(inner, block)
     pieces = max(1, min(cdiv(_CTAS, columns * outer), cdiv(length, 2 * rows)))
     part = cdiv(cdiv(length, pieces), rows) * rows
     pieces = cdiv(length, part)
-    constants = {
-        "KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "BLOCK": block, "num_warps": 4,
-    }  # fmt: skip
+    constants = {"KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "num_warps": 4}
     if pieces == 1:
-        grid = (columns, 1, outer)
-        gpu_rows.reduce_columns[grid](source.base, out, length, inner, part, divisor, ROWS=rows, **constants)
+        gpu_rows.reduce_columns[(columns, 1, outer)](
+            source.base, out, length, inner, part, divisor, ROWS=rows, BLOCK=block, **constants
+        )
         return
     partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
-    grid = (columns, pieces, outer)
-    gpu_rows.reduce_columns[grid](source.base, partial, length, inner, part, 1.0, ROWS=rows, **constants)
-    last = max(1, min(rows, next_power_of_2(pieces)))
-    grid = (columns, 1, outer)
-    gpu_rows.reduce_columns[grid](partial, out, pieces, inner, pieces, divisor, ROWS=last, **constants)
+    gpu_rows.reduce_columns[(columns, pieces, outer)](
+        source.base, partial, length, inner, part, 1.0, ROWS=rows, BLOCK=block, **constants
+    )
+    # Few columns and many rows at once: what is left is small, and should not take long because few work on it.
+    block = min(32, block)
+    rows = min(next_power_of_2(pieces), 4096 // block)
+    gpu_rows.reduce_columns[(cdiv(inner, block), 1, outer)](
+        partial, out, pieces, inner, pieces, divisor, ROWS=rows, BLOCK=block, **constants
+    )
