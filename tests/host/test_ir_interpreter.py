@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -366,5 +368,12 @@ def test_real_addresses_in_memory_are_followed():
     function = kernel("%table: *i64, %x: *f32, %y: *f32", body)
     run(function, [np.asarray([x.ctypes.data]), x, y])
     assert y[0] == 42
-    with pytest.raises(ExecutionError, match="in no argument of the kernel"):
-        run(function, [np.asarray([8]), x, y])
+    elsewhere = np.asarray([43], np.float32)
+    if sys.platform == "linux":  # which tells what is mapped
+        for check in (False, True):
+            y[:] = 0
+            run(function, [np.asarray([elsewhere.ctypes.data]), x, y], check=check)
+            assert y[0] == 43
+    for address, message in ((8, "address 0x8, which is in no argument"), (elsewhere.ctypes.data + 1, "not aligned")):
+        with pytest.raises(ExecutionError, match=message if address == 8 or sys.platform == "linux" else "in no arg"):
+            run(function, [np.asarray([address]), x, y])

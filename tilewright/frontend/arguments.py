@@ -29,6 +29,7 @@ from tilewright.frontend.descriptor import check as check_descriptor
 from tilewright.frontend.descriptor import parts as descriptor_parts
 from tilewright.frontend.values import Group, Static, members
 from tilewright.frontend.wrappers import TensorWrapper, stands_for_array
+from tilewright.ir.memory import Address
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
@@ -398,8 +399,16 @@ def on_gpu(kinds: Iterable[Any]) -> bool:
     return any(place is not None for kind in kinds for place in places_of(kind))
 
 
+def as_memory(value: Any) -> np.ndarray | Address:
+    """What the interpreter takes for a pointer: an array, or the address of memory whose extent nobody knows."""
+    if isinstance(value, int):
+        return Address(value)
+    known = isinstance(value, TensorWrapper) or hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+    return as_array(value) if known or not stands_for_array(value) else Address(int(value.data_ptr()))
+
+
 def as_array(value: Any) -> np.ndarray:
-    """The memory of an array argument as NumPy sees it, for the interpreter."""
+    """The memory of an array argument as NumPy sees it."""
     if isinstance(value, np.ndarray):
         return value
     torch = sys.modules.get("torch")

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
-from tilewright.frontend.arguments import as_array
+from tilewright.frontend.arguments import as_memory
 from tilewright.frontend.compiled import full_grid
 from tilewright.frontend.launching import Interface
 from tilewright.frontend.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
@@ -123,7 +123,7 @@ class EagerLaunch:
         memory = Memory()
         given = zip(self.leaves, self.interface.flat(arguments), strict=True)
         values = [
-            argument_value(kind, facts, as_array(value) if kind.is_pointer else value, memory)
+            argument_value(kind, facts, as_memory(value) if kind.is_pointer else value, memory)
             for (kind, facts), value in given
         ]
         checks = Checks(memory) if settings.interpret == "check" else None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.frontend import hooks
-from tilewright.frontend.arguments import TENSOR_TYPES, as_array, is_writable, leaves
+from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves
 from tilewright.frontend.compiled import CompiledKernel, full_grid
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.tracer import leaf_names
@@ -94,7 +94,7 @@ class InterpretedLaunch:
         """An argument as the interpreter wants it: arrays are NumPy's."""
         if isinstance(value, TensorDescriptor):
             return replace(value, base=as_array(value.base))
-        return as_array(value) if array else value
+        return as_memory(value) if array else value
 
 
 class SkippedLaunch:

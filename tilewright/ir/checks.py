@@ -132,6 +132,8 @@ class Checks:
     def _shadow(self, buffer: Buffer) -> tuple[_Shadow, int]:
         if not self.shadows:
             self._lay_out()
+        if id(buffer) not in self.shadows:  # memory of no argument, which was met later
+            self._share([buffer])
         return self.shadows[id(buffer)]
 
     def _lay_out(self) -> None:
@@ -194,10 +196,11 @@ class Checks:
         wrong = np.flatnonzero(pending[touched].any(axis=1))
         if wrong.size and not unread:
             lane = int(wrong[0])
-            address = f"{buffer.name}[{int(offsets[lane]) // size}]"
+            address = buffer.place(int(offsets[lane]), size)
+            what = buffer.name or "it"
             error = ExecutionError(
                 f"read of memory that nobody has written: {address}",
-                f"write {buffer.name} before, on the host (np.zeros) or in an earlier kernel; or mask off these lanes",
+                f"write {what} before, on the host (np.zeros) or in an earlier kernel; or mask off these lanes",
                 (f"{wrong.size} of {len(offsets)} lanes read unwritten memory",) if len(offsets) > 1 else (),
                 address=address,
             )
@@ -229,7 +232,7 @@ class Checks:
             if other is None or other.index == self.index or other.time <= self.time.get(other.index, -1):
                 continue
             lane = int(np.flatnonzero((others == number).any(axis=1))[0])
-            address = f"{buffer.name}[{int(offsets[lane]) // size}]"
+            address = buffer.place(int(offsets[lane]), size)
             error = ExecutionError(
                 f"race between program instances: both use {address}, and nothing orders them",
                 "let every instance store to elements of its own, or use atomics (tl.atomic_add, …)",

@@ -26,7 +26,7 @@ from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
 from tilewright.ir.diagnostics import inline_asm_error, located_execution_error
 from tilewright.ir.explicit import is_explicit
-from tilewright.ir.memory import Memory, Pointer
+from tilewright.ir.memory import Address, Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
 
@@ -39,7 +39,8 @@ def run(
     """Run all instances of a kernel over `grid` (up to three extents).
 
     `arguments` fit the parameters in order: for pointers, arrays (any strides; the pointer is to the first
-    element, the span of the array may be reached), `Pointer(array, element offset)` or None; for the rest, numbers.
+    element, the span of the array may be reached), `Pointer(array, element offset)`, `Address` or None; for the rest,
+    numbers.
     With `check` the run also stops at what `ir.checks` finds.  Explicit kernels (`ir.explicit`) run in an order drawn
     from `order`, and take arrays for tensor maps.
     Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
@@ -102,6 +103,12 @@ def _address(element: PointerType, facts: Parameter, given: Any, memory: Memory)
     pointer = Pointer(given) if isinstance(given, np.ndarray) else given
     if pointer is None:
         return 0
+    if isinstance(pointer, Address):
+        if pointer.number % facts.divisibility:
+            raise LaunchError(
+                f"argument {facts.name}: its address is not divisible by {facts.divisibility} as promised"
+            )
+        return pointer.number
     if not isinstance(pointer, Pointer):
         raise LaunchError(f"argument {facts.name}: expected an array for {element}, got {type(given).__name__}")
     array, offset = pointer.array, pointer.offset

@@ -3,11 +3,13 @@
 A pointer is an int64: the number of its buffer in the high bits, the byte offset from the buffer's start
 (biased, so that it may be negative on the way) in the low ones.  Pointers thus survive arithmetic and casts
 to integers, and an access is known to be inside its own buffer or not.  Real addresses, which a kernel may
-load from memory, are found by searching the buffers.
+load from memory, are found by searching the buffers; what lies outside them is reached in chunks of a mebibyte,
+where the operating system tells what is mapped (Linux).
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +20,7 @@ from tilewright.errors import ExecutionError
 _OFFSET_BITS = 44
 _BIAS = 1 << (_OFFSET_BITS - 1)
 _FIRST = 1 << 15  # buffers begin at 2**59: above every address of a real machine
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,16 @@ class Pointer:
     offset: int = 0
 
 
+@dataclass(frozen=True)
+class Address:
+    """A pointer argument to memory whose extent nobody knows."""
+
+    number: int
+
+
 @dataclass
 class Buffer:
-    name: str
+    name: str  # of the argument; empty for memory that only its address tells of
     bytes: np.ndarray  # uint8, one dimension
     views: dict[np.dtype, np.ndarray] = field(default_factory=dict)
 
@@ -39,6 +49,10 @@ class Buffer:
             whole = self.bytes.size // dtype.itemsize * dtype.itemsize
             self.views[dtype] = self.bytes[:whole].view(dtype)
         return self.views[dtype]
+
+    def place(self, offset: int, itemsize: int) -> str:
+        """What lies at a byte offset as the user knows it: ``x[6]``, the argument and the element, or an address."""
+        return f"{self.name}[{offset // itemsize}]" if self.name else hex(self.bytes.ctypes.data + offset)
 
 
 class Memory:
@@ -68,7 +82,8 @@ class Memory:
         values = np.asarray(values).astype(stored, copy=False)
         for buffer, offsets, lanes in self.resolve(addresses, dtype):
             if not buffer.bytes.flags.writeable:
-                raise ExecutionError(f"store to {buffer.name}, which is a read-only array")
+                what = buffer.name or f"address {buffer.place(int(offsets.flat[0]), 1)}"
+                raise ExecutionError(f"store to {what}, which is {'a read-only array' if buffer.name else 'read-only'}")
             buffer.view(stored)[offsets // stored.itemsize] = values[lanes]
 
     def describe(self, address: int, itemsize: int) -> str:
@@ -76,7 +91,7 @@ class Memory:
         number = (address >> _OFFSET_BITS) - _FIRST
         if 0 <= number < len(self.buffers):
             buffer, offset = self.buffers[number], (address & ((1 << _OFFSET_BITS) - 1)) - _BIAS
-            return f"{buffer.name}[{offset // itemsize}]"
+            return buffer.place(offset, itemsize)
         return "null" if address == 0 else hex(address)
 
     def resolve(self, addresses: np.ndarray, dtype: DType) -> list[tuple[Buffer, np.ndarray, np.ndarray]]:
@@ -101,29 +116,58 @@ class Memory:
         return parts
 
     def _virtual(self, addresses: np.ndarray) -> np.ndarray:
-        known = (addresses >> _OFFSET_BITS >= _FIRST) & (addresses >> _OFFSET_BITS < _FIRST + len(self.buffers))
+        known = self._known(addresses)
         if np.all(known):
             return addresses
         result = addresses.copy()
-        for lane in zip(*np.nonzero(~known), strict=True) if addresses.ndim else [()]:
-            try:
-                result[lane] = self._from_real(int(addresses[lane]))
-            except ExecutionError as error:
-                error.lane = int(np.ravel_multi_index(lane, addresses.shape)) if lane else 0
-                raise
+        while not np.all(known):
+            lane = int(np.flatnonzero(~known)[0])
+            index = self._holding(int(result.flat[lane]), lane)
+            start, size = self.buffers[index].bytes.ctypes.data, self.buffers[index].bytes.size
+            here = ~known & (result >= start) & (result < start + size)
+            result[here] += ((_FIRST + index) << _OFFSET_BITS) + _BIAS - start
+            known |= here
         return result
 
-    def _from_real(self, address: int) -> int:
+    def _known(self, addresses: np.ndarray) -> np.ndarray:
+        numbers = addresses >> _OFFSET_BITS
+        return np.asarray((numbers >= _FIRST) & (numbers < _FIRST + len(self.buffers)))
+
+    def _holding(self, address: int, lane: int) -> int:
+        """The number of the buffer that a real address lies in; a chunk of mapped memory is added when none does."""
         for index, buffer in enumerate(self.buffers):
-            offset = address - buffer.bytes.ctypes.data
-            if 0 <= offset < buffer.bytes.size:
-                return ((_FIRST + index) << _OFFSET_BITS) + _BIAS + offset
+            if 0 <= address - buffer.bytes.ctypes.data < buffer.bytes.size:
+                return index
+        chunk = _mapped(address)
+        if chunk is not None:
+            self.buffers.append(Buffer("", chunk))
+            return len(self.buffers) - 1
         what = "a null pointer" if address == 0 else f"address {address:#x}"
-        raise ExecutionError(
+        error = ExecutionError(
             f"access through {what}, which is in no argument of the kernel",
             "pass the array to the kernel, or mask off the lanes without a pointer",
             address="null" if address == 0 else hex(address),
         )
+        error.lane = lane
+        raise error
+
+
+def _mapped(address: int) -> np.ndarray | None:
+    """The bytes around an address of this process, read-only where they are; None when nothing is there."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as table:
+            lines = table.read().splitlines()
+    except OSError:  # not Linux: nobody tells what is mapped
+        return None
+    for line in lines:
+        extent, permissions = line.split()[:2]
+        low, high = (int(bound, 16) for bound in extent.split("-"))
+        if low <= address < high and "r" in permissions:
+            first, last = max(low, address & -_CHUNK), min(high, (address & -_CHUNK) + _CHUNK)
+            chunk = np.ctypeslib.as_array((ctypes.c_uint8 * (last - first)).from_address(first))
+            chunk.flags.writeable = "w" in permissions
+            return chunk
+    return None
 
 
 def span(array: np.ndarray) -> tuple[np.ndarray, int]:
@@ -143,6 +187,8 @@ def span(array: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _check(buffer: Buffer, offsets: np.ndarray, dtype: DType) -> None:
     size = dtype.itemsize
+    if np.any(offsets % size):
+        raise ExecutionError(f"access to {buffer.name or 'memory'} that is not aligned to its element type {dtype}")
     outside = (offsets < 0) | (offsets > buffer.bytes.size - size)
     if np.any(outside):
         lane = int(np.flatnonzero(outside)[0])
@@ -151,9 +197,7 @@ def _check(buffer: Buffer, offsets: np.ndarray, dtype: DType) -> None:
         error = ExecutionError(
             f"access out of bounds: element {element} of {buffer.name}, which has {count} elements of {dtype}{lanes}",
             f"let a mask leave out what lies outside, or check the sizes and strides that go with {buffer.name}",
-            address=f"{buffer.name}[{element}]",
+            address=buffer.place(int(offsets.flat[lane]), size),
         )
         error.lane = lane
         raise error
-    if np.any(offsets % size):
-        raise ExecutionError(f"access to {buffer.name} that is not aligned to its element type {dtype}")
