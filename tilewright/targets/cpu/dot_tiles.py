@@ -17,6 +17,7 @@ every tile comes from a table that is loaded before; what is left of the rows ha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.assemble import function_attributes
@@ -57,6 +58,19 @@ class TileBlocking:
 def emit_tile_function(module: Module, target: CPUTarget, plan: DotPlan) -> None:
     """Add the function `plan.name` to the module; its parameters are those of `dot_function.emit_function`."""
     _TileFunction(module, target, plan).emit()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the depth for one or two strips of columns."""
+
+    column: LLVMValue
+    count: int  # strips
+    left: LLVMValue
+    left_stride: LLVMValue  # in elements
+    steps: LLVMValue  # tiles of the depth
+    accumulate: LLVMValue
+    ahead: tuple[LLVMValue, LLVMValue] | None  # the strips after these and the bytes between their rows
 
 
 class _TileFunction:
@@ -115,13 +129,14 @@ class _TileFunction:
 
         def strips(column: LLVMValue, count: int) -> None:
             self._pack(column, start, length, count)
+            run = _Run(column, count, left, left_stride, steps, accumulate, self._right_ahead(column, start, length))
             if whole:
                 with b.loop(b.integer(0), b.minimum(self.rows, whole), 2 * _ROWS, hint="rows") as rows:
-                    self._tiles(rows.index, [_ROWS, _ROWS], count, column, left, left_stride, steps, accumulate)
+                    self._tiles(rows.index, [_ROWS, _ROWS], run)
             if rest:
                 with b.when(b.compare("sgt", self.rows, whole), hint="rest"):
                     self._configure(rest)
-                    self._tiles(b.integer(whole), rest, count, column, left, left_stride, steps, accumulate)
+                    self._tiles(b.integer(whole), rest, run)
                     if whole:
                         self._configure([_ROWS, _ROWS])
 
@@ -146,19 +161,18 @@ class _TileFunction:
 
     # -- One block of tiles -------------------------------------------------------------------------
 
-    def _tiles(self, row: LLVMValue, heights: Sequence[int], count: int, column: LLVMValue, left: LLVMValue,
-               left_stride: LLVMValue, steps: LLVMValue, accumulate: LLVMValue) -> None:  # fmt: skip
-        """The sums of `heights` rows from `row` and `count` strips from `column` over a run of the depth."""
-        b, itemsize = self.builder, self.plan.left.itemsize
-        stride = b.multiply(left_stride, itemsize)
+    def _tiles(self, row: LLVMValue, heights: Sequence[int], run: _Run) -> None:
+        """The sums of `heights` rows from `row` and the strips of `run` over a run of the depth."""
+        b, count, itemsize = self.builder, run.count, self.plan.left.itemsize
+        stride = b.multiply(run.left_stride, itemsize)
         sums = []
         for i in range(len(heights)):
             for j in range(count):
-                place = b.add(b.multiply(b.add(row, _ROWS * i), self.plan.accumulator_stride), b.add(column, _ROWS * j))
-                sums.append((2 * i + j, b.gep(self.accumulator, place, "i32")))
+                place = self._sums_place(b.add(row, _ROWS * i), b.add(run.column, _ROWS * j))
+                sums.append((2 * i + j, place))
         sums_stride = b.integer(4 * self.plan.accumulator_stride)
         add, clear, ready = b.new_block("add"), b.new_block("clear"), b.new_block("ready")
-        b.branch_if(accumulate, add, clear)
+        b.branch_if(run.accumulate, add, clear)
         b.start(add)
         for tile, place in sums:
             self._move("llvm.x86.tileloadd64", tile, place, sums_stride)
@@ -168,9 +182,12 @@ class _TileFunction:
             self._tile_call("llvm.x86.tilezero", [tile])
         b.branch(ready)
         b.start(ready)
-        first = b.gep(left, b.multiply(row, stride), "i8")
+        first = b.gep(run.left, b.multiply(row, stride), "i8")
         line = b.integer(_BYTES)
-        with b.loop(b.integer(0), steps, 1, hint="deep") as loop:
+        following = self._following_sums(row, run)
+        with b.loop(b.integer(0), run.steps, 1, hint="deep") as loop:
+            self._prefetch_sums(following, loop.index, count)
+            self._prefetch_right(run, row, loop.index)
             place = b.gep(first, b.multiply(loop.index, _BYTES), "i8")
             strip = b.gep(self.strips, b.multiply(loop.index, _ROWS * _BYTES), "i8")
             for j in range(count):
@@ -181,6 +198,62 @@ class _TileFunction:
                     self._tile_call(self.instruction, [2 * i + j, 4 + i, 6 + j])
         for tile, place in sums:
             self._move("llvm.x86.tilestored64", tile, place, sums_stride)
+
+    def _sums_place(self, row: LLVMValue, column: LLVMValue) -> LLVMValue:
+        """The address of accumulator[row, column]."""
+        b = self.builder
+        return b.gep(self.accumulator, b.add(b.multiply(row, self.plan.accumulator_stride), column), "i32")
+
+    # -- What comes next, on its way meanwhile ---------------------------------------------------------
+
+    def _following_sums(self, row: LLVMValue, run: _Run) -> LLVMValue:
+        """The sums after those of `row`: further down, or in the next strips."""
+        b = self.builder
+        below = b.add(row, 2 * _ROWS)
+        more = b.compare("slt", below, self.rows)
+        column = b.select(more, run.column, b.add(run.column, run.count * _ROWS))
+        return self._sums_place(b.select(more, below, b.integer(0)), column)
+
+    def _prefetch_sums(self, sums: LLVMValue, step: LLVMValue, count: int) -> None:
+        """A share of the rows of sums that are read and written next, into the level 1 cache."""
+        b = self.builder
+        rows = -(-2 * _ROWS // (self.blocking.depth // self.blocking.step))
+        stride = self.plan.accumulator_stride
+        first = b.gep(sums, b.multiply(step, rows * stride), "i32")
+        for row in range(rows):
+            for strip in range(count):
+                self._prefetch(b.gep(first, row * stride + strip * _ROWS, "i32"), level=1)
+
+    def _right_ahead(
+        self, column: LLVMValue, start: LLVMValue, length: LLVMValue
+    ) -> tuple[LLVMValue, LLVMValue] | None:
+        """Where the strips after those at `column` lie, and the bytes from one step of the depth to the next."""
+        b = self.builder
+        if self.plan.layout == "columns":
+            return None
+        following = b.add(column, _STRIPS * _ROWS)
+        more = b.compare("slt", following, self.columns)
+        place, stride = self._right_rows(
+            b.select(more, following, b.integer(0)), b.select(more, start, b.add(start, length))
+        )
+        return place, b.multiply(stride, self.plan.right.itemsize)
+
+    def _prefetch_right(self, run: _Run, row: LLVMValue, step: LLVMValue) -> None:
+        """A share of the strips that are copied next, into the level 2 cache; all rows together fetch them."""
+        if run.ahead is None:
+            return
+        b, blocking = self.builder, self.blocking
+        place, stride = run.ahead
+        turns = -(-self.plan.shape.rows // (2 * _ROWS)) * (blocking.depth // blocking.step)
+        lines = -(-blocking.depth // turns)
+        turn = b.add(b.multiply(b.binary("lshr", row, b.integer(5)), run.steps), step)
+        first = b.multiply(turn, lines)
+        for line in range(lines):
+            self._prefetch(b.gep(place, b.multiply(b.add(first, line), stride), "i8"), level=2)
+
+    def _prefetch(self, address: LLVMValue, level: int) -> None:
+        arguments = [address, *(self.builder.integer(number, "i32") for number in (0, 4 - level, 1))]
+        self.builder.call("llvm.prefetch.p0", "void", arguments)
 
     def _move(self, name: str, tile: int, place: LLVMValue, stride: LLVMValue) -> None:
         self.builder.call(name, "void", [self.builder.integer(tile, "i8"), place, stride],
