@@ -52,7 +52,7 @@ def engine(model: Path) -> Path:
 
 def tilewright(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tilewright.cli.main", *arguments],
+        [sys.executable, "-m", "tilewright", *arguments],
         capture_output=True,
         text=True,
         check=False,

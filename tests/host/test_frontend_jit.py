@@ -107,7 +107,12 @@ READ_ONLY.flags.writeable = False
 MISTAKES = [
     (lambda: scale[(1,)](X, X, 8, 2.0), "needs a value for 'BLOCK'"),
     (lambda: scale[(1,)](X, X, 8, 2.0, 8, 9), "1 more positional"),
-    (lambda: scale[(1,)](X, X, 8, 2.0, BLOCK=8, num_wraps=4), "does not take 'num_wraps'.*num_warps"),
+    (
+        lambda: scale[(1,)](X, X, 8, 2.0, BLOCK=8, num_wraps=4),
+        "does not take 'num_wraps'; did you mean 'num_warps'\\?$",
+    ),
+    (lambda: scale[(1,)](X, X, 8, 2.0, BLOKC=8), "does not take 'BLOKC'; did you mean 'BLOCK'"),
+    (lambda: scale[(1,)](X, X, 8, 2.0, BLOCK=8, speed=1), "'speed'; its parameters are x.*launch options.*num_warps"),
     (lambda: scale[(1, 1, 1, 1)](X, X, 8, 2.0, BLOCK=8), "one to three extents"),
     (lambda: scale[(-1,)](X, X, 8, 2.0, BLOCK=8), "at least 0"),
     (lambda: scale[(1.5,)](X, X, 8, 2.0, BLOCK=8), "whole numbers"),

@@ -14,7 +14,7 @@ own parameters, and Python's call binds them.  For ``def scale(x, n, BLOCK: tl.c
             ...
             _c2 = BLOCK if type(BLOCK) in _plain else _constant_key(BLOCK)
         except Exception as error:
-            raise _owner._argument_error((x, n, BLOCK), error) from None
+            raise _owner._argument_error((x, n, BLOCK), _options, _rest, error) from None
         _key = (_options_key(_options, _rest) if _options or _rest else _default, _settings.interpret, _c0, _c1, _c2)
         _launch = _launches.get(_key)
         if _launch is None or (_watched and _changed()):
@@ -73,7 +73,7 @@ _RULE = """\
 """
 _END = """\
     except _tw_Exception as _tw_error:
-        raise _tw_owner._argument_error(({values}), _tw_error) from None
+        raise _tw_owner._argument_error(({values}), _tw_options, _tw_rest, _tw_error) from None
     _tw_key = (_tw_options_key(_tw_options, _tw_rest) if _tw_options or _tw_rest else _tw_default_options, \
 _tw_settings.interpret, {classes})
     _tw_launch = _tw_launches.get(_tw_key)

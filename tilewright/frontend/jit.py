@@ -40,6 +40,7 @@ from tilewright.frontend.kernel_info import (
     read_override,
 )
 from tilewright.frontend.launching import CPULaunch, Interface, InterpretedLaunch, Launch, SkippedLaunch
+from tilewright.frontend.scope import nearest
 from tilewright.frontend.specialization import (
     address_rule,
     constant_key,
@@ -252,7 +253,7 @@ class JITFunction(KernelSource):
                 key.append(kind if rule is None else rule(kind, value))
                 slots.append(slot)
         except Exception as error:
-            raise self._argument_error(values, error) from None
+            raise self._argument_error(values, options, rest, error) from None
         found = self._launches.get(tuple(key))
         if found is None or (self._watched and self._changed()):
             found = self._prepare(tuple(key), values, options)
@@ -391,15 +392,22 @@ class JITFunction(KernelSource):
         unknown = [name for name in options if name not in LAUNCH_OPTIONS]
         if rest or unknown:
             what = f"{len(rest)} more positional arguments" if rest else ", ".join(map(repr, unknown))
-            raise LaunchError(
-                f"kernel '{self.name}' does not take {what}; its parameters are {', '.join(self.argument_names)}, "
-                f"and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
-            )
+            listed = f"its parameters are {', '.join(self.argument_names)}"
+            options_listed = f"{listed}, and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
+            names = (*self.argument_names, *LAUNCH_OPTIONS)
+            advice = listed if rest else "; ".join({nearest(name, names, options_listed): None for name in unknown})
+            raise LaunchError(f"kernel '{self.name}' does not take {what}; {advice}")
         given = {"debug": True, **options} if self.debug else options
         return tuple((name, option_key(value)) for name, value in given.items())
 
-    def _argument_error(self, arguments: tuple[Any, ...], error: Exception) -> Exception:
-        """What to raise when an argument cannot be classified: which one, and why."""
+    def _argument_error(
+        self, arguments: tuple[Any, ...], options: dict[str, Any], rest: tuple[Any, ...], error: Exception
+    ) -> Exception:
+        """What to raise when an argument cannot be classified: which one, and why.
+
+        A name that nobody knows comes first: misspelt, it is why an argument is missing.
+        """
+        self._options_key(options, rest)
         for parameter, rule, value in zip(self.parameters, self.rules, arguments, strict=True):
             if value is MISSING:
                 return LaunchError(f"kernel '{self.name}' needs a value for '{parameter.name}'")
