@@ -361,7 +361,7 @@ def attention_case(threads: int) -> Case:
     work = 4e-9 * HEADS * SEQUENCE**2 * HEAD
     case = Case("attention b1 h12 s512 d64", expected, 1e-5, 1.0, gflop=work)
     out = aligned(*q.shape)
-    case.add(OURS, our_attention(q, k, v, out, scale), lambda: out)
+    case.add(OURS, our_attention(q, k, v, out, scale, threads), lambda: out)
 
     def function(result: Any, q: Any, k: Any, v: Any) -> Any:
         return result.copy_(torch.nn.functional.scaled_dot_product_attention(q, k, v))
@@ -379,18 +379,20 @@ def attention_case(threads: int) -> Case:
     return case
 
 
-def our_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, scale: float) -> Run:
+def our_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, scale: float, threads: int) -> Run:
     """The library's kernel with the blocks that an engine would choose."""
     from tilewright.kernels.attention import attention
+    from tilewright.tactics.attention import KEY_BLOCK, query_block
 
-    block = 64
+    block = query_block(SEQUENCE, HEADS, threads)
     whole, head, row = HEADS * SEQUENCE * HEAD, SEQUENCE * HEAD, HEAD
     launcher = attention[(-(-SEQUENCE // block), HEADS, 1)]
     strides = (whole, head, row) * 4
 
     def run() -> None:
         launcher(q, k, v, q, out, SEQUENCE, SEQUENCE, 1, scale, *strides, 0, 0, 0, 0, 0, 0, 0, HEAD=HEAD,
-                 VALUE_HEAD=HEAD, BLOCK_S=block, BLOCK_T=128, CAUSAL=False, BIAS=0, TYPE=tl.float32)  # fmt: skip
+                 VALUE_HEAD=HEAD, BLOCK_S=block, BLOCK_T=KEY_BLOCK, MASK_S=SEQUENCE % block != 0,
+                 MASK_T=SEQUENCE % KEY_BLOCK != 0, CAUSAL=False, BIAS=0, TYPE=tl.float32)  # fmt: skip
 
     return run
 

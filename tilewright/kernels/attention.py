@@ -18,6 +18,8 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @tilewright.jit
 def load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS: tl.constexpr):
@@ -35,12 +37,16 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
               HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
-              CAUSAL: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+              MASK_S: tl.constexpr, MASK_T: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr,
+              TYPE: tl.constexpr):  # fmt: skip
     """Blocks of queries against all keys.  Grid: (query blocks, query heads, batch).
+
+    `MASK_S` and `MASK_T` are false where whole blocks of queries and of keys are known to exist.
 
     Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
     are the left operands of `dot`, read in place; the queries lie along the vector dimension, so that
     maxima and sums over keys are plain vector operations; and only Q and O are ever transposed, once.
+    Scores are in units of log 2, because powers of two are cheaper than those of e.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -55,8 +61,11 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     out = out + (batch * out_batch + head * out_head)
     bias = bias + (batch * bias_batch + head * bias_head)
 
-    q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query[:, None] < queries)
-    q_transposed = tl.trans((q_block.to(TYPE) * scale).to(k.dtype.element_ty))
+    query_exists = None
+    if MASK_S:
+        query_exists = query[:, None] < queries
+    q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query_exists)
+    q_transposed = tl.trans((q_block.to(TYPE) * (scale * LOG2_E)).to(k.dtype.element_ty))
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((VALUE_HEAD, BLOCK_S), TYPE)
@@ -65,23 +74,25 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         limit = tl.minimum(keys, first_query + BLOCK_S + keys - queries)
     for first_key in range(0, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
-        key_exists = key < keys
         key_row = key.to(tl.int64)
-        k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists[:, None])
+        key_exists = None
+        if MASK_T:
+            key_exists = key[:, None] < keys
+        k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists)
         scores = tl.dot(k_block, q_transposed, input_precision="ieee")
         if BIAS > 0:
-            scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE)
-        seen = key_exists[:, None]
+            scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE) * LOG2_E
+        if MASK_T:
+            scores = tl.where(key_exists, scores, float("-inf"))
         if CAUSAL:
-            seen = seen & (key[:, None] <= query[None, :] + (keys - queries))
-        scores = tl.where(seen, scores, float("-inf"))
+            scores = tl.where(key[:, None] <= query[None, :] + (keys - queries), scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp(maximum - reference)
-        weights = tl.exp(scores - reference[None, :])
+        correction = tl.exp2(maximum - reference)
+        weights = tl.exp2(scores - reference[None, :])
         total = total * correction + tl.sum(weights, 0)
-        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists[:, None])
+        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists)
         acc = tl.dot(
             tl.trans(v_block), weights.to(v.dtype.element_ty), acc * correction[None, :], input_precision="ieee"
         )
@@ -89,7 +100,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 
     # A query that sees no key has the total 0 and gives zeros.
     result = tl.trans(acc / tl.where(total == 0.0, 1.0, total)[None, :])
-    tl.store(out + query.to(tl.int64)[:, None] * out_row + value_dim[None, :], result, mask=query[:, None] < queries)
+    tl.store(out + query.to(tl.int64)[:, None] * out_row + value_dim[None, :], result, mask=query_exists)
 
 
 @tilewright.jit

@@ -11,17 +11,19 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.kernels.attention import attention, attention_decode
+from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate, expected, machine_of
 
 FEW_QUERIES = 4  # up to this many, each query streams the keys by itself
-QUERY_BLOCK = 64
+QUERY_BLOCKS = (256, 128, 64)  # of queries, the largest that leaves every thread enough programs
 KEY_BLOCK = 128
+PROGRAMS = 4  # for each thread, so that all have about the same work
 VECTOR = 16
 
 
@@ -75,18 +77,30 @@ def _calls(
         calls.append(_call(attention_decode, operands, types, {**constants, "BLOCK_T": key_block},
                            (queries, heads, batch), condition))  # fmt: skip
     if upper_bound(queries) > FEW_QUERIES:
-        block = _query_block(queries)
-        calls.append(_call(attention, operands, types, {**constants, "BLOCK_T": key_block, "BLOCK_S": block},
+        block = query_block(queries, expected(lift(batch) * heads), settings.threads)
+        masks = {"MASK_S": _is_ragged(queries, block), "MASK_T": _is_ragged(keys, key_block)}
+        calls.append(_call(attention, operands, types, {**constants, **masks, "BLOCK_T": key_block, "BLOCK_S": block},
                            (ceil_divide(queries, block), heads, batch), None))  # fmt: skip
     return calls
 
 
-def _query_block(queries: Size) -> int:
-    """Equal blocks of queries, in whole vectors."""
+def query_block(queries: Size, heads: int, threads: int) -> int:
+    """Equal blocks of queries, in whole vectors; `heads` counts those of all batches.
+
+    Large blocks read the keys and values less often; an unknown number of queries may be small.
+    """
     if not isinstance(queries, int):
-        return QUERY_BLOCK
-    blocks = ceil(queries / QUERY_BLOCK)
+        return QUERY_BLOCKS[-1]
+    for most in QUERY_BLOCKS:
+        blocks = ceil(queries / most)
+        if blocks * heads >= PROGRAMS * threads:
+            break
     return ceil(ceil(queries / blocks) / VECTOR) * VECTOR
+
+
+def _is_ragged(extent: Size, block: int) -> bool:
+    """Whether the last block may be cut short."""
+    return not isinstance(extent, int) or extent % block != 0
 
 
 def _call(

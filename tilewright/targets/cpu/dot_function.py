@@ -28,6 +28,7 @@ _IN_PLACE_ROWS = 4  # up to so many rows of `left` are read in place through one
 _SHORT_RUN = 8  # depth of a run when few rows meet a wide row-major matrix: so many streams from memory
 _LINE = 64
 _CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
+_PAGE = 4096
 _CROWDED = 4  # lines of one set that the rows of a tile may take
 
 
@@ -134,7 +135,12 @@ class _DotFunction:
     def _can_read_left(self) -> bool:
         """Whether rows of `left` are read where they are; see `LeftOperand`."""
         plan = self.plan
-        if self.left_type != self.element or plan.left_depth_stride != 1:
+        if self.left_type != self.element:
+            return False
+        if self._left_is_transposed():  # a whole block whose lines follow one another closely
+            apart = plan.left_depth_stride
+            return apart is not None and apart * plan.left.itemsize < _PAGE and not any(plan.limits)
+        if plan.left_depth_stride != 1:
             return False
         if plan.shape.rows <= _IN_PLACE_ROWS:
             return True
@@ -143,7 +149,7 @@ class _DotFunction:
         # the lines that the rows of a tile are at must not crowd into a few sets of the level 1 cache
         lines = lines_of(plan.left_row_stride * plan.left.itemsize)
         distinct = _CACHE_SETS // math.gcd(_CACHE_SETS, lines)
-        return plan.left_row_stride * plan.left.itemsize < 4096 and self.blocking.max_rows <= _CROWDED * distinct
+        return plan.left_row_stride * plan.left.itemsize < _PAGE and self.blocking.max_rows <= _CROWDED * distinct
 
     def _left_can_overrun(self) -> bool:
         """Whether one row beyond the run-time limit may be read in place."""
@@ -337,7 +343,7 @@ class _DotFunction:
     def _left_strides(self) -> tuple[int | None, int]:
         """Row and depth stride of what `_prepare_left` gives."""
         if self.left_in_place:
-            return self.plan.left_row_stride, 1
+            return self.plan.left_row_stride, self.plan.left_depth_stride or 1
         return (1, self.blocking.transposed_stride) if self._left_is_transposed() else (self.blocking.left_stride, 1)
 
     def _right_place(self, column: LLVMValue, start: LLVMValue) -> LLVMValue:
