@@ -41,6 +41,10 @@ def _finished(form: MatmulForm, problem: MatmulProblem) -> MatmulForm | None:
     spec = problem.epilogue
     if spec.scale_a == "block" and (form.BN not in (64, 128) or form.SPLIT > 1 or form.BK != epilogues.BLOCK):
         return None  # a tile's columns share a scale, and so do the depths of a stage
+    if form.SPLIT > 1 and form.BN % 32:
+        return None  # partial sums in rows of 128 bytes
+    # Of operands for each column, few registers hold many; a residual is as large as the sums.
+    together = (spec.bias or spec.scale_b == "column") and not (spec.residual or spec.gate) and form.SPLIT == 1
     stages = form.STAGES
     while stages >= 2:  # staging tiles of other results may take more
         finished = form._replace(
@@ -48,6 +52,7 @@ def _finished(form: MatmulForm, problem: MatmulProblem) -> MatmulForm | None:
             PROMOTE=epilogues.promotion(spec),
             GATE=epilogues.gating(spec),
             EPILOGUE=epilogues.function(replace(spec, gate="")),
+            TOGETHER=2 if together else 1,
             DEPENDENT=problem.weights_ready,
         )
         try:

@@ -179,7 +179,7 @@ def _epilogue(
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
     spec = Epilogue(
         kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
-        "residual" in given, arguments.get("gate") or "", exact=output == dtypes.float32,
+        "residual" in given, arguments.get("gate") or "", exact=output != dtypes.bfloat16 or bool(settings.interpret),
     )  # fmt: skip
     return spec, tuple(given[name] for name in spec.operands)
 
@@ -521,12 +521,12 @@ def matmul(
     Sums are float32, for int8 int32.  `out` [..., M, N] has contiguous rows of `out_dtype`: float32, float16, bfloat16,
     for int8 also int32 (the default there; else that of `a`, bfloat16 for float8).
 
-    `bias` [N]; `residual` like out; `activation` one of relu, gelu, gelu_tanh, silu, sigmoid; activations of 16-bit
-    results are accurate to 1e-5, not more.  Scales are float32 arrays: `scale_a` of one number, of M, or [M, K / 128];
-    `scale_b` of one number, of N, or [N / 128, K / 128]; the last two go together, and their sums over 128 of depth
-    are promoted to float32.  `gate` (an activation): gate(left columns) * right columns, [..., M, N / 2], with `b`
-    as `interleave_gate` makes it.  `weights_ready` promises that no kernel which is still running writes `b`: the
-    product may then read it before those have ended.
+    `bias` [N]; `residual` like out; `activation` one of relu, gelu, gelu_tanh, silu, sigmoid; those of bfloat16
+    results are accurate to 3e-4 of their argument, not more.  Scales are float32 arrays: `scale_a` of one number, of M,
+    or [M, K / 128]; `scale_b` of one number, of N, or [N / 128, K / 128]; the last two go together, and their sums over
+    128 of depth are promoted to float32.  `gate` (an activation): gate(left columns) * right columns, [..., M, N / 2],
+    with `b` as `interleave_gate` makes it.  `weights_ready` promises that no kernel which is still running writes `b`:
+    the product may then read it before those have ended.
 
     `effort` 0 takes the first form by cost; otherwise (`settings.tune`) close ones are timed once for a shape class and
     kept on disk.  Arrays that tensor copies cannot move go to a portable kernel; `explain_matmul` tells.

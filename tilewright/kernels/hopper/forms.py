@@ -56,6 +56,7 @@ class MatmulForm(NamedTuple):
     PROMOTE: Any = None  # (partial, rows, first column, stage, extra) -> what is added to the sum in float32
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
+    TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
 
     @property
     def out_columns(self) -> int:
@@ -189,6 +190,7 @@ class MatmulForm(NamedTuple):
             (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
             (self.SPLIT == 1 or partial <= left, "partial sums lie where the stages of A were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
+            (self.TOGETHER == 1 or (self.SPLIT == 1 and not self.GATE), "chunks go together unsplit, ungated"),
             (not self.GATE or (self.SPLIT == 1 and self.BN % 16 == 0), "gates take pairs of 8 columns, unsplit"),
             (self.cluster <= 8, "a cluster has at most 8 CTAs"),
             (self.STAGES >= 2, "there are two stages or more"),

@@ -254,10 +254,13 @@ def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl
             row = first_row + copy * FORM.rows + 64 * part
             column = first_column + chunk * FORM.chunk
             rows = tx.block_slice(total, 0, 64 * part, 64)
-            block = tx.block_slice(rows, 1, chunk * FORM.chunk * WIDER, WIDTH * WIDER)
-            if FORM.GATE is not None:
-                block = gated(block, FORM.GATE)
-            value = finished(block, batch, row, column, M, N, extra, FORM)
+            if chunk % FORM.TOGETHER == 0:
+                REST: tl.constexpr = min(FORM.TOGETHER * FORM.chunk, FORM.out_columns - chunk * FORM.chunk)
+                block = tx.block_slice(rows, 1, chunk * FORM.chunk * WIDER, REST * WIDER)
+                if FORM.GATE is not None:
+                    block = gated(block, FORM.GATE)
+                results = finished(block, batch, row, column, M, N, extra, FORM)
+            value = tx.block_slice(results, 1, chunk % FORM.TOGETHER * FORM.chunk, WIDTH)
             if STORE[0] < FORM.BUFFERS:
                 out = outs[copy * FORM.BUFFERS + STORE[0]]
                 store_chunk(value, c, out, batch, row, column, STORE[1], FORM.BATCHED)
