@@ -11,6 +11,8 @@ from tilewright.targets.nvidia.dot_layout import Instruction, instruction_of
 from tilewright.targets.nvidia.dot_scalar import scalar_dot
 from tilewright.targets.nvidia.exchange import pack, to_bits
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
+from tilewright.targets.nvidia.warpgroup import warpgroup_dot
+from tilewright.targets.nvidia.warpgroup_layout import is_tile, warpgroup_product
 
 Place = tuple[int, int]
 # Which parts of A and B are multiplied, the smallest products first.
@@ -24,7 +26,13 @@ _TERMS = {
 
 def dot(lowering: KernelLowering, operation: Operation) -> None:
     """The rule of `dot`."""
+    if is_tile(lowering.layout(operation.operands[1])):
+        warpgroup_dot(lowering, operation)
+        return
+    lowering.land_value(operation.operands[2])
     instruction = instruction_of(operation, lowering.target)
+    if warpgroup_product(operation, lowering.target, lowering.warps, False) is not None:
+        lowering.note(operation, "the product is done by mma.sync: wgmma cannot read its operands as they lie")
     if instruction is None:
         scalar_dot(lowering, operation)
     else:

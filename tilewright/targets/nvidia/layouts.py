@@ -31,7 +31,7 @@ from tilewright.ir.rewrite import Rebuilder
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts, LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
-from tilewright.targets.nvidia import dot_layout, transfer
+from tilewright.targets.nvidia import dot_layout, transfer, warpgroup_layout
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -65,15 +65,17 @@ class Assignment:
     target: NvidiaTarget
 
 
-def assign(function: Function, target: NvidiaTarget, warps: int) -> Assignment:
+def assign(function: Function, target: NvidiaTarget, warps: int, warpgroups: bool = True) -> Assignment:
     """Layouts for a kernel run by `warps` warps (roles of explicit kernels: as many as the role has).
 
+    Without `warpgroups` products are done warp by warp, also where the target could do otherwise.
     Raises `CompilationError` at the user's line for an operation that no layout rule knows.
     """
     facts = analyze_axes(function)
     assigner = Assigner(target, warps, facts, plan_accesses(function, facts))
     assigner.chained = dot_layout.chained_products(function)
     assigner.combined = combined_axes(function)
+    assigner.warpgroups &= warpgroups
     assigner.region(function.region)
     assigner.finish()
     wishes = _Wishes(assigner)
@@ -176,6 +178,7 @@ class Assigner:
         self.combined: dict[tuple[int, ...], int] = {}  # shapes of blocks that are reduced, and along which axis
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
         self.direct_loads = False  # in the layout of what they are combined with, at any price
+        self.warpgroups = target.wgmma  # whether products may be warpgroups'
 
     def region(self, region: Region) -> None:
         for operation in region.operations:
@@ -576,6 +579,8 @@ def _loaded(value: Value) -> bool:
 
 def _dot(assigner: Assigner, operation: Operation) -> None:
     """As the instruction wants it; of several widths the one that is cheapest for what the operands come from."""
+    if assigner.warpgroups and _warpgroup_dot(assigner, operation):
+        return
     instruction = instruction_of(operation, assigner.target)
     accumulator = operation.operands[2]
     if instruction is None:
@@ -597,6 +602,23 @@ def _dot(assigner: Assigner, operation: Operation) -> None:
     chosen = min(choices, key=cost)
     assigner.require(operation, [chosen.a, chosen.b, chosen.accumulator])
     assigner.anchor(operation.result, chosen.accumulator)
+
+
+def _warpgroup_dot(assigner: Assigner, operation: Operation) -> bool:
+    """Lay a product out for wgmma, if it is one; operands in shared memory are wanted in the layout of a tile."""
+    chained = operation in assigner.chained
+    product = warpgroup_layout.warpgroup_product(operation, assigner.target, assigner.warps, chained)
+    operands = operation.operands[:2]
+    if product is None or any(value in assigner.flexible for value in operands):
+        return False
+    homes = [assigner.settle(value) for value in operands]
+    layouts = warpgroup_layout.operand_layouts(operation, product, homes, _loaded(operands[0]))
+    if layouts is None:
+        return False
+    accumulator = product.accumulator()
+    assigner.require(operation, [*layouts, accumulator])
+    assigner.anchor(operation.result, accumulator)
+    return True
 
 
 LAYOUT_RULES: dict[str, Rule] = {
@@ -754,9 +776,10 @@ class _Writer(Rebuilder):
                 self.written[old, layout] = self.convert(new, home, layout)
 
     def convert(self, value: Value, home: LinearLayout, layout: LinearLayout) -> Value:
-        plan = conversion_plan(home, layout, element_bits(value))
+        tile = warpgroup_layout.is_tile(layout)
+        plan = "a tile in shared memory" if tile else str(conversion_plan(home, layout, element_bits(value)))
         attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}
-        attributes |= {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: str(plan)}
+        attributes |= {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: plan}
         converted = self.create("permute", [value], attributes).result
         self.layouts[converted] = layout
         return converted

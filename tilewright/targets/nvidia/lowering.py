@@ -27,6 +27,8 @@ from tilewright.targets.base import Remark
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
 from tilewright.targets.llvm.debug import DebugLines
 from tilewright.targets.nvidia.conversions import Converter, register_type
+from tilewright.targets.nvidia.explicit.views import View
+from tilewright.targets.nvidia.flight import Flight
 from tilewright.targets.nvidia.layouts import Assignment
 from tilewright.targets.nvidia.lowered import TensorMapUse
 from tilewright.targets.nvidia.shared_memory import Allocation
@@ -112,6 +114,8 @@ class KernelLowering:
         self.affine: dict[str, tuple[LLVMValue, int]] = {}
         self.used = {value for operation in self.function.walk() for value in operation.operands}
         self.loops: Mapping[Operation, Rule] = {}  # rules of loops that are not emitted as they stand
+        self.tiles: Mapping[Operation, int] = {}  # conversions to tiles that wgmma reads: byte offsets
+        self.views: dict[Value, View] = {}  # blocks that are tiles in shared memory
         self._instead: dict[Operation, Rule] = {}
         self._values: dict[Value, list[LLVMValue]] = {}
         self._memo: dict[tuple[object, ...], LLVMValue] = {}
@@ -127,6 +131,7 @@ class KernelLowering:
         )
         self.builder.float_flags = "contract"
         self.converter = Converter(self.builder, self.target)
+        self.flight = Flight(self.builder)
         self._values.update(
             (argument, [register])
             for argument, register in zip(self.function.region.arguments, self.builder.arguments, strict=True)
@@ -361,15 +366,39 @@ class KernelLowering:
         if rule is None:
             raise unsupported(operation, "there is no rule for it")
         self.builder.locate(operation.location)
+        self._land_for(operation)
         if operation in self.allocation.barriers:
             self.synchronize()
         rule(self, operation)
+
+    def _land_for(self, operation: Operation) -> None:
+        """Products that an operation needs the result of, or all before control flow, have to be done first.
+
+        The accumulator of a product is left to its rule.
+        """
+        if operation.regions and operation.opcode not in ("reduce", "scan"):
+            self.land()
+        for operand in operation.operands[: 2 if operation.opcode == "dot" else None]:
+            self.land_value(operand)
+
+    def land(self, keep: int = 0) -> None:
+        """Wait until the products of all but the `keep` newest groups of wgmma are done."""
+        for value, registers in self.flight.land(keep).items():
+            self.define(value, registers)
+
+    def land_value(self, value: Value) -> None:
+        """Wait for the product that a value is the result of, if it is still under way."""
+        if self.flight.holds(value):
+            self.land(self.flight.newer(value))
 
     def region(self, region: Region, arguments: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
         """Emit a region with its arguments bound to registers; the registers of what its terminator yields."""
         for value, registers in zip(region.arguments, arguments, strict=True):
             self.define(value, registers)
+        under_way = len(self.flight.groups)
         self.operations(region.operations[:-1])
+        if len(self.flight.groups) > under_way:
+            self.land()
         return [self.registers(value) for value in region.terminator.operands]
 
     def note(self, operation: Operation, message: str, severity: str = "note") -> None:

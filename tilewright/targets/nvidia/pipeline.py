@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function
+from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
-from tilewright.targets.nvidia.layouts import assign
+from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
 from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
-from tilewright.targets.nvidia.pipelining import aligned, plan_pipelines, streams_of
+from tilewright.targets.nvidia.pipelining import Pipeline, aligned, plan_pipelines, streams_of, tile_sizes
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.scratch import exchanging, scratch_sizes
-from tilewright.targets.nvidia.shared_memory import allocate
+from tilewright.targets.nvidia.shared_memory import Allocation, allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 DEFAULT_WARPS = 4
@@ -50,33 +50,64 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     warps = warps_of(function, options)
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps)
-    # Loops that feed products copy ahead, where the copies fit beside the scratch.
+    # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
     stages = options.get("num_stages") or DEFAULT_STAGES
-    whole = allocate(assignment.function, scratch_sizes(assignment)).size
-    loops = plan_pipelines(assignment, stages, target.shared_bytes - whole)
-    # Scratch for what threads hand to each other; barriers where its places are used again.
-    streamed = [stream.conversion for stream in streams_of(loops)]
-    allocation = allocate(assignment.function, scratch_sizes(assignment, streamed))
+    memory = plan_memory(assignment, stages, target.shared_bytes)
+    if memory.size > target.shared_bytes:
+        assignment = assign(function, target, warps, warpgroups=False)
+        memory = plan_memory(assignment, stages, target.shared_bytes)
     # Stores of one thread and loads of another stay in the program's order.
+    allocation = memory.scratch
     ordered = ordering_barriers(assignment.function, exchanging(assignment, allocation.scratch))
     allocation = replace(allocation, barriers=allocation.barriers | ordered)
-    tiles = aligned(allocation.size)  # of the loops behind the scratch: in one place, for none runs inside another
     # One rule for each operation.
     module = Module(header=HEADER)
     lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES)
     if options.get("line_info"):
         lowering.keep_lines()
-    lowering.loops = {operation: pipelined_rule(plan, tiles) for operation, plan in loops.items()}
+    lowering.tiles = memory.tiles
+    lowering.loops = {operation: pipelined_rule(plan, memory.ring) for operation, plan in memory.loops.items()}
     lowering.run()
     return LoweredKernel(
         text=module.text,
         symbol=symbol,
         warps=warps,
-        shared_bytes=max([allocation.size, *(tiles + plan.size for plan in loops.values())]),
+        shared_bytes=memory.size,
         tensor_maps=tuple(lowering.tensor_maps),
         remarks=tuple(lowering.remarks),
         assigned=assignment.function,
     )
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Where everything lies: scratch, then `tiles` of products (by conversion), then the loops' stages from `ring` on.
+
+    The stages of all loops are in one place, for none runs inside another.
+    """
+
+    scratch: Allocation
+    tiles: Mapping[Operation, int]
+    ring: int
+    loops: Mapping[Operation, Pipeline]
+    size: int
+
+
+def plan_memory(assignment: Assignment, stages: int, limit: int) -> SharedMemory:
+    """Shared memory of a kernel; loops copy ahead as far as `limit` bytes allow."""
+    function = assignment.function
+    whole = allocate(function, scratch_sizes(assignment)).size
+    loops = plan_pipelines(assignment, stages, limit - whole)
+    apart = sum(tile_sizes(assignment, loops).values())
+    if apart:
+        loops = plan_pipelines(assignment, stages, limit - whole - apart)
+    scratch = allocate(function, scratch_sizes(assignment, [stream.conversion for stream in streams_of(loops)]))
+    cursor, tiles = aligned(scratch.size), {}
+    for operation, size in tile_sizes(assignment, loops).items():
+        tiles[operation] = cursor
+        cursor += size
+    size = max([cursor if tiles else scratch.size, *(cursor + plan.size for plan in loops.values())])
+    return SharedMemory(scratch, tiles, cursor, loops, size)
 
 
 def warps_of(function: Function, options: Mapping[str, Any]) -> int:

@@ -11,11 +11,14 @@ from tilewright.layout.distributed import INPUTS
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.exchange import from_bits, load_shared, unpack
+from tilewright.targets.nvidia.explicit.barriers import fence_async
 from tilewright.targets.nvidia.layouts import item_size
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule, grouped
 from tilewright.targets.nvidia.memory import assembly, pieces
 from tilewright.targets.nvidia.pipelining import Pipeline, Stream
 from tilewright.targets.nvidia.transfer import element_bits
+from tilewright.targets.nvidia.warpgroup import tile_view
+from tilewright.targets.nvidia.warpgroup_layout import is_tile
 
 Load = Callable[[int], list[LLVMValue]]
 
@@ -47,10 +50,13 @@ class PipelinedLoop:
     def emit(self) -> None:
         lowering, builder = self.lowering, self.builder
         initial = [lowering.registers(value) for value in self.operation.operands[3:]]
+        late = self.plan.late
         for stream in self.plan.streams:
             lowering.note(stream.load, f"{stream.load.result.type} is copied {self.plan.stages - 1} iterations ahead")
         lowering.synchronize()  # the tiles may still be read, by this loop's last run or another loop
         index, ahead = self.prologue([initial[position] for position in self.plan.carried])
+        if late:
+            self.wait(self.plan.stages - 2)
         kept = [register for registers in initial for register in registers]
         state = [*kept, index, *(register for registers in ahead for register in registers), lowering.i32(0)]
         with builder.loop(self.lower, self.upper, self.step, state, hint="pipeline") as loop:
@@ -58,17 +64,44 @@ class PipelinedLoop:
             rest = loop.values[len(kept) :]
             index, stage = rest[0], rest[-1]
             ahead = grouped(rest[1:-1], ahead)
-            self.wait()
-            index, ahead = self.copy(self.before(stage), index, ahead)
+            if not late:
+                self.wait(self.plan.stages - 2)
+                index, ahead = self.copy(self.before(stage), index, ahead)
             self.reading = self.stage_offset(stage)
             with lowering.instead(self.replacements()):
-                following = lowering.region(self.body, [[loop.index], *carried])
+                if late:
+                    following = self.products(loop.index, carried)
+                else:
+                    following = lowering.region(self.body, [[loop.index], *carried])
+            if late:
+                self.wait(self.plan.stages - 3)
+                index, ahead = self.copy(self.before(stage), index, ahead)
             flat = [register for registers in following for register in registers]
             flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
             loop.next(flat)
         results = grouped(loop.results[: len(kept)], initial)
         for value, registers in zip(self.operation.results, results, strict=True):
             lowering.define(value, registers)
+        if late:
+            lowering.flight.carry({self.operation.results[p]: results[p] for p in self.plan.flying})
+            lowering.land()
+
+    def products(self, index: LLVMValue, carried: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
+        """The body, with accumulators that are still under way from the iteration before and at the end.
+
+        All older products have retired when it ends, so that the stage that they read may be filled.
+        """
+        lowering, yielded = self.lowering, self.body.terminator.operands
+        for value, registers in zip(self.body.arguments, [[index], *carried], strict=True):
+            lowering.define(value, registers)
+        lowering.flight.carry({self.body.arguments[1 + p]: carried[p] for p in self.plan.flying})
+        lowering.operations(self.body.operations[:-1])
+        for position, value in enumerate(yielded):
+            if position not in self.plan.flying:
+                lowering.land_value(value)
+        lowering.land(keep=lowering.flight.lasting())
+        lowering.flight.clear()
+        return [lowering.registers(value) for value in yielded]
 
     def replacements(self) -> dict[Operation, Rule]:
         """The loads and what renames their elements emit nothing; conversions read the stage."""
@@ -97,9 +130,11 @@ class PipelinedLoop:
         at_limit = self.builder.compare("eq", stage, limit)
         return self.builder.select(at_limit, self.lowering.i32(value), stage)
 
-    def wait(self) -> None:
-        """Until the copies of this iteration are there, for all threads, and nobody reads the stage before."""
-        assembly(self.lowering, f"cp.async.wait_group {self.plan.stages - 2};", "", [], [])
+    def wait(self, outstanding: int) -> None:
+        """Until all but so many copies are there, for all threads, and nobody reads the stage that is filled next."""
+        assembly(self.lowering, f"cp.async.wait_group {outstanding};", "", [], [])
+        if self.plan.warpgroups:
+            fence_async(self.builder)
         self.lowering.synchronize()
 
     # Copies --------------------------------------------------------------------------------------
@@ -187,6 +222,9 @@ class PipelinedLoop:
         result = stream.conversion.result
         layout = lowering.layout(result)
         base = self.builder.add(self.reading, lowering.i32(stream.offset))
+        if is_tile(layout):
+            lowering.views[result] = tile_view(base, result.type, layout)
+            return
         matrices = matrix_access(layout, stream.view, element_bits(result))
         if matrices is not None:
             load, groups = self.matrices(matrices, base)

@@ -29,10 +29,13 @@ from tilewright.targets.nvidia.layouts import (
     item_size,
 )
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, is_padded
+from tilewright.targets.nvidia.warpgroup_layout import is_tile, product_of, tile_axis
 
 _LEAST_BYTES = 4  # that cp.async copies
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
 _ALIGNMENT = 1024
+_REGISTERS = 64 << 10  # of a multiprocessor
+_OTHER_REGISTERS = 56  # that a thread takes beside its accumulators, about
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,21 @@ class Stream:
     view: SharedLayout
     offset: int  # bytes from the start of a stage
     size: int  # bytes
+    warpgroups: bool  # read by wgmma
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The streams of one loop, with the operations and the carried values (by position) that addresses need."""
+    """The streams of one loop, with the operations and the carried values (by position) that addresses need.
+
+    `flying` are the positions of accumulators whose products by warpgroups may be under way when an iteration ends.
+    """
 
     streams: tuple[Stream, ...]
     slice: tuple[Operation, ...]
     carried: tuple[int, ...]
     stages: int
+    flying: tuple[int, ...] = ()
 
     @property
     def stage_bytes(self) -> int:
@@ -67,6 +75,19 @@ class Pipeline:
     @property
     def size(self) -> int:
         return self.stages * self.stage_bytes
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether tiles are read by wgmma."""
+        return any(stream.warpgroups for stream in self.streams)
+
+    @property
+    def late(self) -> bool:
+        """Whether copies start behind the products, into the stage of the iteration before.
+
+        Products by warpgroups go on while an iteration ends, so that their own stage is free one iteration later.
+        """
+        return bool(self.flying) and self.stages > 2
 
 
 def aligned(size: int) -> int:
@@ -108,12 +129,40 @@ def _plan(
         stream = _stream(assignment, body, operation, users, sum(stream.size for stream in found))
         if stream is not None and _slice(body, [stream]) is not None:
             found.append(stream)
-    stages = min(stages, limit // max(1, sum(stream.size for stream in found)))
+    stage_bytes = sum(stream.size for stream in found)
+    flying = _flying(assignment, body, users) if any(stream.warpgroups for stream in found) else ()
+    if flying and stages > 2:
+        stages += _spare_stage(assignment, body, stages, stage_bytes)
+    stages = min(stages, limit // max(1, stage_bytes))
     if not found or stages < 2:
         return None
     sliced = _slice(body, found)
     assert sliced is not None  # each stream's own slice was
-    return Pipeline(tuple(found), sliced[0], sliced[1], stages)
+    return Pipeline(tuple(found), sliced[0], sliced[1], stages, flying)
+
+
+def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes: int) -> int:
+    """1 if one more stage, for the products that are under way, leaves room for as many CTAs as registers do."""
+    layouts = [assignment.layouts[operation.result] for operation in body.operations if operation.opcode == "dot"]
+    threads = layouts[0].size("lane") * layouts[0].size("warp")
+    needed = _OTHER_REGISTERS + sum(layout.size("register") for layout in layouts)
+    by_registers = max(1, _REGISTERS // (needed * threads))
+    whole = assignment.target.shared_bytes_per_multiprocessor
+    return int(whole // ((stages + 1) * stage_bytes) >= min(by_registers, whole // (stages * stage_bytes)))
+
+
+def _flying(assignment: Assignment, body: Region, users: Mapping[Value, Sequence[Operation]]) -> tuple[int, ...]:
+    """Results of products from shared memory that are only carried to the next iteration."""
+    found = []
+    for position, value in enumerate(body.terminator.operands):
+        product = value.definition
+        if product is None or product.opcode != "dot" or product not in body.operations:
+            continue
+        tiles = all(is_tile(assignment.layouts[operand]) for operand in product.operands[:2])
+        if tiles and len(users[value]) == 1 and value.type.dtype.bits == 32:
+            if product_of(assignment.layouts[value]).parts == 1:
+                found.append(position)
+    return tuple(found)
 
 
 def _stream(
@@ -139,21 +188,45 @@ def _stream(
     if not readers or any(user.opcode != "dot" or user not in body.operations for user in readers):
         return None
     source, target = assignment.layouts[operation.operands[0]], assignment.layouts[operation.result]
-    plan = conversion_plan(source, target, element_bits(operation.result))
-    if not isinstance(plan, SharedExchange) or not is_padded(load.result.type.shape):
+    if not is_padded(load.result.type.shape):
         return None
-    tile = _tile(assignment, load)
+    orders = [_order(step) for step in steps]
+    if is_tile(target):
+        tile, seen = _warpgroup_tile(assignment, load, orders, target), target
+    elif isinstance(conversion_plan(source, target, element_bits(operation.result)), SharedExchange):
+        tile = _tile(assignment, load)
+        seen = tile.linear if tile is not None else target
+        for order in orders:
+            seen = _named(seen.permute(order))
+    else:
+        return None
     if tile is None:
         return None
-    view = tile.linear
-    for step in steps:
-        order = step.attributes["order"]
-        assert isinstance(order, tuple)
-        view = view.permute([axis for axis in order if isinstance(axis, int)])
-    named = tuple((f"dim{axis}", extent) for axis, extent in enumerate(view.shape))
     size = aligned(prod(load.result.type.shape) * item_size(load))
-    seen = SharedLayout(LinearLayout(view.inputs, named), alignment=tile.alignment)
-    return Stream(load, tuple(steps), operation, tile, seen, offset, size)
+    view = SharedLayout(seen, alignment=tile.alignment)
+    return Stream(load, tuple(steps), operation, tile, view, offset, size, is_tile(target))
+
+
+def _order(step: Operation) -> list[int]:
+    order = step.attributes["order"]
+    assert isinstance(order, tuple)
+    return [axis for axis in order if isinstance(axis, int)]
+
+
+def _named(layout: LinearLayout) -> LinearLayout:
+    return LinearLayout(layout.inputs, tuple((f"dim{axis}", extent) for axis, extent in enumerate(layout.shape)))
+
+
+def _warpgroup_tile(
+    assignment: Assignment, load: Operation, orders: Sequence[Sequence[int]], target: LinearLayout
+) -> SharedLayout | None:
+    """How a load fills the tile that wgmma reads; None when accesses along the tile's rows are too narrow to copy."""
+    for order in reversed(orders):
+        target = _named(target.permute([order.index(axis) for axis in range(len(order))]))
+    size = item_size(load)
+    if access_facts(load, assignment.facts).run(tile_axis(target), size) * size < _LEAST_BYTES:
+        return None
+    return SharedLayout(target, alignment=_ALIGNMENT)
 
 
 def _tile(assignment: Assignment, load: Operation) -> SharedLayout | None:
@@ -206,3 +279,15 @@ def _slice(body: Region, streams: Sequence[Stream]) -> tuple[tuple[Operation, ..
 def streams_of(plans: Mapping[Operation, Pipeline]) -> Iterator[Stream]:
     for plan in plans.values():
         yield from plan.streams
+
+
+def tile_sizes(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> dict[Operation, int]:
+    """Bytes of the tiles that wgmma reads and no loop copies ahead, by their conversion."""
+    streamed = {stream.conversion for stream in streams_of(plans)}
+    sizes = {}
+    for operation in assignment.function.walk():
+        if CONVERSION_ATTRIBUTE in operation.attributes and operation not in streamed:
+            kind = operation.result.type
+            if is_tile(assignment.layouts[operation.result]):
+                sizes[operation] = aligned(kind.size * kind.dtype.itemsize)
+    return sizes

@@ -15,12 +15,13 @@ from tilewright.targets.nvidia.reduce import reduce_bytes
 from tilewright.targets.nvidia.relocate import relocation_bytes
 from tilewright.targets.nvidia.scan import scan_bytes
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
+from tilewright.targets.nvidia.warpgroup_layout import is_tile
 
 Size = Callable[[Assignment, Operation], int]
 
 
 def _conversion(assignment: Assignment, operation: Operation) -> int:
-    if CONVERSION_ATTRIBUTE not in operation.attributes:
+    if CONVERSION_ATTRIBUTE not in operation.attributes or is_tile(assignment.layouts[operation.result]):
         return 0
     plan = _plan(assignment, operation)
     bits = element_bits(operation.result)

@@ -13,6 +13,8 @@ from tilewright.targets.nvidia.exchange import convert
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, moves_by_registers
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
+from tilewright.targets.nvidia.warpgroup import store_tile
+from tilewright.targets.nvidia.warpgroup_layout import is_tile
 
 _AXES = ("x", "y", "z")
 Coordinates = tuple[int, ...]
@@ -163,6 +165,9 @@ def _hint(lowering: KernelLowering, operation: Operation) -> None:
 
 def _convert(lowering: KernelLowering, operation: Operation) -> None:
     (operand,) = operation.operands
+    if is_tile(lowering.layout(operation.result)):
+        store_tile(lowering, operation)
+        return
     plan = conversion_plan(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
     convert(lowering, operation, plan)
     if plan.cost:

@@ -1,0 +1,153 @@
+"""Emits products by warpgroups, and copies of blocks to the tiles that they read.
+
+A product is issued and left under way (`flight.py`); the first operation that needs its result waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import dtypes
+from tilewright.ir.core import Operation, Value
+from tilewright.ir.rewrite import constant_of
+from tilewright.ir.types import TensorType
+from tilewright.layout import LinearLayout
+from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.exchange import pack, to_bits
+from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
+from tilewright.targets.nvidia.explicit.barriers import fence_async
+from tilewright.targets.nvidia.lowering import KernelLowering
+from tilewright.targets.nvidia.warpgroup_layout import (
+    ROWS,
+    WarpgroupProduct,
+    is_tile,
+    product_of,
+    tile_axis,
+    tile_swizzle,
+)
+
+_WORDS = 4  # registers of operand A in one instruction
+
+
+# Tiles -------------------------------------------------------------------------------------------
+
+
+def tile_view(start: LLVMValue, kind: TensorType, layout: LinearLayout) -> views.View:
+    """A block in the layout of a tile, `start` bytes from the kernel's shared memory."""
+    dtype = kind.dtype
+    swizzle = tile_swizzle(layout, dtype.itemsize)
+    if tile_axis(layout) == 1:
+        return views.whole(start, kind.shape, dtype, swizzle)
+    return views.whole(start, kind.shape[::-1], dtype, swizzle).transpose()
+
+
+def store_tile(lowering: KernelLowering, operation: Operation) -> None:
+    """Copy a block to its tile, when all have read what was there before."""
+    (block,), result = operation.operands, operation.result
+    builder, layout = lowering.builder, lowering.layout(block)
+    view = tile_view(lowering.i32(lowering.tiles[operation]), result.type, lowering.layout(result))
+    lowering.land()
+    lowering.synchronize()
+    chosen = access.plan(layout, block.type.shape, view, stored=True)
+    columns = layout.shape[-2 if view.transposed else -1]
+    values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
+    threads = access.Threads(lowering.group.lane, lowering.group.warp)
+    access.store(builder, chosen, view, columns, threads, values)
+    fence_async(builder)
+    lowering.synchronize()
+    lowering.views[result] = view
+    lowering.note(operation, f"{block.type} is stored to shared memory for a product")
+
+
+# Products ----------------------------------------------------------------------------------------
+
+
+def warpgroup_dot(lowering: KernelLowering, operation: Operation) -> None:
+    """The rule of `dot` where the right operand is a tile."""
+    a, b, accumulator = operation.operands
+    product = product_of(lowering.layout(operation.result))
+    own = dtypes.int32 if a.type.dtype.is_integer else dtypes.float32
+    dtype = operation.result.type.dtype
+    if dtype != own or not _only_use(lowering, accumulator):
+        lowering.land_value(accumulator)
+    sums: list[LLVMValue] | None = None
+    if constant_of(accumulator) != 0:
+        sums = lowering.converter.cast_all(lowering.registers(accumulator), dtype, own)
+    lowering.flight.take(accumulator)
+    result, held = _multiply(lowering, product, a, b, sums)
+    lowering.define(operation.result, result)
+    lowering.flight.start(operation.result, result, held, product.parts)
+    if dtype != own:
+        lowering.land()
+        numbers = lowering.registers(operation.result)
+        lowering.define(operation.result, lowering.converter.cast_all(numbers, own, dtype))
+
+
+def _only_use(lowering: KernelLowering, value: Value) -> bool:
+    uses = sum(1 for operation in lowering.function.walk() for operand in operation.operands if operand is value)
+    return uses == 1
+
+
+def _multiply(
+    lowering: KernelLowering, product: WarpgroupProduct, a: Value, b: Value, sums: Sequence[LLVMValue] | None
+) -> tuple[list[LLVMValue], list[LLVMValue]]:
+    """The results of all parts, and the registers that are being read."""
+    builder = lowering.builder
+    row, column = _group_place(lowering, product)
+    instruction = wgmma.Instruction(a.type.dtype, b.type.dtype, product.columns)
+    held: list[LLVMValue] = []
+    left: wgmma.SharedOperand | wgmma.RegisterOperand
+    if is_tile(lowering.layout(a)):
+        view = lowering.views[a]
+        if product.grid[0] > 1:
+            view = view.slice(builder, builder.multiply(row, ROWS), 0, a.type.shape[0])
+        left = views.operand(builder, view, True, product.slices, product.grid[0])
+    else:
+        left = _in_registers(lowering, a, product.slices)
+        held = left.held
+    count = instruction.registers
+    results: dict[int, LLVMValue] = {}
+    for part in range(product.parts):
+        right = _columns(lowering, product, lowering.views[b], part, column)
+        places = [(s * product.parts + part) * count + n for s in range(product.slices) for n in range(count)]
+        given = None if sums is None else [sums[place] for place in places]
+        found = wgmma.multiply(builder, instruction, left, views.operand(builder, right, False), given)
+        results.update(zip(places, found, strict=True))
+    return [results[place] for place in range(len(results))], held
+
+
+def _group_place(lowering: KernelLowering, product: WarpgroupProduct) -> tuple[LLVMValue, LLVMValue]:
+    """This warpgroup's number along the rows and along the columns, the same in all lanes."""
+    builder, zero = lowering.builder, lowering.i32(0)
+    rows, columns = product.grid
+    if rows * columns == 1:
+        return zero, zero
+    number = lowering.once(
+        ("warpgroup",),
+        lambda: ptx.uniform(builder, builder.binary("lshr", lowering.group.warp, lowering.i32(2))),
+    )
+    row = builder.binary("and", number, lowering.i32(rows - 1)) if rows > 1 else zero
+    column = builder.binary("lshr", number, lowering.i32(rows.bit_length() - 1)) if columns > 1 else zero
+    return row, column
+
+
+def _columns(
+    lowering: KernelLowering, product: WarpgroupProduct, view: views.View, part: int, column: LLVMValue
+) -> views.View:
+    """The columns of B that this warpgroup multiplies with in a part."""
+    if product.parts * product.grid[1] == 1:
+        return view
+    builder = lowering.builder
+    first = lowering.i32(part * product.grid[1] * product.columns)
+    if product.grid[1] > 1:
+        first = builder.add(first, builder.multiply(column, product.columns))
+    return view.slice(builder, first, 1, product.columns)
+
+
+def _in_registers(lowering: KernelLowering, a: Value, slices: int) -> wgmma.RegisterOperand:
+    """A from a block in the operand's layout, whose registers are in the order of the instructions."""
+    bits = [to_bits(lowering, register) for register in lowering.registers(a)]
+    words = [pack(lowering, bits[first : first + 2], 32) for first in range(0, len(bits), 2)]
+    depth = len(words) // (slices * _WORDS)
+    steps = [tuple(words[start : start + _WORDS]) for start in range(0, len(words), _WORDS)]
+    return wgmma.RegisterOperand(tuple(tuple(steps[part * depth : (part + 1) * depth]) for part in range(slices)))

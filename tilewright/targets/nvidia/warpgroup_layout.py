@@ -1,0 +1,155 @@
+"""Products by warpgroups (wgmma) in the plain language: which ones, and where their operands have to lie.
+
+The right operand is a tile in shared memory; the left one too, or registers when it was computed in the layout that
+the instruction reads (attention's probabilities).  A tile is a layout like any other here, with the one input `offset`:
+a conversion to it is a copy to shared memory, which loops take over by copying ahead (`pipelining.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.core import Operation, Value
+from tilewright.layout import LinearLayout, SharedExchange, nvmma, wgmma_accumulator, wgmma_operand
+from tilewright.layout.distributed import on_threads
+from tilewright.targets.nvidia.dot_layout import instruction_of
+from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.transfer import LANES, conversion_plan, element_bits
+
+WARPS = 4  # of a warpgroup
+ROWS = 64  # of one instruction
+_COLUMNS = 256  # of one instruction at most
+_LEAST_COLUMNS = 32  # of a warpgroup, that pay for reading A from shared memory
+_MOST_REGISTERS = 192  # of an accumulator in one thread
+_STEP_BYTES = 32  # of k in one instruction
+_OFFSET = "offset"
+_ELEMENTS = ("float16", "bfloat16", "float8e4nv", "float8e5", "int8", "uint8")
+
+
+@dataclass(frozen=True)
+class WarpgroupProduct:
+    """`grid` are the warpgroups along rows and columns; each takes `columns` at a time, in `parts` turns."""
+
+    rows: int
+    grid: tuple[int, int]
+    columns: int
+    parts: int
+
+    @property
+    def slices(self) -> int:
+        """Instructions of 64 rows that a warpgroup has below each other."""
+        return self.rows // (ROWS * self.grid[0])
+
+    def accumulator(self) -> LinearLayout:
+        shape = (self.rows, self.columns * self.grid[1] * self.parts)
+        warps = WARPS * prod(self.grid)
+        return on_threads(wgmma_accumulator(shape, self.columns, self.grid), LANES, warps)
+
+
+def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, chained: bool) -> WarpgroupProduct | None:
+    """How warpgroups divide a product, or None where the instruction does not serve or does not pay.
+
+    The rows are divided first, so that a row of the result stays in one warpgroup; `chained` products are divided in
+    no other way.  float32 operands stay with mma.sync, for wgmma would cut off bits that TF32 lacks without rounding.
+    """
+    a, b, accumulator = (value.type for value in operation.operands)
+    instruction = instruction_of(operation, target)
+    if not target.wgmma or warps % WARPS or instruction is None or instruction.parts:
+        return None
+    if a.dtype.name not in _ELEMENTS or b.dtype.name not in _ELEMENTS or a.dtype.bits != b.dtype.bits:
+        return None
+    rows, columns = accumulator.shape
+    groups = warps // WARPS
+    along_rows = min(groups, rows // ROWS)
+    if not along_rows or a.shape[1] * a.dtype.itemsize < _STEP_BYTES:
+        return None
+    along_columns = groups // along_rows
+    share = columns // along_columns
+    if share < _LEAST_COLUMNS or (chained and along_columns > 1):
+        return None
+    if rows * columns // (LANES * warps) > _MOST_REGISTERS:
+        return None
+    own = min(share, _COLUMNS)
+    return WarpgroupProduct(rows, (along_rows, along_columns), own, share // own)
+
+
+def product_of(layout: LinearLayout) -> WarpgroupProduct:
+    """The division that an accumulator's layout tells of."""
+    groups = layout.vectors("warp")[2:]
+    grid = (1 << sum(1 for row, _ in groups if row), 1 << sum(1 for _, column in groups if column))
+    rows, columns = layout.shape
+    share = columns // grid[1]
+    own = min(share, _COLUMNS)
+    return WarpgroupProduct(rows, grid, own, share // own)
+
+
+# Operands ----------------------------------------------------------------------------------------
+
+
+def operand_layouts(
+    operation: Operation, product: WarpgroupProduct, homes: Sequence[LinearLayout], loaded: bool
+) -> tuple[LinearLayout, LinearLayout] | None:
+    """Where A and B have to be, given where they are; None if an operand lies in the way that cannot be read.
+
+    `loaded` says that A comes from memory as it is, and can be copied to its tile without passing through registers.
+    """
+    a, b = operation.operands[:2]
+    right = _operand_tile(b, 1, homes[1], product.columns)
+    left = None if loaded else _in_registers(a, product, homes[0])
+    left = left or _operand_tile(a, 0, homes[0], ROWS)
+    return None if left is None or right is None else (left, right)
+
+
+def _in_registers(a: Value, product: WarpgroupProduct, home: LinearLayout) -> LinearLayout | None:
+    """The layout of an A in registers, where a 16-bit block gets into it without shared memory."""
+    if a.type.dtype.bits != 16:
+        return None
+    wanted = on_threads(wgmma_operand(a.type.shape, 2, product.grid), LANES, WARPS * prod(product.grid))
+    plan = conversion_plan(home, wanted, element_bits(a))
+    return None if isinstance(plan, SharedExchange) else wanted
+
+
+def _operand_tile(value: Value, number: int, home: LinearLayout, extent: int) -> LinearLayout | None:
+    """A tile that runs along the axis along which threads hold neighbours.
+
+    Along k, or for 16-bit elements along the other axis too, of which an instruction reads `extent`.
+    """
+    k_axis = 1 - number
+    registers = home.vectors("register")
+    axis = k_axis if not registers or registers[0][k_axis] else 1 - k_axis
+    size = value.type.dtype.itemsize
+    if axis == k_axis:
+        return tile_layout(value.type.shape, 8 * size, axis, value.type.shape[axis] * size)
+    return tile_layout(value.type.shape, 16, axis, extent * size) if size == 2 else None
+
+
+# Tiles -------------------------------------------------------------------------------------------
+
+
+def tile_layout(shape: tuple[int, ...], bits: int, contiguous: int, row_bytes: int) -> LinearLayout:
+    """A tile with the widest swizzle for rows of so many bytes (32 at least) along an axis."""
+    return nvmma(shape, bits, min(128, row_bytes), contiguous).linear
+
+
+def is_tile(layout: LinearLayout) -> bool:
+    """Whether a layout is one in shared memory."""
+    return layout.input_names == (_OFFSET,)
+
+
+def tile_axis(layout: LinearLayout) -> int:
+    """The axis along which a tile runs."""
+    first = layout.vectors(_OFFSET)[0]
+    return next(axis for axis, step in enumerate(first) if step)
+
+
+def tile_swizzle(layout: LinearLayout, itemsize: int) -> int:
+    """Bytes of a row of a tile's panels."""
+    axis = tile_axis(layout)
+    within = 0
+    for vector in layout.vectors(_OFFSET):
+        if vector[1 - axis]:
+            break
+        within += 1
+    return (1 << within) * itemsize
