@@ -47,7 +47,10 @@ def build(
         list[str] | None,
         typer.Option(help="Sizes of an input, e.g. x:1..64x128; ranges stay dynamic. Repeat per input."),
     ] = None,
-    target: Annotated[str, typer.Option(help="What to compile for: auto or cpu.")] = "auto",
+    target: Annotated[
+        str,
+        typer.Option(help="What to compile for: auto, cpu, cuda, cuda:sm_90a …; several, with commas, share one file."),
+    ] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
@@ -63,7 +66,7 @@ def build(
         graph, source = _read(model)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, target=target, progress=progress, source=source)
+        engine = builder.build(graph, target=target.split(","), progress=progress, source=source)
         progress("save", path.name, 0.0)
         engine.save(path)
     if not quiet:

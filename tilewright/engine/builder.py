@@ -5,9 +5,11 @@ engine = build(import_model("model.onnx"))
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import llvmlite
@@ -15,12 +17,12 @@ import numpy as np
 
 import tilewright
 from tilewright.dtypes import from_numpy
-from tilewright.engine import plan_codegen
+from tilewright.engine import cuda_program, plan_codegen
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.graph_json import Placement, graph_to_json
 from tilewright.engine.index_ranges import check_constant_indices, index_ranges
-from tilewright.engine.kernels import KernelSet
+from tilewright.engine.kernels import KernelEntry, KernelSet
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.storage import Storage, Task, assign_storage
 from tilewright.engine.weights import Weights, WeightSource
@@ -39,38 +41,54 @@ from tilewright.tactics.select import candidates, choose
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
 
 
-def build(graph: Graph, target: str | Target = "auto", progress: Progress | None = None, source: str = "") -> Engine:
+def build(
+    graph: Graph,
+    target: str | Target | Sequence[str | Target] = "auto",
+    progress: Progress | None = None,
+    source: str = "",
+) -> Engine:
     """Compile a graph into an engine; the graph is not changed.
 
+    With several targets the engine holds a program for each, and takes the first that fits the machine it runs on.
     `source` is remembered as where the model came from.  Raises `UnsupportedOperationError` and
-    `ShapeError` when a dynamic size is not the size of any input, `TargetError` for a target that is no CPU.
+    `ShapeError` when a dynamic size is not the size of any input, `TargetError` for an unknown target.
     """
-    chosen = get_target(target)
-    if not isinstance(chosen, CPUTarget):
-        raise TargetError(
-            f"engines are built for CPUs, not for {chosen.description}: choose auto, cpu or cpu:MODEL; single kernels "
-            "run on GPUs"
-        )
-    return _Builder(graph, chosen, progress or (lambda stage, item, seconds: None), source).build()
+    names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
+    targets = [get_target(name) for name in names]
+    if not targets:
+        raise TargetError("an engine is built for at least one target")
+    return _Builder(graph, targets, progress or (lambda stage, item, seconds: None), source).build()
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The plan of a target with its kernels."""
+
+    target: Target
+    plan: Plan
+    kernels: KernelSet
 
 
 class _Builder:
-    def __init__(self, graph: Graph, target: Target, progress: Progress, source: str) -> None:
+    def __init__(self, graph: Graph, targets: Sequence[Target], progress: Progress, source: str) -> None:
         self.progress = progress
         self.source = source
-        self.target = target
+        self.targets = targets
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
         _check_symbols(graph)
         check_constant_indices(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
         _check_sizes(self.graph)
-        self.kernels = KernelSet(target, progress)
+        self.target = targets[0]  # and its kernels, while its program is made
+        self.kernels = KernelSet(self.target, progress)
         self.weights: dict[str, WeightSource] = {}
         self.placements: dict[str, Placement] = {}
 
@@ -84,14 +102,19 @@ class _Builder:
     def build(self) -> Engine:
         with self._stage("fuse", self.graph.name):
             fused = fuse(self.graph)
+        programs = [self._program(target, fused) for target in self.targets]
+        self._store_remaining_constants()
+        with self._stage("link", self.graph.name):
+            package = self._package(programs, fused)
+            return Engine(package)
+
+    def _program(self, target: Target, fused: FusedGraph) -> _Program:
+        """Kernels, places and steps for one target."""
+        self.target, self.kernels = target, KernelSet(target, self.progress)
         scheduled, evidence = self._choose(fused)
         with self._stage("plan memory", self.graph.name):
             storage = assign_storage(self.graph, scheduled, self._copy)
-        plan = self._plan(storage, evidence)
-        self._store_remaining_constants()
-        with self._stage("link", self.graph.name):
-            package = self._package(plan, fused)
-            return Engine(package)
+        return _Program(target, self._plan(storage, evidence), self.kernels)
 
     # -- Kernels --------------------------------------------------------------------------------
 
@@ -113,7 +136,7 @@ class _Builder:
     def _copy(self, source: Value, target: Value) -> Task:
         """The task that copies one tensor to another."""
         group = Group("movement", [], [source], [target], None, f"copy-{target.name}")
-        call = elementwise_call([], [Result(source, target)], self.graph.constants)
+        call = elementwise_call([], [Result(source, target)], self.graph.constants, self.target)
         return Task(group, copy_candidate("copy", [call], group, self.target))
 
     def _plan(self, storage: Storage, evidence: dict[str, dict[str, Any]]) -> Plan:
@@ -189,38 +212,74 @@ class _Builder:
 
     # -- The package ----------------------------------------------------------------------------
 
-    def _package(self, plan: Plan, fused: FusedGraph) -> Package:
+    def _package(self, programs: Sequence[_Program], fused: FusedGraph) -> Package:
         weights = Weights.pack(self.weights)
-        data = plan_to_json(plan)
-        symbol = plan_symbol(data, weights.offsets)
-        entries = self.kernels.entries
-        names = {key: entry.binary.symbol for key, entry in entries.items()}
-        text = plan_codegen.generate(plan, symbol, names, weights.offsets)
-        assert isinstance(self.target, CPUTarget)
-        objects = {f"kernels/{key}.o": entry.binary.image for key, entry in entries.items()}
-        objects["kernels/plan.o"] = assemble(text, self.target).image
-        features = sorted({feature for entry in entries.values() for feature in entry.binary.features})
-        program = {
-            "target": {"name": self.target.name, "triple": self.target.triple, "features": features},
-            "plan": data,
-            "symbol": symbol,
-            "objects": list(objects),
-            "kernels": {
-                key: {"name": entry.name, "constants": entry.constants, "seconds": round(entry.seconds, 4)}
-                for key, entry in entries.items()
-            },
-        }
+        objects: dict[str, bytes] = {}
+        entries = []
+        for number, program in enumerate(programs):
+            make = _cpu_program if isinstance(program.target, CPUTarget) else _cuda_program
+            entry, images = make(program, weights, "" if number == 0 else f"-{number}")
+            entries.append(entry)
+            objects |= images
+        remarks = dict.fromkeys(remark for program in programs for remark in program.kernels.remarks)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
             "producer": _producer(),
             "name": self.graph.name,
             "source": self.source,
-            "remarks": [*self.import_remarks, *self.kernels.remarks],
+            "remarks": [*self.import_remarks, *remarks],
             "fusion": list(fused.remarks),
-            "programs": [program],
+            "programs": entries,
         }
         return Package(manifest, weights, graph_to_json(self.graph, self.placements), objects)
+
+
+def _cpu_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest's entry and the object files of a CPU's program, whose plan is a native function."""
+    target, kernels = program.target, program.kernels.entries
+    assert isinstance(target, CPUTarget)
+    data = plan_to_json(program.plan)
+    symbol = plan_symbol(data, weights.offsets)
+    names = {key: entry.binary.symbol for key, entry in kernels.items()}
+    text = plan_codegen.generate(program.plan, symbol, names, weights.offsets)
+    objects = {f"kernels/{key}.o": entry.binary.image for key, entry in kernels.items()}
+    objects[f"kernels/plan{suffix}.o"] = assemble(text, target).image
+    features = sorted({feature for entry in kernels.values() for feature in entry.binary.features})
+    entry = {
+        "target": {"name": target.name, "triple": target.triple, "features": features},
+        "plan": data,
+        "symbol": symbol,
+        "objects": list(objects),
+        "kernels": {key: _described(entry) for key, entry in kernels.items()},
+    }
+    return entry, objects
+
+
+def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest's entry and the cubins of a GPU's program, whose plan the runtime walks."""
+    target, kernels = program.target, program.kernels.entries
+    assert isinstance(target, NvidiaTarget)
+    data = plan_to_json(program.plan)
+    described: dict[str, Any] = {}
+    for key, entry in kernels.items():
+        assert isinstance(entry.binary, CudaBinary)
+        launch = cuda_program.program_to_json(entry.binary.program(entry.name))
+        described[key] = {**_described(entry), "launch": json.loads(json.dumps(launch))}
+    objects = {cuda_program.member(key): entry.binary.image for key, entry in kernels.items()}
+    facts = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
+    entry_data = {
+        "target": {**facts, "features": [target.architecture]},
+        "plan": data,
+        "symbol": cuda_program.symbol(data, described, weights.offsets),
+        "objects": list(objects),
+        "kernels": described,
+    }
+    return entry_data, objects
+
+
+def _described(entry: KernelEntry) -> dict[str, Any]:
+    return {"name": entry.name, "constants": entry.constants, "seconds": round(entry.seconds, 4)}
 
 
 def _source(array: np.ndarray, recipe: packing.Recipe | None) -> WeightSource:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tilewright.engine import cuda_program
 from tilewright.engine.file import REBUILD, Package, read_package, write_package
 from tilewright.engine.plan_json import plan_from_json
 from tilewright.errors import EngineDamagedError, EngineError, EngineTargetError, InputError
@@ -17,11 +18,12 @@ from tilewright.host import host_cpu, missing_features
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.plan import Plan, TensorSpec
-from tilewright.runtime.session import Session, profile_buffer
+from tilewright.runtime.session import Session
 from tilewright.symbolic import evaluate
 
 if TYPE_CHECKING:
     from tilewright.graph.core import Graph
+    from tilewright.runtime.cuda.session import CudaSession
 
 Progress = Callable[[str, str, float], None]
 
@@ -36,16 +38,28 @@ class Engine:
     Safe to call from several threads at once: every call has memory of its own.
     """
 
-    def __init__(self, package: Package, origin: str = "the engine") -> None:
-        """`origin` names the engine in errors. Machine code is linked at the first run, by `load` at once."""
+    def __init__(self, package: Package, origin: str = "the engine", target: str | None = None) -> None:
+        """`origin` names the engine in errors; of several programs the first that fits this machine is taken, or the
+        first for `target` ("cpu", "cuda", "cuda:sm_90a"). Machine code is linked at the first run, by `load` at once.
+        """
         self._package = package
         self._origin = origin
         with self._reading():
             programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
             self._misfits = [_misfit(program["target"]) for program in programs]
-            fitting = [program for program, reason in zip(programs, self._misfits, strict=True) if reason is None]
-            self._program = (fitting or programs)[0]
+            self._program = self._choose_program(target)
             self._signature = plan_from_json(self._program["plan"], with_steps=False)
+
+    def _choose_program(self, target: str | None) -> Mapping[str, Any]:
+        """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
+        pairs = list(zip(self._package.manifest["programs"], self._misfits, strict=True))
+        if target is not None:
+            pairs = [pair for pair in pairs if target in (pair[0]["target"]["name"], _target_name(pair[0]["target"]))]
+            if not pairs:
+                known = ", ".join(map(_target_name, (p["target"] for p in self._package.manifest["programs"])))
+                raise EngineTargetError(f"{self._origin} has no program for {target}: it has {known}. {REBUILD}")
+        fitting = [program for program, reason in pairs if reason is None]
+        return fitting[0] if fitting else pairs[0][0]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -59,14 +73,16 @@ class Engine:
             ) from error
 
     @functools.cached_property
-    def _session(self) -> Session:
+    def _session(self) -> Session | CudaSession:
         """The plan's machine code, linked; raises `EngineTargetError` and `EngineDamagedError`."""
-        if None not in self._misfits:
+        program, package = self._program, self._package
+        if _misfit(program["target"]) is not None:
             raise EngineTargetError(
                 f"{self._origin} does not run on this machine: {'; '.join(filter(None, self._misfits))}. {REBUILD}"
             )
         with self._reading():
-            program, package = self._program, self._package
+            if program["target"]["name"] == "cuda":
+                return cuda_program.session(program, self.plan, package)
             symbol = program["symbol"]
             if symbol != plan_symbol(program["plan"], package.weights.offsets):
                 raise ValueError("the machine code belongs to another plan")
@@ -78,8 +94,10 @@ class Engine:
             return Session(self._signature, library, symbol, package.weights.address)
 
     @classmethod
-    def load(cls, path: str | Path, rebuild: bool = False, progress: Progress | None = None) -> Engine:
-        """Load an engine file: mapped, verified, linked.
+    def load(
+        cls, path: str | Path, rebuild: bool = False, progress: Progress | None = None, target: str | None = None
+    ) -> Engine:
+        """Load an engine file: mapped, verified, linked; `target` chooses among its programs ("cpu", "cuda").
 
         Raises `EngineDamagedError`, `EngineVersionError` or `EngineTargetError` with the reason.  With
         `rebuild`, an engine that does not load is built again, for this machine, from the graph inside
@@ -87,7 +105,7 @@ class Engine:
         """
         path = Path(path)
         try:
-            engine = cls.read(path)
+            engine = cls.read(path, target)
             engine._session  # noqa: B018 - link now, so that what does not fit is told now
             return engine
         except EngineError as error:
@@ -98,13 +116,13 @@ class Engine:
             return rebuild_engine(path, error, progress)
 
     @classmethod
-    def read(cls, path: str | Path) -> Engine:
+    def read(cls, path: str | Path, target: str | None = None) -> Engine:
         """Read and verify an engine file without linking its machine code, so that it may be another machine's.
 
         Everything about the engine can be asked; running it links it then.  Raises as `load` does, but for
         `EngineTargetError`, which comes from `run`.
         """
-        return cls(read_package(Path(path)), f"the engine {path}")
+        return cls(read_package(Path(path)), f"the engine {path}", target)
 
     def save(self, path: str | Path) -> None:
         """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
@@ -184,11 +202,16 @@ class Engine:
     @property
     def target(self) -> str:
         """What the machine code is for."""
-        return str(self._program["target"]["name"])
+        return _target_name(self._program["target"])
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What the file has machine code for."""
+        return tuple(_target_name(program["target"]) for program in self._package.manifest["programs"])
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The CPU features that the machine code needs (LLVM's names)."""
+        """What the machine code needs: LLVM's names of CPU features, or a GPU's architecture."""
         return tuple(self._program["target"]["features"])
 
     @property
@@ -216,11 +239,7 @@ class Engine:
 
         Raises `RuntimeError` where native code can't read a clock.
         """
-        times: list[list[int]] = []
-        for _ in range(runs + 1):  # the first warms up
-            buffer = profile_buffer(len(self.plan.steps))
-            self._session.run(inputs, None, threads, buffer)
-            times.append([end - begin for begin, end in zip(buffer, buffer[1:], strict=False)])
+        times = self._session.step_times(inputs, runs, threads, len(self.plan.steps))
         sizes = self._session.symbols(inputs)
         rows = []
         for number, step in enumerate(self.plan.steps):
@@ -229,7 +248,7 @@ class Engine:
                 {
                     "name": step.name,
                     "kernel": self.kernel_name(taken.kernel),
-                    "milliseconds": sorted(run[number] for run in times[1:])[runs // 2] / 1e6,
+                    "milliseconds": sorted(run[number] for run in times)[runs // 2],
                     "bytes": evaluate(step.bytes, sizes),
                     "flops": evaluate(step.flops, sizes),
                 }
@@ -246,8 +265,10 @@ def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:
 
 def _misfit(target: Mapping[str, Any]) -> str | None:
     """Why this machine cannot run a program for `target`; None when it can."""
+    if target["name"] == "cuda":
+        return cuda_program.misfit(target)
     if target["name"] != "cpu":
-        return f"it was built for {target['name']}, and this runtime knows cpu"
+        return f"it was built for {target['name']}, and this runtime knows cpu and cuda"
     here, there = host_cpu().triple, target["triple"]
     if _platform(here) != _platform(there):
         return f"it was built for {there}, this machine is {here}"
@@ -255,6 +276,12 @@ def _misfit(target: Mapping[str, Any]) -> str | None:
     if missing:
         return f"it uses CPU features that this CPU ({host_cpu().name}) lacks: {', '.join(missing)}"
     return None
+
+
+def _target_name(target: Mapping[str, Any]) -> str:
+    """A program's target as `build` takes it: ``cpu``, ``cuda:sm_90a``."""
+    architecture = target.get("architecture")
+    return f"{target['name']}:{architecture}" if architecture else str(target["name"])
 
 
 def _platform(triple: str) -> tuple[str, str]:
@@ -268,6 +295,6 @@ def _platform(triple: str) -> tuple[str, str]:
     return architecture, "elf"
 
 
-def load(path: str | Path, rebuild: bool = False) -> Engine:
+def load(path: str | Path, rebuild: bool = False, target: str | None = None) -> Engine:
     """`Engine.load`: read an engine file; see there."""
-    return Engine.load(path, rebuild)
+    return Engine.load(path, rebuild, target=target)

@@ -4,7 +4,8 @@
     manifest.sha256        the manifest's digest, as ``sha256sum`` writes it
     weights.safetensors    constants, aligned, in the order in which kernels read them
     graph.json             the graph that the engine was built from; its constants are in the weights
-    kernels/<key>.o        machine code
+    kernels/<key>.o        machine code of a CPU
+    kernels/<key>.cubin    machine code of a GPU
 
 `docs/engine.md` describes it.  Reading refuses anything that is not exactly what was written.
 """
@@ -32,7 +33,8 @@ from tilewright.errors import EngineDamagedError, EngineError, EngineVersionErro
 from tilewright.settings import settings
 
 FORMAT = "tilewright engine"
-VERSION = 2
+VERSION = 3  # 3: programs for GPUs, with cubins
+READABLE = (2, 3)
 
 MANIFEST = "manifest.json"
 GUARD = "manifest.sha256"
@@ -203,9 +205,10 @@ def _read_manifest(archive: Archive) -> dict[str, Any]:
         raise archive.damaged(f"{MANIFEST}: {error}") from error
     if not known:
         raise archive.damaged(f"{MANIFEST} is not of a {FORMAT}")
-    if version != VERSION:
+    if version not in READABLE:
         raise EngineVersionError(
-            f"the engine {archive.path} has format version {version}, this tilewright reads version {VERSION} "
+            f"the engine {archive.path} has format version {version}, this tilewright reads versions "
+            f"{' and '.join(map(str, READABLE))} "
             f"(it was written by {manifest.get('producer')}). {REBUILD}"
         )
     return manifest

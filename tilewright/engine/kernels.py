@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tilewright.dtypes import BY_TEXT
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
-from tilewright.ir.types import PointerType, TensorType, scalar
-from tilewright.runtime.plan import Argument, BufferReference, Choice
+from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
+from tilewright.runtime.plan import Argument, BufferReference, Choice, TiledReference
 from tilewright.symbolic import Expression
-from tilewright.tactics.core import KernelCall, Operand, PackedConstant
+from tilewright.tactics.core import KernelCall, Operand, PackedConstant, TiledOperand
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:
@@ -44,14 +44,18 @@ class KernelSet:
 
     def choice(self, call: KernelCall, place: Place) -> Choice:
         """The launch of `call`, with `place` telling where its tensors lie."""
-        places = {name: place(operand) for name, operand in call.operands.items() if _is_tensor(operand)}
+        places = {
+            name: place(operand.value if isinstance(operand, TiledOperand) else operand)
+            for name, operand in call.operands.items()
+            if _is_tensor(operand)
+        }
         key = self._compile(call, places)
         binary = self.entries[key].binary
         names = _parameter_order(call)
         if len(names) != len(binary.parameters):
             raise AssertionError(f"{call.kernel.__name__}: {names} against {binary.parameters}")
         arguments = tuple(
-            Argument(text, places[name] if name in places else _number(call.operands[name]))
+            Argument(text, _argument(call.operands[name], places.get(name)))
             for name, text in zip(names, binary.parameters, strict=True)
         )
         if call.condition is None:
@@ -61,13 +65,15 @@ class KernelSet:
     def _compile(self, call: KernelCall, places: Mapping[str, BufferReference]) -> str:
         """The key of the binary that serves a call."""
         types = _types(call)
-        parameters = _parameters(places)
-        identity = (id(call.kernel), _hashable(types), _hashable(call.constants), _hashable(parameters))
+        parameters = self._parameters(call, places)
+        identity = (id(call.kernel), *map(_hashable, (types, call.constants, parameters, call.options)))
         if identity not in self._compiled:
             name = call.kernel.__name__
             self.progress("compile", name, 0.0)
             started = time.perf_counter()
-            compiled: CompiledKernel = call.kernel.compile(types, call.constants, parameters, target=self.target)
+            compiled: CompiledKernel = call.kernel.compile(
+                types, call.constants, parameters, target=self.target, options=call.options
+            )
             seconds = time.perf_counter() - started
             binary = compiled.binary
             constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
@@ -81,9 +87,32 @@ class KernelSet:
             self.progress("compile", name, seconds)
         return self._compiled[identity]
 
+    def _parameters(self, call: KernelCall, places: Mapping[str, BufferReference]) -> dict[str, Parameter]:
+        """A pointer is free of aliases when no other parameter points into the same tensor.
+
+        The memory plan keeps tensors that are alive at the same time apart, and the session checks the
+        caller's buffers. On a GPU every tensor starts at a multiple of 16 bytes, the caller's too.
+        """
+        tensors = [_tensor(place) for place in places.values()]
+        divisibility = 16 if hasattr(self.target, "warp_threads") else 1
+        return {
+            name: Parameter(name, divisibility, alias_free=tensors.count(_tensor(place)) == 1)
+            for name, place in places.items()
+            if not isinstance(call.operands[name], TiledOperand)
+            and (divisibility > 1 or tensors.count(_tensor(place)) == 1)
+        }
+
 
 def _is_tensor(operand: Operand) -> bool:
-    return isinstance(operand, (Value, PackedConstant))
+    return isinstance(operand, (Value, PackedConstant, TiledOperand))
+
+
+def _argument(operand: Operand, place: BufferReference | None) -> Any:
+    """A kernel's argument as a plan has it."""
+    if isinstance(operand, TiledOperand):
+        assert place is not None
+        return TiledReference(place, operand.shape, operand.strides)
+    return _number(operand) if place is None else place
 
 
 def _number(operand: Operand) -> Any:
@@ -94,6 +123,9 @@ def _number(operand: Operand) -> Any:
 
 def _type(name: str, call: KernelCall) -> TensorType:
     operand = call.operands[name]
+    if isinstance(operand, TiledOperand):
+        value = operand.value.value if isinstance(operand.value, PackedConstant) else operand.value
+        return scalar(TensorMapType(operand.block, value.dtype))
     if isinstance(operand, PackedConstant):
         return scalar(PointerType(operand.value.dtype))
     if isinstance(operand, Value):
@@ -130,18 +162,6 @@ def _variadic(name: str, call: KernelCall) -> list[str]:
     while f"{name}_{count}" in call.operands:
         count += 1
     return [f"{name}_{number}" for number in range(count)]
-
-
-def _parameters(places: Mapping[str, BufferReference]) -> dict[str, Parameter]:
-    """A pointer is free of aliases when no other parameter points into the same tensor.
-
-    The memory plan keeps tensors that are alive at the same time apart, and the session checks the
-    caller's buffers.
-    """
-    tensors = [_tensor(place) for place in places.values()]
-    return {
-        name: Parameter(name, alias_free=True) for name, place in places.items() if tensors.count(_tensor(place)) == 1
-    }
 
 
 def _tensor(place: BufferReference) -> tuple[Any, ...]:

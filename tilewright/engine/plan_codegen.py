@@ -15,7 +15,16 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from tilewright.runtime.plan import Argument, BufferReference, Choice, ContextLayout, Plan, Step, estimate_nanoseconds
+from tilewright.runtime.plan import (
+    Argument,
+    BufferReference,
+    Choice,
+    ContextLayout,
+    Plan,
+    Step,
+    TiledReference,
+    estimate_nanoseconds,
+)
 from tilewright.symbolic import Atom, Call, Expression, Size, Symbol, lower_bound
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
@@ -121,6 +130,7 @@ class _PlanWriter:
             return self._pointer(value)
         if isinstance(value, float):
             return self.builder.integer(_float_bits(argument.type, value))
+        assert not isinstance(value, TiledReference), "tensors in tiles are for GPUs"
         if argument.type in _FLOAT_FORMATS:
             if not isinstance(value, int):
                 raise ValueError(f"a symbolic size cannot be passed as {argument.type}")

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright import dtypes
-from tilewright.runtime.plan import Argument, BufferReference, Choice, IndexRange, Plan, Step, TensorSpec
+from tilewright.runtime.plan import (
+    Argument,
+    BufferReference,
+    Choice,
+    IndexRange,
+    Plan,
+    Step,
+    TensorSpec,
+    TiledReference,
+)
 from tilewright.symbolic import Symbol, from_json, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
@@ -119,6 +128,9 @@ def _choice_from_json(data: Any, symbols: dict[str, Symbol]) -> Choice:
 
 def _argument_to_json(argument: Argument) -> dict[str, Any]:
     value = argument.value
+    if isinstance(value, TiledReference):
+        extents = {"shape": list(map(to_json, value.shape)), "strides": list(map(to_json, value.strides))}
+        return {**_argument_to_json(Argument(argument.type, value.place)), **extents}
     if isinstance(value, BufferReference):
         return {"type": argument.type, value.kind: value.name, "offset": to_json(value.offset)}
     if isinstance(value, float):
@@ -133,7 +145,11 @@ def _argument_from_json(data: Any, symbols: dict[str, Symbol]) -> Argument:
     if "value" in data:
         return Argument(type_text, from_json(data["value"], symbols))
     (kind,) = [key for key in data if key in _BUFFER_KINDS]
-    return Argument(type_text, BufferReference(kind, _text(data[kind]), from_json(data["offset"], symbols)))
+    place = BufferReference(kind, _text(data[kind]), from_json(data["offset"], symbols))
+    if "shape" not in data:
+        return Argument(type_text, place)
+    shape, strides = (tuple(from_json(size, symbols) for size in data[name]) for name in ("shape", "strides"))
+    return Argument(type_text, TiledReference(place, shape, strides))
 
 
 def _symbol(name: Any, low: Any, high: Any) -> Symbol:

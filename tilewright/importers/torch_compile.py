@@ -55,9 +55,9 @@ def backend(
     if settings:
         raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: target")
     try:
-        _check_inference(gm, example_inputs)
+        device = _check_inference(gm, example_inputs)
         static = _static_positions(gm, example_inputs)
-        compiler: Any = _Compiler(static, str(target))
+        compiler: Any = _Compiler(static, device if target == "auto" else str(target))
         return aot_module_simplified(gm, example_inputs, fw_compiler=compiler, decompositions=decompositions())
     except (_Declined, TilewrightError) as reason:
         if isinstance(reason, MissingDependencyError):
@@ -80,13 +80,18 @@ def _operations(gm: fx.GraphModule) -> int:
     return sum(node.op.startswith("call_") for node in gm.graph.nodes)
 
 
-def _check_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+def _check_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """The kind of device that the graph's tensors are on, ``cpu`` or ``cuda``; raises `_Declined`."""
     tensors = [item for item in (*example_inputs, *gm.parameters(), *gm.buffers()) if isinstance(item, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise _Declined("it is a training graph (gradients are enabled); call the model under torch.no_grad()")
-    devices = sorted({tensor.device.type for tensor in tensors} - {"cpu"})
-    if devices:
-        raise _Declined(f"it has tensors on {', '.join(devices)}; this backend compiles for the CPU")
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor.ndim or tensor.device.type != "cpu"})
+    kinds = {name.partition(":")[0] for name in devices}
+    if len(devices) > 1:
+        raise _Declined(f"it has tensors on {', '.join(devices)}; this backend compiles graphs for one device")
+    if kinds - {"cpu", "cuda"}:
+        raise _Declined(f"it has tensors on {devices[0]}; this backend compiles for CPUs and NVIDIA GPUs")
+    return kinds.pop() if kinds else "cpu"
 
 
 def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
@@ -251,12 +256,15 @@ class _Watched:
 
     The version alone is not enough: writes through `.data`, a NumPy view or in inference mode do not
     raise it.  The sample (`SAMPLES` words spread over the storage) sees them where they touch it, as a
-    step of an optimiser or a loaded checkpoint does.
+    step of an optimiser or a loaded checkpoint does.  Parameters on a GPU have none.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.address = tensor.data_ptr()
+        if tensor.device.type != "cpu":
+            self.sample = np.empty(0, np.uint8)  # looking at a GPU's memory would wait for the GPU
+            return
         data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
         words = data[: data.size // 4 * 4].reshape(-1, 4)
         self.sample = words[:: max(1, len(words) // SAMPLES)] if len(words) else data

@@ -40,11 +40,20 @@ class BufferReference:
 
 
 @dataclass(frozen=True)
+class TiledReference:
+    """A tensor that a GPU's kernel accesses in tiles: its place, extents and strides (elements, slowest axis first)."""
+
+    place: BufferReference
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
 class Argument:
-    """One kernel argument: a place in memory, a size, or a number, passed as IR type `type`."""
+    """One kernel argument: a place in memory, a tensor, a size, or a number, passed as IR type `type`."""
 
     type: str
-    value: Union[BufferReference, Size, float]
+    value: Union[BufferReference, TiledReference, Size, float]
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def allocate(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """A fresh tensor of the kind of `like` (PyTorch for a PyTorch tensor, else NumPy)."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, _TO_TORCH.get(dtype, dtype)))
+        return torch.empty(shape, dtype=torch_dtype(dtype))
     return np.empty(shape, dtypes.BY_NAME[dtype].numpy)
 
 
@@ -108,18 +108,31 @@ def _view_numpy(array: np.ndarray, name: str, dtype: str, role: str) -> TensorVi
 def _view_torch(tensor: Any, name: str, dtype: str, role: str) -> TensorView:
     if tensor.device.type != "cpu":
         raise InputError(f"{role} {name!r} is on {tensor.device}, the engine runs on the CPU: pass tensor.cpu()")
+    plain = plain_torch(tensor, name, dtype, role)
+    address = plain.data_ptr()
+    if address % dtypes.BY_NAME[dtype].itemsize:
+        plain = plain.clone()
+        address = plain.data_ptr()
+    return TensorView(address, dtype, tuple(plain.shape), plain, address != tensor.data_ptr())
+
+
+def plain_torch(tensor: Any, name: str, dtype: str, role: str) -> Any:
+    """A PyTorch tensor of the wanted type, contiguous, without its gradient; a copy only where it must be.
+
+    Raises `InputError` for other element types and sparse tensors.
+    """
     given = str(tensor.dtype).removeprefix("torch.")
     given = _TORCH_NAMES.get(given, given)
     if given != dtype:
         raise _wrong_dtype(f"{role} {name!r}", given, dtype, f".to(torch.{_TO_TORCH.get(dtype, dtype)})")
     if str(tensor.layout) != "torch.strided":
         raise InputError(f"{role} {name!r} is {tensor.layout}: pass tensor.to_dense()")
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    address = plain.data_ptr()
-    if address % dtypes.BY_NAME[dtype].itemsize:
-        plain = plain.clone()
-        address = plain.data_ptr()
-    return TensorView(address, dtype, tuple(plain.shape), plain, address != tensor.data_ptr())
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def torch_dtype(dtype: str) -> Any:
+    """PyTorch's element type of this name; PyTorch is imported."""
+    return getattr(sys.modules["torch"], _TO_TORCH.get(dtype, dtype))
 
 
 def _wrong_dtype(what: str, given: str, wanted: str, how: str) -> InputError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -27,8 +27,17 @@ PROGRAMS = 4  # for each thread, so that all have about the same work
 VECTOR = 16
 
 
+# Makes the launches of attention: q, operands, types, constants, number of keys.
+CallMaker = Callable[[Value, dict[str, Operand], dict[str, str], dict[str, Any], Size], list[KernelCall]]
+
+
 def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The candidates of an attention group; views around the anchor become strides.
+    """The candidates of an attention group; raises as `strided_candidate`."""
+    return [strided_candidate(group, target, _calls)]
+
+
+def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidate:
+    """An attention group by kernels with the parameters of `kernels.attention`; views around the anchor become strides.
 
     Raises `NotImplementedError` when an operand is not a strided view of a tensor in memory.
     """
@@ -57,12 +66,12 @@ def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Can
     }  # fmt: skip
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
-    calls = _calls(q, operands, types, constants, k.shape[2])
+    calls = make(q, operands, types, constants, k.shape[2])
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid),
                     q.dtype, 0.6)  # fmt: skip
     reasons = {"kernels": [call.kernel.__name__ for call in calls], "bias": ("none", "keys", "full")[bias_form]}
-    return [Candidate("online softmax", (Stage(tuple(calls)),), cost, (), reasons)]
+    return Candidate("online softmax", (Stage(tuple(calls)),), cost, (), reasons)
 
 
 def _calls(

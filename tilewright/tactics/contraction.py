@@ -80,13 +80,15 @@ def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
     """The candidates of a group whose anchor is a matmul."""
     assert group.anchor is not None
     if group.anchor.output.dtype.is_integer:
-        return reduction(_as_sum_of_products(group), graph, target)
-    problem = describe(group.anchor, graph, target)
+        return reduction(as_sum_of_products(group), graph, target)
+    source = group.anchor.inputs[0]
+    assert source is not None
+    problem = describe(group.anchor, graph, target.microtile(source.dtype)[1])
     slots = epilogue_slots(group, graph)
     return [gemm_candidate(problem, slots, group, target)]
 
 
-def _as_sum_of_products(group: Group) -> Group:
+def as_sum_of_products(group: Group) -> Group:
     """An integer product as a reduction: the sum over the depth of a[..., M, 1, K] * b[..., 1, N, K]."""
     anchor = group.anchor
     assert anchor is not None
@@ -112,8 +114,8 @@ def _as_sum_of_products(group: Group) -> Group:
                  group.name)  # fmt: skip
 
 
-def describe(node: Node, graph: Graph, target: Target) -> Problem:
-    """The problem that a matmul node poses."""
+def describe(node: Node, graph: Graph, width: int) -> Problem:
+    """The problem that a matmul node poses; constants are packed in panels of `width` columns (0: not at all)."""
     a, b = node.inputs
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
@@ -122,8 +124,7 @@ def describe(node: Node, graph: Graph, target: Target) -> Problem:
     b_depth, b_column = (1, depth) if transposed else (columns, 1)
     if all(extent == 1 for extent in b.shape[:-2]):
         rows = product(a.shape[:-1])
-        width = target.microtile(a.dtype)[1]
-        if b in graph.constants and b.rank == 2:
+        if width and b in graph.constants and b.rank == 2:
             packed = PackedConstant(b, panels_recipe(width, transposed))
             return Problem(rows, columns, depth, a, packed, depth, 1, 0, 0, width)
         return Problem(rows, columns, depth, a, b, depth, 1, b_depth, b_column, 0)

@@ -18,6 +18,7 @@ from tilewright.tactics.contraction import Problem, Slots, epilogue_slots, gemm_
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
+from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.reduction import rows_per_program
 from tilewright.tactics.weights import packed_weights
 from tilewright.targets.base import Target
@@ -32,7 +33,22 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
 
     Raises `NotImplementedError` for channels-first images.
     """
-    group = _with_bias_in_epilogue(group)
+    group = with_bias_in_epilogue(group)
+    anchor, x, w = checked_convolution(group)
+    slots = epilogue_slots(group, graph)
+    groups, width = anchor.attributes["groups"], target.microtile(x.dtype)[1]
+    if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
+        weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
+        candidate = depthwise_candidate(group, slots, weights.operand, target)
+    else:
+        weights = packed_weights(w, taps_recipe(width, groups), graph, target)
+        make = _pointwise if is_pointwise(anchor, w) else _implicit
+        candidate = make(group, slots, weights.operand, target)
+    return [replace(candidate, stages=weights.stages + candidate.stages, temporaries=weights.temporaries)]
+
+
+def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
+    """Anchor, image and weights of a convolution that there are kernels for."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
@@ -44,19 +60,10 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
             f"conv (from {anchor.source or 'the graph'}) of {x!r} by {w!r}: there are kernels for one and two spatial "
             "dimensions and weights of a fixed shape"
         )
-    slots = epilogue_slots(group, graph)
-    groups, width = anchor.attributes["groups"], target.microtile(x.dtype)[1]
-    if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
-        weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph)
-        candidate = _depthwise(group, slots, weights.operand, target)
-    else:
-        weights = packed_weights(w, taps_recipe(width, groups), graph)
-        make = _pointwise if _is_pointwise(anchor, w) else _implicit
-        candidate = make(group, slots, weights.operand, target)
-    return [replace(candidate, stages=weights.stages + candidate.stages, temporaries=weights.temporaries)]
+    return anchor, x, w
 
 
-def _is_pointwise(anchor: Node, w: Value) -> bool:
+def is_pointwise(anchor: Node, w: Value) -> bool:
     """Whether each output pixel is a product of one input pixel."""
     attributes = anchor.attributes
     moved = any(step != 1 for step in attributes["strides"]) or any(low or high for low, high in attributes["padding"])
@@ -74,7 +81,7 @@ def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> 
     return replace(gemm_candidate(problem, slots, group, target), name="pointwise convolution as matmul")
 
 
-def _with_bias_in_epilogue(group: Group) -> Group:
+def with_bias_in_epilogue(group: Group) -> Group:
     """The bias as an addition after the anchor."""
     anchor = group.anchor
     assert anchor is not None
@@ -171,7 +178,19 @@ def _channel_block(channels: int) -> int:
     return next(block for block in range(min(channels, CHANNEL_BLOCK), 0, -1) if channels % block == 0)
 
 
-def _depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, int, dict[str, Any]]:
+    """Pixels and channels of a program that walks windows, and the options of its kernel.
+
+    A thread of a GPU takes up to eight neighbouring channels of a pixel.
+    """
+    if not hasattr(target, "warp_threads"):
+        block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+        return max(1, rows_per_program(pixels, block) // 4), block, {}
+    block = min(next_power_of_2(channels), CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+    return 2, block, {"num_warps": max(1, block // 128)}
+
+
+def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
     """Each channel by itself."""
     anchor = group.anchor
     assert anchor is not None
@@ -179,9 +198,8 @@ def _depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> 
     assert x is not None and w is not None
     columns = w.shape[0]
     assert isinstance(columns, int)
-    block = min(columns, CHANNEL_BLOCK)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    rows = max(1, rows_per_program(sizes["pixels"], block) // 4)
+    rows, block, options = window_blocks(sizes["pixels"], columns, target)
     constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
                                  "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
                                  "EPILOGUE": slots.function}  # fmt: skip
@@ -190,7 +208,7 @@ def _depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> 
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
-    call = KernelCall(depthwise_convolution, operands, types, constants, grid)
+    call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
     flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
     return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

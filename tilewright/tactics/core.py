@@ -28,7 +28,20 @@ class PackedConstant:
     recipe: tuple[tuple[str, Any], ...]
 
 
-Operand = Union[Value, PackedConstant, Size, float]
+@dataclass(frozen=True)
+class TiledOperand:
+    """A tensor that a kernel reads or writes in tiles of `block` by the tensor memory accelerator.
+
+    `shape` and `strides` (elements) may be other than the value's own: leading dimensions seen as one.
+    """
+
+    value: Union[Value, PackedConstant]
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    block: tuple[int, ...]
+
+
+Operand = Union[Value, PackedConstant, TiledOperand, Size, float]
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,8 @@ class KernelCall:
     """One launch: parameters by name (`operands`), compile-time constants, grid.
 
     `types` gives the IR text of scalar parameters ("i32", "i64", "f32"); tensors get a pointer to
-    their dtype. `condition` is (size, at_most): the call applies while size <= at_most.
+    their dtype. `condition` is (size, at_most): the call applies while size <= at_most. `options` go to the
+    target's compiler (``num_warps``).
     """
 
     kernel: JITFunction
@@ -45,6 +59,7 @@ class KernelCall:
     constants: dict[str, Any]
     grid: tuple[Size, Size, Size]
     condition: tuple[Size, int] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

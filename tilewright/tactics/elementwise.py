@@ -42,7 +42,7 @@ def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     for output in group.outputs:
         by_extent.setdefault(product(output.shape), []).append(output)
     calls = [
-        elementwise_call(group.nodes, [Result(value, value) for value in values], graph.constants)
+        elementwise_call(group.nodes, [Result(value, value) for value in values], graph.constants, target)
         for values in by_extent.values()
     ]
     return [copy_candidate("generated", calls, group, target)]

@@ -11,7 +11,7 @@ The result is ordinary tile-language source (`JITFunction.from_source`): read it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Node, Value
 from tilewright.kernels import functions
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.tactics.binding import divides
 from tilewright.tactics.core import KernelCall
 from tilewright.tactics.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
 from tilewright.tactics.source import (
@@ -32,6 +33,7 @@ from tilewright.tactics.source import (
     merge_axes,
 )
 from tilewright.tactics.trace import Coordinates, Expression, Tracer, axes_of
+from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
 
 FLAT_BLOCK = 8192  # elements of one program of a flat kernel
@@ -39,6 +41,34 @@ ROW_ELEMENTS = 16384  # elements of one program of a row kernel
 PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
 COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
 TILE = 32
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How generated kernels share work out on a kind of machine.
+
+    `blocks` is the number of elements of a program whose blocks are powers of two, one for each number of elements
+    from which on it is taken; without any, programs walk rows of any length.  `options` go to the compiler.
+    """
+
+    blocks: tuple[tuple[int, int], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def block(self, elements: Size) -> int:
+        """The elements of a program when there are so many in all."""
+        total = expected(elements)
+        return next(block for least, block in self.blocks if total >= least)
+
+
+_WARPS = 4
+# A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.
+_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),))}
+
+
+def loops_of(target: Target) -> Loops:
+    """The loops for a target."""
+    return _LOOPS.get(target.name, Loops())
+
 
 _SOURCES: dict[str, JITFunction] = {}
 
@@ -97,7 +127,7 @@ class _Traced:
 
 
 def elementwise_call(
-    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray]
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], target: Target
 ) -> KernelCall:
     """One kernel that computes `results`, all of one shape (up to reshapes), from `nodes`.
 
@@ -106,12 +136,17 @@ def elementwise_call(
     traced = _trace_results(nodes, results, constants)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
+    loops = loops_of(target)
     across = _read_across(traced, variables)
     if across is not None:
-        return _tile_kernel(name, traced, variables, across)
-    if len(variables) <= 1:
-        return _flat_kernel(name, traced, variables)
-    return _row_kernel(name, traced, variables)
+        call = _tile_kernel(name, traced, variables, across)
+    elif len(variables) <= 1:
+        call = _flat_kernel(name, traced, variables, loops)
+    elif loops.blocks:
+        call = _block_kernel(name, traced, variables, loops)
+    else:
+        call = _row_kernel(name, traced, variables)
+    return replace(call, options=dict(loops.options))
 
 
 def _trace_results(nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray]) -> _Traced:
@@ -211,13 +246,13 @@ def _store_all(traced: _Traced, writer: Writer) -> list[str]:
     return writer.lines
 
 
-def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
+def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
     references = NamedReferences()
     for target, _, _ in traced.stores:
         references.result(target)
     total: Size = variables[0].extent if variables else 1
-    block = FLAT_BLOCK
-    if isinstance(total, int):
+    block = loops.block(total) if loops.blocks else FLAT_BLOCK
+    if isinstance(total, int) and not loops.blocks:
         programs = 1 if total <= 2048 else 2 * -(-total // (2 * FLAT_BLOCK))
         block = -(-total // programs)
     masked = not isinstance(total, int) or total % block != 0
@@ -273,6 +308,30 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
         product([variable.extent for variable in planes]),
     )
     return _finish(name, writer, references, {"ROWS": rows_per_program, "COLUMNS": block}, body, grid)
+
+
+def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
+    """Rows and columns as a two-dimensional block of powers of two; other variables are parts of the row."""
+    references = NamedReferences()
+    for target, _, _ in traced.stores:
+        references.result(target)
+    outer, inner = variables[:-1], variables[-1]
+    rows = product([variable.extent for variable in outer])
+    block = loops.block(product([rows, inner.extent]))
+    columns = min(block, next_power_of_2(inner.extent)) if isinstance(inner.extent, int) else block
+    count = block // columns
+    names = _names(len(outer), "row")
+    masked = (not divides(count, rows), not divides(columns, inner.extent))
+    writer = Writer(traced.tracer, references, variables, [*names, "column"], "mask" if any(masked) else "")
+    body = ["row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]"]
+    body.append("column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]")
+    limits = (f"(row < {writer.size(rows)})", f"(column < {writer.size(inner.extent)})")
+    if any(masked):
+        body.append("mask = " + " & ".join(limit for limit, needed in zip(limits, masked, strict=True) if needed))
+    body += _decompose(outer, names, "row", writer)
+    body += _store_all(traced, writer)
+    grid = (ceil_divide(rows, count), ceil_divide(inner.extent, columns), 1)
+    return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
 
 
 def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
@@ -387,6 +446,11 @@ def epilogue_function(
     name = chain_name(nodes, "identity")
     source = _source(name, ["acc", "row", "column", "mask", "extra"], [], [*lines, *writer.lines, f"return {text}"])
     return function_from_source(name, source)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 def fits_32_bits(size: Size) -> bool:

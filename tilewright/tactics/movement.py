@@ -19,15 +19,17 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """Copies of each output's elements to their new places."""
     anchor = group.nodes[-1] if group.anchor is None else group.anchor
     if anchor.op == "concat" and group.nodes == [anchor]:
-        calls = _concat(anchor, graph)
+        calls = _concat(anchor, graph, target)
     elif anchor.op == "scatter_update":
-        calls = _scatter(anchor, graph)
+        calls = _scatter(anchor, graph, target)
     else:
-        calls = [elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants)]
+        calls = [
+            elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)
+        ]
     return [copy_candidate("generated", calls, group, target)]
 
 
-def _concat(node: Node, graph: Graph) -> list[KernelCall]:
+def _concat(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
     """One copy for each input, to its part of the output."""
     output, axis = node.output, node.attributes["axis"]
     strides = dense_strides(output.shape)
@@ -37,7 +39,7 @@ def _concat(node: Node, graph: Graph) -> list[KernelCall]:
         assert source is not None
         offset = simplify(lift(start) * strides[axis])
         if source.shape[axis] != 0:
-            calls.append(elementwise_call([], [Result(source, output, strides, offset)], graph.constants))
+            calls.append(elementwise_call([], [Result(source, output, strides, offset)], graph.constants, target))
         start = simplify(lift(start) + source.shape[axis])
     return calls
 
@@ -48,14 +50,16 @@ def updates_in_place(node: Node, graph: Graph) -> bool:
     return any(source is target and value is node.output for source, value in graph.mutations.items())
 
 
-def _scatter(node: Node, graph: Graph) -> list[KernelCall]:
+def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
     """A copy of the input (not when it is updated in place), then the updated slices."""
     source, indices, updates = (value for value in node.inputs)
     assert source is not None and indices is not None and updates is not None
     axis = node.attributes["axis"]
     calls: list[KernelCall] = []
     if not updates_in_place(node, graph):
-        calls.append(elementwise_call([], [Result(source, node.output, dense_strides(source.shape))], graph.constants))
+        calls.append(
+            elementwise_call([], [Result(source, node.output, dense_strides(source.shape))], graph.constants, target)
+        )
     inner = product(source.shape[axis + 1 :])
     block = min(inner, SCATTER_BLOCK) if isinstance(inner, int) else SCATTER_BLOCK
     operands: dict[str, Value | Size | float] = {

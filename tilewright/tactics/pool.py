@@ -12,11 +12,10 @@ from tilewright.graph.fusion import Group
 from tilewright.kernels.pool import average_pool, max_pool
 from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_sizes
-from tilewright.tactics.convolution import CHANNEL_BLOCK, window_constants, window_sizes
+from tilewright.tactics.convolution import window_blocks, window_constants, window_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
-from tilewright.tactics.reduction import rows_per_program
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
@@ -36,9 +35,8 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if attributes["layout"] != "NHWC" or group.nodes != [anchor]:
         raise NotImplementedError("channels-first pooling")
     channels = x.shape[-1]
-    block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
     sizes = {**window_sizes(x, anchor.output), "channels": channels}
-    rows = max(1, rows_per_program(sizes["pixels"], block) // 4)
+    rows, block, options = window_blocks(sizes["pixels"], channels, target)
     constants: dict[str, Any] = {
         **window_constants(attributes["kernel"], attributes), "ROWS": rows, "BLOCK": block,
         "MASK": simplify(lift(channels) % block) != 0,
@@ -57,7 +55,7 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(channels, block), 1)
-    call = KernelCall(kernel, operands, types, constants, grid)
+    call = KernelCall(kernel, operands, types, constants, grid, options=options)
     taps = int(np.prod(attributes["kernel"]))
     flops = simplify(lift(product(anchor.output.shape)) * taps)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.1)

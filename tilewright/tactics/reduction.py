@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tilewright.kernels.rows import normalize, normalize_chunked, softmax, softm
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
-from tilewright.tactics.elementwise import chain_operations, tensor_bytes
+from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import compute_type, language_type
 from tilewright.tactics.generate import epilogue_function, prologue_function
 from tilewright.tactics.source import ExtraReferences
@@ -28,7 +29,7 @@ WHOLE_ROW = 16384  # longest row that is one block
 CHUNK = 1024
 ROW_WORK = 16384  # elements that one program should have at least
 
-_REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
+REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
                "reduce_product": "product"}  # fmt: skip
 
 
@@ -38,26 +39,29 @@ def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert anchor is not None
     if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
         calls = [_row_operation(group, graph)]
-    elif anchor.op in _REDUCTIONS:
+    elif anchor.op in REDUCTIONS:
         calls = [_reduce(group, graph)]
     elif anchor.op in ("argmax", "argmin"):
-        calls = [_arg_extreme(group)]
+        calls = [arg_extreme_call(group)]
     elif anchor.op == "cumsum":
-        calls = [_cumulative_sum(group)]
+        calls = [cumulative_sum_call(group)]
     else:
         raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
-    moved: Size = 0
-    for value in (*group.inputs, *group.outputs):
-        moved = simplify(lift(moved) + tensor_bytes(value))
-    source = anchor.inputs[0]
-    assert source is not None
-    flops = simplify(lift(product(source.shape)) * 8 + chain_operations(group.nodes))
+    return [row_candidate(calls, group, target)]
+
+
+def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:
+    """The candidate of launches that follow each other."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    flops = simplify(lift(product(anchor.inputs[0].shape)) * 8 + chain_operations(group.nodes))
+    moved = total_bytes(group.inputs, group.outputs)
     cost = estimate(machine_of(target), moved, flops, product(calls[-1].grid), efficiency=0.25)
     reasons = {"kernel": calls[-1].kernel.__name__, "grid": str(calls[-1].grid)}
-    return [Candidate("row kernel", tuple(Stage((call,)) for call in calls), cost, (), reasons)]
+    return Candidate("row kernel", tuple(Stage((call,)) for call in calls), cost, (), reasons)
 
 
-def _slots(
+def row_slots(
     group: Group, graph: Graph, source_shape: Sequence[Size], scale_and_bias: Sequence[Value | None] = ()
 ) -> tuple[JITFunction, JITFunction, ExtraReferences]:
     """Prologue, epilogue and their operands.
@@ -105,8 +109,26 @@ def rows_per_program(rows: Size, columns: Size) -> int:
     return max(1, -(-rows // programs))
 
 
-def _row_operation(group: Group, graph: Graph) -> KernelCall:
-    """Softmax or a normalisation over trailing dimensions."""
+@dataclass(frozen=True)
+class RowOperation:
+    """Softmax or a normalisation over trailing dimensions, with the slots of its kernel."""
+
+    group: Group  # its anchor over [rows..., columns]
+    rows: Size
+    columns: Size
+    prologue: JITFunction
+    epilogue: JITFunction
+    extra: ExtraReferences
+    constants: dict[str, Any]  # what the operation itself says
+
+    @property
+    def is_norm(self) -> bool:
+        assert self.group.anchor is not None
+        return self.group.anchor.op in ("layer_norm", "rms_norm")
+
+
+def row_operation(group: Group, graph: Graph) -> RowOperation:
+    """What a row operation's group poses to a kernel."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     source = anchor.inputs[0]
@@ -121,16 +143,25 @@ def _row_operation(group: Group, graph: Graph) -> KernelCall:
     shape = (*source.shape[:axis], columns)
     is_norm = anchor.op in ("layer_norm", "rms_norm")
     if shape != source.shape:
-        group = _with_space(group, shape)
+        group = with_space(group, shape)
         anchor = group.anchor
         assert anchor is not None
-    scale_and_bias = anchor.inputs[1:] if is_norm else ()
-    prologue, epilogue, extra = _slots(group, graph, shape, scale_and_bias)
+    prologue, epilogue, extra = row_slots(group, graph, shape, anchor.inputs[1:] if is_norm else ())
+    constants: dict[str, Any] = {"PROLOGUE": prologue, "EPILOGUE": epilogue, "TYPE": language_type(source.dtype)}
+    if is_norm:
+        constants |= {"CENTER": anchor.op == "layer_norm", "epsilon": float(anchor.attributes["epsilon"])}
+    else:
+        constants["LOG"] = anchor.op == "log_softmax"
+    return RowOperation(group, rows, columns, prologue, epilogue, extra, constants)
+
+
+def _row_operation(group: Group, graph: Graph) -> KernelCall:
+    operation = row_operation(group, graph)
+    rows, columns = operation.rows, operation.columns
     whole = isinstance(columns, int) and columns <= WHOLE_ROW
     count = rows_per_program(rows, columns)
-    constants: dict[str, Any] = {"ROWS": count, "PROLOGUE": prologue, "EPILOGUE": epilogue,
-                                 "TYPE": language_type(source.dtype)}  # fmt: skip
-    operands: dict[str, Operand] = {"out": group.outputs[-1]}
+    constants = {**operation.constants, "ROWS": count}
+    operands: dict[str, Operand] = {"out": operation.group.outputs[-1]}
     types: dict[str, str] = {}
     sizes: dict[str, Size] = {"rows": rows}
     if whole:
@@ -138,19 +169,16 @@ def _row_operation(group: Group, graph: Graph) -> KernelCall:
     else:
         constants["BLOCK"] = CHUNK
         sizes["columns"] = columns
-    if is_norm:
-        constants["CENTER"] = anchor.op == "layer_norm"
-        constants["epsilon"] = float(anchor.attributes["epsilon"])
+    if operation.is_norm:
         kernel = normalize if whole else normalize_chunked
     else:
-        constants["LOG"] = anchor.op == "log_softmax"
         kernel = softmax if whole else softmax_chunked
     bind_sizes(sizes, operands, types, constants)
-    bind_extra(extra, operands, types)
+    bind_extra(operation.extra, operands, types)
     return KernelCall(kernel, operands, types, constants, (ceil_divide(rows, count), 1, 1))
 
 
-def _with_space(group: Group, shape: Sequence[Size]) -> Group:
+def with_space(group: Group, shape: Sequence[Size]) -> Group:
     """The same group with an anchor over [rows..., columns]: trailing dimensions seen as one."""
     anchor = group.anchor
     assert anchor is not None
@@ -170,7 +198,7 @@ def _with_space(group: Group, shape: Sequence[Size]) -> Group:
                  group.outputs, flattened, group.name)  # fmt: skip
 
 
-def _initial(kind: str, dtype: DType) -> float | int:
+def neutral_element(kind: str, dtype: DType) -> float | int:
     """The neutral element of a reduction."""
     if kind in ("max", "min"):
         if dtype.is_float:
@@ -183,25 +211,30 @@ def _initial(kind: str, dtype: DType) -> float | int:
     return float(neutral) if dtype.is_float else neutral
 
 
-def _reduce(group: Group, graph: Graph) -> KernelCall:
-    """A reduction over neighbouring axes, seen as [outer, reduced, inner]."""
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
+def reduced_space(anchor: Node) -> tuple[Size, Size, Size]:
+    """The input of a reduction over neighbouring axes, seen as [outer, reduced, inner]."""
     source = anchor.inputs[0]
+    assert source is not None
     axes = [axis for axis in anchor.attributes["axes"] if source.shape[axis] != 1]
     first, last = (min(axes), max(axes)) if axes else (source.rank, source.rank - 1)
     if any(axis not in axes and source.shape[axis] != 1 for axis in range(first, last + 1)):
         raise UnsupportedOperationError(
             f"{anchor.op} over axes {tuple(axes)} of {source!r}: the axes must be neighbours; permute them together"
         )
-    outer, reduced = product(source.shape[:first]), product(source.shape[first : last + 1])
-    inner = product(source.shape[last + 1 :])
-    kind, dtype = _REDUCTIONS[anchor.op], compute_type(source.dtype)
-    constants: dict[str, Any] = {"KIND": kind, "INITIAL": _initial(kind, dtype), "TYPE": language_type(dtype)}
+    return product(source.shape[:first]), product(source.shape[first : last + 1]), product(source.shape[last + 1 :])
+
+
+def _reduce(group: Group, graph: Graph) -> KernelCall:
+    """A reduction over neighbouring axes."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    outer, reduced, inner = reduced_space(anchor)
+    kind, dtype = REDUCTIONS[anchor.op], compute_type(anchor.inputs[0].dtype)
+    constants: dict[str, Any] = {"KIND": kind, "INITIAL": neutral_element(kind, dtype), "TYPE": language_type(dtype)}
     operands: dict[str, Operand] = {"out": group.outputs[-1]}
     types: dict[str, str] = {}
     if inner == 1:
-        prologue, epilogue, extra = _reduce_slots(group, graph, (outer, reduced), (outer, 1))
+        prologue, epilogue, extra = reduce_slots(group, graph, (outer, reduced), (outer, 1))
         block = reduced if isinstance(reduced, int) and reduced <= CHUNK else CHUNK
         count = rows_per_program(outer, reduced)
         constants |= {"ROWS": count, "BLOCK": block, "MASK": not divides(block, reduced)}
@@ -209,9 +242,7 @@ def _reduce(group: Group, graph: Graph) -> KernelCall:
         kernel = reduce_rows
         grid: tuple[Size, Size, Size] = (ceil_divide(outer, count), 1, 1)
     else:
-        prologue, epilogue, extra = _reduce_slots(
-            group, graph, (simplify(lift(outer) * reduced), inner), (outer, inner)
-        )
+        prologue, epilogue, extra = reduce_slots(group, graph, (simplify(lift(outer) * reduced), inner), (outer, inner))
         block = inner if isinstance(inner, int) and inner <= 512 else 512
         block_r = reduced if isinstance(reduced, int) and reduced <= 32 else 32
         constants |= {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
@@ -223,7 +254,7 @@ def _reduce(group: Group, graph: Graph) -> KernelCall:
     return KernelCall(kernel, operands, types, constants, grid)
 
 
-def _reduce_slots(
+def reduce_slots(
     group: Group, graph: Graph, source_space: tuple[Size, Size], result_space: tuple[Size, Size]
 ) -> tuple[JITFunction, JITFunction, ExtraReferences]:
     """Slots of a reduction, whose result is seen as [outer, inner]."""
@@ -240,7 +271,7 @@ def _reduce_slots(
     return prologue, epilogue, extra
 
 
-def _arg_extreme(group: Group) -> KernelCall:
+def arg_extreme_call(group: Group) -> KernelCall:
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
@@ -250,7 +281,7 @@ def _arg_extreme(group: Group) -> KernelCall:
     largest = anchor.op == "argmax"
     block = min(reduced, CHUNK) if isinstance(reduced, int) else CHUNK
     constants: dict[str, Any] = {
-        "LARGEST": largest, "INITIAL": _initial("max" if largest else "min", source.dtype), "BLOCK": block,
+        "LARGEST": largest, "INITIAL": neutral_element("max" if largest else "min", source.dtype), "BLOCK": block,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": source, "out": anchor.output}
     types: dict[str, str] = {}
@@ -260,7 +291,7 @@ def _arg_extreme(group: Group) -> KernelCall:
     return KernelCall(arg_extreme, operands, types, constants, (simplify(lift(outer) * inner), 1, 1))
 
 
-def _cumulative_sum(group: Group) -> KernelCall:
+def cumulative_sum_call(group: Group) -> KernelCall:
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     source, axis = anchor.inputs[0], anchor.attributes["axis"]

@@ -16,6 +16,9 @@ from tilewright.tactics.contraction import matmul_candidates
 from tilewright.tactics.convolution import convolution_candidates
 from tilewright.tactics.core import Candidate
 from tilewright.tactics.elementwise import elementwise
+from tilewright.tactics.gpu.attention import gpu_attention
+from tilewright.tactics.gpu.contraction import gpu_contraction
+from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.movement import movement
 from tilewright.tactics.pool import pool
 from tilewright.tactics.reduction import reduction
@@ -31,7 +34,7 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return maker(group, graph, target)
 
 
-MAKERS: dict[str, Maker] = {
+_CPU: dict[str, Maker] = {
     "elementwise": elementwise,
     "source": elementwise,
     "view": elementwise,
@@ -41,6 +44,11 @@ MAKERS: dict[str, Maker] = {
     "attention": attention_candidates,
     "pool": pool,
 }
+# By the target's family, then by the group's class.
+MAKERS: dict[str, dict[str, Maker]] = {
+    "cpu": _CPU,
+    "cuda": {**_CPU, "reduction": gpu_reduction, "contraction": gpu_contraction, "attention": gpu_attention},
+}
 
 
 def candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -48,7 +56,7 @@ def candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 
     Raises `UnsupportedOperationError` naming the op and its source when there is none.
     """
-    maker = MAKERS.get(group.kind)
+    maker = MAKERS[target.name].get(group.kind)
     if maker is None:
         raise UnsupportedOperationError(f"group {group.name}: no kernels for the class {group.kind!r}")
     group = _normal_form(group)

@@ -29,7 +29,7 @@ def split_group(group: Group, graph: Graph, target: Target, maker: Maker, reason
 
     def generate(nodes: list[Node], value: Value) -> None:
         nonlocal seconds
-        call = elementwise_call(nodes, [Result(value, value)], graph.constants)
+        call = elementwise_call(nodes, [Result(value, value)], graph.constants, target)
         copied = copy_candidate("generated", [call], group, target)
         stages.extend(copied.stages)
         seconds += copied.cost.seconds

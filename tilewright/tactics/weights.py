@@ -10,6 +10,7 @@ from tilewright.kernels.packing import Recipe
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.core import Operand, PackedConstant, Stage
 from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Weights:
     temporaries: tuple[Value, ...] = ()
 
 
-def packed_weights(value: Value, recipe: Recipe, graph: Graph) -> Weights:
+def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -> Weights:
     """Weights in the order of a `taps` or `order` recipe."""
     if value in graph.constants:
         return Weights(PackedConstant(value, recipe))
@@ -31,7 +32,7 @@ def packed_weights(value: Value, recipe: Recipe, graph: Graph) -> Weights:
         moves.permute(fields["axes"])
     else:
         _to_panels(moves, fields["groups"], fields["width"])
-    call = elementwise_call(moves.nodes, [Result(moves.value, moves.value)], graph.constants)
+    call = elementwise_call(moves.nodes, [Result(moves.value, moves.value)], graph.constants, target)
     return Weights(moves.value, (Stage((call,)),), (moves.value,))
 
 

@@ -13,6 +13,7 @@ from tilewright.dtypes import DType, float32
 from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate, free_symbols
 from tilewright.targets.base import Target
+from tilewright.tune.gpu import GPU_CACHE_BYTES, GPU_CLOCK, LAUNCH, gpu_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,16 @@ CLOCK = 2.6e9  # a typical sustained clock; only ratios matter
 
 
 def machine_of(target: Target) -> Machine:
-    """The constants for a target; caches and vector width come from its capability table."""
+    """The constants for a target; caches and vector width come from its capability table.
+
+    A GPU's thread is a multiprocessor.
+    """
+    if hasattr(target, "multiprocessors"):
+        gpu = gpu_of(target)
+        cache = GPU_CLOCK * GPU_CACHE_BYTES
+        return Machine(
+            gpu.processors, GPU_CLOCK * gpu.float32, cache, gpu.memory, LAUNCH, 5e-8, gpu.shared_bytes, gpu.l2_bytes
+        )
     lanes = getattr(target, "vector_bits", 128) // 32
     return Machine(
         threads=settings.threads,

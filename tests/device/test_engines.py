@@ -1,0 +1,183 @@
+"""Engines on a GPU: whole models against float64, the callers' tensors and streams, graphs, and the front doors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+from tests.host import model_support  # noqa: E402
+from tests.models import resnet  # noqa: E402
+from tests.models.specification import ModelSpecification  # noqa: E402
+from tilewright import Engine  # noqa: E402
+from tilewright.dtypes import float32  # noqa: E402
+from tilewright.engine.builder import build  # noqa: E402
+from tilewright.graph.build import GraphBuilder  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+from tilewright.runtime.cuda.memory import DeviceArray  # noqa: E402
+
+SIZES: dict[str, list[dict[str, int]]] = {
+    "bert": [{"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 33}],
+    "resnet": [{"batch": 1}, {"batch": 3}],
+    "resnet50": [{"batch": 2}],
+    "prefill": [{"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 33}],
+    "decode": [{"batch": 1, "past": 5}, {"batch": 3, "past": 40}],
+}
+ROUNDING = 6 * 2.0**-23
+
+
+@functools.cache
+def engine(name: str) -> Engine:
+    spec = model_support.specification(name)
+    return build(import_model(spec.module, spec.example, spec.dynamic_shapes, spec.name), "cuda")
+
+
+def largest_error(found: Any, exact: Any) -> float:
+    """Over all outputs, relative to the largest value of each."""
+    pairs = zip(found, exact, strict=True)
+    return max(float((a.double().cpu() - b.double()).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: int, device: str = "cuda") -> None:
+    """The engine's largest error is at most three times that of PyTorch on the CPU, both against float64."""
+    inputs = spec.make_inputs(**sizes, seed=seed)
+    exact = spec.run(inputs, torch.float64)
+    given = {name: tensor.to(device, copy=True) for name, tensor in inputs.items()}
+    outputs = built.run(given)
+    assert all(value.device.type == device for value in outputs.values())
+    found = [*outputs.values(), *(given[name] for name in spec.mutated)]
+    allowed = 3 * largest_error(spec.run(inputs), exact) + ROUNDING
+    assert largest_error(found, exact) <= allowed
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_models_are_right(name: str, rng: np.random.Generator) -> None:
+    for sizes in SIZES[name]:
+        for device in ("cuda", "cpu", "cuda"):
+            check(model_support.specification(name), engine(name), sizes, int(rng.integers(2**31)), device)
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.norm = torch.nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.down(torch.nn.functional.gelu(self.up(x))))
+
+
+class Block(torch.nn.Module):
+    """A transformer's layer with grouped heads, rotated queries and a gated product."""
+
+    def __init__(self, width: int = 512, heads: int = 8) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = (torch.nn.Linear(width, n * width, bias=False) for n in (3, 1))
+        self.gate, self.up = (torch.nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(2 * width, width, bias=False)
+        self.first, self.second = (torch.nn.RMSNorm(width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        y = self.second(x)
+        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [Mlp, Block, "resnet"])
+def test_half_precision(make: Any, dtype: torch.dtype) -> None:
+    if make == "resnet":
+        module, x = resnet.random_model((1, 1), 16, 10).eval(), torch.randn(2, 3, 40, 40)
+    else:
+        module, x = make().eval(), torch.randn(2, 130, 512)
+    with torch.no_grad():
+        exact = module.double()(x.to(dtype).double())
+        module, x = module.to(dtype), x.to(dtype)
+        exact = module.double()(x.double())  # of the rounded parameters
+        module = module.to(dtype)
+        peer = module.cuda()(x.cuda())
+        module = module.cpu()
+    built = tilewright.compile(module, (x,), target="cuda")
+    found = built(x.cuda())
+    assert found.dtype == dtype and found.is_cuda
+    allowed = 2 * largest_error([peer], [exact]) + 2 * torch.finfo(dtype).eps
+    assert largest_error([found], [exact]) <= allowed
+    kernels = {built.kernel_name(choice.kernel) for step in built.plan.steps for choice in step.choices}
+    print(sorted(kernels))
+
+
+def double() -> Engine:
+    b = GraphBuilder("double")
+    n = b.symbol("n", 1, 1 << 20)
+    x = b.input("x", float32, (n,))
+    b.output(b.op("add", [x, x]), "y")
+    return build(b.finish(), "cuda")
+
+
+def test_streams_and_memory_of_the_caller() -> None:
+    built = double()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for size in (5, 1 << 18, 77):
+            x = torch.randn(size, device="cuda")
+            for _ in range(3):
+                x = built(x)
+            torch.testing.assert_close(x, x / 8 * 8)
+    y = torch.empty(5, device="cuda")
+    assert built.run({"x": torch.ones(5, device="cuda")}, out={"y": y})["y"] is y
+    assert y.tolist() == [2.0] * 5
+    shifted = torch.arange(9.0, device="cuda")[1:]
+    assert built(shifted).tolist() == (shifted * 2).tolist()
+    values = np.arange(6, dtype=np.float32)
+    np.testing.assert_array_equal(built(values), values * 2)
+    array = built(DeviceArray.from_numpy(values))
+    np.testing.assert_array_equal(array.numpy(), values * 2)
+
+
+def test_inside_of_a_graph_of_the_caller() -> None:
+    built = double()
+    x = torch.ones(100, device="cuda")
+    built(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = built(x)
+    x.fill_(4)
+    graph.replay()
+    assert y.tolist() == [8.0] * 100
+
+
+def test_results_are_the_same_every_time(rng: np.random.Generator) -> None:
+    spec = model_support.specification("bert")
+    inputs = {n: t.cuda() for n, t in spec.make_inputs(batch=3, sequence=33, seed=int(rng.integers(2**31))).items()}
+    first = [value.clone() for value in engine("bert").run(inputs).values()]
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(first, engine("bert").run(inputs).values(), strict=True))
+
+
+def test_saved_and_loaded(tmp_path: Any, rng: np.random.Generator) -> None:
+    engine("bert").save(tmp_path / "bert.engine")
+    loaded = tilewright.load(tmp_path / "bert.engine")
+    check(model_support.specification("bert"), loaded, {"batch": 2, "sequence": 9}, int(rng.integers(2**31)))
+    spec = model_support.specification("bert")
+    inputs = {name: tensor.cuda() for name, tensor in spec.make_inputs(batch=2, sequence=9, seed=1).items()}
+    assert all(row["milliseconds"] > 0 for row in loaded.profile(inputs))
+
+
+def test_torch_compile_on_the_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    module = Mlp(64).cuda().eval()
+    compiled = torch.compile(module, backend="tilewright")
+    with torch.no_grad():
+        for rows in (3, 7):
+            x = torch.randn(rows, 64, device="cuda")
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+    assert "stays with PyTorch" not in caplog.text

@@ -1,0 +1,175 @@
+"""A GPU that is none: the driver's memory is the host's, and kernels run as machine code of this CPU.
+
+Everything of an engine for GPUs but the GPU's own code is run so: tactics, plan, file, and the session with its
+copies, graphs and streams.  Kernels that need tensor copies of hardware cannot be run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from tilewright.ir.core import Function
+from tilewright.runtime.cuda import device as devices
+from tilewright.runtime.cuda import driver as drivers
+from tilewright.runtime.cuda import session
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.program import Program, Resources
+from tilewright.runtime.launch import launch
+from tilewright.runtime.library import load_objects
+from tilewright.runtime.slots import slot_format
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+Work = Callable[[], None]
+
+
+class Driver:
+    """The calls of ``cuda.bindings.driver`` that sessions make; `calls` counts them by name."""
+
+    memory: ClassVar[dict[int, Any]] = {}  # of all drivers: what a test leaves is freed when it is collected
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+        self.captured: dict[int, list[Work]] = {}  # by stream
+        self.handles = 100
+        self.updates_fail = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("CU"):
+            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2,
+                                         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1,
+                                         CU_STREAM_CAPTURE_STATUS_NONE=0,
+                                         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)  # fmt: skip
+        action = getattr(type(self), f"_{name}", type(self)._handle)
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            result = action(self, *arguments)
+            return result if isinstance(result, tuple) else (0, result)
+
+        return call
+
+    def _handle(self, *arguments: Any) -> int:
+        self.handles += 1
+        return self.handles
+
+    def _nothing(self, *arguments: Any) -> tuple[int]:
+        return (0,)
+
+    _cuInit = _cuCtxSetCurrent = _cuGraphDestroy = _cuGraphExecDestroy = _cuEventRecord = _nothing
+    _cuEventDestroy = _cuStreamWaitEvent = _cuEventSynchronize = _cuStreamSynchronize = _nothing
+
+    def _cuCtxGetCurrent(self) -> int:
+        return 1
+
+    def _cuDevicePrimaryCtxRetain(self, handle: Any) -> int:
+        return 1
+
+    def _allocate(self, size: int, flags: int = 0) -> int:
+        memory = ctypes.create_string_buffer(size + 256)
+        address = -(-ctypes.addressof(memory) // 256) * 256
+        self.memory[address] = memory
+        ctypes.memset(address, 0x7F, size)
+        return address
+
+    _cuMemAlloc = _cuMemHostAlloc = _allocate
+
+    def _free(self, address: int) -> tuple[int]:
+        del self.memory[address]
+        return (0,)
+
+    _cuMemFree = _cuMemFreeHost = _free
+
+    def _copy(self, target: int, source: int, size: int, stream: int = 0) -> tuple[int]:
+        ctypes.memmove(int(target), int(source), size)
+        return (0,)
+
+    _cuMemcpyHtoD = _cuMemcpyDtoH = _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _copy
+
+    def _cuPointerGetAttribute(self, kind: Any, address: int) -> int:
+        return 0
+
+    def _cuStreamIsCapturing(self, stream: int) -> int:
+        return int(stream in self.captured)
+
+    def _cuStreamBeginCapture(self, stream: int, mode: Any) -> tuple[int]:
+        self.captured[stream] = []
+        return (0,)
+
+    def _cuStreamEndCapture(self, stream: int) -> list[Work]:
+        return self.captured.pop(stream)
+
+    def _cuGraphInstantiate(self, graph: list[Work], flags: int) -> list[Work]:
+        return list(graph)
+
+    def _cuGraphExecUpdate(self, executable: list[Work], graph: list[Work]) -> tuple[int, None]:
+        if self.updates_fail:
+            return 910, None
+        executable[:] = graph
+        return 0, None
+
+    def _cuGraphLaunch(self, executable: list[Work], stream: int) -> tuple[int]:
+        for work in executable:
+            work()
+        return (0,)
+
+    def _cuEventElapsedTime(self, start: Any, end: Any) -> float:
+        return 0.5
+
+    def enqueue(self, stream: int, work: Work) -> None:
+        """Run a kernel, or keep it for the graph that the stream is captured into."""
+        if stream in self.captured:
+            self.captured[stream].append(work)
+        else:
+            work()
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Put the stand-in in the place of driver, GPU, compiler and launcher for one test."""
+    driver = Driver()
+    scratch: dict[str, int] = {}
+
+    def compile_kernel(target: NvidiaTarget, function: Function, options: Mapping[str, Any]) -> CudaBinary:
+        binary = CPUTarget.host().compile(function, {})
+        scratch[binary.symbol] = binary.scratch_bytes
+        return CudaBinary(
+            "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, (target.architecture,),
+            warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=Resources(0, 0, 0, 0, 0, 0),
+        )  # fmt: skip
+
+    def launcher(program: Program, device: Device) -> Callable[..., None]:
+        library = load_objects([program.image], [program.symbol])
+        address, size = library.address(program.symbol), scratch[program.symbol]
+        formats = "<" + "".join(slot_format(kind) for kind in program.parameters)
+
+        def start(x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
+            slots = struct.pack(formats, *arguments)
+            assert library is not None
+            driver.enqueue(stream, lambda: launch(address, slots, (x, y, z), size, threads=1))
+
+        return start
+
+    gpu = Device(0, "stand-in", (9, 0), 132, 50 << 20, 1 << 37, 227 << 10, True)
+    monkeypatch.setattr(NvidiaTarget, "compile", compile_kernel)
+    monkeypatch.setattr(NvidiaTarget, "load", lambda target, key: None)
+    monkeypatch.setattr(session, "launcher", launcher)
+    # Modules hold the functions themselves, so that what these return is exchanged.
+    for module in _modules():
+        for name, replacement in (("api", lambda: driver), ("current_device", lambda: gpu), ("device", lambda n: gpu)):
+            if name in vars(module):
+                monkeypatch.setattr(module, name, replacement)
+    monkeypatch.setattr(devices, "primary_context", lambda ordinal: 1)
+    return driver
+
+
+def _modules() -> list[types.ModuleType]:
+    from tilewright.runtime.cuda import graphs, memory, staging, streams
+
+    return [drivers, devices, graphs, memory, session, staging, streams]

@@ -1,0 +1,174 @@
+"""Engines for GPUs on a machine without one: building, the file, and sessions on the stand-in for a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver, install
+from tests.host.random_graphs import RandomGraph
+from tilewright import Engine
+from tilewright.dtypes import bfloat16, float32, int64
+from tilewright.engine import file
+from tilewright.engine.builder import build
+from tilewright.engine.file import Package, write_package
+from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, ShapeError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.reference import run
+from tilewright.settings import settings
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
+        yield install(monkeypatch)
+
+
+def perceptron(rng: np.random.Generator, dtype=float32, width: int = 40) -> Graph:
+    b = GraphBuilder("perceptron")
+    batch = b.symbol("batch", 1, 200)
+    x = b.input("x", dtype, (batch, 24))
+    w, v = (rng.standard_normal(shape).astype(dtype.numpy) for shape in ((24, width), (width, 16)))
+    hidden = b.op("gelu", [b.op("add", [b.op("matmul", [x, b.constant(w)]), b.constant(w[0])])])
+    b.output(b.op("softmax", [b.op("matmul", [hidden, b.constant(v)])], axis=1), "y")
+    return b.finish()
+
+
+def cached(rng: np.random.Generator) -> Graph:
+    """An input that is updated in place."""
+    b = GraphBuilder("cached")
+    x, cache, index = b.input("x", float32, (1, 8)), b.input("cache", float32, (5, 8)), b.input("index", int64, (1,))
+    new = b.op("scatter_update", [cache, index, x], axis=0)
+    b.mutate(cache, new)
+    b.output(b.op("reduce_sum", [new], axes=(0,), keepdims=False), "total")
+    return b.finish()
+
+
+def test_engines_for_gpus_are_built_without_one(rng, tmp_path):
+    engine = build(perceptron(rng, bfloat16), ["cpu", "cuda:sm_90a"])
+    assert engine.targets == ("cpu", "cuda:sm_90a") and engine.target == "cpu"
+    engine.save(tmp_path / "two.engine")
+    loaded = Engine.read(tmp_path / "two.engine", "cuda")
+    assert loaded.target == "cuda:sm_90a" and loaded.features == ("sm_90a",)
+    assert [len(step.choices) for step in loaded.plan.steps][-1] == 1
+    names = [candidate["name"] for candidate in loaded.plan.steps[0].evidence["candidates"]]
+    assert names == ["tiled matmul", "hopper matmul"]
+    x = np.ones((3, 24), bfloat16.numpy)
+    assert Engine.load(tmp_path / "two.engine")(x).shape == (3, 16)
+    with pytest.raises(EngineTargetError, match="has no program for cuda:sm_80: it has cpu, cuda:sm_90a"):
+        Engine.read(tmp_path / "two.engine", "cuda:sm_80")
+
+
+def test_equal_builds_give_equal_files(rng, tmp_path):
+    graph = perceptron(rng)
+    for name in ("a", "b"):
+        build(graph, "cuda:sm_80").save(tmp_path / name)
+    kept = [Engine.read(tmp_path / name)._package for name in ("a", "b")]
+    assert kept[0].objects == kept[1].objects and kept[0].manifest["programs"][0]["symbol"] == \
+        kept[1].manifest["programs"][0]["symbol"]  # fmt: skip
+
+
+def test_files_of_version_2_are_read(rng, tmp_path):
+    package = build(perceptron(rng))._package
+    write_package(Package({**package.manifest, "version": 2}, package.weights, package.graph, package.objects),
+                  tmp_path / "old.engine")  # fmt: skip
+    assert Engine.load(tmp_path / "old.engine").target == "cpu"
+    assert file.READABLE == (2, file.VERSION)
+
+
+def test_a_launch_of_another_program_is_refused(driver, rng):
+    package = build(perceptron(rng), "cuda:sm_90a")._package
+    manifest = json.loads(json.dumps(package.manifest))
+    for kernel in manifest["programs"][0]["kernels"].values():
+        kernel["launch"]["shared_bytes"] += 16
+    with pytest.raises(EngineDamagedError, match="the machine code belongs to another plan"):
+        Engine(Package(manifest, package.weights, package.graph, package.objects)).run({})
+
+
+@pytest.mark.parametrize("length", [6, 12, 18])
+def test_random_graphs_through_the_kernels_for_gpus(driver, rng, length):
+    drawn = RandomGraph(int(rng.integers(2**32)), length)
+    engine = build(drawn.graph, "cuda:sm_90a")
+    for batch, sequence in ((1, 1), (2, 3), (5, 8)):
+        inputs = {name: array.astype(np.float32) for name, array in drawn.inputs(batch, sequence).items()}
+        results, wanted = engine.run(inputs), run(drawn.graph, inputs)
+        rounded = run(drawn.graph, inputs, dtype=None)
+        for name, exact in wanted.items():
+            error, own = (np.max(np.abs(np.asarray(found) - exact)) for found in (results[name], rounded[name]))
+            assert error <= 30 * own + 1e-5 * (1 + np.max(np.abs(exact))), (name, error, own)
+
+
+def test_a_graph_for_each_shape(driver, rng):
+    graph = perceptron(rng)
+    engine = build(graph, "cuda:sm_90a")
+    for batch in (3, 130, 3, 17, 130):
+        x = rng.standard_normal((batch, 24), np.float32)
+        np.testing.assert_allclose(engine(x), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+    captures = engine._session.graphs.captures
+    assert 3 <= captures <= 5  # the arena and the buffers for copies may have grown
+    again = rng.standard_normal((17, 24), np.float32)
+    engine(again)
+    assert engine._session.graphs.captures == captures
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_graphs_follow_memory_that_moves(driver, rng, fail):
+    from tilewright.runtime.cuda.memory import DeviceArray
+
+    driver.updates_fail = fail
+    graph = perceptron(rng)
+    engine = build(graph, "cuda:sm_90a")
+    kept = []
+    for _ in range(3):
+        x = rng.standard_normal((5, 24), np.float32)
+        kept.append(DeviceArray.from_numpy(x))
+        y = engine(kept[-1])
+        assert isinstance(y, DeviceArray)
+        np.testing.assert_allclose(y.numpy(), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+    assert driver.calls["cuGraphExecUpdate"] == 2
+    assert driver.calls["cuGraphInstantiate"] == (3 if fail else 1)
+
+
+def test_bounded_cache_of_graphs(driver, rng):
+    engine = build(perceptron(rng), "cuda:sm_90a")
+    engine(np.zeros((200, 24), np.float32))
+    engine._session.graphs.limit = 2
+    for batch in (1, 2, 3, 4):
+        engine(np.zeros((batch, 24), np.float32))
+    assert len(engine._session.graphs._graphs) <= 2
+
+
+def test_inputs_that_are_updated(driver, rng):
+    engine = build(cached(rng), "cuda:sm_90a")
+    cache, x = rng.standard_normal((5, 8), np.float32), np.ones((1, 8), np.float32)
+    wanted = cache.copy()
+    wanted[2] = 1
+    total = engine.run({"x": x, "cache": cache, "index": np.array([2])})["total"]
+    np.testing.assert_array_equal(cache, wanted)
+    np.testing.assert_allclose(total, wanted.sum(0), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="index out of range"):
+        engine.run({"x": x, "cache": cache, "index": np.array([7])})
+
+
+def test_what_is_wrong_is_told(driver, rng):
+    engine = build(perceptron(rng), "cuda:sm_90a")
+    with pytest.raises(ShapeError, match="outside the engine's range"):
+        engine(np.zeros((201, 24), np.float32))
+    with pytest.raises(InputError, match="built for float32"):
+        engine(np.zeros((2, 24)))
+    with pytest.raises(ShapeError, match="2 dimensions|1 dimensions"):
+        engine(np.zeros(24, np.float32))
+    out = np.empty((2, 16), np.float32)
+    assert engine.run({"x": np.ones((2, 24), np.float32)}, out={"y": out})["y"] is out
+    np.testing.assert_allclose(out.sum(1), 1, rtol=1e-5)
+
+
+def test_steps_are_timed(driver, rng):
+    engine = build(perceptron(rng), "cuda:sm_90a")
+    rows = engine.profile({"x": np.ones((2, 24), np.float32)}, runs=3)
+    assert [row["milliseconds"] for row in rows] == [0.5] * len(engine.plan.steps)

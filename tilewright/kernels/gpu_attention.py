@@ -1,0 +1,77 @@
+"""Scaled dot-product attention on GPUs in the plain tile language, for every stride, bias and element type.
+
+The parameters are those of `kernels.attention`, and so is the online softmax; queries lie along the rows, so that the
+scores enter the second product from the registers that the first one left them in.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+
+
+@tilewright.jit
+def attention(q, k, v, bias, out, queries, keys, group, scale,
+              q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+              out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
+              HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+              BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr,
+              TYPE: tl.constexpr):  # fmt: skip
+    """Blocks of `BLOCK_S` queries against all keys, `BLOCK_T` at a time.  Grid: (query blocks, query heads, batch).
+
+    `BLOCK_D` and `BLOCK_V` are powers of two that cover `HEAD` and `VALUE_HEAD`.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    shared_head = head // group
+    first_query = tl.program_id(0) * BLOCK_S
+    query = first_query + tl.arange(0, BLOCK_S)
+    query_row = query.to(tl.int64)[:, None]
+    query_exists = query[:, None] < queries
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    value_dim = tl.arange(0, BLOCK_V)[None, :]
+    q = q + (q_offset + batch * q_batch + head * q_head)
+    k = k + (k_offset + batch * k_batch + shared_head * k_head)
+    v = v + (v_offset + batch * v_batch + shared_head * v_head)
+    out = out + (batch * out_batch + head * out_head)
+    bias = bias + (batch * bias_batch + head * bias_head)
+
+    q_block = tl.load(q + query_row * q_row + dim, mask=query_exists & (dim < HEAD), other=0.0)
+    maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
+    total = tl.zeros((BLOCK_S,), TYPE)
+    acc = tl.zeros((BLOCK_S, BLOCK_V), TYPE)
+    limit = keys
+    if CAUSAL:
+        limit = tl.minimum(keys, first_query + BLOCK_S + keys - queries)
+    for first_key in range(0, limit, BLOCK_T):
+        key = first_key + tl.arange(0, BLOCK_T)
+        key_row = key.to(tl.int64)[:, None]
+        key_exists = key[:, None] < keys
+        k_block = tl.load(k + key_row * k_row + dim, mask=key_exists & (dim < HEAD), other=0.0)
+        scores = tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE) * scale
+        seen = key[None, :] < keys
+        if BIAS == 1:
+            scores += tl.load(bias + key.to(tl.int64)[None, :] * bias_key, mask=seen, other=0.0).to(TYPE)
+        if BIAS == 2:
+            places = bias + query_row * bias_row + key.to(tl.int64)[None, :] * bias_key
+            scores += tl.load(places, mask=seen & query_exists, other=0.0).to(TYPE)
+        if CAUSAL:
+            seen = seen & (key[None, :] <= query[:, None] + (keys - queries))
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        # A query with no visible key so far keeps -inf; subtracting it from itself would give NaN.
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        correction = tl.exp(maximum - reference)
+        weights = tl.exp(scores - reference[:, None])
+        total = total * correction + tl.sum(weights, 1)
+        v_block = tl.load(v + key_row * v_row + value_dim, mask=key_exists & (value_dim < VALUE_HEAD), other=0.0)
+        acc = tl.dot(weights.to(v.dtype.element_ty), v_block, acc * correction[:, None], input_precision="ieee")
+        maximum = new_maximum
+
+    # A query that sees no key has the total 0 and gives zeros.
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    inside = query_exists & (value_dim < VALUE_HEAD)
+    tl.store(out + query_row * out_row + value_dim, result.to(out.dtype.element_ty), mask=inside)

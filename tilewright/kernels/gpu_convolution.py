@@ -1,0 +1,73 @@
+"""Convolution on GPUs as an implicit matrix product, in the plain tile language.
+
+Images are channels last, weights [KERNEL_Y][KERNEL_X][CHANNELS][all columns].  Rows of the product are output pixels,
+its depth runs over the taps of the window and their channels.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.kernels.convolution import window_origins
+from tilewright.kernels.matmul import edge_mask, identity
+
+
+@tilewright.jit
+def convolution(x, w, out, pixels, columns, height, width, out_height, out_width, *extra,
+                CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr,
+                STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
+                DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                BLOCK_K: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+                EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """out = EPILOGUE(convolution of x by w).  Grid: (pixel blocks, column blocks, groups).
+
+    Where `BLOCK_K` divides the channels, a block of depth is one tap, and its channels are neighbours in memory.
+    """
+    group = tl.program_id(2)
+    pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
+    base = ((image.to(tl.int64) * height + top) * width + left) * (CHANNELS * GROUPS) + group * CHANNELS
+    w = w + group * columns
+    DEPTH: tl.constexpr = KERNEL_Y * KERNEL_X * CHANNELS
+
+    acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
+    for first in range(0, DEPTH, BLOCK_K):
+        step = first + tl.arange(0, BLOCK_K)
+        if CHANNELS % BLOCK_K == 0:
+            tap = first // CHANNELS
+            channel = first - tap * CHANNELS + tl.arange(0, BLOCK_K)
+        else:
+            tap = step // CHANNELS
+            channel = step - tap * CHANNELS
+        tap_y = tap // KERNEL_X
+        tap_x = tap - tap_y * KERNEL_X
+        down = tap_y * DILATION_Y
+        right = tap_x * DILATION_X
+        shift = (down * width + right) * (CHANNELS * GROUPS) + channel
+        if CHANNELS % BLOCK_K == 0:
+            y = (top + down)[:, None]
+            x_position = (left + right)[:, None]
+            inside = (pixel < pixels)[:, None]
+        else:
+            y = top[:, None] + down[None, :]
+            x_position = left[:, None] + right[None, :]
+            inside = (pixel < pixels)[:, None] & (step < DEPTH)[None, :]
+        inside = inside & (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width)
+        rows = tl.load(x + (base[:, None] + shift[None, :]), mask=inside, other=0.0)
+        places = w + step[:, None] * (columns * GROUPS) + column
+        if MASK_N or DEPTH % BLOCK_K != 0:
+            taps = tl.load(places, mask=(step < DEPTH)[:, None] & (column < columns), other=0.0)
+        else:
+            taps = tl.load(places)
+        acc = tl.dot(rows, taps, acc, input_precision="ieee")
+
+    row = pixel[:, None]
+    mask = edge_mask(row, column, pixels, columns, MASK_M, MASK_N)
+    output_column = column + group * columns
+    output_row = row.to(tl.int64)
+    result = EPILOGUE(acc, output_row, output_column, mask, extra)
+    tl.store(out + output_row * (columns * GROUPS) + output_column, result, mask=mask)

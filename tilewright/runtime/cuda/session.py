@@ -1,0 +1,448 @@
+"""Running a plan on a GPU: one static arena, weights uploaded once, and one CUDA graph for each shape.
+
+Work goes to the stream on which the caller works (PyTorch's or CuPy's current one, the one that an array names), in
+order with it, and the call returns before it is done.  Tensors in the host's memory go through page-locked buffers;
+then the call waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import InputError, ShapeError
+from tilewright.runtime.cuda import streams
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
+from tilewright.runtime.cuda.launch import Start, launcher
+from tilewright.runtime.cuda.program import Program
+from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
+from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
+from tilewright.runtime.plan import Argument, BufferReference, Choice, Plan, Step, TensorSpec, TiledReference
+from tilewright.runtime.session import check_indices
+from tilewright.runtime.shapes import Binding, Shapes
+from tilewright.runtime.tensors import TensorView, check_writable, finish
+from tilewright.symbolic import Size, evaluate
+
+_ALIGNMENT = 256  # of weights and staged tensors in the GPU's memory
+_SHAPES = 256  # shapes whose launches are kept
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """An argument that changes with the caller's memory: number among inputs and outputs, byte offset, and for a
+    tensor in tiles its extents and strides."""
+
+    number: int
+    offset: int
+    tiled: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def value(self, addresses: Sequence[int]) -> Any:
+        address = addresses[self.number] + self.offset
+        return address if self.tiled is None else (address, *self.tiled)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A kernel's launch for known sizes; `pointers` are the positions of arguments that the caller's memory gives."""
+
+    start: Start
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+    pointers: tuple[tuple[int, _Pointer], ...]
+
+    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
+        arguments = list(self.arguments)
+        for position, pointer in self.pointers:
+            arguments[position] = pointer.value(addresses)
+        self.start(*self.grid, stream, *arguments)
+
+
+class CudaSession:
+    """A loaded plan. Several threads may call `run` at once; the GPU runs their calls one after the other."""
+
+    def __init__(
+        self, plan: Plan, programs: Mapping[str, Program], weights: Mapping[str, tuple[int, int]], device: Device
+    ) -> None:
+        """`programs` are by their keys in the plan; `weights` are addresses and bytes in the host's memory by name,
+        of which those that the plan reads are copied to the GPU. Raises `DeviceError`."""
+        self.plan = plan
+        self.device = device
+        self.graphs = GraphCache()
+        self._shapes = Shapes(plan)
+        self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
+        self._numbers = {("input", spec.name): number for number, spec in enumerate(plan.inputs)}
+        self._numbers |= {("output", spec.name): len(plan.inputs) + n for n, spec in enumerate(plan.outputs)}
+        self._arena = DeviceBuffer(device)
+        self._staging = DeviceBuffer(device)
+        self._pinned = PinnedBuffer(device)
+        self._launches: dict[tuple[int, ...], list[_Launch]] = {}
+        self._lock = threading.Lock()
+        self._last_stream: int | None = None
+        with device.active():
+            self._starts = {key: launcher(program, device) for key, program in programs.items()}
+            self._weight_memory, self._weights = self._upload(weights)
+            cuda = api()
+            flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self._done = check(cuda.cuEventCreate(flags), "making an event")
+            non_blocking = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self._own_stream = int(check(cuda.cuStreamCreate(non_blocking), "making a stream"))
+
+    def _upload(self, weights: Mapping[str, tuple[int, int]]) -> tuple[DeviceBuffer, dict[str, int]]:
+        """The weights that the plan reads, in the GPU's memory, and their addresses."""
+        names = dict.fromkeys(
+            place.name for step in self.plan.steps for choice in step.choices for argument in choice.arguments
+            if (place := _place(argument)) is not None and place.kind == "weight"
+        )  # fmt: skip
+        offsets: dict[str, int] = {}
+        end = 0
+        for name in names:
+            offsets[name] = end
+            end += -(-weights[name][1] // _ALIGNMENT) * _ALIGNMENT
+        memory = DeviceBuffer(self.device)
+        memory.reserve(end)
+        upload(memory.address, [(offsets[name], *weights[name]) for name in names])
+        return memory, {name: memory.address + offset for name, offset in offsets.items()}
+
+    # -- Calls --------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect."""
+        with self._lock, self.device.active():
+            call = self._bind(inputs, out or {})
+            launches = self._launches_for(call)
+            stream = call.stream
+            with _Ordered(self, call):
+                self._copy_in(call)
+                if is_capturing(stream):
+                    self._enqueue(launches, stream, call.addresses)
+                else:
+                    self.graphs.launch(
+                        call.values,
+                        tuple(call.addresses),
+                        stream,
+                        lambda capture: self._enqueue(launches, capture, call.addresses),
+                    )
+                self._copy_out(call)
+            return call.results
+
+    def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
+        """Milliseconds of every step, run by run, by the GPU's events; kernels are launched one by one."""
+        cuda = api()
+        with self._lock, self.device.active():
+            call = self._bind(inputs, {})
+            launches = self._launches_for(call)
+            events = [check(cuda.cuEventCreate(0), "making an event") for _ in range(steps + 1)]
+            times = []
+            with _Ordered(self, call):
+                self._copy_in(call)
+                for _ in range(runs + 1):  # the first warms up
+                    check(cuda.cuEventRecord(events[0], call.stream), "timing a plan")
+                    for launch, event in zip(launches, events[1:], strict=True):
+                        launch(call.stream, call.addresses)
+                        check(cuda.cuEventRecord(event, call.stream), "timing a plan")
+                    check(cuda.cuEventSynchronize(events[-1]), "waiting for a plan")
+                    pairs = zip(events, events[1:], strict=False)
+                    times.append([float(check(cuda.cuEventElapsedTime(*pair), "timing a plan")) for pair in pairs])
+                self._copy_out(call)
+            for event in events:
+                check(cuda.cuEventDestroy(event), "giving up an event")
+        return times[1:]
+
+    def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+        """The symbols' values for these inputs. Raises `ShapeError` and `InputError`."""
+        return dict(zip(self.plan.symbols, self._shapes.symbols(self._bind_inputs(inputs)), strict=True))
+
+    def _enqueue(self, launches: Sequence[_Launch], stream: int, addresses: Sequence[int]) -> None:
+        for launch in launches:
+            launch(stream, addresses)
+
+    # -- Inputs and outputs -------------------------------------------------------------------------------------------
+
+    def _bind(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> _Call:
+        views = self._bind_inputs(inputs)
+        values = self._shapes.symbols(views)
+        binding = self._shapes.binding(values)
+        self._check_indices(binding, views)
+        results, outputs = self._bind_outputs(inputs, views, binding, out)
+        if self._mutated or out:
+            self._check_overlaps(views, outputs if out else [])
+        return _Call.of(self, values, binding, views, outputs, results)
+
+    def _bind_inputs(self, inputs: Mapping[str, Any]) -> list[DeviceView]:
+        self._shapes.check_names(inputs)
+        views = []
+        for spec in self.plan.inputs:
+            found = view(inputs[spec.name], spec.name, spec.dtype, self.device.ordinal)
+            if spec.mutates is not None:
+                _check_writable(found, inputs[spec.name], f"input {spec.name!r}")
+            views.append(found)
+        return views
+
+    def _check_indices(self, binding: Binding, views: Sequence[DeviceView]) -> None:
+        """Indices in the host's memory are checked; kernels clamp those that only the GPU can see."""
+        ranges = [entry for entry in binding.index_ranges if views[entry[0]].on_host]
+        if ranges:
+            check_indices(ranges, [TensorView(v.address, v.dtype, v.shape, v.owner, v.copied) for v in views])
+
+    def _bind_outputs(
+        self, inputs: Mapping[str, Any], views: Sequence[DeviceView], binding: Binding, out: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[DeviceView]]:
+        """Results by name, and the memory of all outputs."""
+        names = [spec.name for spec in self.plan.outputs]
+        for name in out:
+            if name not in names:
+                raise InputError(f"out: unknown output {name!r}; the engine gives {', '.join(names)}")
+        like = next(iter(inputs.values()), None)
+        results: dict[str, Any] = {}
+        found: list[DeviceView] = []
+        for spec, shape in zip(self.plan.outputs, binding.output_shapes, strict=True):
+            if spec.mutates is not None:
+                results[spec.name] = inputs[spec.mutates]
+                found.append(views[self._shapes.input_numbers[spec.mutates]])
+                continue
+            result, place = self._output(spec, shape, like, out.get(spec.name))
+            results[spec.name] = result
+            found.append(place)
+        return results, found
+
+    def _output(self, spec: TensorSpec, shape: tuple[int, ...], like: Any, given: Any) -> tuple[Any, DeviceView]:
+        memory = allocate(like, spec.dtype, shape, self.device.ordinal) if given is None else given
+        place = view(memory, spec.name, spec.dtype, self.device.ordinal, "out: output")
+        if given is None:
+            return (finish(memory, like) if place.on_host else memory), place
+        if place.shape != shape:
+            raise ShapeError(f"out: output {spec.name!r} has shape {list(shape)}, got {list(place.shape)}")
+        _check_writable(place, given, f"output {spec.name!r}")
+        return given, place
+
+    def _check_overlaps(self, inputs: Sequence[DeviceView], outputs: Sequence[DeviceView]) -> None:
+        """Memory that the run writes to must not be that of another input or output."""
+        fresh = [(spec, place) for spec, place in zip(self.plan.outputs, outputs, strict=False) if spec.mutates is None]
+        views = [*inputs, *(place for _, place in fresh)]
+        names = [f"input {spec.name!r}" for spec in self.plan.inputs] + [f"output {spec.name!r}" for spec, _ in fresh]
+        for written in (*self._mutated, *range(len(inputs), len(views))):
+            for other, place in enumerate(views):
+                if other != written and views[written].overlaps(place):
+                    raise InputError(
+                        f"{names[written]} is written in place and shares memory with {names[other]}: pass a copy"
+                    )
+
+    def reserve_staging(self, size: int) -> tuple[int, int]:
+        """Addresses of so many bytes in the GPU's memory and in locked memory, for tensors of the host."""
+        if size > min(self._staging.bytes, self._pinned.bytes):
+            self._wait()
+            self._staging.reserve(size)
+            self._pinned.reserve(size)
+        return self._staging.address, self._pinned.address
+
+    def _copy_in(self, call: _Call) -> None:
+        cuda = api()
+        for staged in call.staged[: call.staged_inputs]:
+            copy_host(staged.locked, staged.view.address, staged.view.bytes)
+            check(
+                cuda.cuMemcpyHtoDAsync(staged.address, staged.locked, staged.view.bytes, call.stream),
+                "copying an input to the GPU",
+            )
+
+    def _copy_out(self, call: _Call) -> None:
+        cuda = api()
+        written = [staged for staged in call.staged if staged.written]
+        for staged in written:
+            check(
+                cuda.cuMemcpyDtoHAsync(staged.locked, staged.address, staged.view.bytes, call.stream),
+                "copying an output from the GPU",
+            )
+        if call.waits:
+            check(cuda.cuStreamSynchronize(call.stream), "waiting for a plan")
+        for staged in written:
+            copy_host(staged.view.address, staged.locked, staged.view.bytes)
+
+    # -- Launches -----------------------------------------------------------------------------------------------------
+
+    def _launches_for(self, call: _Call) -> list[_Launch]:
+        """The plan's launches for the call's sizes."""
+        if call.binding.arena_bytes > self._arena.bytes:
+            self._wait()
+            self.graphs.clear()
+            self._launches.clear()
+            self._arena.reserve(call.binding.arena_bytes)
+        found = self._launches.get(call.values)
+        if found is None:
+            symbols = dict(zip(self.plan.symbols, call.values, strict=True))
+            found = [self._launch(_taken(step, symbols), symbols) for step in self.plan.steps]
+            if len(self._launches) >= _SHAPES:
+                self._launches.clear()
+            self._launches[call.values] = found
+        return found
+
+    def _launch(self, choice: Choice, symbols: Mapping[str, int]) -> _Launch:
+        x, y, z = (evaluate(extent, symbols) for extent in choice.grid)
+        arguments = [self._argument(argument, symbols) for argument in choice.arguments]
+        pointers = [(n, argument) for n, argument in enumerate(arguments) if isinstance(argument, _Pointer)]
+        return _Launch(self._starts[choice.kernel], (x, y, z), tuple(arguments), tuple(pointers))
+
+    def _argument(self, argument: Argument, symbols: Mapping[str, int]) -> Any:
+        value = argument.value
+        tiled = None
+        if isinstance(value, TiledReference):
+            tiled = (_sizes(value.shape, symbols), _sizes(value.strides, symbols))
+            value = value.place
+        if not isinstance(value, BufferReference):
+            return value if isinstance(value, float) else evaluate(value, symbols)
+        offset = evaluate(value.offset, symbols)
+        if value.kind in ("input", "output"):
+            return _Pointer(self._numbers[value.kind, value.name], offset, tiled)
+        address = offset + (self._arena.address if value.kind == "arena" else self._weights[value.name])
+        return address if tiled is None else (address, *tiled)
+
+    # -- Order --------------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Until the last run is done."""
+        if self._last_stream is not None:
+            check(api().cuEventSynchronize(self._done), "waiting for a plan")
+
+    def begin(self, call: _Call) -> None:
+        """Let the call's stream wait for what it depends on: the last run, whose arena it takes, and other streams."""
+        if self._last_stream not in (None, call.stream) and not is_capturing(call.stream):
+            check(api().cuStreamWaitEvent(call.stream, self._done, 0), "ordering two runs")
+        for other in call.other_streams:
+            streams.order(self.device.ordinal, other, call.stream)
+
+    def end(self, call: _Call) -> None:
+        """Let others wait for the call."""
+        for other in call.other_streams:
+            streams.order(self.device.ordinal, call.stream, other)
+        if not is_capturing(call.stream):
+            check(api().cuEventRecord(self._done, call.stream), "marking the end of a run")
+            self._last_stream = call.stream
+
+    @property
+    def own_stream(self) -> int:
+        """The stream for calls whose tensors are all in the host's memory."""
+        return self._own_stream
+
+
+class _Ordered:
+    """What is done inside comes after what the call depends on."""
+
+    def __init__(self, session: CudaSession, call: _Call) -> None:
+        self.session, self.call = session, call
+
+    def __enter__(self) -> None:
+        self.session.begin(self.call)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.session.end(self.call)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A tensor of the host: where it lies in the GPU's memory and in locked memory during a call."""
+
+    view: DeviceView
+    address: int
+    locked: int
+    written: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One run: sizes, addresses of inputs and outputs for the GPU, and what must be copied."""
+
+    values: tuple[int, ...]
+    binding: Binding
+    addresses: list[int]
+    results: dict[str, Any]
+    staged: list[_Staged]
+    staged_inputs: int  # the first ones of `staged`
+    stream: int
+    other_streams: tuple[int, ...]
+    waits: bool  # for the GPU before it returns
+    owners: list[DeviceView]
+
+    @classmethod
+    def of(
+        cls, session: CudaSession, values: tuple[int, ...], binding: Binding, inputs: list[DeviceView],
+        outputs: list[DeviceView], results: dict[str, Any],
+    ) -> _Call:  # fmt: skip
+        """Choose streams, and places for the tensors of the host."""
+        plan = session.plan
+        fresh = [spec.mutates is None for spec in plan.outputs]
+        views = [*inputs, *(place for place, is_fresh in zip(outputs, fresh, strict=True) if is_fresh)]
+        places: dict[int, int] = {}
+        end = 0
+        for number, item in enumerate(views):
+            if item.on_host:
+                places[number] = end
+                end += -(-item.bytes // _ALIGNMENT) * _ALIGNMENT
+        device, locked = session.reserve_staging(end) if end else (0, 0)
+        staged = [
+            _Staged(
+                views[number],
+                device + place,
+                locked + place,
+                number >= len(inputs) or plan.inputs[number].mutates is not None,
+            )
+            for number, place in places.items()
+        ]
+        on_device = [device + places[n] if n in places else item.address for n, item in enumerate(views)]
+        following = iter(on_device[len(inputs) :])
+        numbers = {spec.name: n for n, spec in enumerate(plan.inputs)}
+        addresses = on_device[: len(inputs)] + [
+            next(following) if spec.mutates is None else on_device[numbers[spec.mutates]] for spec in plan.outputs
+        ]
+        stream, others, joined = _streams(views, session)
+        count = sum(number < len(inputs) for number in places)
+        return cls(
+            values, binding, addresses, results, staged, count, stream, others, bool(staged) or not joined, views
+        )
+
+
+def _streams(views: Sequence[DeviceView], session: CudaSession) -> tuple[int, tuple[int, ...], bool]:
+    """The stream to work on, the callers' other streams, and whether the caller's own work is ordered with it."""
+    ordinal = session.device.ordinal
+    found: dict[int, None] = {}
+    for library in streams.LIBRARIES:
+        for item in views:
+            if item.library == library:
+                own = library in (streams.TORCH, streams.CUPY)
+                found[streams.current_stream(library)(ordinal) if own else item.stream] = None
+    if not found:
+        return session.own_stream, (), False
+    first, *others = found
+    return first, tuple(others), all(item.library != streams.DLPACK for item in views)
+
+
+def _check_writable(found: DeviceView, value: Any, role: str) -> None:
+    if not found.on_host and found.copied:
+        raise ShapeError(
+            f"{role} is written in place and must be contiguous from a multiple of 16 bytes on: pass such a copy "
+            "and keep it"
+        )
+    if found.on_host:
+        check_writable(TensorView(found.address, found.dtype, found.shape, found.owner, found.copied), value, role)
+
+
+def _place(argument: Argument) -> BufferReference | None:
+    """The memory that an argument points to."""
+    value = argument.value
+    if isinstance(value, TiledReference):
+        return value.place
+    return value if isinstance(value, BufferReference) else None
+
+
+def _taken(step: Step, symbols: Mapping[str, int]) -> Choice:
+    """The choice of a step for these sizes."""
+    return next(c for c in step.choices if c.at_most is None or evaluate(c.size, symbols) <= c.at_most)
+
+
+def _sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(evaluate(size, symbols) for size in sizes)

@@ -1,0 +1,78 @@
+"""Memory that engines keep on a GPU: buffers that grow, and page-locked host memory for copies."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import numpy as np
+
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.memory import DeviceArray
+
+_PAGE = 1 << 16  # sizes are rounded up to it
+
+
+class DeviceBuffer:
+    """Memory of a GPU that is made larger when it has to be; what it held is then lost."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._memory: DeviceArray | None = None
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self._memory is None else self._memory.nbytes
+
+    @property
+    def address(self) -> int:
+        """0 while it is empty."""
+        return 0 if self._memory is None else self._memory.address
+
+    def reserve(self, size: int) -> None:
+        """Have room for `size` bytes; the old memory is freed, and must not be in use. Raises `DeviceError`."""
+        if size > self.bytes:
+            self._memory = None
+            self._memory = DeviceArray((-(-size // _PAGE) * _PAGE,), np.uint8, self._device.ordinal)
+
+
+class PinnedBuffer:
+    """Page-locked memory of the host, from which and to which a GPU copies by itself; grows like `DeviceBuffer`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._release: weakref.finalize | None = None
+        self.bytes = 0
+        self.address = 0
+
+    def reserve(self, size: int) -> None:
+        """Have room for `size` bytes; raises `DeviceError`."""
+        if size <= self.bytes:
+            return
+        if self._release is not None:
+            self._release()
+            self.bytes = self.address = 0
+        size = -(-size // _PAGE) * _PAGE
+        with self._device.active():
+            found = check(api().cuMemHostAlloc(size, 0), f"locking {size} bytes of host memory")
+        self.address, self.bytes = int(found), size
+        self._release = weakref.finalize(self, _free, self.address, self._device)
+        self._release.atexit = False  # the driver may be gone by then
+
+
+def _free(address: int, device: Device) -> None:
+    with device.active():
+        check(api().cuMemFreeHost(address), "freeing locked host memory")
+
+
+def upload(address: int, pieces: list[tuple[int, int, int]]) -> None:
+    """Copy host memory to a GPU's: (offset from `address`, host address, bytes) each. A context is current."""
+    cuda = api()
+    for offset, source, size in pieces:
+        check(cuda.cuMemcpyHtoD(address + offset, source, size), "copying weights to a GPU")
+
+
+def copy_host(target: int, source: int, size: int) -> None:
+    """Copy bytes within the host's memory."""
+    ctypes.memmove(target, source, size)

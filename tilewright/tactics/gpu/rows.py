@@ -1,0 +1,111 @@
+"""Row operations and reductions on GPUs: rows in registers of a CTA, or walked in chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.errors import UnsupportedOperationError
+from tilewright.graph.core import Graph
+from tilewright.graph.fusion import Group
+from tilewright.kernels import gpu_slots
+from tilewright.kernels.reduce import reduce_columns
+from tilewright.kernels.rows import normalize_chunked, softmax_chunked
+from tilewright.symbolic import Size, ceil_divide, lift, simplify
+from tilewright.tactics.binding import bind_extra, bind_sizes, divides
+from tilewright.tactics.core import Candidate, KernelCall, Operand
+from tilewright.tactics.expressions import compute_type, language_type
+from tilewright.tactics.generate import next_power_of_2
+from tilewright.tactics.reduction import (
+    REDUCTIONS,
+    arg_extreme_call,
+    cumulative_sum_call,
+    neutral_element,
+    reduce_slots,
+    reduced_space,
+    row_candidate,
+    row_operation,
+)
+from tilewright.targets.base import Target
+
+WHOLE_ROW = 16384  # longest row that a CTA holds in registers
+CHUNK = 2048  # columns of longer rows
+CTA_ELEMENTS = 1024  # short rows are put together until there are so many elements
+COLUMNS = 128  # of a reduction over rows
+ROWS = 32
+
+
+def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor works along rows or axes."""
+    anchor = group.anchor
+    assert anchor is not None
+    if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
+        call = _row_operation(group, graph)
+    elif anchor.op in REDUCTIONS:
+        call = _reduce(group, graph)
+    elif anchor.op in ("argmax", "argmin"):
+        call = arg_extreme_call(group)
+    elif anchor.op == "cumsum":
+        call = cumulative_sum_call(group)
+    else:
+        raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
+    return [row_candidate([call], group, target)]
+
+
+def _warps(elements: int) -> dict[str, Any]:
+    """Up to sixteen elements a thread, and from one warp to sixteen."""
+    return {"num_warps": min(16, max(1, elements // 512))}
+
+
+def _row_operation(group: Group, graph: Graph) -> KernelCall:
+    operation = row_operation(group, graph)
+    rows, columns = operation.rows, operation.columns
+    constants = dict(operation.constants)
+    operands: dict[str, Operand] = {"out": operation.group.outputs[-1]}
+    types: dict[str, str] = {}
+    sizes: dict[str, Size] = {"rows": rows}
+    if isinstance(columns, int) and columns <= WHOLE_ROW:
+        block = next_power_of_2(columns)
+        count = max(1, CTA_ELEMENTS // block)
+        constants |= {"COLUMNS": columns, "BLOCK": block, "MASK": block != columns or not divides(count, rows)}
+        kernel = gpu_slots.normalize if operation.is_norm else gpu_slots.softmax
+    else:
+        block, count = CHUNK, 1
+        constants["BLOCK"] = block
+        sizes["columns"] = columns
+        kernel = normalize_chunked if operation.is_norm else softmax_chunked
+    constants["ROWS"] = count
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(operation.extra, operands, types)
+    grid: tuple[Size, Size, Size] = (ceil_divide(rows, count), 1, 1)
+    return KernelCall(kernel, operands, types, constants, grid, options=_warps(block * count))
+
+
+def _reduce(group: Group, graph: Graph) -> KernelCall:
+    """A reduction over neighbouring axes: along rows, or over rows column by column."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    outer, reduced, inner = reduced_space(anchor)
+    kind, dtype = REDUCTIONS[anchor.op], compute_type(anchor.inputs[0].dtype)
+    constants: dict[str, Any] = {"KIND": kind, "INITIAL": neutral_element(kind, dtype), "TYPE": language_type(dtype)}
+    operands: dict[str, Operand] = {"out": group.outputs[-1]}
+    types: dict[str, str] = {}
+    grid: tuple[Size, Size, Size]
+    if inner == 1:
+        prologue, epilogue, extra = reduce_slots(group, graph, (outer, reduced), (outer, 1))
+        block = min(next_power_of_2(reduced), CHUNK) if isinstance(reduced, int) else CHUNK
+        count = max(1, CTA_ELEMENTS // block)
+        constants |= {"ROWS": count, "BLOCK": block, "MASK": not (divides(block, reduced) and divides(count, outer))}
+        bind_sizes({"rows": outer, "columns": reduced}, operands, types, constants)
+        kernel, grid, elements = gpu_slots.reduce_rows, (ceil_divide(outer, count), 1, 1), block * count
+    else:
+        together = simplify(lift(outer) * reduced)
+        prologue, epilogue, extra = reduce_slots(group, graph, (together, inner), (outer, inner))
+        block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
+        block_r = min(next_power_of_2(reduced), ROWS) if isinstance(reduced, int) else ROWS
+        constants |= {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
+                      "MASK": not divides(block, inner)}  # fmt: skip
+        bind_sizes({"reduced": reduced, "inner": inner}, operands, types, constants)
+        kernel, grid, elements = reduce_columns, (ceil_divide(inner, block), outer, 1), block * block_r
+    constants |= {"PROLOGUE": prologue, "EPILOGUE": epilogue}
+    bind_extra(extra, operands, types)
+    return KernelCall(kernel, operands, types, constants, grid, options=_warps(elements))

@@ -1,0 +1,123 @@
+"""What a GPU takes for a kernel: rates by architecture, and the time of products in tiles.
+
+seconds = launch + max(waves of CTAs x the slowest unit of a CTA, bytes of global memory)
+
+Rates are those of the usual card of an architecture (`NvidiaTarget`), from its data sheet; ratios alone matter, for
+the model ranks candidates and promises nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+from tilewright.dtypes import DType
+from tilewright.targets.base import Target
+
+GPU_CLOCK = 1.5e9  # under load
+_BYTES_A_SECOND = {80: 1.9e12, 86: 0.6e12, 89: 0.3e12, 90: 4.4e12, 100: 8e12, 120: 1.8e12}  # by sm
+# Operations of one multiprocessor and clock: float32 on the ordinary units, 16-bit products on tensor cores (mma.sync).
+_FLOAT32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256}
+_TENSOR = {80: 2048, 86: 1024, 89: 1024, 90: 2400, 100: 2400, 120: 1024}
+GPU_CACHE_BYTES = 50.0  # that one multiprocessor gets from L2 in a clock
+_START = 1500.0  # clocks from a CTA's start to its first product
+LAUNCH = 2.5e-6  # seconds of a kernel in a graph, however short
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The rates of one architecture; see the module's tables."""
+
+    processors: int
+    memory: float
+    float32: float
+    tensor: float
+    shared_bytes: int
+    l2_bytes: int
+
+    def rate(self, dtype: DType) -> float:
+        """Operations of a multiprocessor and clock in `tl.dot` on operands of a type, at the type's own precision."""
+        if dtype.bits == 16:
+            return self.tensor
+        return self.float32 / (1 if dtype.bits <= 32 else 2)
+
+
+def gpu_of(target: Target) -> Gpu:
+    """The rates for a target with the fields of `NvidiaTarget`."""
+    table: Any = target
+    rates = (_BYTES_A_SECOND[table.sm], _FLOAT32[table.sm], _TENSOR[table.sm])
+    return Gpu(table.multiprocessors, *rates, table.shared_bytes, table.l2_bytes)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of a product: `rows` x `columns` of the result, `depth` at a time, by `warps` warps."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns}, depth {self.depth}, {self.warps} warps"
+
+
+@dataclass(frozen=True)
+class Product:
+    """The sizes of a product: rows, columns, depth, how often, and the operands' element type."""
+
+    rows: int
+    columns: int
+    depth: int
+    batches: int
+    dtype: DType
+
+
+def tiles(product: Product, gpu: Gpu) -> list[Tile]:
+    """Tiles that fit shared memory in three stages."""
+    size = product.dtype.itemsize
+    depths = (64, 32) if size <= 2 else (32, 16)
+    found = []
+    for rows in (16, 32, 64, 128):
+        for columns in (32, 64, 128):
+            for depth in depths:
+                warps = 8 if rows * columns >= 128 * 128 else 4 if rows * columns > 16 * 32 else 2
+                if 3 * (rows + columns) * depth * size <= gpu.shared_bytes - 2048 and (rows < 128 or columns > 32):
+                    found.append(Tile(rows, columns, depth, warps))
+    return found
+
+
+def seconds_of(tile: Tile, product: Product, gpu: Gpu) -> float:
+    """The expected time of a product in tiles of `kernels.matmul`."""
+    size = product.dtype.itemsize
+    ctas = ceil(product.rows / tile.rows) * ceil(product.columns / tile.columns) * product.batches
+    shared = 3 * (tile.rows + tile.columns) * tile.depth * size
+    resident = max(1, min(16 // tile.warps, gpu.shared_bytes // shared))
+    # CTAs of one multiprocessor share its units; a single one leaves them idle at times.
+    busy = min(ceil(ctas / gpu.processors), resident)
+    used = {1: 0.6, 2: 0.8}.get(busy, 0.9)
+    # Small tiles read more from shared memory for a product than tensor cores can use.
+    shape = min(1.0, (tile.rows * tile.columns / (tile.rows + tile.columns)) / 48)
+    work = 2.0 * tile.rows * tile.columns * product.depth / (gpu.rate(product.dtype) * used * max(shape, 0.2))
+    loads = (tile.rows + tile.columns) * product.depth * size / GPU_CACHE_BYTES
+    turns = ceil(ctas / gpu.processors)
+    clocks = _START + turns * max(work, loads) + ceil(turns / resident) * 600
+    elements = product.rows * product.depth + product.depth * product.columns + product.rows * product.columns
+    moved = elements * size * product.batches / (gpu.memory * min(1.0, 0.2 + 0.8 * ctas / gpu.processors))
+    return LAUNCH + max(clocks / GPU_CLOCK, moved)
+
+
+@lru_cache(maxsize=4096)
+def best_tile(products: tuple[Product, ...], gpu: Gpu) -> tuple[Tile, float]:
+    """The tile with the least product of times over examples, and its time for the first of them."""
+
+    def score(tile: Tile) -> float:
+        total = 1.0
+        for product in products:
+            total *= seconds_of(tile, product, gpu)
+        return total
+
+    best = min(tiles(products[0], gpu), key=score)
+    return best, seconds_of(best, products[0], gpu)
