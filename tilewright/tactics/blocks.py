@@ -19,6 +19,7 @@ from tilewright.tune.cost import Machine, balance, expected
 
 ROW_STEPS = (16, 96)  # upper ends of the row ranges that get a kernel of their own
 LARGEST_DEPTH = 512
+LARGEST_TILED_DEPTH = 2048  # in tile registers: a product takes the depth in runs by itself, without clearing its sums
 MOST_ROWS = 16  # register tiles
 
 
@@ -66,14 +67,14 @@ def _examples(low: int, high: int) -> tuple[int, ...]:
     return (*found, low) if found[-1] != low else tuple(found)
 
 
-def depth_block(depth: Size) -> int:
+def depth_block(depth: Size, largest: int = LARGEST_DEPTH) -> int:
     """All of a moderate depth, else its largest divisor in a good range, else a masked block."""
     depth = simplify(depth)
     if not isinstance(depth, int):
         return 256
-    if depth <= LARGEST_DEPTH:
+    if depth <= largest:
         return depth
-    for block in range(LARGEST_DEPTH, 191, -1):
+    for block in range(largest, 191, -1):
         if depth % block == 0:
             return block
     steps = ceil(depth / 448)
@@ -150,6 +151,8 @@ def choose_blocks(
     `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided).
     """
     tile_rows, tile_columns = target.microtile(dtype)
-    kernel = _Kernel((tile_rows, width or tile_columns), target.dot_rate(dtype), dtype.itemsize)
+    rate = target.dot_rate(dtype)
+    kernel = _Kernel((tile_rows, width or tile_columns), rate, dtype.itemsize)
     blocks = _choose(rows, expected(columns), expected(depth), expected(batches), kernel, machine)
-    return Blocks(blocks.rows, blocks.columns, depth_block(depth))
+    largest = LARGEST_TILED_DEPTH if rate > 1 else LARGEST_DEPTH  # faster than float32's: tile registers
+    return Blocks(blocks.rows, blocks.columns, depth_block(depth, largest))
