@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.core import Operation
@@ -68,12 +68,19 @@ class Combiner:
         valid = self.lowering.builder.select(flag, then.valid or yes, otherwise.valid or yes)
         return Partial(registers, valid)
 
-    def tree(self, parts: Sequence[Partial]) -> Partial:
-        """Of neighbours, then of neighbours of those: short chains, in a fixed order."""
-        while len(parts) > 1:
-            pairs = [parts[place : place + 2] for place in range(0, len(parts), 2)]
-            parts = [self.merge(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-        return parts[0]
+    def tree(self, parts: Iterable[Partial]) -> Partial:
+        """Of neighbours, then of neighbours of those: short chains, in a fixed order; each as soon as it can be."""
+        waiting: list[tuple[int, Partial]] = []
+        for part in parts:
+            size = 1
+            while waiting and waiting[-1][0] == size:
+                part = self.merge(waiting.pop()[1], part)
+                size *= 2
+            waiting.append((size, part))
+        _, whole = waiting.pop()
+        while waiting:
+            whole = self.merge(waiting.pop()[1], whole)
+        return whole
 
     def partner(self, part: Partial, lane_bit: int) -> Partial:
         """The partial result of the lane whose number differs in one bit."""

@@ -32,6 +32,8 @@ _FLOAT_INTRINSICS = {
     "fma": "fma",
 }  # fmt: skip
 _EXTREMA = {"minimum": ("minnum", "minimum"), "maximum": ("maxnum", "maximum")}
+# Registers that are computed at once although only one is asked for: pairs for conversions, a vector for divisions.
+_TOGETHER = {"cast": 2, "divide": 8}
 _FUNCTIONS = frozenset("exp exp2 log log2 sin cos tanh erf rsqrt power remainder".split())
 
 
@@ -40,18 +42,43 @@ def elementwise(lowering: KernelLowering, operation: Operation) -> None:
     operands = [lowering.registers(value) for value in operation.operands]
     count = len(operands[0])
     chosen = representatives(lowering, operation.result)
+    if operation in lowering.deferred:
+        _defer(lowering, operation, operands, chosen)
+        return
     distinct = sorted(set(chosen))
-    columns = [[registers[position] for position in distinct] for registers in operands]
-    if is_common_division(operation, columns):
-        computed = divide(lowering.builder, columns[0], columns[1])
-    elif operation.opcode == "cast":
-        computed = _cast(lowering, operation, columns[0])
-    else:
-        computed = [
-            emit(lowering, operation, [column[position] for column in columns]) for position in range(len(distinct))
-        ]
-    found = dict(zip(distinct, computed, strict=True))
+    found = dict(zip(distinct, _computed(lowering, operation, operands, distinct), strict=True))
     lowering.define(operation.result, [found[chosen[position]] for position in range(count)])
+
+
+def _computed(
+    lowering: KernelLowering, operation: Operation, operands: Sequence[Sequence[LLVMValue]], positions: Sequence[int]
+) -> list[LLVMValue]:
+    """The registers of the result at some positions."""
+    columns = [[registers[position] for position in positions] for registers in operands]
+    if is_common_division(operation, columns):
+        return divide(lowering.builder, columns[0], columns[1])
+    if operation.opcode == "cast":
+        return _cast(lowering, operation, columns[0])
+    return [emit(lowering, operation, [column[place] for column in columns]) for place in range(len(positions))]
+
+
+def _defer(
+    lowering: KernelLowering, operation: Operation, operands: Sequence[Sequence[LLVMValue]], chosen: Sequence[int]
+) -> None:
+    """Compute a register when it is asked for, with the neighbours that it is computed together with."""
+    together = _TOGETHER.get(operation.opcode, 1)
+    found: dict[int, LLVMValue] = {}
+
+    def register(position: int) -> LLVMValue:
+        place = chosen[position]
+        if place not in found:
+            start = place // together * together
+            group = sorted({chosen[near] for near in range(start, min(start + together, len(chosen)))} | {place})
+            missing = [near for near in group if near not in found]
+            found.update(zip(missing, _computed(lowering, operation, operands, missing), strict=True))
+        return found[place]
+
+    lowering.define_later(operation.result, register, len(chosen))
 
 
 def representatives(lowering: KernelLowering, value: Value) -> list[int]:

@@ -454,7 +454,7 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     if operation.result.type.is_scalar:
         return
     anchored = any(value in assigner.home for value in operation.operands)
-    small = operation.result.type.size * _SMALL <= assigner.largest
+    small = operation.result.type.size * _SMALL <= assigner.largest or _is_spread(operation, assigner)
     if (small or assigner.direct_loads) and not anchored:
         assigner.open[operation.result] = None  # small: in the layout of what it is combined with
         return
@@ -462,6 +462,18 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     assigner.anchor(operation.result, layout)
     assigner.working[operation] = layout
     assigner.require(operation, [layout] * len(operation.operands))
+
+
+def _is_spread(operation: Operation, assigner: Assigner) -> bool:
+    """Whether a load is of one row, or so, of the blocks that others access: what all their rows are combined with."""
+    shape = operation.operands[0].type.shape
+    others = (other.operands[0].type.shape for other in assigner.accesses)
+    return 1 in shape and any(
+        len(other) == len(shape)
+        and other != shape
+        and all(own in (1, extent) for own, extent in zip(shape, other, strict=True))
+        for other in others
+    )
 
 
 def _store(assigner: Assigner, operation: Operation) -> None:

@@ -37,6 +37,8 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 SHARED = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
 _CTA_BARRIER = 0
+KEPT_ATTRIBUTE = "nvidia.kept"  # of a permute: what is computed from it is not joined with what its operand gave
+RESIDENT_ATTRIBUTE = "nvidia.resident"  # of a function: CTAs that shall fit a multiprocessor
 # What every module begins with: the target, and the dynamic shared memory of a CTA.
 HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
 
@@ -116,6 +118,7 @@ class KernelLowering:
         self.loops: Mapping[Operation, Rule] = {}  # rules of loops that are not emitted as they stand
         self.tiles: Mapping[Operation, int] = {}  # conversions to tiles that wgmma reads: byte offsets
         self.views: dict[Value, View] = {}  # blocks that are tiles in shared memory
+        self.deferred: frozenset[Operation] = frozenset()  # whose registers are computed when they are asked for
         self._instead: dict[Operation, Rule] = {}
         self._values: dict[Value, list[LLVMValue]] = {}
         self._memo: dict[tuple[object, ...], LLVMValue] = {}
@@ -147,7 +150,9 @@ class KernelLowering:
 
     def attributes(self) -> str:
         """The LLVM attributes of the kernel."""
-        return f'nounwind "nvvm.reqntid"="{32 * self.warps},1,1"'
+        resident = self.function.attributes.get(RESIDENT_ATTRIBUTE)
+        note = f' "nvvm.minctasm"="{resident}"' if resident else ""
+        return f'nounwind "nvvm.reqntid"="{32 * self.warps},1,1"{note}'
 
     def run(self) -> None:
         """Emit the kernel."""

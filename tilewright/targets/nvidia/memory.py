@@ -132,27 +132,54 @@ def modifiers(lowering: KernelLowering, operation: Operation) -> str:
 
 def load(lowering: KernelLowering, operation: Operation) -> None:
     """Each piece by one instruction; where the mask is off, the registers hold `other` already."""
+    if operation in lowering.deferred:
+        _defer(lowering, operation)
+        return
     lowering.define(
         operation.result, repeated(lowering, operation.result, load_pieces(lowering, operation, once=False))
     )
 
 
+def _defer(lowering: KernelLowering, operation: Operation) -> None:
+    """Load a piece when one of its registers is asked for."""
+    result = operation.result
+    layout, numbers = lowering.layout(result), lowering.numbers(result)
+    elements = [layout.element(register=number) for number in numbers]
+    holder = {
+        elements[position]: piece
+        for piece in pieces(lowering, operation, result, once=False)
+        for position in piece.positions
+    }
+    found: dict[int, LLVMValue] = {}
+
+    def register(position: int) -> LLVMValue:
+        if elements[position] not in found:
+            piece = holder[elements[position]]
+            for place, loaded in zip(piece.positions, load_piece(lowering, operation, piece), strict=True):
+                found[elements[place]] = loaded
+        return found[elements[position]]
+
+    lowering.define_later(result, register, len(numbers))
+
+
 def load_pieces(lowering: KernelLowering, operation: Operation, *, once: bool) -> dict[int, LLVMValue]:
     """What a load gives, by the positions of registers; with `once`, of threads with copies only one loads."""
-    pointer, result = operation.operands[0], operation.result
-    dtype = result.type.dtype
-    pointers = lowering.registers(pointer)
-    others = lowering.registers(operation.operands[2]) if len(operation.operands) == 3 else None
-    zero = LLVMValue(memory_type(dtype), lowering.builder.zero(memory_type(dtype)).text)
     registers: dict[int, LLVMValue] = {}
-    for piece in pieces(lowering, operation, result, once=once):
-        fill = [
-            zero if others is None else as_memory(lowering, others[position], result) for position in piece.positions
-        ]
-        loaded = _load_piece(lowering, operation, pointers[piece.positions[0]], fill, piece.condition)
-        for position, register in zip(piece.positions, loaded, strict=True):
-            registers[position] = from_memory(lowering, register, result)
+    for piece in pieces(lowering, operation, operation.result, once=once):
+        registers.update(zip(piece.positions, load_piece(lowering, operation, piece), strict=True))
     return registers
+
+
+def load_piece(lowering: KernelLowering, operation: Operation, piece: Piece) -> list[LLVMValue]:
+    """The registers of one instruction."""
+    result = operation.result
+    others = lowering.registers(operation.operands[2]) if len(operation.operands) == 3 else None
+    kind = memory_type(result.type.dtype)
+    zero = LLVMValue(kind, lowering.builder.zero(kind).text)
+    fill = [zero if others is None else as_memory(lowering, others[position], result) for position in piece.positions]
+    pointer = lowering.registers(operation.operands[0])[piece.positions[0]]
+    loaded = _load_piece(lowering, operation, pointer, fill, piece.condition)
+    return [from_memory(lowering, register, result) for register in loaded]
 
 
 def repeated(lowering: KernelLowering, value: Value, registers: dict[int, LLVMValue]) -> list[LLVMValue]:
@@ -186,6 +213,8 @@ def _load_piece(
     builder = lowering.builder
     type_text, width = fill[0].type, int(to_bits(lowering, fill[0]).type[1:])
     note = ".volatile" if operation.attributes["volatile"] else modifiers(lowering, operation)
+    if condition is not None and not note and operation in lowering.deferred:
+        note = ".nc"  # nobody writes it: the assembler may do it earlier
     total = width * len(fill)
     if condition is None and not note:
         unit = min(32, total) if width < 32 else width

@@ -49,6 +49,30 @@ def ordering_barriers(function: Function, exchanging: Collection[Operation]) -> 
     return frozenset(walk.barriers)
 
 
+def undisturbed_loads(function: Function) -> frozenset[Operation]:
+    """Loads of what nobody writes while the kernel runs: they may be done at any time.
+
+    They go through a parameter that is no other name for another's memory and that the kernel does not store through;
+    none is in a kernel that orders accesses with other instances (atomics, barriers, volatile accesses).
+    """
+    operations = list(function.walk())
+    accesses = [operation for operation in operations if operation.opcode in ACCESSES]
+    if any(operation.opcode in ("barrier", "atomic_rmw", "atomic_cas") for operation in operations) or any(
+        operation.attributes.get("volatile") for operation in accesses
+    ):
+        return frozenset()
+    walk = _Walk(function, ())
+    walk.region(function.region, frozenset())
+    written = {walk.root(operation.operands[0]) for operation in accesses if operation.opcode == "store"}
+    pairs = zip(function.region.arguments, function.parameters, strict=True)
+    alone = {argument for argument, parameter in pairs if parameter.alias_free} - written
+    if None in written:
+        return frozenset()
+    return frozenset(
+        operation for operation in accesses if operation.opcode == "load" and walk.root(operation.operands[0]) in alone
+    )
+
+
 class _Walk:
     def __init__(self, function: Function, exchanging: Collection[Operation]) -> None:
         self.parameters = set(function.region.arguments)

@@ -21,6 +21,7 @@ from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
 from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
 from tilewright.targets.nvidia.pipelining import Pipeline, aligned, plan_pipelines, streams_of, tile_sizes
+from tilewright.targets.nvidia.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.scratch import exchanging, scratch_sizes
 from tilewright.targets.nvidia.shared_memory import Allocation, allocate
@@ -50,6 +51,9 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     warps = warps_of(function, options)
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps)
+    # Rows that would fill the registers stay as narrow as they were loaded.
+    if not options.get("maxnreg"):
+        assignment = recompute_after_reductions(assignment, warps)
     # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
     stages = options.get("num_stages") or DEFAULT_STAGES
     memory = plan_memory(assignment, stages, target.shared_bytes)
@@ -67,6 +71,7 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
         lowering.keep_lines()
     lowering.tiles = memory.tiles
     lowering.loops = {operation: pipelined_rule(plan, memory.ring) for operation, plan in memory.loops.items()}
+    lowering.deferred = deferred_operations(assignment.function)
     lowering.run()
     return LoweredKernel(
         text=module.text,

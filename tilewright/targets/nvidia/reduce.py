@@ -59,10 +59,13 @@ def reduce(lowering: KernelLowering, operation: Operation) -> None:
     registers = [lowering.registers(value) for value in operands]
     partials: dict[int, Partial] = {}
     for element, numbers in _grouped(layout, shape, axis).items():
-        parts = []
-        for number in numbers:
-            values = tuple(column[positions[number]] for column in registers)
-            parts.append(Partial(values, _inside_axis(lowering, layout, shape, axis, number)))
+        parts = (
+            Partial(
+                tuple(column[positions[number]] for column in registers),
+                _inside_axis(lowering, layout, shape, axis, number),
+            )
+            for number in numbers
+        )
         partials[element] = _over_lanes(combiner, combiner.tree(parts), layout, axis)
     slots = _slots(layout, axis, len(partials))
     if slots.along:

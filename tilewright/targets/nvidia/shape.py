@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import split
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia import relocate
 from tilewright.targets.nvidia.conversions import register_type
-from tilewright.targets.nvidia.exchange import convert
+from tilewright.targets.nvidia.exchange import convert, width_of
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, moves_by_registers
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule
+from tilewright.targets.nvidia.lowering import KEPT_ATTRIBUTE, KernelLowering, Rule
+from tilewright.targets.nvidia.memory import from_words, to_words
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
 from tilewright.targets.nvidia.warpgroup import store_tile
 from tilewright.targets.nvidia.warpgroup_layout import is_tile
@@ -99,6 +100,9 @@ def _broadcast(lowering: KernelLowering, operation: Operation) -> None:
 
 
 def _permute(lowering: KernelLowering, operation: Operation) -> None:
+    if KEPT_ATTRIBUTE in operation.attributes:
+        lowering.define(operation.result, _opaque(lowering, lowering.registers(operation.operands[0])))
+        return
     if CONVERSION_ATTRIBUTE in operation.attributes:
         _convert(lowering, operation)
         return
@@ -161,6 +165,17 @@ def _cat(lowering: KernelLowering, operation: Operation) -> None:
 def _hint(lowering: KernelLowering, operation: Operation) -> None:
     """The promise was used where the layouts were decided."""
     lowering.define(operation.result, lowering.registers(operation.operands[0]))
+
+
+def _opaque(lowering: KernelLowering, registers: Sequence[LLVMValue]) -> list[LLVMValue]:
+    """The same numbers, of which LLVM does not know that they are."""
+    words = to_words(lowering, registers)
+    type_text = words[0].type
+    letter = {"i8": "h", "i16": "h", "i32": "r", "i64": "l"}[type_text]
+    hidden = [
+        lowering.builder.emit(f'call {type_text} asm sideeffect "", "={letter},0"({word})', type_text) for word in words
+    ]
+    return from_words(lowering, hidden, registers[0].type, width_of(registers[0].type))[: len(registers)]
 
 
 def _convert(lowering: KernelLowering, operation: Operation) -> None:

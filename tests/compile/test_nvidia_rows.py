@@ -1,0 +1,147 @@
+"""Rows on GPUs: wide ones leave room for several CTAs, narrow ones need no exchange; results do not change by it."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright.ir.core import Parameter
+from tilewright.ir.interpreter import run
+from tilewright.ir.parser import parse_function
+from tilewright.ir.verifier import verify
+from tilewright.kernels import gpu_rows
+from tilewright.ops.rows import row_form
+from tilewright.passes.pipeline import simplify
+from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
+from tilewright.targets.nvidia.layouts import assign
+from tilewright.targets.nvidia.memory_order import undisturbed_loads
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.nvidia.recompute import deferred_operations, recompute_after_reductions
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+TARGET = NvidiaTarget.named("sm_90a")
+REGISTERS, THREADS = 65536, 2048  # of a multiprocessor
+INTEGERS = ("rows", "columns", "x_stride", "residual_stride", "out_stride")
+
+
+def library_kernel(name, kind, block, rows, mask):
+    """The Tile IR of a kernel of the library for blocks of `rows` rows."""
+    arrays = {"softmax": ("x", "out"), "layer norm": ("x", "weight", "bias", "out"), "sum": ("x", "residual", "out")}
+    kernel = gpu_rows.softmax if name == "softmax" else gpu_rows.normalize
+    constants = {"ROWS": rows, "BLOCK": block, "MASK": mask}
+    if name == "softmax":
+        constants["LOG"] = False
+    else:
+        absent = {"weight", "bias", "residual", "total"} - set(arrays[name])
+        constants |= {"CENTER": True, **dict.fromkeys(absent)}
+    types = {array: f"*{kind}" for array in arrays[name]}
+    parameters = {array: Parameter(array, 16, True) for array in types}
+    names = [n for n in INTEGERS if name != "softmax" or n != "residual_stride"]
+    types |= dict.fromkeys(names, "i32")
+    parameters |= {n: Parameter(n, 1 if n == "rows" else 16) for n in names}
+    if name != "softmax":
+        types["epsilon"] = "f32"
+    return kernel.trace(types, constants, parameters)
+
+
+def built(function, warps):
+    lowered = lower(function, TARGET, {"num_warps": warps})
+    return lowered, assemble(lowered.text, lowered.symbol, TARGET, AssemblyOptions())
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer norm"])
+@pytest.mark.parametrize(("columns", "kind"), [(32768, "bf16"), (30000, "bf16"), (32768, "f16")])
+def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
+    form = row_form(4096, columns)
+    lowered, assembly = built(library_kernel(name, kind, form.block, 1, columns != form.block), form.warps)
+    resources = assembly.resources
+    assert lowered.assigned.attributes["nvidia.resident"] == 2
+    assert 2 * 32 * form.warps * resources.registers <= REGISTERS
+    assert (resources.spill_stores, resources.spill_loads, resources.stack) == (0, 0, 0)
+    # The whole row is asked for before any of it is used.
+    vectors = form.block // (32 * form.warps * 8)
+    assert len(re.findall(r"\bld\.global\S*\.v4\.b32", assembly.ptx[: assembly.ptx.index("shfl.sync")])) == vectors
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "block", "warps"),
+    [("softmax", "bf16", 8192, 8), ("layer norm", "f32", 16384, 16), ("sum", "bf16", 32768, 16)],
+    ids=["many fit as it is", "nothing is narrower", "two rows are no narrower than their sum"],
+)
+def test_blocks_are_kept_where_nothing_is_gained(name, kind, block, warps):
+    assignment = assign(simplify(library_kernel(name, kind, block, 1, False)), TARGET, warps)
+    assert recompute_after_reductions(assignment, warps) is assignment
+    assert not deferred_operations(assignment.function)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer norm"])
+@pytest.mark.parametrize("columns", [16384, 10000])
+def test_computing_again_changes_no_bit(name, columns, rng):
+    function = simplify(library_kernel(name, "f16", 16384, 1, columns != 16384))
+    assignment = recompute_after_reductions(assign(function, TARGET, 8), 8)
+    written = assignment.function
+    verify(written)
+    parse_function(str(written))
+    assert str(written).count("nvidia.kept") == 2  # once after each of two reductions
+    results = []
+    rows = [rng.standard_normal(2 * 16384).astype(np.float16) for _ in range(3)]
+    for kernel in (function, written):
+        arrays = [np.array(row) for row in rows]
+        out = np.zeros(2 * 16384, np.float16)
+        inputs = [arrays[0], out] if name == "softmax" else [*arrays, out]
+        strides = [2, columns, 16384, 16384] if name == "softmax" else [2, columns, 16384, 0, 16384, 1e-5]
+        run(kernel, [*inputs, *strides], (2,))
+        results.append(out)
+    assert np.array_equal(*results) and np.any(results[0])
+    layouts = {value for operation in written.walk() for value in operation.results if value.type.rank}
+    assert layouts <= set(assignment.layouts)
+
+
+@pytest.mark.parametrize("block", [256, 512, 1024])
+@pytest.mark.parametrize("name", ["softmax", "layer norm"])
+def test_warps_have_narrow_rows_for_themselves(name, block):
+    form = row_form(65536, block)
+    lowered, assembly = built(library_kernel(name, "bf16", block, form.rows, False), form.warps)
+    assert form.rows > 1 and lowered.shared_bytes == 0
+    assert not re.findall(r"\bbar(rier)?\.(sync|cta)", assembly.ptx)
+    assert 32 * form.warps * assembly.resources.registers * 8 <= REGISTERS  # 8 CTAs: 32 KB of rows on their way
+
+
+@tilewright.jit
+def sums(x, y, z, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) + tl.load(y + i))
+    tl.store(y + i, tl.load(z + i))
+
+
+def test_loads_are_done_at_any_time_only_where_nobody_stores():
+    types = dict.fromkeys(("x", "y", "z", "out"), "*f32")
+    alone = {name: Parameter(name, 16, name != "z") for name in types}
+    function = sums.trace(types, {"N": 256}, alone)
+    found = [
+        operation.operands[0].definition.operands[0].definition.operands[0].name
+        for operation in undisturbed_loads(function)
+    ]
+    assert found == ["x"]  # y is stored to, z may be another's memory
+
+
+@tilewright.jit
+def multiply_again(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    v = tl.load(x + i).to(tl.float32)
+    total = tl.sum(v, axis=0)
+    for _ in range(n):
+        v = v * total
+    tl.store(out + i, v)
+
+
+def test_kernels_with_loops_are_left_alone():
+    types = {"x": "*f16", "out": "*f32", "n": "i32"}
+    lowered, _ = built(multiply_again.trace(types, {"N": 32768}), 16)
+    assert "nvidia.resident" not in lowered.assigned.attributes

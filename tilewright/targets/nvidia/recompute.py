@@ -1,0 +1,272 @@
+"""Rows that fill the registers: what is cheap to compute again is not kept over a reduction.
+
+A row of bfloat16 takes half the registers of the float32 numbers that are computed from it.  A kernel that needs those
+before and after a reduction keeps them, and with them so many registers that few CTAs fit a multiprocessor: while one
+waits for its row, nothing else moves.  Where more CTAs fit without them, `recompute_after_reductions` computes such
+blocks again from the numbers that were loaded:
+
+    value = cast(x)                     value = cast(x)
+    top = max(value)            ->      top = max(value)
+    powers = exp(value - top)           kept = keep(x); powers = exp(cast(kept) - top)
+    total = sum(powers)                 total = sum(powers)
+    store(powers / total)               again = keep(kept); store(exp(cast(again) - top) / total)
+
+The results are the same to the last bit.  `keep` is a `permute` that changes no order and has the attribute
+`nvidia.kept`: the numbers pass through empty assembly, lest LLVM make one computation of the two again.  ptxas, which
+sees none of that, is told how many CTAs are to fit, and does not join them either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.ir.core import Attribute, Function, Operation, Value
+from tilewright.ir.rewrite import Rebuilder
+from tilewright.layout import LinearLayout
+from tilewright.passes.axis_info import analyze_axes
+from tilewright.targets.nvidia.layouts import ELEMENTWISE, LAYOUT_ATTRIBUTE, Assignment
+from tilewright.targets.nvidia.lowering import KEPT_ATTRIBUTE, RESIDENT_ATTRIBUTE, cached_live_registers
+from tilewright.targets.nvidia.memory_order import undisturbed_loads
+
+_REGISTER_FILE = 65536
+_OTHER_REGISTERS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
+_ENOUGH = 4  # CTAs of a multiprocessor, of which some load while others compute
+_HEAVY = frozenset("exp exp2 log2 rsqrt".split())
+_HEAVY_COST, _GREATEST_COST = 6, 16  # of what is computed again, in instructions for each element
+_RENAMING = ("broadcast", "expand_dims", "splat")
+# What kernels of rows consist of.  Loops and products have needs of their own, which are not weighed here.
+_KNOWN = {*ELEMENTWISE, *_RENAMING} | frozenset(
+    "constant arange program_id num_programs load store reduce permute reshape assume yield return".split()
+)
+_FEW_WORDS = 2  # registers of a thread that may be kept without a thought
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """How a block is computed again: the blocks that it comes from, instructions for each element."""
+
+    roots: frozenset[Value]
+    cost: int
+
+
+def recompute_after_reductions(assignment: Assignment, warps: int) -> Assignment:
+    """The assignment with blocks computed again after reductions, if more CTAs fit a multiprocessor then.
+
+    The function notes in `nvidia.resident` for how many CTAs it was written; it is the one given where there is nothing
+    to gain, and in kernels with loops or products.
+    """
+    if not all(operation.opcode in _KNOWN for operation in assignment.function.walk()):
+        return assignment
+    blocks = _Blocks(assignment)
+    before, after = blocks.pressure(again=False), blocks.pressure(again=True)
+    fitting, possible = _resident(before, warps), _resident(after, warps)
+    if not blocks.reductions or fitting >= _ENOUGH or possible <= fitting:
+        return assignment
+    writer = _Writer(blocks)
+    function = writer.run(assignment.function)
+    function.attributes[RESIDENT_ATTRIBUTE] = possible
+    return replace(
+        assignment, function=function, layouts=writer.layouts, facts=analyze_axes(function), working=writer.working
+    )
+
+
+def deferred_operations(function: Function) -> frozenset[Operation]:
+    """Of a kernel that was written for several CTAs: the operations whose elements are better computed one by one.
+
+    All users of their results take the elements as they come: a vector is computed and stored before the next, so that
+    no block of results has to fit in registers.  Loads are among them if nothing disturbs them, behind the last
+    reduction: of weights, for instance.
+    """
+    if RESIDENT_ATTRIBUTE not in function.attributes:
+        return frozenset()
+    operations = function.region.operations
+    last = max(place for place, operation in enumerate(operations) if operation.opcode == "reduce")
+    candidates = {operation for operation in operations if operation.opcode in ELEMENTWISE}
+    candidates |= undisturbed_loads(function) & {*operations[last:]}
+    takers = (*ELEMENTWISE, "reduce", "store")
+    eager = {value for operation in operations if operation.opcode not in takers for value in operation.operands}
+    return frozenset(
+        operation
+        for operation in candidates
+        if operation.result.type.rank and _is_number(operation.result) and operation.result not in eager
+    )
+
+
+def _is_number(value: Value) -> bool:
+    """Whether a value is of floats, or of integers from memory: what rows consist of."""
+    if value.type.is_pointer or value.type.dtype.is_bool:
+        return False
+    return value.type.dtype.is_float or (value.definition is not None and value.definition.opcode == "load")
+
+
+def _resident(words: int, warps: int) -> int:
+    """CTAs whose threads hold so many 32-bit words of blocks."""
+    return _REGISTER_FILE // (32 * warps * (words + _OTHER_REGISTERS))
+
+
+class _Blocks:
+    """The blocks of a kernel without loops: how long they are used, and what they are computed from."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        operations = assignment.function.region.operations
+        self.place = {operation: number for number, operation in enumerate(operations)}
+        self.reductions = [
+            number
+            for number, operation in enumerate(operations)
+            if operation.opcode == "reduce" and self.words(operation.operands[0]) > _FEW_WORDS
+        ]
+        self.last: dict[Value, int] = {}  # of what is defined here, the place of the last use
+        for number, operation in enumerate(operations):
+            for value in operation.operands:
+                if value.definition is not None:
+                    self.last[value] = number
+        self._chains: dict[Value, _Chain | None] = {}
+        self.again = self._recomputed()
+        self.roots = {root for value in self.again for root in self._found(value).roots}
+
+    def words(self, value: Value) -> int:
+        """32-bit registers of a thread that a block of numbers takes; addresses and masks take none to speak of."""
+        if value.type.is_scalar or value.type.is_pointer or value.type.dtype.is_bool:
+            return 0
+        if value.definition is not None and value.definition.opcode == "constant":
+            return 0
+        layout = self.assignment.layouts[value]
+        return -(-len(cached_live_registers(layout, value.type.shape)) * value.type.dtype.bits // 32)
+
+    def source(self, value: Value) -> Value:
+        """The block whose registers a value has."""
+        while value.definition is not None and value.definition.opcode in _RENAMING:
+            value = value.definition.operands[0]
+        return value
+
+    def epoch(self, number: int) -> int:
+        """How many reductions stand before an operation."""
+        return sum(place < number for place in self.reductions)
+
+    def crosses(self, value: Value, place: int) -> bool:
+        """Whether a block is used behind an operation that stands behind its definition."""
+        assert value.definition is not None
+        return self.place[value.definition] < place < self.last[value]
+
+    def chain(self, value: Value) -> _Chain | None:
+        """How a block is computed from loads and what is at hand; None when it is not, or too dear."""
+        if value not in self._chains:
+            self._chains[value] = self._chain(value)
+        return self._chains[value]
+
+    def _chain(self, value: Value) -> _Chain | None:
+        operation, source = value.definition, self.source(value)
+        if self.words(source) <= _FEW_WORDS or not _is_number(value):
+            return _Chain(frozenset(), 0)
+        if operation is None:
+            return None
+        if operation.opcode == "load":
+            return _Chain(frozenset({value}), 0)
+        if operation.opcode not in (*ELEMENTWISE, *_RENAMING):
+            return None
+        parts = [self.chain(operand) for operand in operation.operands]
+        cost = _HEAVY_COST if operation.opcode in _HEAVY else int(operation.opcode not in _RENAMING)
+        roots: set[Value] = set()
+        for part in parts:
+            if part is None:
+                return None
+            roots |= part.roots
+            cost += part.cost
+        return _Chain(frozenset(roots), cost) if cost <= _GREATEST_COST else None
+
+    def _found(self, value: Value) -> _Chain:
+        chain = self.chain(value)
+        assert chain is not None
+        return chain
+
+    def _recomputed(self) -> set[Value]:
+        """The blocks that would be computed again."""
+        found = set()
+        for value in list(self.last):
+            if value.definition is None or value.definition.opcode not in ELEMENTWISE:
+                continue
+            if _is_number(value) and self.words(value) > _FEW_WORDS and self.chain(value):
+                if any(self.crosses(value, place) for place in self.reductions):
+                    found.add(value)
+        return found
+
+    def pressure(self, again: bool) -> int:
+        """The most words of blocks that a thread has at a reduction, those included that were loaded for it alone."""
+        return max((self._kept(place, again) for place in self.reductions), default=0)
+
+    def _kept(self, place: int, again: bool) -> int:
+        kept: dict[Value, None] = {}
+        for value in self.last:
+            assert value.definition is not None
+            start = self.place[value.definition]
+            loaded = value.definition.opcode == "load" and start < place and self.epoch(start) == self.epoch(place)
+            loaded &= again  # as things are, the assembler may load them piece by piece
+            if _is_number(value) and (loaded or self.crosses(value, place)):
+                if again and value in self.again:
+                    kept.update(dict.fromkeys(self._found(value).roots))
+                else:
+                    kept[self.source(value)] = None
+        return sum(self.words(value) for value in kept)
+
+
+class _Writer(Rebuilder):
+    """Writes the kernel again, with copies of what is computed again in front of its first use after each reduction."""
+
+    def __init__(self, blocks: _Blocks) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.layouts: dict[Value, LinearLayout] = {}
+        self.working: dict[Operation, LinearLayout] = {}
+        self._epoch = 0
+        self._own: dict[Value, int] = {}  # the epoch in which the present copy of a block was computed
+
+    def run(self, function: Function) -> Function:
+        region = self.copy_region(function.region)
+        return Function(function.name, region, list(function.parameters), dict(function.attributes))
+
+    def copy(self, operation: Operation) -> None:
+        number = self.blocks.place.get(operation)
+        if number is not None:
+            self._epoch = self.blocks.epoch(number)
+            for value in operation.operands:
+                self._renew(value)
+        super().copy(operation)
+        self._describe(operation, self.current.operations[-1])
+
+    def _renew(self, value: Value) -> None:
+        """See to it that a block that is computed again was so since the last reduction."""
+        operation = value.definition
+        if operation is None:
+            return
+        if self._own.setdefault(value, self.blocks.epoch(self.blocks.place[operation])) == self._epoch:
+            return
+        chain = self.blocks.chain(value)
+        if value in self.blocks.roots:
+            self._own[value] = self._epoch
+            self._keep(value)
+        elif chain is not None and chain.roots and chain.roots <= self.blocks.roots:
+            self._own[value] = self._epoch
+            for operand in operation.operands:
+                self._renew(operand)
+            super().copy(operation)
+            self._describe(operation, self.current.operations[-1])
+
+    def _keep(self, value: Value) -> None:
+        operand = self.mapping[value]
+        layout = self.blocks.assignment.layouts[value]
+        attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}
+        attributes |= {LAYOUT_ATTRIBUTE: str(layout), KEPT_ATTRIBUTE: True}
+        self.location = value.definition.location if value.definition is not None else None
+        kept = self.create("permute", [operand], attributes).result
+        self.layouts[kept] = layout
+        self.mapping[value] = kept
+
+    def _describe(self, old: Operation, new: Operation) -> None:
+        """Layouts of a copy are those of what it was made of."""
+        assignment = self.blocks.assignment
+        for before, after in zip(old.results, new.results, strict=True):
+            if before in assignment.layouts:
+                self.layouts[after] = assignment.layouts[before]
+        if old in assignment.working:
+            self.working[new] = assignment.working[old]
