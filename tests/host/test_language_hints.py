@@ -73,6 +73,22 @@ def test_dtypes_answer_kernels_questions() -> None:
 
 
 @tilewright.jit
+def sized_in_the_kernel(out, N: tl.constexpr):
+    EXTENT: tl.constexpr = tilewright.next_power_of_2(N)
+    HALVES: tl.constexpr = tl.standard._log2(EXTENT)
+    dtype: tl.constexpr = tl.core.get_int_dtype(16, signed=True)
+    index = tl.arange(0, EXTENT)
+    total = tl.reduce(index, 0, tl.standard._sum_combine)
+    tl.store(out + index, (index + tilewright.cdiv(N, 4) + 100 * HALVES + total).to(dtype), mask=index < N)
+
+
+def test_sizes_and_dtypes_are_computed_in_kernels() -> None:
+    out = np.zeros(10, np.int16)
+    launch(sized_in_the_kernel, (1,), out, N=10)
+    np.testing.assert_array_equal(out, np.arange(10) + 3 + 400 + 120)
+
+
+@tilewright.jit
 def wrong_hint(x, N: tl.constexpr):
     tl.multiple_of(tl.arange(0, N), (8, 8))
 

@@ -11,10 +11,12 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tilewright.language import types
+from tilewright.language.function import constexpr_function
 from tilewright.language.semantic import arithmetic, convert, escape, hint, memory, product, reduction, tiled
 from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
-from tilewright.language.types import block_type, constexpr, dtype, get_int_dtype, pointer_type, unwrap
+from tilewright.language.types import block_type, constexpr, dtype, pointer_type, unwrap
 
 F = TypeVar("F", bound=Callable[..., Any])
 BUILTIN = "__tilewright_builtin__"
@@ -593,6 +595,7 @@ _method("__pow__", arithmetic.power)
 tensor.T = property(lambda self: shapes.transpose(self, ()))  # type: ignore[attr-defined]
 
 __all__ = [name for name, value in list(globals().items()) if getattr(value, BUILTIN, False)]
+get_int_dtype = constexpr_function(types.get_int_dtype)
 __all__ += ["PropagateNan", "block_type", "constexpr", "dtype", "get_int_dtype", "pointer_type", "tensor"]
 
 

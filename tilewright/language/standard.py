@@ -94,6 +94,12 @@ def _extremum_dtype(dtype):
     return float32 if dtype.is_floating() else int32
 
 
+@constexpr_function
+def _log2(extent):
+    """The exponent of a power of two."""
+    return extent.bit_length() - 1
+
+
 @language_function
 def _add(a, b):
     return a + b
@@ -239,10 +245,21 @@ METHODS = {
     "cumsum": cumsum, "cumprod": cumprod, "softmax": softmax, "sigmoid": sigmoid, "cdiv": cdiv,
 }  # fmt: skip
 
+_NAMES_OF_TRITON = {
+    "_log2": _log2, "_sum_combine": _add, "_prod_combine": _multiply, "_xor_combine": _xor, "_or_combine": _or,
+    "_elementwise_max": _maximum, "_elementwise_min": _minimum,
+    "_argmax_combine_tie_break_left": _argmax_left, "_argmax_combine_tie_break_fast": _argmax_any,
+    "_argmin_combine_tie_break_left": _argmin_left, "_argmin_combine_tie_break_fast": _argmin_any,
+}  # fmt: skip
+"""What kernels, those that torch.compile generates among them, take from there although it is not documented."""
+
 
 def __getattr__(name: str) -> Any:
     """Names of the language that other modules define, which kernels also reach through ``tl.standard``."""
     import tilewright.language as language
+
+    if name in _NAMES_OF_TRITON:
+        return _NAMES_OF_TRITON[name]
 
     if name.startswith("__") or name not in vars(language):
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
