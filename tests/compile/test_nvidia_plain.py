@@ -208,6 +208,8 @@ FORMS = [
     ("f32", "f32", "tf32x3", "sm_86", r"m16n8k8\.row\.col\.f32\.tf32", 192),
     ("f32", "f32", "bf16x6", "sm_90a", r"m16n8k16\.row\.col\.f32\.bf16", 192),
     ("f32", "f32", "ieee", "sm_90a", r"mma\.sync", 0),
+    ("f64", "f64", "ieee", "sm_80", r"m8n8k4\.row\.col\.f64\.f64", 256),
+    ("f64", "f64", "ieee", "sm_90a", r"m16n8k8\.row\.col\.f64\.f64", 64),
     ("i8", "i32", "tf32", "sm_120", r"m16n8k32\.row\.col\.s32\.s8\.s8", 16),
     ("f8e4nv", "f32", "tf32", "sm_89", r"m16n8k32\.row\.col\.f32\.e4m3\.e4m3", 16),
     ("f8e4nv", "f32", "tf32", "sm_80", r"m16n8k16\.row\.col\.f32\.f16", 32),

@@ -15,6 +15,12 @@ from tilewright.targets.nvidia.warpgroup import warpgroup_dot
 from tilewright.targets.nvidia.warpgroup_layout import is_tile, warpgroup_product
 
 Place = tuple[int, int]
+# Of the instruction's accumulators: LLVM's type, the letter in constraints, the type of the sums.
+_SUMS = {
+    "f32": ("float", "f", dtypes.float32),
+    "s32": ("i32", "r", dtypes.int32),
+    "f64": ("double", "d", dtypes.float64),
+}
 # Which parts of A and B are multiplied, the smallest products first.
 _TERMS = {
     "": ((0, 0),),
@@ -61,7 +67,7 @@ class _Product:
     def run(self) -> None:
         lowering = self.lowering
         dtype = self.accumulator.type.dtype
-        own = dtypes.int32 if self.instruction.accumulator == "s32" else dtypes.float32
+        own = _SUMS[self.instruction.accumulator][2]
         sums = lowering.converter.cast_all(lowering.registers(self.accumulator), dtype, own)
         parts = [self.parts(value) for value in (self.a, self.b)]
         held_a, held_b, held = self.held
@@ -108,8 +114,10 @@ class _Product:
         return range(first, first + self.instruction.pair)
 
     def words(self, registers: Sequence[LLVMValue], runs: Sequence[Sequence[Place]], operand: int) -> list[LLVMValue]:
-        """32-bit registers, each of the elements of a run."""
+        """32-bit registers, each of the elements of a run; float64 as it is."""
         held = self.held[operand]
+        if self.instruction.accumulator == "f64":
+            return [registers[held[place]] for (place,) in runs]
         result = []
         for run in runs:
             bits = [to_bits(self.lowering, registers[held[place]]) for place in run]
@@ -118,17 +126,40 @@ class _Product:
         return result
 
     def multiply(self, sums: Sequence[LLVMValue], a: Sequence[LLVMValue], b: Sequence[LLVMValue]) -> list[LLVMValue]:
+        """One tile: two rows and two halves of A, the halves of B."""
+        form = self.instruction
+        if form.accumulator == "f64" and self.lowering.target.sm < 90:
+            return self.multiply_quarters(sums, a, b)
+        return self.instruct(f"m16n8k{form.depth}", sums, a, b)
+
+    def multiply_quarters(
+        self, sums: Sequence[LLVMValue], a: Sequence[LLVMValue], b: Sequence[LLVMValue]
+    ) -> list[LLVMValue]:
+        """Eight rows and half of the depth at a time, in the order in which the large instruction adds."""
+        result = list(sums)
+        for half in (0, 1):
+            for rows in (0, 1):
+                part = slice(2 * rows, 2 * rows + 2)
+                result[part] = self.instruct("m8n8k4", result[part], [a[2 * half + rows]], [b[half]])
+        return result
+
+    def instruct(
+        self, shape: str, sums: Sequence[LLVMValue], a: Sequence[LLVMValue], b: Sequence[LLVMValue]
+    ) -> list[LLVMValue]:
+        """One mma.sync of registers of the accumulator, A and B."""
         builder, form = self.lowering.builder, self.instruction
-        kind = "float" if form.accumulator == "f32" else "i32"
-        constraint = "f" if kind == "float" else "r"
+        kind, letter, _ = _SUMS[form.accumulator]
         types = ".".join((form.accumulator, *form.operands, form.accumulator))
-        name = f"mma.sync.aligned.m16n8k{form.depth}.row.col.{types}"
-        text = f"{name} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$0,$1,$2,$3}};"
-        constraints = ",".join([f"={constraint}"] * 4 + ["r"] * 6 + ["0", "1", "2", "3"])
-        whole = f"{{{kind},{kind},{kind},{kind}}}"
-        listed = ", ".join(str(value) for value in (*a, *b, *sums))
-        value = builder.emit(f'call {whole} asm "{text}", "{constraints}"({listed}) convergent', whole)
-        return [builder.emit(f"extractvalue {whole} {value.text}, {number}", kind) for number in range(4)]
+        count, names = len(sums), [f"${number}" for number in range(len(sums) + len(a) + len(b))]
+        groups = [names[:count], names[count : count + len(a)], names[count + len(a) :], names[:count]]
+        listed = ", ".join(f"{{{','.join(group)}}}" for group in groups)
+        text = f"mma.sync.aligned.{shape}.row.col.{types} {listed};"
+        operand = letter if form.accumulator == "f64" else "r"
+        constraints = [f"={letter}"] * count + [operand] * (len(a) + len(b)) + [str(number) for number in range(count)]
+        whole = f"{{{','.join([kind] * count)}}}"
+        given = ", ".join(str(value) for value in (*a, *b, *sums))
+        value = builder.emit(f'call {whole} asm "{text}", "{",".join(constraints)}"({given}) convergent', whole)
+        return [builder.emit(f"extractvalue {whole} {value.text}, {number}", kind) for number in range(count)]
 
     # Parts of operands ---------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
     f16, bf16            mma m16n8k16            two neighbours along k to a register
     f32 (input_precision tf32, tf32x3)           m16n8k8 with tf32
     f32 (bf16x3, bf16x6)                         m16n8k16 with the parts of each number as bfloat16
+    f64                  m16n8k8, before sm_90 as four m8n8k4
     i8, u8               mma m16n8k32            four neighbours
     fp8                  m16n8k32 from sm_89 on; before, and for other formats, exactly as f16
     all else, and blocks smaller than an instruction: multiply-add, operands in shared memory (`dot_scalar.py`)
@@ -31,7 +32,7 @@ class Instruction:
     """A form of mma.sync: `pair` is the neighbours along k that a register holds, `parts` how operands are split."""
 
     operands: tuple[str, str]  # PTX types of A and B
-    accumulator: str
+    accumulator: str  # "f32", "s32", "f64"
     pair: int
     parts: str = ""  # "", "tf32x3", "bf16x3", "bf16x6"
 
@@ -63,6 +64,8 @@ def instruction_of(operation: Operation, target: NvidiaTarget) -> Instruction | 
 
 def _by_type(operation: Operation, target: NvidiaTarget) -> Instruction | None:
     a, b, accumulator = (value.type.dtype for value in operation.operands)
+    if (a.name, accumulator.name) == ("float64", "float64"):
+        return Instruction(("f64", "f64"), "f64", 1)
     if accumulator.name in ("float64", "int64", "uint64"):
         return None
     if a.name in ("float16", "bfloat16"):
