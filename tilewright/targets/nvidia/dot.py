@@ -38,7 +38,10 @@ def dot(lowering: KernelLowering, operation: Operation) -> None:
     lowering.land_value(operation.operands[2])
     instruction = instruction_of(operation, lowering.target)
     if warpgroup_product(operation, lowering.target, lowering.warps, False) is not None:
-        lowering.note(operation, "the product is done by mma.sync: wgmma cannot read its operands as they lie")
+        lowering.note(
+            operation,
+            "mma.sync instead of wgmma: an operand runs along an axis that wgmma does not read, or tiles find no room",
+        )
     if instruction is None:
         scalar_dot(lowering, operation)
     else:

@@ -45,7 +45,7 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     function = localize(function)
     warps = warps_of(function, options)
     # Every block gets registers of its role's threads; products say where theirs are.
-    assignment = assign(function, target, warps)
+    assignment = assign(function, target, warps, warpgroups=False)  # shared memory is the author's
     # Tiles and barriers live as long as the kernel; scratch comes behind them.
     allocation = allocate_explicit(assignment.function, scratch_sizes(assignment))
     # One rule for each operation.

@@ -1,0 +1,151 @@
+"""Plain products by wgmma on sm_90a: where they are used, and what their loops look like in PTX."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tilewright
+import tilewright.language as tl
+import tilewright.language.explicit as tx
+from tests.compile.test_nvidia_plain import example, integers, pointers, traced
+from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
+from tilewright.targets.nvidia.layouts import assign
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.warpgroup_layout import is_tile, product_of, tile_axis, tile_swizzle
+
+SM90 = NvidiaTarget.named("sm_90a")
+
+
+def built(function, warps, stages=3):
+    """The lowered kernel and its assembly; spills and serialised products are errors."""
+    lowered = lower(function, SM90, {"num_warps": warps, "num_stages": stages})
+    return lowered, assemble(lowered.text, lowered.symbol, SM90, AssemblyOptions(strict=True))
+
+
+def matmul(kind="bf16", rows=128, columns=256, depth=64):
+    sizes = integers("m", "n", "k", "stride_a", "stride_b", "stride_c")
+    blocks = {"ACTIVATION": None, "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth, "GROUP": 8}
+    return traced(example("matmul").matmul, {**pointers(kind, "a", "b", "c"), **sizes}, blocks)
+
+
+def loop_of(ptx):
+    """The text of the loop that multiplies: from its label to its branch."""
+    lines = ptx.splitlines()
+    labels = {line[:-1]: number for number, line in enumerate(lines) if re.match(r"\$L\w+:$", line)}
+    for number, line in enumerate(lines):
+        branch = re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line)
+        if branch and labels.get(branch[1], number) < number:
+            text = "\n".join(lines[labels[branch[1]] : number + 1])
+            if "wgmma" in text:
+                return text
+    raise AssertionError("no loop multiplies")
+
+
+def test_a_matmul_keeps_one_group_under_way_and_has_one_barrier_an_iteration():
+    lowered, assembly = built(matmul(), warps=8)
+    loop = loop_of(assembly.ptx)
+    assert loop.count("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16") == 4
+    assert re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", loop) == ["1"]
+    assert len(re.findall(r"\b(?:bar|barrier)\S*sync", loop)) == 1
+    assert loop.count("fence.proxy.async") == 1
+    assert len(re.findall(r"cp\.async\.cg", loop)) == 12  # 16 bytes of 48 KiB for each of 256 threads
+    assert "mma.sync" not in assembly.ptx and "ldmatrix" not in assembly.ptx
+    assert lowered.shared_bytes == 4 * (128 * 64 + 64 * 256) * 2  # a stage more than asked for: there is room
+    assert len(loop.splitlines()) < 260
+
+
+@pytest.mark.parametrize(("rows", "columns", "warps", "wide"),
+                         [(64, 128, 8, 64), (256, 128, 8, 128), (128, 64, 4, 64), (64, 64, 4, 64)])  # fmt: skip
+def test_warpgroups_divide_rows_first(rows, columns, warps, wide):
+    _, assembly = built(matmul(rows=rows, columns=columns), warps)
+    assert f"m64n{wide}k16" in assembly.ptx and "mma.sync" not in assembly.ptx
+
+
+@pytest.mark.parametrize(("rows", "columns", "warps", "architecture"),
+                         [(32, 64, 4, "sm_90a"), (64, 16, 4, "sm_90a"), (64, 64, 2, "sm_90a"), (128, 128, 4, "sm_100"),
+                          (128, 64, 8, "sm_80"), (128, 64, 4, "sm_120")])  # fmt: skip
+def test_small_products_and_other_gpus_keep_mma_sync(rows, columns, warps, architecture):
+    target = NvidiaTarget.named(architecture)
+    text = lower(matmul(rows=rows, columns=columns, depth=32), target, {"num_warps": warps}).text
+    assert "wgmma" not in text and "mma.sync" in text
+
+
+def test_attention_keeps_probabilities_in_registers():
+    types = {**pointers("f16", "q", "k", "v", "out"), "rows": "i32", "scale": "f32"}
+    constants = {"CAUSAL": False, "HEAD": 128, "BLOCK_Q": 128, "BLOCK_K": 64}
+    lowered, assembly = built(traced(example("attention").attention, types, constants), warps=8, stages=2)
+    loop = loop_of(assembly.ptx)
+    assert loop.count("m64n64k16") == 8 and loop.count("m64n128k16") == 4
+    assert "st.shared" not in loop and "stmatrix" not in loop
+    assert lowered.shared_bytes == (128 + 2 * 2 * 64) * 128 * 2  # the queries, and two stages of keys and values
+
+
+@tilewright.jit
+def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, A_T: tl.constexpr, B_T: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.trans(tl.load(a + k[:, None] * M + m[None, :])) if A_T else tl.load(a + m[:, None] * K + k[None, :])
+    y = tl.trans(tl.load(b + n[:, None] * K + k[None, :])) if B_T else tl.load(b + k[:, None] * N + n[None, :])
+    tl.store(c + m[:, None] * N + n[None, :], tl.dot(x, y))
+
+
+FORMS = [
+    ("f16", "f32", False, False, "m64n64k16.f32.f16.f16"), ("bf16", "f32", True, False, "m64n64k16.f32.bf16.bf16"),
+    ("f8e4nv", "f32", False, True, "m64n64k32.f32.e4m3.e4m3"), ("f8e5", "f32", False, True, "m64n64k32.f32.e5m2.e5m2"),
+    ("i8", "i32", False, True, "m64n64k32.s32.s8.s8"), ("u8", "i32", False, True, "m64n64k32.s32.u8.u8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "result", "first", "second", "form"), FORMS)
+def test_types_and_orders(kind, result, first, second, form):
+    constants = {"M": 64, "N": 64, "K": 64, "A_T": first, "B_T": second}
+    _, assembly = built(traced(product, {**pointers(kind, "a", "b"), "c": f"*{result}"}, constants), warps=4)
+    assert form in assembly.ptx
+
+
+def test_an_operand_that_cannot_be_read_is_told():
+    """8-bit elements along n: only mma.sync takes them."""
+    constants = {"M": 64, "N": 64, "K": 64, "A_T": False, "B_T": False}
+    lowered, assembly = built(traced(product, {**pointers("i8", "a", "b"), "c": "*i32"}, constants), warps=4)
+    assert "wgmma" not in assembly.ptx
+    assert any("mma.sync instead of wgmma" in remark.message for remark in lowered.remarks)
+
+
+@pytest.mark.parametrize(("kind", "depth", "warps", "axes", "swizzles"), [
+    ("bf16", 64, 8, (1, 1), (128, 128)), ("bf16", 32, 8, (1, 1), (64, 128)), ("f16", 16, 4, (1, 1), (32, 128)),
+])  # fmt: skip
+def test_assigned_layouts(kind, depth, warps, axes, swizzles):
+    assignment = assign(matmul(kind, 128, 128, depth), SM90, warps)
+    (dot,) = (operation for operation in assignment.function.walk() if operation.opcode == "dot")
+    layouts = [assignment.layouts[value] for value in dot.operands]
+    assert all(is_tile(layout) for layout in layouts[:2]) and not is_tile(layouts[2])
+    assert tuple(tile_axis(layout) for layout in layouts[:2]) == axes
+    assert tuple(tile_swizzle(layout, 2) for layout in layouts[:2]) == swizzles
+    assert product_of(layouts[2]).grid == (warps // 4, 1)
+    assert layouts[2] == assignment.layouts[dot.result]
+
+
+def test_a_kernel_whose_tiles_do_not_fit_multiplies_warp_by_warp():
+    constants = {"M": 256, "N": 128, "K": 512, "A_T": False, "B_T": False}
+    lowered = lower(traced(product, {**pointers("bf16", "a", "b"), "c": "*f32"}, constants), SM90, {"num_warps": 8})
+    assert "wgmma" not in lowered.text and lowered.shared_bytes <= SM90.shared_bytes
+
+
+@tilewright.jit
+def explicit_product(a, c):
+    """A plain product beside the author's shared memory."""
+    tile = tx.shared((64, 64), tl.bfloat16, swizzle=128)
+    m = tl.arange(0, 64)
+    x = tl.load(a + m[:, None] * 64 + m[None, :])
+    tile.store(x)
+    tx.group_sync()
+    tl.store(c + m[:, None] * 64 + m[None, :], tl.dot(x, tile.load()))
+
+
+def test_explicit_kernels_keep_their_shared_memory_to_themselves():
+    lowered, assembly = built(traced(explicit_product, {"a": "*bf16", "c": "*f32"}, {}), warps=4)
+    assert "wgmma" not in assembly.ptx and "mma.sync" in assembly.ptx
