@@ -225,6 +225,22 @@ def test_products_use_the_instruction_of_their_type(kind, result, precision, arc
     assert assembly.resources.spill_stores == 0
 
 
+@tilewright.jit
+def polynomial(x, y, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    v = tl.load(x + i) * tl.load(y + i) + 1.5
+    tl.store(out + i, v * v + v)
+
+
+@pytest.mark.parametrize(("kind", "architecture"), [("f16", "sm_80"), ("f16", "sm_90a"), ("bf16", "sm_90a")])
+def test_sums_and_products_of_16_bits_are_done_in_pairs(kind, architecture):
+    _, assembly = built(traced(polynomial, pointers(kind, "x", "y", "out"), {"N": 1024}), architecture)
+    forms = re.findall(r"\b(add|sub|mul|fma)\.(\S*16\S*)", assembly.ptx)
+    # Each is rounded for itself: nothing may be contracted.
+    assert sorted(forms) == [("add", f"rn.{kind}x2")] * 8 + [("mul", f"rn.{kind}x2")] * 8
+    assert count(r"\bcvt", assembly.ptx) == 0
+
+
 def test_fp8_is_converted_in_hardware_where_there_is_any():
     source = """
     kernel convert(%x: *f32 {divisibility = 16}, %y: *f8e4nv {divisibility = 16}) {

@@ -129,6 +129,20 @@ def test_arithmetic_is_exact(name, dtype, rng):
     same_bits(expected["out"], found["out"])
 
 
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_16_bit_sums_and_products_of_all_magnitudes(name, dtype, rng):
+    """Done in pairs; subnormal numbers, infinities and NaN among them."""
+    x, y = (rng.integers(0, 65536, 1 << 14).astype(np.uint16).view(FLOATS[dtype]) for _ in range(2))
+    arguments = {"x": x, "y": y, "out": np.zeros_like(x)}
+    expected, found = (
+        result["out"] for result in run_both(binary, arguments, {"BLOCK": 1 << 14, "NAME": name}, warps=16)
+    )
+    nan = np.isnan(expected.astype(np.float32))
+    assert np.array_equal(nan, np.isnan(found.astype(np.float32)))
+    same_bits(expected[~nan], found[~nan])
+
+
 @tilewright.jit
 def convert(x, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
