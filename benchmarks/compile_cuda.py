@@ -40,7 +40,7 @@ def compile_times() -> dict[str, float]:
     rows = {"x": "*bf16", "out": "*bf16", **sizes}
     cases: list[tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         ("warm up", gpu_rows.reduce_rows, {"x": "*bf16", "out": "*f32", "rows": "i32", "columns": "i32",
-         "divisor": "f32"}, {"KIND": "sum", "INITIAL": 0.0, "ROWS": 1, "BLOCK": 1024, "MASK": False}, {}),
+         "factor": "f32"}, {"KIND": "sum", "INITIAL": 0.0, "ROWS": 1, "BLOCK": 1024, "WHOLE": True, "MASK": False}, {}),
         ("softmax", gpu_rows.softmax, rows, {"LOG": False, "ROWS": 1, "BLOCK": 8192, "MASK": False}, {"num_warps": 8}),
         ("matmul", matmul, products.kernel_types(form, ()), {"FORM": form}, {}),
         ("attention", attention, {**maps, "lse": "*f32", "lengths": "*k i32", "schedule": "*k i32", "scale": "f32",

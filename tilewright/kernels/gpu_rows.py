@@ -25,13 +25,19 @@ def place(rows, columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: 
 
 
 @tilewright.jit
-def read(pointer, offsets, mask, other: tl.constexpr):
+def read(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = ""):
     """Elements as float32."""
     if mask is None:
-        value = tl.load(pointer + offsets)
+        value = tl.load(pointer + offsets, eviction_policy=EVICTION)
     else:
-        value = tl.load(pointer + offsets, mask=mask, other=other)
+        value = tl.load(pointer + offsets, mask=mask, other=other, eviction_policy=EVICTION)
     return value.to(tl.float32)
+
+
+@tilewright.jit
+def read_once(pointer, offsets, mask, other: tl.constexpr):
+    """Elements that nobody reads again: they make place in the L2 cache first, before what others left there."""
+    return read(pointer, offsets, mask, other, "evict_first")
 
 
 @tilewright.jit
@@ -39,7 +45,7 @@ def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS
             MASK: tl.constexpr):  # fmt: skip
     """out[row] = softmax(x[row]), its logarithm when `LOG`."""
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
-    value = read(x, offsets, mask, float("-inf"))
+    value = read_once(x, offsets, mask, float("-inf"))
     shifted = value - tl.max(value, 1)[:, None]
     powers = tl.exp(shifted)
     total = tl.sum(powers, 1)[:, None]
@@ -52,26 +58,26 @@ def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS
 
 
 @tilewright.jit
-def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride, epsilon,
-              CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride, inverse,
+              epsilon, CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
     """out[row] = (y - mean) / sqrt(variance + epsilon) * weight + bias of y = x + residual, which goes to `total`.
 
-    Without `CENTER` the mean counts as 0.  What is None is left out.
+    `inverse` is 1 / columns.  Without `CENTER` the mean counts as 0.  What is None is left out.
     """
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
-    value = read(x, offsets, mask, 0.0)
+    value = read_once(x, offsets, mask, 0.0)
     if residual is not None:
         offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
-        value += read(residual, offsets, mask, 0.0)
+        value += read_once(residual, offsets, mask, 0.0)
     offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
     if total is not None:
         tl.store(total + offsets, value.to(total.dtype.element_ty), mask=mask)
     if CENTER:
-        value = value - (tl.sum(value, 1) / columns)[:, None]
+        value = value - (tl.sum(value, 1) * inverse)[:, None]
         if MASK:
             value = tl.where(mask, value, 0.0)
-    factor = tl.rsqrt(tl.sum(value * value, 1) / columns + epsilon)[:, None]
-    result = value * factor
+    scale = tl.rsqrt(tl.sum(value * value, 1) * inverse + epsilon)[:, None]
+    result = value * scale
     inside = None
     if MASK:
         inside = column < columns
@@ -120,7 +126,7 @@ def read_sum(x, residual, column, mask):
 
 @tilewright.jit
 def normalize_long(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride,
-                   epsilon, CENTER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                   inverse, epsilon, CENTER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """`normalize` of one long row in chunks: mean, variance, results."""
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
@@ -133,20 +139,20 @@ def normalize_long(x, weight, bias, residual, total, out, rows, columns, x_strid
         for first in range(0, columns, BLOCK):
             column = first + tl.arange(0, BLOCK)
             sums += read_sum(x, residual, column, column < columns)
-        mean = tl.sum(sums, 0) / columns
+        mean = tl.sum(sums, 0) * inverse
     squares = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)
         value = tl.where(column < columns, read_sum(x, residual, column, column < columns) - mean, 0.0)
         squares += value * value
-    factor = tl.rsqrt(tl.sum(squares, 0) / columns + epsilon)
+    scale = tl.rsqrt(tl.sum(squares, 0) * inverse + epsilon)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)
         mask = column < columns
         value = read_sum(x, residual, column, mask)
         if total is not None:
             tl.store(total + row * out_stride + column, value.to(total.dtype.element_ty), mask=mask)
-        result = (value - mean) * factor
+        result = (value - mean) * scale
         if weight is not None:
             result = result * read(weight, column, mask, 0.0)
         if bias is not None:
@@ -195,27 +201,27 @@ def read_rows(x, rows, columns, row, first, INITIAL: tl.constexpr, BLOCK: tl.con
     mask = None
     if MASK:
         mask = (row < rows) & (column < columns)
-    return read(x, row.to(tl.int64) * columns + column, mask, INITIAL)
+    return read_once(x, row.to(tl.int64) * columns + column, mask, INITIAL)
 
 
 @tilewright.jit
-def reduce_rows(x, out, rows, columns, divisor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
+def reduce_rows(x, out, rows, columns, factor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
                 BLOCK: tl.constexpr, WHOLE: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
-    """out[row] = reduction of x[row, :] / divisor: the whole row at once, or chunks of `BLOCK` columns, in order."""
+    """out[row] = reduction of x[row, :] * factor: the whole row at once, or chunks of `BLOCK` columns, in order."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     total = read_rows(x, rows, columns, row, 0, INITIAL, BLOCK, MASK)
     if not WHOLE:
         for first in range(BLOCK, columns, BLOCK):
             total = combine(total, read_rows(x, rows, columns, row, first, INITIAL, BLOCK, MASK), KIND)
-    result = along(total, 1, KIND) / divisor
+    result = along(total, 1, KIND) * factor
     index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(out + index, result.to(out.dtype.element_ty), mask=index < rows)
 
 
 @tilewright.jit
-def reduce_columns(x, out, reduced, inner, part, divisor, KIND: tl.constexpr, INITIAL: tl.constexpr,
+def reduce_columns(x, out, reduced, inner, part, factor, KIND: tl.constexpr, INITIAL: tl.constexpr,
                    ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """out[outer, piece, inner] = reduction over `part` rows of x[outer, reduced, inner] / divisor.
+    """out[outer, piece, inner] = reduction over `part` rows of x[outer, reduced, inner] * factor.
 
     Grid: (column blocks, pieces, outer).  Pieces are reduced by a second launch, in order: results do not vary.
     """
@@ -228,8 +234,8 @@ def reduce_columns(x, out, reduced, inner, part, divisor, KIND: tl.constexpr, IN
     for first in range(start, end, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
         mask = (row < end) & (column < inner)
-        total = combine(total, read(x, row.to(tl.int64) * inner + column, mask, INITIAL), KIND)
-    result = along(total, 0, KIND) / divisor
+        total = combine(total, read_once(x, row.to(tl.int64) * inner + column, mask, INITIAL), KIND)
+    result = along(total, 0, KIND) * factor
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = (outer * tl.num_programs(1) + tl.program_id(1)) * inner + index
     tl.store(out + place, result.to(out.dtype.element_ty), mask=index < inner)

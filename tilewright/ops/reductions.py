@@ -13,7 +13,7 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
-_CTAS = 132 * 4
+_CTAS = 132 * 5
 _ELEMENTS = 8192  # of a CTA at once: 16 KiB on their way
 
 
@@ -42,15 +42,15 @@ def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dt
     if length == 0:
         raise LaunchError("there is nothing along the axis")
     if outer * inner:
-        divisor = float(length) if kind == "mean" else 1.0
+        factor = 1.0 / length if kind == "mean" else 1.0
         if inner == 1:
-            _reduce_rows(source, target.base, outer, length, divisor, kind)
+            _reduce_rows(source, target.base, outer, length, factor, kind)
         else:
-            _reduce_columns(source, target.base, outer, length, inner, divisor, kind)
+            _reduce_columns(source, target.base, outer, length, inner, factor, kind)
     return target.base
 
 
-def _reduce_rows(source: View, out: Any, rows: int, columns: int, divisor: float, kind: str) -> None:
+def _reduce_rows(source: View, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
     """Along the last axis.  Few long rows are cut in pieces, whose results are reduced again."""
     pieces = 1
     while rows * pieces < 132 and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
@@ -58,24 +58,24 @@ def _reduce_rows(source: View, out: Any, rows: int, columns: int, divisor: float
     if pieces > 1:
         partial = arrays.empty(source, (rows * pieces,), dtypes.float32)
         _launch_rows(source.base, partial, rows * pieces, columns // pieces, 1.0, kind)
-        _launch_rows(partial, out, rows, pieces, divisor, kind)
+        _launch_rows(partial, out, rows, pieces, factor, kind)
         return
-    _launch_rows(source.base, out, rows, columns, divisor, kind)
+    _launch_rows(source.base, out, rows, columns, factor, kind)
 
 
-def _launch_rows(x: Any, out: Any, rows: int, columns: int, divisor: float, kind: str) -> None:
+def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
     block = max(16, min(8192, next_power_of_2(columns)))
     together = 1
     while together * block < 2048 and rows >= 2 * together * 4 * 132:
         together *= 2
     mask = rows % together != 0 or columns % block != 0
     gpu_rows.reduce_rows[(cdiv(rows, together),)](
-        x, out, rows, columns, divisor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=together,
+        x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=together,
         BLOCK=block, WHOLE=columns <= block, MASK=mask, num_warps=max(1, min(8, together * block // 1024)),
     )  # fmt: skip
 
 
-def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, divisor: float, kind: str) -> None:
+def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
     """Along another axis: 32 rows of 256 columns at a time, in as many pieces as keep all processors busy."""
     block = min(256, max(16, next_power_of_2(inner)))
     rows = max(1, _ELEMENTS // block)
@@ -86,7 +86,7 @@ def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int,
     constants = {"KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "num_warps": 4}
     if pieces == 1:
         gpu_rows.reduce_columns[(columns, 1, outer)](
-            source.base, out, length, inner, part, divisor, ROWS=rows, BLOCK=block, **constants
+            source.base, out, length, inner, part, factor, ROWS=rows, BLOCK=block, **constants
         )
         return
     partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
@@ -97,5 +97,5 @@ def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int,
     block = min(32, block)
     rows = min(next_power_of_2(pieces), 4096 // block)
     gpu_rows.reduce_columns[(cdiv(inner, block), 1, outer)](
-        partial, out, pieces, inner, pieces, divisor, ROWS=rows, BLOCK=block, **constants
+        partial, out, pieces, inner, pieces, factor, ROWS=rows, BLOCK=block, **constants
     )

@@ -25,17 +25,18 @@ class RowForm:
     long: bool = False
 
 
-def row_form(rows: int, columns: int, inputs: int = 1, processors: int = 132) -> RowForm:
+def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, processors: int = 132) -> RowForm:
     """The blocks for so many rows: 32 elements a thread, rows together until a CTA has 2048 elements.
 
     Few threads with many bytes in flight each beat many that wait for each other (measured on an H200: 8 warps at 8192
-    columns, 16 lose 10%, but not with two inputs); fewer rows a CTA when processors would stay idle.
+    columns, 16 lose 10%, but not with two inputs).  More rows share `weights`, which every CTA reads; fewer rows a CTA
+    when processors would stay idle.
     """
     if columns > REGISTER_COLUMNS:
         return RowForm(1, _CHUNK, 16, long=True)
     block = max(16, next_power_of_2(columns))
     together = 1
-    while together * block < 2048 and cdiv(rows, 2 * together) >= 4 * processors:
+    while together * block < (8192 if weights else 2048) and cdiv(rows, 2 * together) >= 4 * processors:
         together *= 2
     return RowForm(together, block, max(1, min(16, together * block * inputs // 1024)))
 
@@ -146,9 +147,10 @@ def _normalize(
             raise LaunchError("return_sum goes with a contiguous out")
     arrays.common_place(present, "layer_norm" if center else "rms_norm")
     if rows * columns:
-        form = row_form(rows, columns, 1 if residual is None else 2)
+        form = row_form(rows, columns, 1 if residual is None else 2, weight is not None or bias is not None)
         kernel = gpu_rows.normalize_long if form.long else gpu_rows.normalize
         grid = (cdiv(rows, form.rows),)
         kernel[grid](source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
-                     out_stride, float(epsilon), CENTER=center, **_options(form, rows, columns))  # fmt: skip
+                     out_stride, 1.0 / columns, float(epsilon), CENTER=center,
+                     **_options(form, rows, columns))  # fmt: skip
     return (target.base, total) if return_sum else target.base
