@@ -1,20 +1,25 @@
 """A GPU that is none: the driver's memory is the host's, and kernels run as machine code of this CPU.
 
 Everything of an engine for GPUs but the GPU's own code is run so: tactics, plan, file, and the session with its
-copies, graphs and streams.  Kernels that need tensor copies of hardware cannot be run.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
+from tilewright.dtypes import DType
 from tilewright.ir.core import Function
+from tilewright.ir.explicit import is_explicit
+from tilewright.ir.interpreter import run as interpret
+from tilewright.ir.types import PointerType, TensorMapType, TensorType
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver as drivers
 from tilewright.runtime.cuda import session
@@ -135,16 +140,33 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """Put the stand-in in the place of driver, GPU, compiler and launcher for one test."""
     driver = Driver()
     scratch: dict[str, int] = {}
+    explicit: dict[str, Function] = {}
 
     def compile_kernel(target: NvidiaTarget, function: Function, options: Mapping[str, Any]) -> CudaBinary:
+        if any(is_explicit(operation.opcode) for operation in function.walk()):
+            symbol = f"explicit_{hashlib.sha256(str(function).encode()).hexdigest()}"
+            explicit[symbol] = function
+            types = tuple(str(argument.type) for argument in function.region.arguments)
+            return CudaBinary(
+                "cuda", symbol, symbol, b"", types, 0, (target.architecture,), warps=4, shared_bytes=0, resources=_NONE
+            )
         binary = CPUTarget.host().compile(function, {})
         scratch[binary.symbol] = binary.scratch_bytes
         return CudaBinary(
             "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, (target.architecture,),
-            warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=Resources(0, 0, 0, 0, 0, 0),
+            warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=_NONE,
         )  # fmt: skip
 
     def launcher(program: Program, device: Device) -> Callable[..., None]:
+        if program.symbol in explicit:
+            function = explicit[program.symbol]
+
+            def interpreted(x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
+                types = [argument.type for argument in function.region.arguments]
+                given = [_interpreted(type_, value) for type_, value in zip(types, arguments, strict=True)]
+                driver.enqueue(stream, lambda: interpret(function, given, (x, y, z)))
+
+            return interpreted
         library = load_objects([program.image], [program.symbol])
         address, size = library.address(program.symbol), scratch[program.symbol]
         formats = "<" + "".join(slot_format(kind) for kind in program.parameters)
@@ -167,6 +189,29 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
                 monkeypatch.setattr(module, name, replacement)
     monkeypatch.setattr(devices, "primary_context", lambda ordinal: 1)
     return driver
+
+
+def _interpreted(type_: TensorType, value: Any) -> Any:
+    """An argument for the interpreter: memory that a session gave the address of, as arrays."""
+    if isinstance(value, tuple):
+        assert isinstance(type_.handle, TensorMapType)
+        address, shape, strides = value
+        assert address % 16 == 0 and strides[-1] == 1
+        return _array(address, type_.handle.element, shape, strides)
+    if isinstance(type_.element, PointerType):
+        return _array(value, type_.element.element, (1 << 12,), (1,))
+    return value
+
+
+def _array(address: int, element: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    size = element.itemsize
+    span = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
+    memory = (ctypes.c_uint8 * (span * size)).from_address(address)
+    flat = np.frombuffer(memory, element.numpy)
+    return np.lib.stride_tricks.as_strided(flat, shape, [stride * size for stride in strides])
+
+
+_NONE = Resources(0, 0, 0, 0, 0, 0)
 
 
 def _modules() -> list[types.ModuleType]:

@@ -103,6 +103,25 @@ def test_random_graphs_through_the_kernels_for_gpus(driver, rng, length):
             assert error <= 30 * own + 1e-5 * (1 + np.max(np.abs(exact))), (name, error, own)
 
 
+@pytest.mark.parametrize("batch", [37, "batch"])
+def test_hopper_products_in_an_engine(driver, rng, batch):
+    """With an epilogue of several operands, for a known and a run-time number of rows."""
+    b = GraphBuilder("product")
+    rows = b.symbol("batch", 1, 100) if batch == "batch" else batch
+    x, r = b.input("x", bfloat16, (rows, 72)), b.input("r", bfloat16, (rows, 24))
+    w = rng.standard_normal((72, 24)).astype(bfloat16.numpy)
+    y = b.op("add", [b.op("relu", [b.op("add", [b.op("matmul", [x, b.constant(w)]), b.constant(w[0])])]), r])
+    b.output(y, "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    assert engine.plan.steps[0].evidence["chosen"] == "hopper matmul"
+    for count in (37,) if batch == 37 else (1, 70):
+        inputs = {name: rng.standard_normal((count, n)).astype(bfloat16.numpy) for name, n in (("x", 72), ("r", 24))}
+        exact = run(graph, inputs)["y"]
+        found = engine.run(inputs)["y"].astype(np.float64)
+        assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
+
+
 def test_a_graph_for_each_shape(driver, rng):
     graph = perceptron(rng)
     engine = build(graph, "cuda:sm_90a")

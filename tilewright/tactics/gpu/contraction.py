@@ -40,6 +40,7 @@ from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import Product, Tile, best_tile, gpu_of
 
+_FEW_ROWS = 56  # up to which `ranked_forms` loads all rows at once
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 
 
@@ -105,7 +106,12 @@ def _hopper(problem: Problem, slots: Slots, group: Group, target: Target) -> Can
     """The Hopper product; None where tensor copies cannot read the operands or it would change the precision."""
     rows, columns, depth, b = problem.rows, problem.columns, problem.depth, problem.b
     fits = getattr(target, "wgmma", False) and problem.batches == 1 and len(group.outputs) == 1
-    if not fits or not isinstance(columns, int) or not isinstance(depth, int) or not isinstance(b, (Value, PackedConstant)):
+    if (
+        not fits
+        or not isinstance(columns, int)
+        or not isinstance(depth, int)
+        or not isinstance(b, (Value, PackedConstant))
+    ):
         return None
     b_type = b.dtype if isinstance(b, Value) else b.value.dtype
     aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns, depth))
@@ -114,8 +120,10 @@ def _hopper(problem: Problem, slots: Slots, group: Group, target: Target) -> Can
         return None
     fixed = isinstance(rows, int)
     transposed = problem.b_column == 1
+    # A form that loads all of few rows at once serves no more of them.
+    example = expected(rows) if fixed or upper_bound(rows) <= _FEW_ROWS else max(expected(rows), _FEW_ROWS + 1)
     wanted = HopperProblem(
-        expected(rows), columns, depth, 1, tl.dtype(problem.a.dtype), tl.dtype(slots.stored.dtype), False, transposed
+        example, columns, depth, 1, tl.dtype(problem.a.dtype), tl.dtype(slots.stored.dtype), False, transposed
     )
     form, seconds = _best_form(wanted, upper_bound(rows) if not fixed else expected(rows), fixed)
     form = form._replace(EPILOGUE=slots.function)
