@@ -148,6 +148,16 @@ def test_bias_activation_and_residual(interpreted: None, rng: np.random.Generato
         check(exact, expected, 1e-5)
 
 
+def test_chunks_of_columns_go_together(interpreted: None, rng: np.random.Generator) -> None:
+    """Two full chunks and a smaller one, of a tile that reaches beyond the result."""
+    a, b, bias = normal(rng, 70, 72), normal(rng, 144, 72), normal(rng, 144)
+    posed, operands = products.describe(a, b.T, None, None, {"bias": bias})
+    ranked = candidates(posed.shape_class)
+    form = next(c.form for c in ranked if c.form.BN == 136 and c.form.cluster == 1 and c.form.TOGETHER == 2)
+    products.MatmulPlan(posed, None, 0)._runner(form, operands)()
+    check(operands.out.base, wide(a) @ wide(b).T + wide(bias))
+
+
 def test_scales(interpreted: None, rng: np.random.Generator) -> None:
     a, b = normal(rng, 40, 256, dtype=FP8), normal(rng, 144, 256, dtype=FP8)
     product = wide(a) @ wide(b).T

@@ -11,10 +11,11 @@ import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.kernels import epilogues
 from tilewright.kernels.hopper.choice import Gpu, Problem, ranked_forms
-from tilewright.kernels.hopper.forms import MatmulForm
+from tilewright.kernels.hopper.forms import SHARED_BYTES, MatmulForm
 from tilewright.ops.problem import MatmulProblem
 
 H200 = Gpu()
+SPLIT_SCRATCH = 4096  # bytes with which CTAs that split the depth rearrange their sums, beside tiles and stages
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
 
 
@@ -56,9 +57,11 @@ def _finished(form: MatmulForm, problem: MatmulProblem) -> MatmulForm | None:
             DEPENDENT=problem.weights_ready,
         )
         try:
-            return finished.check()
+            if form.SPLIT == 1 or finished.shared_bytes <= SHARED_BYTES - SPLIT_SCRATCH:
+                return finished.check()
         except LaunchError:
-            stages -= 1
+            pass
+        stages -= 1
     return None
 
 
