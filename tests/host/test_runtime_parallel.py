@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.host.handmade import compile_text
+from tilewright.runtime import glue as glue_module
 from tilewright.runtime import parallel
 from tilewright.runtime.glue import glue_text
 from tilewright.runtime.launch import launch
@@ -133,6 +134,23 @@ def test_launches_from_several_threads_do_not_meet(add_one, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+def test_threads_that_ask_at_once_get_one_copy_of_the_functions(monkeypatch):
+    """A second copy would be unloaded while threads of a team are inside it."""
+    monkeypatch.setattr(glue_module, "_glue", None)
+    found, together = [], threading.Barrier(4)
+
+    def ask():
+        together.wait()
+        found.append(glue_module.glue())
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(entry is found[0] for entry in found)
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("name", providers())
 def test_a_forked_child_can_launch(add_one, name):

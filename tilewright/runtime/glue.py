@@ -20,11 +20,11 @@ self-scheduling, Polychronopoulos and Kuck 1987).  Counters lie 128 bytes apart:
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import logging
 import os
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 
@@ -476,9 +476,34 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
     )
 
 
-@functools.cache
+_glue_lock = threading.Lock()
+_glue: Glue | None = None
+
+
 def glue() -> Glue:
-    """The functions, loaded once a process; compiled where no process before has kept them."""
+    """The functions, loaded once a process; compiled where no process before has kept them.
+
+    Once, whatever the number of threads that ask first: threads of a team live in these functions, and a second copy
+    would be unloaded under those that have its address.
+    """
+    global _glue
+    if _glue is None:
+        with _glue_lock:
+            if _glue is None:  # nobody was faster
+                _glue = _load_glue()
+    return _glue
+
+
+def _after_fork() -> None:
+    global _glue_lock
+    _glue_lock = threading.Lock()  # a thread that did not come along may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _load_glue() -> Glue:
     found = {name: system_address(name) for name in _SYSTEM}
     found["tilewright_yield"] = system_address("sched_yield") or system_address("SwitchToThread")
     clock_id = getattr(time, "CLOCK_MONOTONIC", None) if found["clock_gettime"] else None
