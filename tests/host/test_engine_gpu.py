@@ -16,17 +16,27 @@ from tilewright.dtypes import bfloat16, float32, int64
 from tilewright.engine import file
 from tilewright.engine.builder import build
 from tilewright.engine.file import Package, write_package
-from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, ShapeError
+from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, MissingDependencyError, ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.settings import settings
+from tilewright.targets.nvidia.assemble import find_assembler
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
     with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
         yield install(monkeypatch)
+
+
+@pytest.fixture
+def assembler() -> None:
+    """Skips where no cubin can be made."""
+    try:
+        find_assembler()
+    except MissingDependencyError as error:
+        pytest.skip(f"no assembler: {error}")
 
 
 def perceptron(rng: np.random.Generator, dtype=float32, width: int = 40) -> Graph:
@@ -49,7 +59,7 @@ def cached(rng: np.random.Generator) -> Graph:
     return b.finish()
 
 
-def test_engines_for_gpus_are_built_without_one(rng, tmp_path):
+def test_engines_for_gpus_are_built_without_one(assembler, rng, tmp_path):
     engine = build(perceptron(rng, bfloat16), ["cpu", "cuda:sm_90a"])
     assert engine.targets == ("cpu", "cuda:sm_90a") and engine.target == "cpu"
     engine.save(tmp_path / "two.engine")
@@ -64,7 +74,7 @@ def test_engines_for_gpus_are_built_without_one(rng, tmp_path):
         Engine.read(tmp_path / "two.engine", "cuda:sm_80")
 
 
-def test_equal_builds_give_equal_files(rng, tmp_path):
+def test_equal_builds_give_equal_files(assembler, rng, tmp_path):
     graph = perceptron(rng)
     for name in ("a", "b"):
         build(graph, "cuda:sm_80").save(tmp_path / name)

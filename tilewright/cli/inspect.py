@@ -18,13 +18,16 @@ from tilewright.symbolic import evaluate
 def inspect(
     engine: EngineArgument,
     size: SizeOption = None,
+    target: Annotated[
+        str | None, typer.Option(help="Which of the file's programs to show: cpu, cuda, cuda:sm_90a …")
+    ] = None,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show why each kernel was chosen.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory."""
     from tilewright.engine import Engine
 
-    loaded = Engine.read(engine)  # it may be for another machine
+    loaded = Engine.read(engine, target)  # it may be for another machine
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     data = describe(loaded, sizes)
     if as_json:
@@ -53,6 +56,7 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         )
     return {
         "target": loaded.target,
+        "targets": list(loaded.targets),
         "features": list(loaded.features),
         "producer": loaded.producer,
         "sizes": sizes,
@@ -81,6 +85,9 @@ def range_text(low: int, high: int) -> str:
 def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     """Print the plan as tables."""
     console.print(f"target {data['target']}  producer {data['producer']}", highlight=False)
+    others = [name for name in data["targets"] if name != data["target"]]
+    if others:
+        console.print(f"also for {', '.join(others)} (--target shows it)", highlight=False)
     ranges = ", ".join(
         f"{name} {range_text(low, high)} (shown for {data['sizes'][name]})"
         for name, (low, high) in data["ranges"].items()

@@ -1,0 +1,76 @@
+"""Whole models build for GPU architectures on any machine, and their plans are what the tactics promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from typer.testing import CliRunner  # noqa: E402
+
+import tilewright  # noqa: E402
+from tests.host.model_support import torch_graph  # noqa: E402
+from tests.models import blocks  # noqa: E402
+from tilewright import Engine  # noqa: E402
+from tilewright.cli.main import application  # noqa: E402
+from tilewright.engine.builder import build  # noqa: E402
+
+
+def kernels(engine: Engine) -> list[str]:
+    return [engine.kernel_name(step.choices[-1].kernel) for step in engine.plan.steps]
+
+
+def chosen(engine: Engine) -> list[str]:
+    return [step.evidence["chosen"] for step in engine.plan.steps]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", ["bert", "resnet", "prefill", "decode"])
+def test_small_models(name: str, architecture: str) -> None:
+    engine = build(torch_graph(name), f"cuda:{architecture}")
+    assert engine.target == f"cuda:{architecture}" and not engine.remarks
+    assert all(step.evidence["candidates"] for step in engine.plan.steps if "candidates" in step.evidence)
+
+
+def test_products_of_16_bits_take_the_hopper_kernel() -> None:
+    dtype = torch.bfloat16
+    module, x = blocks.Mlp(256).to(dtype).eval(), torch.zeros(2, 130, 256, dtype=dtype)
+    engine = tilewright.compile(module, (x,), target="cuda:sm_90a")
+    assert chosen(engine) == ["hopper matmul", "hopper matmul", "row kernel"]
+    portable = tilewright.compile(module, (x,), target="cuda:sm_80")
+    assert chosen(portable) == ["tiled matmul", "tiled matmul", "row kernel"]
+
+
+def test_a_transformer_layer_with_a_run_time_length() -> None:
+    module, x = blocks.Block(256, 4).half().eval(), torch.zeros(2, 40, 256, dtype=torch.float16)
+    engine = tilewright.compile(module, (x,), {"x": {1: ("length", 2, 512)}}, target="cuda:sm_90a")
+    assert "attention" in kernels(engine) and "hopper matmul" in chosen(engine)
+    for step in engine.plan.steps:
+        if step.evidence["chosen"] == "hopper matmul":
+            (choice,) = step.choices
+            assert all(isinstance(extent, int) and extent <= 132 for extent in choice.grid)
+
+
+def test_single_precision_stays_single() -> None:
+    engine = tilewright.compile(blocks.Mlp(64).eval(), (torch.zeros(8, 64),), target="cuda:sm_90a")
+    assert set(chosen(engine)) == {"tiled matmul", "row kernel"}
+
+
+def test_the_command_line_builds_one_file_for_several_targets(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    weight = onnx.numpy_helper.from_array(np.ones((16, 8), np.float32), "w")
+    declared = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["rows", c]) for n, c in (("x", 16), ("y", 8))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "product", declared[:1], declared[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "m.onnx")
+    arguments = ["build", str(tmp_path / "m.onnx"), "--target", "cuda:sm_90a,cpu", "-o", str(tmp_path / "m.engine")]
+    finished = CliRunner().invoke(application(), arguments)
+    assert finished.exit_code == 0, finished.output
+    assert Engine.load(tmp_path / "m.engine").targets == ("cuda:sm_90a", "cpu")
+    shown = CliRunner().invoke(application(), ["inspect", str(tmp_path / "m.engine"), "--target", "cuda"])
+    assert "target cuda:sm_90a" in shown.output and "also for cpu" in shown.output
