@@ -16,14 +16,13 @@ from tilewright.targets.nvidia.explicit import wgmma
 
 @dataclass
 class Group:
-    """One entry of the queue: results by value, registers that are being read, and how many groups it is.
+    """One group: results by value, and the registers that are being read.
 
     `carried` ones were issued by the iteration before.
     """
 
     values: dict[Value, list[LLVMValue]]
     held: list[LLVMValue]
-    commits: int
     carried: bool
 
 
@@ -34,14 +33,14 @@ class Flight:
         self.builder = builder
         self.groups: list[Group] = []
 
-    def start(self, value: Value, registers: Sequence[LLVMValue], held: Sequence[LLVMValue], commits: int) -> None:
+    def start(self, value: Value, registers: Sequence[LLVMValue], held: Sequence[LLVMValue]) -> None:
         """A result that is under way from now on."""
-        self.groups.append(Group({value: list(registers)}, list(held), commits, False))
+        self.groups.append(Group({value: list(registers)}, list(held), False))
 
     def carry(self, values: Mapping[Value, Sequence[LLVMValue]]) -> None:
         """Results that a loop has carried here, of any number of groups older than all that follow."""
         if values:
-            self.groups.append(Group({value: list(own) for value, own in values.items()}, [], 1, True))
+            self.groups.append(Group({value: list(own) for value, own in values.items()}, [], True))
 
     def lasting(self) -> int:
         """How many of the newest groups may go on into the next iteration: those that read shared memory only."""
@@ -49,7 +48,7 @@ class Flight:
         for group in reversed(self.groups):
             if group.carried or group.held:
                 break
-            count += group.commits
+            count += 1
         return count
 
     def clear(self) -> None:
@@ -67,13 +66,12 @@ class Flight:
     def newer(self, value: Value) -> int:
         """How many groups were issued after the one of a value."""
         place = next(number for number, group in enumerate(self.groups) if value in group.values)
-        return sum(group.commits for group in self.groups[place + 1 :])
+        return len(self.groups) - place - 1
 
     def land(self, keep: int = 0) -> dict[Value, list[LLVMValue]]:
         """Wait until at most the `keep` newest groups are under way; the results of the others, as numbers."""
-        retired: list[Group] = []
-        while self.groups and sum(group.commits for group in self.groups) > keep:
-            retired.append(self.groups.pop(0))
+        count = max(0, len(self.groups) - keep)
+        retired, self.groups = self.groups[:count], self.groups[count:]
         if not retired:
             return {}
         values = {value: own for group in retired for value, own in group.values.items()}

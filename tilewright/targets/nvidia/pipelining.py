@@ -29,7 +29,7 @@ from tilewright.targets.nvidia.layouts import (
     item_size,
 )
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, is_padded
-from tilewright.targets.nvidia.warpgroup_layout import is_tile, product_of, tile_axis
+from tilewright.targets.nvidia.warpgroup_layout import is_tile, tile_axis
 
 _LEAST_BYTES = 4  # that cp.async copies
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
@@ -160,8 +160,7 @@ def _flying(assignment: Assignment, body: Region, users: Mapping[Value, Sequence
             continue
         tiles = all(is_tile(assignment.layouts[operand]) for operand in product.operands[:2])
         if tiles and len(users[value]) == 1 and value.type.dtype.bits == 32:
-            if product_of(assignment.layouts[value]).parts == 1:
-                found.append(position)
+            found.append(position)
     return tuple(found)
 
 

@@ -76,7 +76,7 @@ def warpgroup_dot(lowering: KernelLowering, operation: Operation) -> None:
     lowering.flight.take(accumulator)
     result, held = _multiply(lowering, product, a, b, sums)
     lowering.define(operation.result, result)
-    lowering.flight.start(operation.result, result, held, product.parts)
+    lowering.flight.start(operation.result, result, held)
     if dtype != own:
         lowering.land()
         numbers = lowering.registers(operation.result)
@@ -91,7 +91,7 @@ def _only_use(lowering: KernelLowering, value: Value) -> bool:
 def _multiply(
     lowering: KernelLowering, product: WarpgroupProduct, a: Value, b: Value, sums: Sequence[LLVMValue] | None
 ) -> tuple[list[LLVMValue], list[LLVMValue]]:
-    """The results of all parts, and the registers that are being read."""
+    """The results, and the registers that are being read."""
     builder = lowering.builder
     row, column = _group_place(lowering, product)
     instruction = wgmma.Instruction(a.type.dtype, b.type.dtype, product.columns)
@@ -105,15 +105,10 @@ def _multiply(
     else:
         left = _in_registers(lowering, a, product.slices)
         held = left.held
-    count = instruction.registers
-    results: dict[int, LLVMValue] = {}
-    for part in range(product.parts):
-        right = _columns(lowering, product, lowering.views[b], part, column)
-        places = [(s * product.parts + part) * count + n for s in range(product.slices) for n in range(count)]
-        given = None if sums is None else [sums[place] for place in places]
-        found = wgmma.multiply(builder, instruction, left, views.operand(builder, right, False), given)
-        results.update(zip(places, found, strict=True))
-    return [results[place] for place in range(len(results))], held
+    tile = lowering.views[b]
+    if product.grid[1] > 1:
+        tile = tile.slice(builder, builder.multiply(column, product.columns), 1, product.columns)
+    return wgmma.multiply(builder, instruction, left, views.operand(builder, tile, False), sums), held
 
 
 def _group_place(lowering: KernelLowering, product: WarpgroupProduct) -> tuple[LLVMValue, LLVMValue]:
@@ -129,19 +124,6 @@ def _group_place(lowering: KernelLowering, product: WarpgroupProduct) -> tuple[L
     row = builder.binary("and", number, lowering.i32(rows - 1)) if rows > 1 else zero
     column = builder.binary("lshr", number, lowering.i32(rows.bit_length() - 1)) if columns > 1 else zero
     return row, column
-
-
-def _columns(
-    lowering: KernelLowering, product: WarpgroupProduct, view: views.View, part: int, column: LLVMValue
-) -> views.View:
-    """The columns of B that this warpgroup multiplies with in a part."""
-    if product.parts * product.grid[1] == 1:
-        return view
-    builder = lowering.builder
-    first = lowering.i32(part * product.grid[1] * product.columns)
-    if product.grid[1] > 1:
-        first = builder.add(first, builder.multiply(column, product.columns))
-    return view.slice(builder, first, 1, product.columns)
 
 
 def _in_registers(lowering: KernelLowering, a: Value, slices: int) -> wgmma.RegisterOperand:

@@ -30,12 +30,11 @@ _ELEMENTS = ("float16", "bfloat16", "float8e4nv", "float8e5", "int8", "uint8")
 
 @dataclass(frozen=True)
 class WarpgroupProduct:
-    """`grid` are the warpgroups along rows and columns; each takes `columns` at a time, in `parts` turns."""
+    """`grid` are the warpgroups along rows and columns; each has `columns`, those of one instruction."""
 
     rows: int
     grid: tuple[int, int]
     columns: int
-    parts: int
 
     @property
     def slices(self) -> int:
@@ -43,7 +42,7 @@ class WarpgroupProduct:
         return self.rows // (ROWS * self.grid[0])
 
     def accumulator(self) -> LinearLayout:
-        shape = (self.rows, self.columns * self.grid[1] * self.parts)
+        shape = (self.rows, self.columns * self.grid[1])
         warps = WARPS * prod(self.grid)
         return on_threads(wgmma_accumulator(shape, self.columns, self.grid), LANES, warps)
 
@@ -67,12 +66,11 @@ def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, ch
         return None
     along_columns = groups // along_rows
     share = columns // along_columns
-    if share < _LEAST_COLUMNS or (chained and along_columns > 1):
+    if not _LEAST_COLUMNS <= share <= _COLUMNS or (chained and along_columns > 1):
         return None
     if rows * columns // (LANES * warps) > _MOST_REGISTERS:
         return None
-    own = min(share, _COLUMNS)
-    return WarpgroupProduct(rows, (along_rows, along_columns), own, share // own)
+    return WarpgroupProduct(rows, (along_rows, along_columns), share)
 
 
 def product_of(layout: LinearLayout) -> WarpgroupProduct:
@@ -80,9 +78,7 @@ def product_of(layout: LinearLayout) -> WarpgroupProduct:
     groups = layout.vectors("warp")[2:]
     grid = (1 << sum(1 for row, _ in groups if row), 1 << sum(1 for _, column in groups if column))
     rows, columns = layout.shape
-    share = columns // grid[1]
-    own = min(share, _COLUMNS)
-    return WarpgroupProduct(rows, grid, own, share // own)
+    return WarpgroupProduct(rows, grid, columns // grid[1])
 
 
 # Operands ----------------------------------------------------------------------------------------
