@@ -1,12 +1,12 @@
 """Single kernels on the CPU, beside what a user would take instead, in one run.
 
-    python benchmarks/kernels_cpu.py [--threads 1 2] [--only softmax] [--rounds 5] [--interpreter PATH]
+    python benchmarks/kernels_cpu.py [--threads 1 2] [--only softmax [--merge]] [--rounds 5] [--interpreter PATH]
 
 Ours are tile-language kernels launched through `@jit`.  Every contestant writes into memory that was allocated
 before (malloc is told to keep what PyTorch frees), takes random data, and is checked against float64 first;
 contestants take turns.  A child process runs each number of threads, so that all libraries start with it.
 `--interpreter PATH` is a folder with Triton installed: then one small softmax also runs in its interpreter.
-Results: benchmarks/results/kernels_cpu.json.
+Results: benchmarks/results/kernels_cpu.json; a run with `--only` leaves it alone, or replaces its cases (`--merge`).
 """
 
 from __future__ import annotations
@@ -430,36 +430,53 @@ def child(threads: int, options: argparse.Namespace) -> list[dict[str, Any]]:
         best = min(peers, key=lambda key: peers[key]["median"])
         ours = milliseconds[OURS]["median"]
         ratio = peers[best]["median"] / ours
+        case_name = f"{case.name}, {threads} thread{'s' * (threads > 1)}"
         speed = f"{case.gflop / ours * 1e3:.0f} GFLOP/s" if case.gflop else f"{case.gigabytes / ours * 1e3:.1f} GB/s"
-        print(f"{case.name}, {threads} threads: {ours:.3f} ms ({speed}), best peer {best} {peers[best]['median']:.3f} "
+        print(f"{case_name}: {ours:.3f} ms ({speed}), best peer {best} {peers[best]['median']:.3f} "
               f"ms: {ratio:.2f}{'' if ratio >= case.floor else f'  BELOW {case.floor}'}", flush=True)  # fmt: skip
         for key, times in milliseconds.items():
             print(f"    {key:28s} median {times['median']:9.3f}   best {times['best']:9.3f}", flush=True)
-        records.append({"name": f"{case.name}, {threads} threads", "milliseconds": milliseconds, "best_peer": best,
-                        "ratio": ratio, "floor": case.floor})  # fmt: skip
+        rate = (
+            {"gflops": case.gflop / ours * 1e3} if case.gflop else {"gigabytes_a_second": case.gigabytes / ours * 1e3}
+        )
+        records.append({"name": case_name, "threads": threads, "milliseconds": milliseconds, "best_peer": best,
+                        "ratio": ratio, "floor": case.floor, **rate})  # fmt: skip
     return records
 
 
 def interpreter_ratio(path: str) -> dict[str, Any]:
     """A softmax of 64 x 1024 in Triton's interpreter and compiled by us."""
     script = Path(__file__).with_name("triton_interpreter.py")
+    from tilewright.settings import settings
+
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     theirs = json.loads(subprocess.run([sys.executable, str(script)], env=environment, check=True,
                                        capture_output=True, text=True).stdout)  # fmt: skip
     rows, columns = theirs["rows"], theirs["columns"]
     x, out = random(rows, columns), aligned(rows, columns)
+    settings.threads = 1
     ours = common.alternate({OURS: lambda: softmax[(rows,)](x, out, columns, BLOCK=columns)}, 3, 0.5)
     name = f"Triton {theirs['version']} interpreter"
     milliseconds = {**ours, name: theirs["milliseconds"]}
     ratio = theirs["milliseconds"]["median"] / ours[OURS]["median"]
     print(f"softmax {rows}x{columns}: {name} / tilewright = {ratio:.0f}")
-    return {"name": f"softmax {rows}x{columns}", "milliseconds": milliseconds, "best_peer": name, "ratio": ratio}
+    return {"name": f"softmax {rows}x{columns}, 1 thread", "threads": 1, "milliseconds": milliseconds,
+            "best_peer": name, "ratio": ratio}  # fmt: skip
+
+
+def merged(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cases of the results file, with these in place of those of the same name, or after all."""
+    path = common.RESULTS / "kernels_cpu.json"
+    found = json.loads(path.read_text())["cases"] if path.exists() else []
+    cases = {record["name"]: record for record in [*found, *records]}
+    return list(cases.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--merge", action="store_true", help="with --only: put the cases into the results file")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="per contestant and round")
     parser.add_argument("--interpreter", default="", metavar="PATH", help="folder with Triton installed")
@@ -481,8 +498,10 @@ def main() -> None:
             records += json.loads(Path(file.name).read_text())
     if options.interpreter:
         records.append(interpreter_ratio(options.interpreter))
-    if not options.only:
-        print("wrote", common.save("kernels_cpu", max(options.threads), records).name)
+    if options.only and options.merge:
+        records = merged(records)
+    if records and (options.merge or not options.only):
+        print("wrote", common.save("kernels_cpu", max(record["threads"] for record in records), records).name)
 
 
 if __name__ == "__main__":

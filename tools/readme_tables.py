@@ -15,6 +15,7 @@ from typing import Any
 import conformance_table
 
 ROOT = Path(__file__).resolve().parent.parent
+RATES = {"gflops": "GFLOP/s", "gigabytes_a_second": "GB/s"}
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -23,7 +24,9 @@ def table(name: str) -> str:
     data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
     if "tutorials" in data:
         return conformance_table.markdown(data)
-    return gpu_table(data) if "families" in data else runtime_table(data)
+    if "families" in data:
+        return gpu_table(data)
+    return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
 
 
 def gpu_table(data: dict[str, Any]) -> str:
@@ -56,6 +59,21 @@ def _rate(case: dict[str, Any]) -> str:
 
 def _versions(environment: dict[str, Any]) -> str:
     return ", ".join(f"{package} {version}" for package, version in environment["versions"].items() if version)
+
+
+def kernel_table(data: dict[str, Any]) -> str:
+    """A row a case, with the best of its peers, the ratio to it, and the ratio that is asked for."""
+    lines = [["", "tilewright ms", "best peer ms", "peer", "peer / tilewright", "floor", "rate"]]
+    lines.append(["---", "---:", "---:", "---", "---:", "---:", "---:"])
+    for case in data["cases"]:
+        times = {name: value["median"] for name, value in case["milliseconds"].items()}
+        peer, ratio, floor = case["best_peer"], case["ratio"], case.get("floor")
+        row = [case["name"], f"{times['tilewright']:.3g}", f"{times[peer]:.3g}", peer]
+        rates = [f"{case[key]:.0f} {unit}" for key, unit in RATES.items() if key in case]
+        lines.append([*row, f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}", str(floor or ""), "".join(rates)])
+    environment = data["environment"]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{text}\n\n{environment['processor']}, {environment['date']}; {_versions(environment)}.\n"
 
 
 def runtime_table(data: dict[str, Any]) -> str:
