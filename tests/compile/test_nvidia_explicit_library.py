@@ -40,6 +40,8 @@ FORMS = {
     "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
     "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
     "batched": MatmulForm(BATCHED=True, BN=128),
+    "in turns": MatmulForm(BN=208, PINGPONG=True),
+    "in turns, b shared": MatmulForm(BM=64, SHARE_B=2, PINGPONG=True),
 }
 
 
@@ -64,7 +66,7 @@ def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
     return [re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", body) for body in bodies]
 
 
-@pytest.mark.parametrize("name", ["bf16", "224 columns", "256 rows", "few rows", "transposed"])
+@pytest.mark.parametrize("name", ["bf16", "224 columns", "256 rows", "few rows", "transposed", "in turns"])
 def test_main_loops_use_uniform_registers(name: str) -> None:
     """Of products and of loads: nothing goes from vector to uniform registers, and the loop is as by hand."""
     _, assembly = compiled_matmul(FORMS[name])

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 from tests.host.hopper_support import attention_reference, traced_attention, traced_matmul
-from tests.host.test_kernels_hopper import ATTENTION, PRODUCT, numbers, operands
+from tests.host.test_kernels_hopper import ATTENTION, PRODUCT, TURNS, numbers, operands
 from tilewright.errors import ExecutionError
 from tilewright.ir.core import Function
 from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.kernels.hopper.forms import attention_schedule
+from tilewright.kernels.hopper.forms import MatmulForm, attention_schedule
 from tilewright.passes.pipeline import simplify
 
 SYNCHRONISING = frozenset(
@@ -47,8 +48,8 @@ def survivors(function: Function, is_right: Callable[[Function, int], bool]) -> 
     return found
 
 
-def test_every_synchronisation_of_the_product_is_needed(rng: np.random.Generator):
-    form = PRODUCT._replace(BN=80, STAGES=3, SHARE_B=2)
+@pytest.mark.parametrize("form", [PRODUCT._replace(BN=80, STAGES=3, SHARE_B=2), TURNS._replace(BN=80)])
+def test_every_synchronisation_of_the_product_is_needed(form: MatmulForm, rng: np.random.Generator):
     M, N, K = 260, 168, 264
     a, b, expected = operands(form, rng, M, N, K, 1)
 

@@ -22,6 +22,7 @@ from tilewright.settings import settings
 PROCESSORS = 4
 PRODUCT = MatmulForm(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
 NARROW = PRODUCT._replace(BM=64, CONSUMERS=1)
+TURNS = PRODUCT._replace(BM=64, PINGPONG=True, STAGES=3)
 ATTENTION = AttentionForm(D=64, BN=32, CONSUMERS=2)
 
 
@@ -95,6 +96,11 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
         (PRODUCT._replace(A_TRANSPOSED=True, B_TRANSPOSED=True), (136, 136, 100)),
         (PRODUCT._replace(A_TRANSPOSED=True, SHARE_B=2), (136, 136, 100)),
         (PRODUCT._replace(DEPENDENT=True), (136, 72, 300)),
+        (TURNS._replace(BN=80), (330, 168, 136)),
+        (TURNS._replace(BM=128, BN=48, BATCHED=True), (300, 168, 136)),
+        (TURNS._replace(SHARE_B=2), (300, 72, 136)),
+        (TURNS._replace(SHARE_A=2, STAGES=4), (136, 300, 64)),
+        (TURNS._replace(DEPENDENT=True, A_TRANSPOSED=True, B_TRANSPOSED=True), (136, 136, 104)),
         (PRODUCT._replace(INPUT=tl.float16, OUTPUT=tl.float32), (136, 72, 104)),
         (PRODUCT._replace(INPUT=tl.float32, OUTPUT=tl.float32, BK=32), (136, 72, 100)),
         (PRODUCT._replace(INPUT=tl.int8, OUTPUT=tl.int32, BK=128, SUM=tl.int32), (136, 72, 144)),
@@ -111,7 +117,9 @@ def test_batches_of_products(rng: np.random.Generator):
     multiply(PRODUCT._replace(BATCHED=True), rng, 136, 72, 100, 3, orders=2)
 
 
-@pytest.mark.parametrize("form", [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2)])
+@pytest.mark.parametrize(
+    "form", [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), TURNS._replace(BN=80)]
+)
 def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
     multiply(form, rng, 136, 72, 136, 1, orders=50)
 

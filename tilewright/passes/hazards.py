@@ -205,11 +205,12 @@ class _Check:
         }
 
     def depends_on_copy(self, role: Role, operation: Operation) -> bool:
-        """Whether the barrier, or that it is reached at all, may differ between the copies of a role."""
+        """Whether the barrier, or when it is reached, may differ between the copies of a role."""
         if role.copy is None or role.copies == 1:
             return False
         values = list(operation.operands)
-        values += [branch.operands[0] for branch in _around(role.region, operation) if branch.opcode == "if"]
+        for outer in _around(role.region, operation):
+            values += outer.operands[: {"if": 1, "for": 3}.get(outer.opcode, 0)]  # the condition, or the bounds
         return any(role.copy in _inputs(value) for value in values)
 
     def bytes(self, barriers: Operation) -> None:

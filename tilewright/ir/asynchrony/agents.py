@@ -78,12 +78,12 @@ class Agent:
     @property
     def of_leader(self) -> Knowledge:
         """What the leader knows."""
-        return Knowledge(self.known.done | self.lead, self.known.fenced)
+        return self.known.with_more(self.lead)
 
     @property
     def of_all(self) -> Knowledge:
         """What the threads know together: what they leave when all of them arrive somewhere."""
-        return Knowledge(self.known.done | self.lead | self.own, self.known.fenced)
+        return self.known.with_more(self.lead | self.own)
 
     def in_step(self) -> None:
         """All threads have met."""
@@ -162,7 +162,9 @@ class Agent:
             raise self.located(ExecutionError("warp_roles stands inside a role"), operation)
         agents = self.machine.start_roles(self, operation)
         yield Wait(lambda: all(agent.finished for agent in agents), lambda: "the end of all roles", operation)
-        self.known = Knowledge(-1, -1)
+        seen = set.intersection(*(set(agent.known.phases) for agent in agents))
+        ended = {barrier: min(agent.known.phases[barrier] for agent in agents) for barrier in seen}
+        self.known = Knowledge(-1, -1, ended)
         for agent in agents:
             self.known.done &= agent.known.done
             self.known.fenced &= agent.known.fenced

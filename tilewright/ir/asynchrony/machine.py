@@ -14,7 +14,7 @@ from tilewright.errors import ExecutionError, LaunchError
 from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.memory import Access, Box, Buffer, Tile, name_of, poison
 from tilewright.ir.asynchrony.operations import HANDLERS
-from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Knowledge, Mbarrier, NamedBarrier
+from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Mbarrier, NamedBarrier
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import user_place
 from tilewright.ir.types import SharedType
@@ -146,7 +146,7 @@ class _Machine:
                     32 * attributes["warps"][number],
                     self.instance(parent.cta.index, dict(parent.instance.values)),
                     elected=bool(attributes["elected"][number]),
-                    known=Knowledge(parent.known.done, parent.known.fenced),
+                    known=parent.known.with_more(0),
                 )
                 self.start(agent, region, [np.asarray(copy, np.int32)])
                 agents.append(agent)

@@ -184,12 +184,12 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
     barrier, parity = operands[0], int(operands[1])
     if parity not in (0, 1):
         raise ExecutionError(f"the parity of a phase is 0 or 1, not {parity}", "keep it with ring_position, or & 1")
-    last = agent.phases.get(barrier, -1)
+    last = agent.known.phases.get(barrier, -1)
     target = last if last & 1 == parity else last + 1
     _not_behind(barrier, target, parity)
     yield Wait(lambda: barrier.phase > target, lambda: _waits(barrier, target, parity), operation)
     _not_behind(barrier, target, parity)
-    if target == last and barrier in agent.phases:
+    if target == agent.phases.get(barrier):
         agent.again = f"a wait for parity {parity} of {barrier.name} passed on a phase that it had seen before"
         agent.last_wait = ("again", agent.again)
     elif target < 0:
@@ -199,6 +199,7 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
         agent.last_wait = ("", "")
     agent.phases[barrier] = target
     agent.known.join(barrier.visible)
+    agent.known.saw(barrier, target)
     return []
 
 
@@ -296,7 +297,7 @@ def _load_into(
     def arrives() -> None:
         view[...] = source.fetch(coordinates, view.shape)
         tile.view(buffer.written)[...] = True
-        barrier.complete(view.nbytes, Knowledge(known.done | access.bit, known.fenced))
+        barrier.complete(view.nbytes, known.with_more(access.bit))
 
     agent.machine.event(agent, operation, arrives)
 

@@ -13,15 +13,30 @@ from tilewright.errors import ExecutionError
 
 @dataclass
 class Knowledge:
-    """Accesses that are over (`done`), and those of them whose stores copies and products see (`fenced`)."""
+    """Accesses that are over (`done`), and those of them whose stores copies and products see (`fenced`).
+
+    `phases` holds the latest phase of each mbarrier that is known to have ended: seen by oneself, or by others before
+    a synchronisation with them.
+    """
 
     done: int = 0
     fenced: int = 0
+    phases: dict[Any, int] = field(default_factory=dict)
 
     def join(self, other: Knowledge) -> None:
         """Add what another knows."""
         self.done |= other.done
         self.fenced |= other.fenced
+        for barrier, phase in other.phases.items():
+            self.saw(barrier, phase)
+
+    def saw(self, barrier: Any, phase: int) -> None:
+        """A phase of an mbarrier has ended."""
+        self.phases[barrier] = max(phase, self.phases.get(barrier, -1))
+
+    def with_more(self, done: int) -> Knowledge:
+        """This and further accesses that are over."""
+        return Knowledge(self.done | done, self.fenced, dict(self.phases))
 
 
 @dataclass(eq=False)

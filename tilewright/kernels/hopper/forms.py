@@ -31,6 +31,10 @@ class MatmulForm(NamedTuple):
     `SHARE_A` CTAs beside each other load their rows of A together by multicast, `SHARE_B` CTAs below each other their
     columns of B; `SPLIT` CTAs of a cluster share the depth.  `A_ROWS` of `BM` rows are loaded when there are no more.
     `GROUP` rows of tiles are walked together, so that both operands stay in the L2 cache.
+
+    Consumers divide the rows of a tile.  With `PINGPONG` each of two has a tile of its own instead: one multiplies
+    while the other computes and stores its results, and they change places.  That hides epilogues, at the price of a
+    smaller tile, since a thread holds all of it that its warpgroup has.
     """
 
     BM: int = 128
@@ -44,6 +48,7 @@ class MatmulForm(NamedTuple):
     GROUP: int = 8
     A_ROWS: int = 0
     BUFFERS: int = 2
+    PINGPONG: bool = False
     INPUT: Any = tl.bfloat16
     OUTPUT: Any = tl.bfloat16
     SUM: Any = tl.float32  # of products: float32, or int32
@@ -66,7 +71,12 @@ class MatmulForm(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows of a consumer."""
-        return self.BM // self.CONSUMERS
+        return self.BM // self.sharers
+
+    @property
+    def sharers(self) -> int:
+        """Consumers that divide a tile."""
+        return 1 if self.PINGPONG else self.CONSUMERS
 
     @property
     def loaded_rows(self) -> int:
@@ -174,9 +184,9 @@ class MatmulForm(NamedTuple):
         accumulators = self.rows // 64 * self.BN // 2 * (2 if self.PROMOTE else 1)
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
         partial, left = self.BM * self.BN * 4, self.STAGES * self.loaded_rows * row
-        whole_rows = self.BM % (64 * self.CONSUMERS) == 0
+        whole_rows = self.BM % (64 * self.sharers) == 0
         rules = [
-            (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.CONSUMERS} consumers"),
+            (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.sharers} consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
             (self.INPUT.is_floating() or self.BN % 16 == 0, "8-bit integers take BN in steps of 16"),
             (row % ATOM == 0, f"BK is a multiple of {ATOM // self.INPUT.itemsize}"),
@@ -190,11 +200,12 @@ class MatmulForm(NamedTuple):
             (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
             (self.SPLIT == 1 or partial <= left, "partial sums lie where the stages of A were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
+            (not self.PINGPONG or (self.CONSUMERS == 2 and self.SPLIT == 1), "PINGPONG takes two consumers, unsplit"),
             (self.TOGETHER == 1 or (self.SPLIT == 1 and not self.GATE), "chunks go together unsplit, ungated"),
             (not self.GATE or (self.SPLIT == 1 and self.BN % 16 == 0), "gates take pairs of 8 columns, unsplit"),
             (self.cluster <= 8, "a cluster has at most 8 CTAs"),
             (self.STAGES >= 2, "there are two stages or more"),
-            (accumulators <= (104 if self.CONSUMERS == 3 else 200), f"{accumulators} accumulators a thread"),
+            (accumulators <= (104 if self.CONSUMERS == 3 else 208), f"{accumulators} accumulators a thread"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
         for holds, reason in rules:

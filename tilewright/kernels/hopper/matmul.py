@@ -2,9 +2,10 @@
 
 One elected thread loads stages of A and B by TMA into a ring in shared memory; one to three warpgroups multiply them,
 64 or 128 rows each, with one product in flight across the stages, and store their part of a tile through shared memory
-while the next tile is being loaded.  CTAs are persistent.  `forms.MatmulForm` says what can be chosen.
+while the next tile is being loaded.  Or two warpgroups take tiles in turns, and one multiplies while the other stores.
+CTAs are persistent.  `forms.MatmulForm` says what can be chosen.
 
-The design is the one of NVIDIA's CUTLASS ("cooperative" kernels for sm_90) and of DeepSeek's DeepGEMM.
+The designs are those of NVIDIA's CUTLASS ("cooperative" and "ping-pong" kernels for sm_90) and of DeepSeek's DeepGEMM.
 """
 
 # mypy: ignore-errors
@@ -73,6 +74,15 @@ def tile_place(tile, task, FORM: tl.constexpr):
     if FORM.SHARE_A > 1:
         column = column * FORM.SHARE_A + task.peer
     return batch, row * FORM.BM, column * FORM.BN
+
+
+@tilewright.jit
+def consumer_place(tile, copy, task, FORM: tl.constexpr):
+    """Batch, first row and first column of a consumer's part of a tile."""
+    batch, row, column = tile_place(tile, task, FORM)
+    if FORM.sharers > 1:
+        row += copy * FORM.rows
+    return batch, row, column
 
 
 @tilewright.jit
@@ -156,12 +166,11 @@ def release(ring, position, task, FORM: tl.constexpr):
 @tilewright.jit
 def operands(lefts, rights, stage, copy, FORM: tl.constexpr):
     """A consumer's rows of A and all of B in a stage, as [rows, depth] and [depth, columns]."""
-    if FORM.A_ROWS > 0:
-        left = lefts[stage]
-    elif FORM.A_TRANSPOSED:
-        left = lefts[stage].slice(copy * FORM.rows, FORM.rows, 1).T
-    else:
-        left = lefts[stage].slice(copy * FORM.rows, FORM.rows)
+    left = lefts[stage]
+    if FORM.A_TRANSPOSED:
+        left = left.T
+    if FORM.sharers > 1:
+        left = left.slice(copy * FORM.rows, FORM.rows)
     if FORM.B_TRANSPOSED:
         right = rights[stage]
     else:
@@ -170,8 +179,25 @@ def operands(lefts, rights, stage, copy, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def multiply(lefts, rights, ring, position, copy, task, place, extra, FORM: tl.constexpr):
+def take_turn(copy, tile, task, FORM: tl.constexpr):
+    """Wait until the consumer with the tile before this one, if there is any, has issued its products."""
+    if FORM.PINGPONG:
+        if tile > task.first:
+            tx.named_sync(copy + 1, 256)
+
+
+@tilewright.jit
+def pass_turn(copy, tile, task, FORM: tl.constexpr):
+    """Let the consumer with the tile behind this one, if there is any, issue its products."""
+    if FORM.PINGPONG:
+        if tile + task.step < task.tiles:
+            tx.named_arrive(2 - copy, 256)
+
+
+@tilewright.jit
+def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM: tl.constexpr):
     """The product of one tile, and the position behind it."""
+    take_turn(copy, tile, task, FORM)
     if FORM.PROMOTE is None:
         acc = tx.accumulator((FORM.rows, FORM.BN), FORM.SUM)
         before = position
@@ -185,12 +211,13 @@ def multiply(lefts, rights, ring, position, copy, task, place, extra, FORM: tl.c
                 release(ring, before, task, FORM)
             before = position
             position = position.next()
+        pass_turn(copy, tile, task, FORM)
         total = tx.wgmma_wait(acc)
         if FORM.SPLIT == 1:
             release(ring, before, task, FORM)
     else:
         total = tl.zeros((FORM.rows, FORM.BN), FORM.SUM)
-        row = place[1] + copy * FORM.rows + tl.arange(0, FORM.rows)[:, None]
+        row = place[1] + tl.arange(0, FORM.rows)[:, None]
         for k in range(task.blocks):
             ring.wait_full(position)
             left, right = operands(lefts, rights, position.stage, copy, FORM)
@@ -198,6 +225,7 @@ def multiply(lefts, rights, ring, position, copy, task, place, extra, FORM: tl.c
             release(ring, position, task, FORM)
             total += FORM.PROMOTE(partial, row, place[2], task.start + k, extra)
             position = position.next()
+        pass_turn(copy, tile, task, FORM)
     return total, position
 
 
@@ -251,7 +279,7 @@ def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl
         for chunk in tl.static_range(CHUNKS):
             STORE: tl.constexpr = FORM.stores[part * CHUNKS + chunk]
             WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
-            row = first_row + copy * FORM.rows + 64 * part
+            row = first_row + 64 * part
             column = first_column + chunk * FORM.chunk
             rows = tx.block_slice(total, 0, 64 * part, 64)
             if chunk % FORM.TOGETHER == 0:
@@ -262,7 +290,7 @@ def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl
                 results = finished(block, batch, row, column, M, N, extra, FORM)
             value = tx.block_slice(results, 1, chunk % FORM.TOGETHER * FORM.chunk, WIDTH)
             if STORE[0] < FORM.BUFFERS:
-                out = outs[copy * FORM.BUFFERS + STORE[0]]
+                out = outs[STORE[0] * FORM.CONSUMERS + copy]
                 store_chunk(value, c, out, batch, row, column, STORE[1], FORM.BATCHED)
             else:
                 store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], FORM.BATCHED)
@@ -273,9 +301,22 @@ def multiply_tiles(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N
     """The multiplying role: this warpgroup's rows of each tile."""
     position = tx.consumer_start(FORM.STAGES)
     for tile in range(task.first, task.tiles, task.step):
-        place = tile_place(tile, task, FORM)
-        total, position = multiply(lefts, rights, ring, position, copy, task, place, extra, FORM)
+        place = consumer_place(tile, copy, task, FORM)
+        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
         store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+    tx.tma_wait()
+
+
+@tilewright.jit
+def multiply_every_other(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
+    """The multiplying role of two warpgroups in turns: every other tile; the other's stages are passed over."""
+    count = copy * task.blocks
+    for tile in range(task.first + copy * task.step, task.tiles, 2 * task.step):
+        place = consumer_place(tile, copy, task, FORM)
+        position = tx.ring_at(count, FORM.STAGES)
+        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
+        store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+        count += 2 * task.blocks
     tx.tma_wait()
 
 
@@ -293,16 +334,16 @@ def sum_parts(partials, copy, first, column, task, WIDTH: tl.constexpr, FORM: tl
 def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, task, M, N, extra, FORM: tl.constexpr):
     """The multiplying role when CTAs share the depth: one tile; each stores the sums of a part of its rows."""
     CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
-    place = tile_place(task.first, task, FORM)
+    place = consumer_place(task.first, copy, task, FORM)
     batch, first_row, first_column = place
     position = tx.consumer_start(FORM.STAGES)
-    total, position = multiply(lefts, rights, ring, position, copy, task, place, extra, FORM)
+    total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, FORM)
     tx.named_sync(1, 128 * FORM.CONSUMERS)  # the partial sums lie where the stages were
     partials[copy].store(total)
     tx.cluster_arrive()
     tx.cluster_wait()
     first = task.group // FORM.shared * FORM.stored_rows
-    row = first_row + copy * FORM.rows + first
+    row = first_row + first
     for chunk in tl.static_range(CHUNKS):
         STORE: tl.constexpr = FORM.stores[chunk]
         WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
@@ -310,7 +351,7 @@ def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, t
         block = sum_parts(partials, copy, first, chunk * FORM.chunk, task, WIDTH, FORM)
         value = finished(block, batch, row, column, M, N, extra, FORM)
         if STORE[0] < FORM.BUFFERS:
-            store_chunk(value, c, outs[copy * FORM.BUFFERS + STORE[0]], batch, row, column, STORE[1], False)
+            store_chunk(value, c, outs[STORE[0] * FORM.CONSUMERS + copy], batch, row, column, STORE[1], False)
         else:
             store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], False)
     tx.tma_wait()
@@ -336,7 +377,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
     if FORM.tail > 0:
         tails = tx.shared((FORM.CONSUMERS, FORM.stored_rows, FORM.tail), FORM.OUTPUT,
                           swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize))  # fmt: skip
-    ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS * FORM.shared)
+    ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
     if FORM.DEPENDENT:
         tx.grid_launch_dependents()
     task = make_task(M, N, K, batches, FORM)
@@ -350,7 +391,8 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
         )  # fmt: skip
     else:
         multiplying = tx.role(
-            multiply_tiles, (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
+            multiply_every_other if FORM.PINGPONG else multiply_tiles,
+            (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
     tx.warp_roles(loading, multiplying)
