@@ -26,27 +26,26 @@ from tilewright.targets.nvidia.recompute import deferred_operations, recompute_a
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 TARGET = NvidiaTarget.named("sm_90a")
-REGISTERS, THREADS = 65536, 2048  # of a multiprocessor
-INTEGERS = ("rows", "columns", "x_stride", "residual_stride", "out_stride")
+REGISTERS = 65536  # of a multiprocessor
+ARRAYS = {"softmax": ("x", "out"), "layer norm": ("x", "weight", "bias", "out"), "sum": ("x", "residual", "out")}
+FRACTIONS = ("epsilon", "inverse")
 
 
 def library_kernel(name, kind, block, rows, mask):
     """The Tile IR of a kernel of the library for blocks of `rows` rows."""
-    arrays = {"softmax": ("x", "out"), "layer norm": ("x", "weight", "bias", "out"), "sum": ("x", "residual", "out")}
     kernel = gpu_rows.softmax if name == "softmax" else gpu_rows.normalize
     constants = {"ROWS": rows, "BLOCK": block, "MASK": mask}
     if name == "softmax":
         constants["LOG"] = False
     else:
-        absent = {"weight", "bias", "residual", "total"} - set(arrays[name])
+        absent = {"weight", "bias", "residual", "total"} - set(ARRAYS[name])
         constants |= {"CENTER": True, **dict.fromkeys(absent)}
-    types = {array: f"*{kind}" for array in arrays[name]}
-    parameters = {array: Parameter(array, 16, True) for array in types}
-    names = [n for n in INTEGERS if name != "softmax" or n != "residual_stride"]
-    types |= dict.fromkeys(names, "i32")
-    parameters |= {n: Parameter(n, 1 if n == "rows" else 16) for n in names}
-    if name != "softmax":
-        types["epsilon"] = "f32"
+    types, parameters = {}, {}
+    for entry in (entry.name for entry in kernel.parameters if entry.name not in constants):
+        array = entry in ARRAYS[name]
+        types[entry] = f"*{kind}" if array else "f32" if entry in FRACTIONS else "i32"
+        if entry not in FRACTIONS:
+            parameters[entry] = Parameter(entry, 1 if entry == "rows" else 16, array)
     return kernel.trace(types, constants, parameters)
 
 
@@ -90,14 +89,12 @@ def test_computing_again_changes_no_bit(name, columns, rng):
     parse_function(str(written))
     assert str(written).count("nvidia.kept") == 2  # once after each of two reductions
     results = []
-    rows = [rng.standard_normal(2 * 16384).astype(np.float16) for _ in range(3)]
+    numbers = {"rows": 2, "columns": columns, "epsilon": 1e-5, "inverse": 1.0 / columns}
+    arrays = {array: rng.standard_normal(2 * 16384).astype(np.float16) for array in ARRAYS[name]}
     for kernel in (function, written):
-        arrays = [np.array(row) for row in rows]
-        out = np.zeros(2 * 16384, np.float16)
-        inputs = [arrays[0], out] if name == "softmax" else [*arrays, out]
-        strides = [2, columns, 16384, 16384] if name == "softmax" else [2, columns, 16384, 0, 16384, 1e-5]
-        run(kernel, [*inputs, *strides], (2,))
-        results.append(out)
+        given = {**numbers, **arrays, "out": np.zeros(2 * 16384, np.float16)}
+        run(kernel, [given.get(parameter.name, 16384) for parameter in kernel.parameters], (2,))
+        results.append(given["out"])
     assert np.array_equal(*results) and np.any(results[0])
     layouts = {value for operation in written.walk() for value in operation.results if value.type.rank}
     assert layouts <= set(assignment.layouts)

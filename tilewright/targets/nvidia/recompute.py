@@ -12,8 +12,8 @@ blocks again from the numbers that were loaded:
     store(powers / total)               again = keep(kept); store(exp(cast(again) - top) / total)
 
 The results are the same to the last bit.  `keep` is a `permute` that changes no order and has the attribute
-`nvidia.kept`: the numbers pass through empty assembly, lest LLVM make one computation of the two again.  ptxas, which
-sees none of that, is told how many CTAs are to fit, and does not join them either.
+`nvidia.kept`: the numbers are combined with a zero that neither LLVM nor ptxas knows to be one, lest they make one
+computation of the two again.
 """
 
 from __future__ import annotations
