@@ -33,6 +33,8 @@ def test_small_models(name: str, architecture: str) -> None:
     engine = build(torch_graph(name), f"cuda:{architecture}")
     assert engine.target == f"cuda:{architecture}" and not engine.remarks
     assert all(step.evidence["candidates"] for step in engine.plan.steps if "candidates" in step.evidence)
+    resources = [kernel["resources"] for kernel in engine._program["kernels"].values()]
+    assert all(taken["spill_stores"] == taken["spill_loads"] == 0 for taken in resources)
 
 
 def test_products_of_16_bits_take_the_hopper_kernel() -> None:

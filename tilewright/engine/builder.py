@@ -5,6 +5,7 @@ engine = build(import_model("model.onnx"))
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -265,7 +266,8 @@ def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dic
     for key, entry in kernels.items():
         assert isinstance(entry.binary, CudaBinary)
         launch = cuda_program.program_to_json(entry.binary.program(entry.name))
-        described[key] = {**_described(entry), "launch": json.loads(json.dumps(launch))}
+        resources = dataclasses.asdict(entry.binary.resources)
+        described[key] = {**_described(entry), "launch": json.loads(json.dumps(launch)), "resources": resources}
     objects = {cuda_program.member(key): entry.binary.image for key, entry in kernels.items()}
     facts = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
     entry_data = {
