@@ -63,6 +63,21 @@ def test_every_synchronisation_of_the_product_is_needed(form: MatmulForm, rng: n
     assert survivors(function, is_right) == []
 
 
+def test_stages_are_not_passed_over_without_turns(rng: np.random.Generator):
+    """Warpgroups that do not wait for their turn mistake a phase, though what they wait for has the right parity."""
+    form, (M, N, K) = TURNS._replace(BN=80), (260, 168, 264)
+    lines = print_function(simplify(traced_matmul(form))).split("\n")
+    function = parse_function("\n".join(line for line in lines if not line.strip().startswith("named_")))
+    a, b, _ = operands(form, rng, M, N, K, 1)
+    found = []
+    for order in range(ORDERS):
+        with pytest.raises(ExecutionError) as caught:
+            c = np.zeros((M, N), a.dtype)
+            run(function, [a, b, c, c, M, N, K, 1], form.grid(M, N, 1, 2), order=order)
+        found.append(str(caught.value))
+    assert any("wrong phase" in text for text in found), found
+
+
 def test_every_synchronisation_of_attention_is_needed(rng: np.random.Generator):
     form = ATTENTION._replace(FLAT=False)
     q, k, v = (numbers(rng, (1, 2, 150, form.D), form.TYPE) for _ in range(3))

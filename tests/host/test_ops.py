@@ -13,6 +13,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
+from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
 from tilewright.ops import choices, products, reductions, rows
 from tilewright.ops.candidates import candidates, close
@@ -58,6 +59,15 @@ def problem(M: int, N: int, K: int, dtype: dtypes.DType = dtypes.bfloat16, **oth
 def test_the_tiles_that_were_fastest_on_an_h200_are_timed(sizes: tuple[int, int, int], tile: tuple[int, int]) -> None:
     chosen = close(candidates(problem(*sizes)))
     assert tile in [(candidate.form.BM, candidate.form.BN) for candidate in chosen]
+
+
+def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
+    def in_turns(posed: MatmulProblem) -> list[bool]:
+        return [candidate.form.PINGPONG for candidate in close(candidates(posed))]
+
+    heavy = problem(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32"))
+    assert sum(in_turns(heavy)) == 3 and not in_turns(heavy)[0]
+    assert not any(in_turns(problem(4096, 4096, 4096))) and any(in_turns(problem(4096, 4096, 1024)))
 
 
 def test_few_rows_load_few_rows_and_split_the_depth_where_columns_are_few() -> None:

@@ -28,6 +28,12 @@ class Problem:
     output: Any = tl.bfloat16
     a_transposed: bool = False
     b_transposed: bool = False
+    work: float = 0.0  # clocks of a processor for what comes behind the product, an element
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
+        return self.rows > 64 and (self.work > 0 or self.depth * self.input.itemsize < 4096)
 
     @property
     def sum(self) -> Any:
@@ -47,6 +53,7 @@ class Gpu:
     memory: float = 4.4e12
     launch: float = 1.5e-6  # until the first product and after the last
     fill: float = 1800.0  # clocks from the first copy to the first product
+    turn: float = 300.0  # clocks until products of another warpgroup follow (assumed)
     bytes_in_flight: float = 90e3  # of one processor, for all of the memory's rate
 
     def slots(self, cluster: int) -> int:
@@ -69,9 +76,15 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     steps = depth * size / 32 * form.BM / 64
     product = steps * max(form.BN / 2, 16 + form.BN / 4)
     loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / gpu.cache_bytes
-    epilogue = 700 + form.BM * form.BN / 20 + (form.SPLIT > 1) * (800 + form.BM * form.BN / 24)
-    # Copies go on during an epilogue, products do not.
-    clocks = gpu.fill + turns * (max(product, loaded) + epilogue)
+    if form.PINGPONG:
+        # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
+        epilogue = 700 + 2 * form.BM * form.BN * (1 / 20 + problem.work)
+        clocks = gpu.fill + turns * max(product + gpu.turn, loaded, (product + epilogue) / 2) + epilogue
+    else:
+        epilogue = 700 + form.BM * form.BN * (1 / 20 + problem.work)
+        epilogue += (form.SPLIT > 1) * (800 + form.BM * form.BN / 24)
+        # Copies go on during an epilogue, products do not.
+        clocks = gpu.fill + turns * (max(product, loaded) + epilogue)
     operands = (problem.rows + problem.columns) * problem.depth * size
     moved = (operands + problem.rows * problem.columns * form.OUTPUT.itemsize) * problem.batches
     pulling = min(1.0, min(ctas, slots) / (0.95 * gpu.processors))
@@ -87,14 +100,16 @@ def candidate_forms(problem: Problem) -> list[MatmulForm]:
     atom = ATOM // problem.input.itemsize
     few = problem.rows <= 64
     forms = []
-    tile_rows = [(64, 1)] if few else [(64, 1), (128, 2), (192, 3), (256, 2)]
+    tile_rows = [(64, 1, False)] if few else [(64, 1, False), (128, 2, False), (192, 3, False), (256, 2, False)]
+    tile_rows += [(64, 2, True), (128, 2, True)] if problem.in_turns else []
     step = 16 if problem.input.is_int() else 8
-    for BM, consumers in tile_rows:
+    for BM, consumers, in_turns in tile_rows:
         for BN in range(32, 257, step):
             for share_a, share_b, split in ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2)):
                 for depth in (atom, 2 * atom):
                     form = MatmulForm(
-                        BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, SHARE_A=share_a, SHARE_B=share_b, SPLIT=split,
+                        BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, PINGPONG=in_turns,
+                        SHARE_A=share_a, SHARE_B=share_b, SPLIT=split,
                         A_ROWS=-(-problem.rows // 8) * 8 if problem.rows <= 56 and not problem.a_transposed else 0,
                         INPUT=problem.input, OUTPUT=problem.output, SUM=problem.sum, BATCHED=problem.batches > 1,
                         A_TRANSPOSED=problem.a_transposed, B_TRANSPOSED=problem.b_transposed,
@@ -113,7 +128,7 @@ def buildable(form: MatmulForm, problem: Problem) -> bool:
         form.check()
     except LaunchError:
         return False
-    if form.rows // 64 * form.BN // 2 > 128:
+    if form.rows // 64 * form.BN // 2 > (176 if form.PINGPONG else 128):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
     many = form.BK * form.INPUT.itemsize == ATOM or form.STAGES >= 4
