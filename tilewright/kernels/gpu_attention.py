@@ -14,6 +14,17 @@ import tilewright.language as tl
 
 
 @tilewright.jit
+def load_bias(bias, query_row, key, query_exists, key_exists, bias_row, bias_key, BIAS: tl.constexpr):
+    """What is added to the scores of a block: [queries, keys], or [1, keys] for one number a key."""
+    places = bias + key.to(tl.int64)[None, :] * bias_key
+    exists = key_exists
+    if BIAS == 2:
+        places = places + query_row * bias_row
+        exists = exists & query_exists
+    return tl.load(places, mask=exists, other=0.0)
+
+
+@tilewright.jit
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
@@ -53,11 +64,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         k_block = tl.load(k + key_row * k_row + dim, mask=key_exists & (dim < HEAD), other=0.0)
         scores = tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE) * scale
         seen = key[None, :] < keys
-        if BIAS == 1:
-            scores += tl.load(bias + key.to(tl.int64)[None, :] * bias_key, mask=seen, other=0.0).to(TYPE)
-        if BIAS == 2:
-            places = bias + query_row * bias_row + key.to(tl.int64)[None, :] * bias_key
-            scores += tl.load(places, mask=seen & query_exists, other=0.0).to(TYPE)
+        if BIAS > 0:
+            scores += load_bias(bias, query_row, key, query_exists, seen, bias_row, bias_key, BIAS).to(TYPE)
         if CAUSAL:
             seen = seen & (key[None, :] <= query[:, None] + (keys - queries))
         scores = tl.where(seen, scores, float("-inf"))
