@@ -98,7 +98,8 @@ def fp8(quick: bool) -> Iterator[Case]:
 
         peer(0)
         case.add("cuBLAS", peer, lambda theirs=theirs: theirs[0])
-        verify(case, a.double() @ b.double().T, 4e-3)
+        # Fast accumulation keeps about 14 bits of a sum, so errors grow with the depth.
+        verify(case, a.double() @ b.double().T, 4e-3 * max(1.0, K / 8192) ** 0.5)
         yield case
 
 

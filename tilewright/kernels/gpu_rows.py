@@ -36,7 +36,8 @@ def read(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = "
 
 @tilewright.jit
 def read_once(pointer, offsets, mask, other: tl.constexpr):
-    """Elements that nobody reads again: they make place in the L2 cache first, before what others left there."""
+    """Elements of sums, which nobody reads again: they make place in the L2 cache first. Kernels that write as much as
+    they read lose by it (8 percent of a norm with residual on an H200)."""
     return read(pointer, offsets, mask, other, "evict_first")
 
 
@@ -45,7 +46,7 @@ def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS
             MASK: tl.constexpr):  # fmt: skip
     """out[row] = softmax(x[row]), its logarithm when `LOG`."""
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
-    value = read_once(x, offsets, mask, float("-inf"))
+    value = read(x, offsets, mask, float("-inf"))
     shifted = value - tl.max(value, 1)[:, None]
     powers = tl.exp(shifted)
     total = tl.sum(powers, 1)[:, None]
@@ -65,10 +66,10 @@ def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, re
     `inverse` is 1 / columns.  Without `CENTER` the mean counts as 0.  What is None is left out.
     """
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
-    value = read_once(x, offsets, mask, 0.0)
+    value = read(x, offsets, mask, 0.0)
     if residual is not None:
         offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
-        value += read_once(residual, offsets, mask, 0.0)
+        value += read(residual, offsets, mask, 0.0)
     offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
     if total is not None:
         tl.store(total + offsets, value.to(total.dtype.element_ty), mask=mask)

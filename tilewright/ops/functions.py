@@ -22,9 +22,8 @@ def _kernel(function: Any, kinds: tuple[str, ...], compute: tuple[bool, ...]) ->
     """The kernel of a function: `kinds` says for each array whether it is whole, a row, or one number."""
     names = [f"x{number}" for number in range(len(kinds))]
     places = {"whole": "index", "row": "index % columns", "number": "0"}
-    once = {"whole": ", eviction_policy='evict_first'", "row": "", "number": ""}
     loads = [
-        f"    v{number} = tl.load({name} + {places[kind]}{', mask=mask' if kind != 'number' else ''}{once[kind]})"
+        f"    v{number} = tl.load({name} + {places[kind]}{', mask=mask' if kind != 'number' else ''})"
         f"{'.to(tl.float32)' if wide else ''}"
         for number, (name, kind, wide) in enumerate(zip(names, kinds, compute, strict=True))
     ]
