@@ -91,7 +91,8 @@ def runtime_table(data: dict[str, Any]) -> str:
         lines.append([*row, *(f"{times[peer] / ours:.2f}" if peer in times else "-" for peer in peers)])
     environment = data["environment"]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{text}\n\n{environment['processor']}, {environment['threads']} threads, {environment['date']}; {_versions(environment)}.\n"
+    machine = f"{environment['processor']}, {environment['threads']} threads, {environment['date']}"
+    return f"{text}\n\n{machine}; {_versions(environment)}.\n"
 
 
 def main() -> int:

@@ -33,6 +33,16 @@ def load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS: tl.cons
 
 
 @tilewright.jit
+def hide_unseen(scores, query, key, queries, keys, CAUSAL: tl.constexpr, MASK_T: tl.constexpr):
+    """Scores [keys, queries], minus infinity where the key is none or comes after the query."""
+    if MASK_T:
+        scores = tl.where(key[:, None] < keys, scores, float("-inf"))
+    if CAUSAL:
+        scores = tl.where(key[:, None] <= query[None, :] + (keys - queries), scores, float("-inf"))
+    return scores
+
+
+@tilewright.jit
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
@@ -61,9 +71,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     out = out + (batch * out_batch + head * out_head)
     bias = bias + (batch * bias_batch + head * bias_head)
 
-    query_exists = None
-    if MASK_S:
-        query_exists = query[:, None] < queries
+    query_exists = query[:, None] < queries if MASK_S else None
     q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query_exists)
     q_transposed = tl.trans((q_block.to(TYPE) * (scale * LOG2_E)).to(k.dtype.element_ty))
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
@@ -75,17 +83,12 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     for first_key in range(0, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
         key_row = key.to(tl.int64)
-        key_exists = None
-        if MASK_T:
-            key_exists = key[:, None] < keys
+        key_exists = key[:, None] < keys if MASK_T else None
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists)
         scores = tl.dot(k_block, q_transposed, input_precision="ieee")
         if BIAS > 0:
             scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE) * LOG2_E
-        if MASK_T:
-            scores = tl.where(key_exists, scores, float("-inf"))
-        if CAUSAL:
-            scores = tl.where(key[:, None] <= query[None, :] + (keys - queries), scores, float("-inf"))
+        scores = hide_unseen(scores, query, key, queries, keys, CAUSAL, MASK_T)
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
