@@ -96,9 +96,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         weights = tl.exp2(scores - reference[None, :])
         total = total * correction + tl.sum(weights, 0)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists)
-        acc = tl.dot(
-            tl.trans(v_block), weights.to(v.dtype.element_ty), acc * correction[None, :], input_precision="ieee"
-        )
+        acc = acc * correction[None, :]
+        acc = tl.dot(tl.trans(v_block), weights.to(v.dtype.element_ty), acc, input_precision="ieee")
         maximum = new_maximum
 
     # A query that sees no key has the total 0 and gives zeros.
