@@ -26,6 +26,8 @@ def table(name: str) -> str:
         return conformance_table.markdown(data)
     if "families" in data:
         return gpu_table(data)
+    if "models" in data:
+        return model_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
 
 
@@ -47,6 +49,24 @@ def gpu_table(data: dict[str, Any]) -> str:
         f"{found['device']}, {found['driver']}, {found['assembler']}, {found['date']}; {_versions(found)}."
         for found in data["environments"].values()
     }
+    return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+
+
+def model_table(data: dict[str, Any]) -> str:
+    """A row a model, with the best of its peers, the ratio to it, and what building and loading took."""
+    lines = [["", "tilewright ms", "best peer ms", "peer", "peer / tilewright", "floor", "error / peer's", "build s"]]
+    lines.append(["---", "---:", "---:", "---", "---:", "---:", "---:", "---:"])
+    for case in data["cases"]:
+        if "ratio" not in case:
+            lines.append([case["name"], "-", "-", "", "-", "", "", case.get("failed", "no peer ran").split(":")[0]])
+            continue
+        times = {name: value["median"] for name, value in case["milliseconds"].items()}
+        peer, floor = case["best_peer"], case.get("floor")
+        row = [case["name"], f"{times['tilewright']:.3f}", f"{times[peer]:.3f}", peer, f"{case['ratio']:.2f}"]
+        lines.append([*row, str(floor or ""), f"{case['error_ratio']:.2f}", f"{case['build_cold_seconds']:.1f}"])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    found = [case["environment"] for case in data["cases"]]
+    places = {f"{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}." for e in found}
     return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
 
 

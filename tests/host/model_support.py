@@ -12,18 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.models import bert, llama, resnet  # noqa: E402
+from tests.models import bert, llama, resnet, vit  # noqa: E402
 from tests.models.specification import ModelSpecification, export_onnx  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
-NAMES = ("bert", "resnet", "prefill", "decode")
+NAMES = ("bert", "resnet", "prefill", "decode", "vit")
 # Sizes of the dynamic dimensions to try, by model.
 SIZES: dict[str, list[dict[str, int]]] = {
     "bert": [{"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 17}, {"batch": 16, "sequence": 64}],
     "resnet": [{"batch": 1}, {"batch": 3}],
     "prefill": [{"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 33}],
     "decode": [{"batch": 1, "past": 5}, {"batch": 3, "past": 40}],
+    "vit": [{"batch": 1}, {"batch": 3}],
 }
 
 
@@ -41,6 +42,8 @@ def specification(name: str) -> ModelSpecification:
         return resnet.specification(resnet.random_model(), size=64)
     if name == "resnet":
         return resnet.specification(resnet.random_model((1, 1), 8, 10), size=40)
+    if name == "vit":
+        return vit.specification(vit.random_model())
     decoder = llama.random_model()
     return llama.prefill_specification(decoder) if name == "prefill" else llama.decode_specification(decoder)
 

@@ -1,0 +1,1 @@
+"""Models that the benchmarks run, with random weights."""

@@ -1,0 +1,110 @@
+"""The models whose speed on a GPU is promised: ResNet-50, BERT-base, ViT-B/16 and a Llama of 8B's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.models import bert, llama, resnet, vit
+
+BERT_BASE = bert.BertSize(hidden=768, layers=12, heads=12, intermediate=3072)
+VIT_BASE = vit.VitSize()
+CONTEXT = 2048
+LLAMA_8B = llama.LlamaSize(
+    hidden=4096, layers=4, heads=32, key_heads=8, intermediate=14336, vocabulary=32768, cache=CONTEXT, theta=5e5
+)
+
+
+@dataclass
+class Model:
+    """A module with the inputs of one measurement, in the precision that is to be measured, on the GPU.
+
+    `floor` is what peer / ours must reach; `bytes` what a call must read at least, where memory bounds it.
+    `mutated` tells which inputs are updated in place.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    dtype: torch.dtype
+    floor: float | None = None
+    bytes: int | None = None
+    mutated: tuple[int, ...] = ()
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class LastToken(nn.Module):
+    """A prompt in one pass: the logits of its last token."""
+
+    def __init__(self, model: llama.Llama) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        model = self.model
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        hidden, rotary = model.embed_tokens(input_ids), model.rotary(positions)
+        for layer in model.layers:
+            hidden = layer(hidden, rotary, None, positions, None)
+        return model.lm_head(model.norm(hidden[:, -1:]))
+
+
+def _on_gpu(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    return module.to(dtype).cuda().eval().requires_grad_(False)
+
+
+def _resnet(batch: int) -> Model:
+    image = torch.randn(batch, 3, 224, 224, dtype=torch.float16, device="cuda")
+    return Model(_on_gpu(resnet.random_model(), torch.float16), (image,), torch.float16, 1.0)
+
+
+def _bert(batch: int, sequence: int) -> Model:
+    spec = bert.specification(bert.random_model(BERT_BASE))
+    inputs = tuple(tensor.cuda() for tensor in spec.make_inputs(batch=batch, sequence=sequence).values())
+    return Model(_on_gpu(spec.module, torch.float16), inputs, torch.float16, 1.0)
+
+
+def _vit(batch: int) -> Model:
+    image = torch.randn(batch, 3, 224, 224, dtype=torch.float16, device="cuda")
+    return Model(_on_gpu(vit.random_model(VIT_BASE), torch.float16), (image,), torch.float16, 1.0)
+
+
+def _llama() -> llama.Llama:
+    with torch.device("cuda"):
+        return llama.random_model(LLAMA_8B)
+
+
+def _prefill(batch: int, sequence: int) -> Model:
+    ids = torch.randint(0, LLAMA_8B.vocabulary, (batch, sequence), device="cuda")
+    return Model(_on_gpu(LastToken(_llama()), torch.bfloat16), (ids,), torch.bfloat16, 1.0)
+
+
+def _decode(batch: int) -> Model:
+    """One token at the last place of a full cache."""
+    module = _on_gpu(llama.LlamaDecode(_llama()), torch.bfloat16)
+    ids = torch.randint(0, LLAMA_8B.vocabulary, (batch, 1), device="cuda")
+    shape = (batch, LLAMA_8B.key_heads, CONTEXT, LLAMA_8B.head_width)
+    caches = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2 * LLAMA_8B.layers)]
+    weights = sum(p.numel() * 2 for name, p in module.named_parameters() if "embed" not in name)
+    total = weights + sum(cache.numel() * 2 for cache in caches)
+    inputs = (ids, torch.tensor([CONTEXT - 1], device="cuda"), *caches)
+    return Model(module, inputs, torch.bfloat16, 1.1, total, tuple(range(2, len(inputs))))
+
+
+CASES: dict[str, Callable[[], Model]] = {
+    "ResNet-50 fp16 b1": lambda: _resnet(1),
+    "ResNet-50 fp16 b8": lambda: _resnet(8),
+    "ResNet-50 fp16 b128": lambda: _resnet(128),
+    "BERT-base fp16 b1 s128": lambda: _bert(1, 128),
+    "BERT-base fp16 b64 s128": lambda: _bert(64, 128),
+    "BERT-base fp16 b8 s384": lambda: _bert(8, 384),
+    "ViT-B/16 fp16 b64": lambda: _vit(64),
+    "Llama-8B x4 bf16 prefill 1x2048": lambda: _prefill(1, 2048),
+    "Llama-8B x4 bf16 prefill 1x8192": lambda: _prefill(1, 8192),
+    "Llama-8B x4 bf16 prefill 4x2048": lambda: _prefill(4, 2048),
+    "Llama-8B x4 bf16 decode b1": lambda: _decode(1),
+    "Llama-8B x4 bf16 decode b32": lambda: _decode(32),
+}
