@@ -9,6 +9,7 @@ and the others take an `out` and more, and may be called wherever nothing is tra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from tilewright import ops
 from tilewright.errors import LaunchError
 
-NAMES = ("matmul", "gated_matmul", "attention", "attention_lse", "softmax", "layer_norm", "rms_norm", "add_rms_norm")
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32,
 }  # fmt: skip
@@ -33,11 +33,58 @@ def _dtype(name: str | None, like: Tensor) -> torch.dtype:
     return like.dtype if like.dtype.itemsize > 1 else torch.bfloat16
 
 
-def _operator(name: str) -> Any:
-    return torch.library.custom_op(f"tilewright::{name}", mutates_args=(), device_types="cuda")
+Fake = Callable[..., Any]
 
 
-@_operator("matmul")
+def _operator(name: str, fake: Fake) -> Callable[[Callable[..., Any]], Any]:
+    """Register an operator; `fake` makes its empty results from the same arguments (those left out do not arrive)."""
+
+    def refuse(context: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(
+            f"tilewright::{name} has no gradient: call it under torch.no_grad(), or on tensors that need none"
+        )
+
+    def register(function: Callable[..., Any]) -> Any:
+        operator = torch.library.custom_op(f"tilewright::{name}", function, mutates_args=(), device_types="cuda")
+        operator.register_fake(fake)
+        operator.register_autograd(refuse)
+        return operator
+
+    return register
+
+
+def _like_first(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _with_sums(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _twice(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def _product(
+    a: Tensor,
+    b: Tensor,
+    bias: Any = None,
+    activation: Any = None,
+    residual: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    out_dtype: str | None = None,
+) -> Tensor:
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a {list(a.shape)} and b {list(b.shape)} do not fit")
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=_dtype(out_dtype, a))
+
+
+def _gated_product(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a {list(a.shape)} and b {list(b.shape)} do not fit")
+    return a.new_empty((*a.shape[:-1], b.shape[-1] // 2))
+
+
+@_operator("matmul", _product)
 def matmul(
     a: Tensor,
     b: Tensor,
@@ -55,34 +102,13 @@ def matmul(
     )  # fmt: skip
 
 
-@matmul.register_fake
-def _matmul(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    out_dtype: str | None = None,
-) -> Tensor:
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a {list(a.shape)} and b {list(b.shape)} do not fit")
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=_dtype(out_dtype, a))
-
-
-@_operator("gated_matmul")
+@_operator("gated_matmul", _gated_product)
 def gated_matmul(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
     """`ops.matmul` with `gate`; `b` is ``ops.interleave_gate(gate_weight, up_weight).T``."""
     return ops.matmul(a, b, gate=gate)
 
 
-@gated_matmul.register_fake
-def _gated_matmul(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a {list(a.shape)} and b {list(b.shape)} do not fit")
-    return a.new_empty((*a.shape[:-1], b.shape[-1] // 2))
-
-
-@_operator("attention")
+@_operator("attention", _like_first)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -96,20 +122,7 @@ def attention(
     return ops.attention(q, k, v, causal=causal, window=window, scale=scale, lengths=lengths)
 
 
-@attention.register_fake
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool = False,
-    window: int = 0,
-    scale: float | None = None,
-    lengths: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-@_operator("attention_lse")
+@_operator("attention_lse", _with_sums)
 def attention_lse(
     q: Tensor,
     k: Tensor,
@@ -126,80 +139,28 @@ def attention_lse(
     return result
 
 
-@attention_lse.register_fake
-def _attention_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool = False,
-    window: int = 0,
-    scale: float | None = None,
-    lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-@_operator("softmax")
+@_operator("softmax", _like_first)
 def softmax(x: Tensor, log: bool = False) -> Tensor:
     """`ops.softmax`, over the last axis."""
     return ops.softmax(x, log=log)
 
 
-@softmax.register_fake
-def _softmax(x: Tensor, log: bool = False) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@_operator("layer_norm")
+@_operator("layer_norm", _like_first)
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
     """`ops.layer_norm`, over the last axis."""
     return ops.layer_norm(x, weight, bias, epsilon=epsilon)
 
 
-@layer_norm.register_fake
-def _layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@_operator("rms_norm")
+@_operator("rms_norm", _like_first)
 def rms_norm(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
     """`ops.rms_norm`, over the last axis."""
     return ops.rms_norm(x, weight, epsilon=epsilon)
 
 
-@rms_norm.register_fake
-def _rms_norm(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@_operator("add_rms_norm")
+@_operator("add_rms_norm", _twice)
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
     """The normalised sum, and the sum."""
     result: tuple[Tensor, Tensor] = ops.rms_norm(x, weight, epsilon=epsilon, residual=residual, return_sum=True)
     return result
-
-
-@add_rms_norm.register_fake
-def _add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-def _no_gradient(name: str) -> Any:
-    def backward(context: Any, *gradients: Any) -> Any:
-        raise NotImplementedError(
-            f"tilewright::{name} has no gradient: call it under torch.no_grad(), or on tensors that need none"
-        )
-
-    return backward
-
-
-for _name, _op in zip(
-    NAMES,
-    (matmul, gated_matmul, attention, attention_lse, softmax, layer_norm, rms_norm, add_rms_norm),
-    strict=True,
-):
-    _op.register_autograd(_no_gradient(_name))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
@@ -91,6 +92,16 @@ def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]
         value = builder.call(name, "double", [builder.extract(operand, lane) for operand in operands])
         result = builder.insert(result, value, lane)
     return result
+
+
+class Selecting(Protocol):
+    """Arithmetic that can replace the result of special arguments."""
+
+    def number(self, value: float) -> LLVMValue: ...
+
+    def select(
+        self, predicate: str, left: LLVMValue, right: float, then: LLVMValue, otherwise: LLVMValue
+    ) -> LLVMValue: ...
 
 
 class _Emitter:
@@ -237,7 +248,7 @@ def _log_parts(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMVal
     return f, rest, whole
 
 
-def _log_special(m: _Emitter, x: LLVMValue, result: LLVMValue) -> LLVMValue:
+def log_special(m: Selecting, x: LLVMValue, result: LLVMValue) -> LLVMValue:
     """The logarithm's values at infinity, zero, negative numbers and NaN."""
     result = m.select("oeq", x, math.inf, x, result)
     result = m.select("oeq", x, 0.0, m.number(-math.inf), result)
@@ -247,13 +258,13 @@ def _log_special(m: _Emitter, x: LLVMValue, result: LLVMValue) -> LLVMValue:
 def _log(m: _Emitter, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
-    return _log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
+    return log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
 
 
 def _log2(m: _Emitter, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     natural = m.add(f, rest)
-    return _log_special(m, x, m.fma(natural, _LOG2E_HIGH, m.fma(natural, _LOG2E_LOW, whole)))
+    return log_special(m, x, m.fma(natural, _LOG2E_HIGH, m.fma(natural, _LOG2E_LOW, whole)))
 
 
 def _tanh(m: _Emitter, x: LLVMValue) -> LLVMValue:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+from tilewright.targets.llvm.math import log_special
 
 _LN2_HIGH = 6.93147180369123816490e-01  # ends in zeros, so that its products with exponents are exact
 _LN2_LOW = 1.90821492927058770002e-10
@@ -148,16 +149,10 @@ def _log_parts(m: _Double, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValu
     return f, rest, whole
 
 
-def _log_special(m: _Double, x: LLVMValue, result: LLVMValue) -> LLVMValue:
-    result = m.select("oeq", x, math.inf, x, result)
-    result = m.select("oeq", x, 0.0, m.number(-math.inf), result)
-    return m.select("ult", x, 0.0, m.number(math.nan), result)
-
-
 def _log(m: _Double, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
-    return _log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
+    return log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
 
 
 def _log2(m: _Double, x: LLVMValue) -> LLVMValue:
@@ -168,7 +163,7 @@ def _log2(m: _Double, x: LLVMValue) -> LLVMValue:
     lost = m.add(m.subtract(f, natural), rest)
     scaled = m.fma(natural, factor, whole)
     error = m.fma(natural, factor, m.subtract(whole, scaled))
-    return _log_special(m, x, m.add(scaled, m.fma(lost, factor, m.fma(natural, low, error))))
+    return log_special(m, x, m.add(scaled, m.fma(lost, factor, m.fma(natural, low, error))))
 
 
 # log2(e) to 40 digits
