@@ -354,7 +354,7 @@ def test_stops_with_the_reason(body: str, message: str):
 
 def test_print_shows_instance_prefix_and_values(capsys: pytest.CaptureFixture[str]):
     run(kernel("%n: i32", 'print %n {prefix = "n is"}'), [3], (2,))
-    assert capsys.readouterr().out == "(0, 0, 0) n is 3\n(1, 0, 0) n is 3\n"
+    assert capsys.readouterr().out == "pid (0, 0, 0) idx () n is: 3\npid (1, 0, 0) idx () n is: 3\n"
 
 
 def test_real_addresses_in_memory_are_followed():

@@ -70,24 +70,6 @@ def test_debug_builds_stop_at_overflow(dtype: str) -> None:
 
 
 @tilewright.jit
-def printing(x, N: tl.constexpr):
-    value = tl.load(x + tl.arange(0, N))
-    tl.device_print("bits ", value, hex=True)
-
-
-@pytest.mark.parametrize("interpret", [False, True])
-def test_bits_are_printed(interpret: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    for array, texts in [
-        (np.array([-1, 255], np.int16), ("0xffff", "0x00ff")),
-        (np.array([1.0, -2.0], np.float32), ("0x3f800000", "0xc0000000")),
-    ]:
-        with settings.scope(interpret=interpret):
-            printing[(1,)](array, N=2)
-        shown = capfd.readouterr().out
-        assert all(text in shown for text in texts), shown
-
-
-@tilewright.jit
 def hinted(x, out, n, N: tl.constexpr):
     i = tl.arange(0, N)
     total = tl.zeros((N,), tl.float32)

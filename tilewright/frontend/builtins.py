@@ -77,12 +77,12 @@ def _is_instance(value: Any, classes: Any) -> bool:
 
 
 def _print(*values: Any, **keywords: Any) -> None:
-    """``print("x", x)`` prints at run time when a value is known only then."""
-    if not any(isinstance(value, tensor) for value in values):
+    """``print("x", x)`` prints at run time, as `device_print` does; at compile time what no kernel prints, a dtype, say."""
+    prefix, rest = (values[0], values[1:]) if values and isinstance(values[0], str) else ("", values)
+    if keywords or not values or not all(isinstance(value, (tensor, bool, int, float)) for value in rest):
         core.static_print(*values, **keywords)
-        return
-    prefix = values[0] if isinstance(values[0], str) else ""
-    core.device_print(prefix, *(values[1:] if isinstance(values[0], str) else values))
+    else:
+        core.device_print(prefix, *rest)
 
 
 def _absolute(value: Any) -> Any:

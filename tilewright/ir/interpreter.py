@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError, InvalidIRError, LaunchError
-from tilewright.ir import semantics
+from tilewright.ir import print_lines, semantics
 from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import MASK_OPERAND, Checks
@@ -308,8 +308,7 @@ class _Instance:
         return []
 
     def print(self, operation: Operation, operands: list[Array]) -> list[Array]:
-        shown = [_in_hexadecimal(block) for block in operands] if operation.attributes["hex"] else operands
-        print(self.index, operation.attributes["prefix"], *shown)
+        print("".join(print_lines.lines(operation, self.index, operands)), end="")
         return []
 
     def barrier(self, operation: Operation, operands: list[Array]) -> list[Array]:
@@ -329,12 +328,6 @@ def lane_index(operation: Operation, operands: Sequence[Array], lane: int) -> tu
     if position is not None and len(operands) > position:
         flat = int(np.flatnonzero(operands[position])[lane])
     return tuple(int(part) for part in np.unravel_index(flat, operands[0].shape))
-
-
-def _in_hexadecimal(block: Array) -> Array:
-    """The bits of numbers as text."""
-    bits = np.ascontiguousarray(block).view(f"u{block.dtype.itemsize}")
-    return np.vectorize(lambda word: f"0x{int(word):0{2 * block.dtype.itemsize}x}", otypes=[object])(bits)
 
 
 def _axis(operation: Operation) -> int:

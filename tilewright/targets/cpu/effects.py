@@ -12,6 +12,7 @@ from functools import partial
 from tilewright.dtypes import DType, bfloat16, float64, int64
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.diagnostics import render
+from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
@@ -19,7 +20,7 @@ from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.llvm.conversions import memory_type
+from tilewright.targets.llvm.conversions import memory_type, positive_nan
 
 _ORDERINGS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _INTEGER_KINDS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}
@@ -167,30 +168,25 @@ class EffectEmitter:
         builder.start(on)
 
     def _print(self, operation: Operation) -> None:
-        prefix = str(operation.attributes["prefix"]).replace("%", "%%")
         if not operation.operands:
-            self._printf(f"pid (%d, %d, %d) {prefix}\n", self.programs)
-        for operand in operation.operands:
-            bits = bool(operation.attributes["hex"])
-            self._for_each(operand.type.shape, (), partial(self._print_element, prefix, operand, bits))
+            self._printf(line_format(operation, None), self.programs)
+        for number, operand in enumerate(operation.operands):
+            self._for_each(operand.type.shape, (), partial(self._print_element, operation, number))
 
-    def _print_element(self, prefix: str, operand: Value, bits: bool, indices: Indices) -> None:
-        builder = self.builder
+    def _print_element(self, operation: Operation, number: int, indices: Indices) -> None:
+        builder, operand = self.builder, operation.operands[number]
         value, element = self.evaluator.evaluate(operand, indices), operand.type.element
         converter = self.evaluator.elementwise.converter
         if isinstance(element, PointerType):
-            form = "%p"
-        elif bits:
-            form, word = f"0x%0{2 * element.itemsize}llx", f"i{element.bits}"
-            value = builder.cast("bitcast", value, word)
-            value = value if word == "i64" else builder.cast("zext", value, "i64")
+            value = builder.cast("ptrtoint", value, "i64")
         elif element.is_float:
-            form, value = "%g", converter.cast(value, element, float64)
+            value = positive_nan(builder, converter.cast(value, element, float64))
+        elif operation.attributes["hex"]:
+            value = value if element.bits == 64 else builder.cast("zext", value, "i64")
         else:
-            form, value = ("%lld" if element.is_signed else "%llu"), converter.cast(value, element, int64)
-        place = f" idx ({', '.join(['%lld'] * len(indices))})" if indices else ""
-        positions = [builder.add(index.base, 0) for index in indices]
-        self._printf(f"pid (%d, %d, %d){place} {prefix}{form}\n", [*self.programs, *positions, value])
+            value = converter.cast(value, element, int64)
+        places = [builder.cast("trunc", builder.add(index.base, 0), "i32") for index in indices]
+        self._printf(line_format(operation, number), [*self.programs, *places, value])
 
     def _printf(self, form: str, values: Sequence[LLVMValue]) -> None:
         builder = self.builder

@@ -245,3 +245,8 @@ class Converter:
             both = builder.binary("and", vanished, moved)
             stepped = builder.select(both, builder.zero(bits_type), stepped)
         return builder.cast("bitcast", stepped, nearest.type)
+
+
+def positive_nan(builder: LLVMBuilder, value: LLVMValue) -> LLVMValue:
+    """A double, with one NaN for all: C libraries print the sign of others, which no operation defines."""
+    return builder.select(builder.compare("uno", value, value), builder.constant("double", math.nan), value)

@@ -1,13 +1,15 @@
 """Assertions, prints and barriers.
 
-A print is a line for each element, ``pid (0, 0, 0) idx (3) prefix value``, through the driver's buffer; a failed
-assertion stops the kernel with the driver's message, which names the place.
+A print is a line for each element (`ir.print_lines`) through the driver's buffer; a failed assertion stops the kernel
+with the driver's message, which names the place.
 """
 
 from __future__ import annotations
 
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.print_lines import line_format
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.llvm.conversions import positive_nan
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 from tilewright.targets.nvidia.relocate import position
 
@@ -51,55 +53,49 @@ def _outside(lowering: KernelLowering, value: Value, place: int) -> LLVMValue | 
 
 
 def _print(lowering: KernelLowering, operation: Operation) -> None:
-    prefix = str(operation.attributes["prefix"])
     programs = [lowering.special_register(f"ctaid.{axis}") for axis in "xyz"]
     if not operation.operands:
-        with lowering.builder.when(_first(lowering), hint="print"):
-            _line(lowering, f"pid (%d, %d, %d) {_escaped(prefix)}\n", programs)
+        with lowering.builder.when(lowering.builder.compare("eq", lowering.group.thread, 0), hint="print"):
+            _line(lowering, line_format(operation, None), programs)
         return
     for number, value in enumerate(operation.operands):
-        label = prefix if len(operation.operands) == 1 else f"{prefix}(operand {number}) "
         for place, register in enumerate(lowering.registers(value)):
-            _print_element(lowering, value, place, register, label, programs)
-
-
-def _first(lowering: KernelLowering) -> LLVMValue:
-    return lowering.builder.compare("eq", lowering.group.thread, 0)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")
+            _print_element(lowering, operation, number, place, register, programs)
 
 
 def _print_element(
-    lowering: KernelLowering, value: Value, place: int, register: LLVMValue, label: str, programs: list[LLVMValue]
+    lowering: KernelLowering,
+    operation: Operation,
+    number: int,
+    place: int,
+    register: LLVMValue,
+    programs: list[LLVMValue],
 ) -> None:
+    value = operation.operands[number]
     layout = None if value.type.is_scalar else lowering.layout(value)
     condition = lowering.first_holder(layout)
     indices: list[LLVMValue] = []
     if layout is not None:
-        number = lowering.numbers(value)[place]
-        indices = [position(lowering, layout, axis, number) for axis in range(value.type.rank)]
-        condition = lowering.both(condition, lowering.inside(layout, value.type.shape, number))
-    form, wide = _formatted(lowering, value, register)
-    places = f" idx ({', '.join(['%d'] * len(indices))})" if indices else ""
-    text = f"pid (%d, %d, %d){places} {_escaped(label)}{form}\n"
+        element = lowering.numbers(value)[place]
+        indices = [position(lowering, layout, axis, element) for axis in range(value.type.rank)]
+        condition = lowering.both(condition, lowering.inside(layout, value.type.shape, element))
+    wide = _widened(lowering, value, register, bool(operation.attributes["hex"]))
     with lowering.builder.when(condition or LLVMValue("i1", "true"), hint="print"):
-        _line(lowering, text, [*programs, *indices, wide])
+        _line(lowering, line_format(operation, number), [*programs, *indices, wide])
 
 
-def _formatted(lowering: KernelLowering, value: Value, register: LLVMValue) -> tuple[str, LLVMValue]:
-    """printf's format, and the register as it is passed."""
-    builder, element = lowering.builder, value.type.element
+def _widened(lowering: KernelLowering, value: Value, register: LLVMValue, bits: bool) -> LLVMValue:
+    """A register as `line_format` wants the element: a double, or 64 bits."""
+    builder = lowering.builder
     if value.type.is_pointer:
-        return "%p", builder.cast("ptrtoint", register, "i64")
+        return builder.cast("ptrtoint", register, "i64")
     dtype = value.type.dtype
     if dtype.is_float:
         wide = lowering.converter.widen(register, dtype)
-        return "%f", wide if wide.type == "double" else builder.cast("fpext", wide, "double")
-    if element.bits == 64:
-        return ("%lld" if dtype.is_signed else "%llu"), register
-    return ("%d" if dtype.is_signed else "%u"), builder.cast("sext" if dtype.is_signed else "zext", register, "i32")
+        return positive_nan(builder, wide if wide.type == "double" else builder.cast("fpext", wide, "double"))
+    if dtype.bits == 64:
+        return register
+    return builder.cast("sext" if dtype.is_signed and not bits else "zext", register, "i64")
 
 
 def _line(lowering: KernelLowering, text: str, values: list[LLVMValue]) -> None:
