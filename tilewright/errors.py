@@ -119,5 +119,13 @@ class DeviceError(TilewrightError):
     """A GPU that is missing, cannot be used, or reported a failure; the message names the driver's error."""
 
 
+class TimingCacheError(TilewrightError):
+    """A file of recorded times cannot be read or written."""
+
+
+class MissingTimingError(TilewrightError):
+    """A reproducible build met kernels that no recorded time chooses among; the message names the group."""
+
+
 class MissingDependencyError(TilewrightError):
     """An optional package is needed; the message names it and how to install it."""

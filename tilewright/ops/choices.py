@@ -1,7 +1,7 @@
 """Which form serves a problem: the first by cost, or the fastest of the close ones, timed at most once.
 
-A choice is kept on disk under the GPU's name, the problem's shape class, and a digest of the sources that make forms
-and rank them: after a change of these, problems are timed again.
+Times are kept in the timing cache (`tune.cache`) under the GPU's name, the problem's shape class, and a digest of the
+sources that make forms and rank them: after a change of these, problems are timed again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tilewright.errors import TilewrightError
 from tilewright.runtime.cuda.timing import Timer
-from tilewright.settings import settings
-from tilewright.targets.llvm.cache import ObjectCache, source_digest
+from tilewright.targets.llvm.cache import source_digest
+from tilewright.tune.cache import Timing, TimingCache
 
 logger = logging.getLogger("tilewright.ops")
 
@@ -45,22 +44,18 @@ def _digest() -> str:
     return source_digest("kernels", "ops")
 
 
-def _entry(kind: str, device: str, key: str, names: Sequence[str]) -> str:
-    parts = repr((kind, device, key, tuple(names), _digest()))
-    return f"choice-{hashlib.sha256(parts.encode()).hexdigest()[:40]}"
-
-
-def _directory() -> ObjectCache:
-    return ObjectCache(Path(settings.cache_directory) / "choices")
+def _key(kind: str, key: str, names: Sequence[str]) -> str:
+    parts = repr((kind, key, tuple(names), _digest()))
+    return f"{kind}-{hashlib.sha256(parts.encode()).hexdigest()[:40]}"
 
 
 def kept(kind: str, device: str, key: str, names: Sequence[str]) -> Choice | None:
     """The choice that an earlier call kept for these candidates."""
-    entry = _directory().get(_entry(kind, device, key, names))
-    if entry is None:
+    found = TimingCache.of_settings().find(_key(kind, key, names), device)
+    times = {name: time for name, time in found.microseconds.items() if name in names} if found is not None else {}
+    if found is None or not times:
         return None
-    times = {str(name): float(value) for name, value in entry.metadata["microseconds"].items()}
-    return Choice(int(entry.metadata["index"]), "kept", times)
+    return Choice(names.index(min(times, key=lambda name: times[name])), "kept", times, dict(found.failures))
 
 
 def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Callable[[int], Run]) -> Choice:
@@ -83,8 +78,8 @@ def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Call
     best = min(times, key=lambda index: times[index])
     measured = {names[index]: value for index, value in times.items()}
     choice = Choice(best, "timed", measured, failures)
-    _directory().put(
-        _entry(kind, device, key, names), {"index": best, "microseconds": measured, "kind": kind, "key": key}, b""
+    TimingCache.of_settings().add(
+        Timing(device, _key(kind, key, names), f"{kind} {key}", measured, failures, "L2 flushed before each call")
     )
     logger.info("%s %s: %s of %d candidates", kind, key, names[best], len(names))
     return choice
