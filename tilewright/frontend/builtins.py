@@ -77,7 +77,7 @@ def _is_instance(value: Any, classes: Any) -> bool:
 
 
 def _print(*values: Any, **keywords: Any) -> None:
-    """``print("x", x)`` prints at run time, as `device_print` does; at compile time what no kernel prints, a dtype, say."""
+    """``print("x", x)`` prints at run time, like `device_print`; what kernels cannot print, at compile time."""
     prefix, rest = (values[0], values[1:]) if values and isinstance(values[0], str) else ("", values)
     if keywords or not values or not all(isinstance(value, (tensor, bool, int, float)) for value in rest):
         core.static_print(*values, **keywords)
