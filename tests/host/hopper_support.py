@@ -35,18 +35,21 @@ def traced_attention(form: AttentionForm) -> Function:
     form.check()
     queries, keys = tensor_map(form.query_block, form.TYPE), tensor_map(form.key_block, form.TYPE)
     numbers = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
-    types = {"q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
+    types: dict[str, Any] = {"q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
              "schedule": "*k i32", "scale": "f32", **numbers}  # fmt: skip
+    if form.BIAS:
+        types["bias"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "i64", "f32")
     return attention.trace(types, {"FORM": form})
 
 
 def attention_reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, causal: bool, window: int
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, causal: bool, window: int, bias: Any = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d), lengths [b, 2]."""
+    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d), lengths [b, 2]; `bias` is
+    added to the scores [b, h, s, keys]."""
     queries, group = q.shape[2], q.shape[1] // k.shape[1]
     k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
-    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + bias
     row, column = np.arange(queries)[:, None], np.arange(k.shape[2])[None, :]
     for batch, (rows, length) in enumerate(lengths):
         seen = column < length

@@ -219,7 +219,7 @@ def test_impossible_forms_say_why(change: dict[str, int], reason: str):
 
 
 def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...], window: int = 0, orders: int = 2,
-           growth: float = 0.0, lengths: tuple[tuple[int, int], ...] = ()) -> None:  # fmt: skip
+           growth: float = 0.0, lengths: tuple[tuple[int, int], ...] = (), shared_bias: bool = False) -> None:  # fmt: skip
     batches, heads, key_heads, queries, keys = sizes
     function = simplify(traced_attention(form))
     verify(function)
@@ -228,14 +228,39 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
     k = (k.astype(np.float32) * (1 + growth * np.linspace(1, 0, keys)[:, None])).astype(k.dtype)
     ends = np.asarray(lengths or [(queries, keys)] * batches, np.int32)
     inside = np.arange(queries)[None, None, :] < ends[:, None, None, 0]
-    expected, sums = attention_reference(q, k, v, ends, form.CAUSAL, window)
+    shape = (1 if shared_bias else batches, 1 if shared_bias or form.BIAS == 1 else heads,
+             1 if form.BIAS == 1 else queries, keys)  # fmt: skip
+    bias = numbers(rng, shape, form.TYPE)
+    bias[rng.random(shape) < 0.2] = -np.inf
+    strides = [0 if extent == 1 else stride // bias.itemsize
+               for extent, stride in zip(shape[:3], bias.strides, strict=False)]  # fmt: skip
+    extra = [bias.reshape(-1), *strides, np.sqrt(form.D)] if form.BIAS else []
+    expected, sums = attention_reference(
+        q, k, v, ends, form.CAUSAL, window, bias.astype(np.float64) if form.BIAS else 0.0
+    )
     table = attention_schedule(form, batches, heads, queries, keys, heads // key_heads, PROCESSORS // 2)
     scale = np.log2(np.e) / np.sqrt(form.D)
     for order in range(orders):
         out, lse = np.zeros_like(q), np.full((batches, heads, queries), 7, np.float32)
         run(
             function,
-            [q, k, v, out, lse, ends, table, table.shape[1], queries, keys, heads, heads // key_heads, window, scale],
+            [
+                q,
+                k,
+                v,
+                out,
+                lse,
+                ends,
+                table,
+                table.shape[1],
+                queries,
+                keys,
+                heads,
+                heads // key_heads,
+                window,
+                scale,
+                *extra,
+            ],
             (len(table),),
             order=order,
         )
@@ -277,6 +302,17 @@ def test_attention_in_a_window(rng: np.random.Generator):
 def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
     form = ATTENTION._replace(LENGTHS=True, LSE=True, CAUSAL=causal)
     attend(form, rng, (3, 1, 1, 130, 140), lengths=((130, 140), (77, 77), (60, 1)))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    [ATTENTION._replace(BIAS=1, LSE=True), ATTENTION._replace(BIAS=2, CONSUMERS=3), ATTENTION._replace(BIAS=1, CAUSAL=True, FLAT=False),
+     ATTENTION._replace(BIAS=2, TYPE=tl.float16, CONSUMERS=1, TURNS=False, FLAT=False)],
+    ids=str,
+)  # fmt: skip
+def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random.Generator):
+    attend(form, rng, (2, 2, 1, 150, 136), shared_bias=shared)
 
 
 def random_attention(draw: np.random.Generator) -> AttentionForm:

@@ -29,13 +29,18 @@ swizzle_of = tilewright.constexpr_function(swizzle_of)
 
 @tilewright.aggregate
 class Sizes:
-    """Run-time sizes of a launch."""
+    """Run-time sizes of a launch, and where the bias lies (`FORM.BIAS`)."""
 
     queries: tl.tensor
     keys: tl.tensor
     heads: tl.tensor
     group: tl.tensor  # query heads for one head of keys and values
     window: tl.tensor
+    bias: tl.tensor  # pointer
+    bias_batch: tl.tensor  # strides
+    bias_head: tl.tensor
+    bias_row: tl.tensor
+    bias_factor: tl.tensor
 
 
 @tilewright.aggregate
@@ -177,6 +182,19 @@ def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
 
 
 @tilewright.jit
+def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
+    """What is added to a block's scores, before they are scaled: [1, BN], or [64, BN] where queries differ."""
+    column = block * FORM.BN + tl.arange(0, FORM.BN)[None, :]
+    place = sizes.bias + (tile.batch * sizes.bias_batch + tile.head * sizes.bias_head)
+    exists = column < tile.keys
+    if FORM.BIAS == 2:
+        rows = row + tl.arange(0, 64)[:, None]
+        place = place + rows.to(tl.int64) * sizes.bias_row
+        exists = exists & (rows < sizes.queries)
+    return tl.load(place + column, mask=exists, other=0.0).to(tl.float32) * sizes.bias_factor
+
+
+@tilewright.jit
 def partial_sums(block):
     """Sums over every eighth column, [64, 8]: what a thread holds of a product it adds up alone."""
     return tl.sum(tl.reshape(block, (64, block.shape[1] // 8, 8)), 1)
@@ -243,7 +261,11 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
          MASKED: tl.constexpr, FORM: tl.constexpr):  # fmt: skip
     """Blocks `top` - first, … down to `top` - end + 1, each under the product of the one before it."""
     for step in range(first, end):
+        if FORM.BIAS > 0:
+            bias = bias_of(top - step, row, tile, sizes, FORM)
         scores, pending = products(queries, memory, powers, out, count + step, count + step - 1, copy, FORM)
+        if FORM.BIAS > 0:
+            scores += bias
         if MASKED:
             scores = masked(scores, top - step, row, tile, sizes, FORM)
         exponentials, greatest, added = softmax(scores, maximum, scale, FORM)
@@ -290,10 +312,15 @@ def first_block(queries, memory, tile, count, copy, sizes, scale, FORM: tl.const
     """Scores and exponentials of the first block of the first tile."""
     top, above = top_block(tile, copy, FORM)
     position = tx.ring_at(pass_unread(memory.key_ring, count, above, copy, FORM.TURNS, FORM), FORM.STAGES)
+    row = tile.row + copy * 64
+    if FORM.BIAS > 0:
+        bias = bias_of(top, row, tile, sizes, FORM)
     memory.key_ring.wait_full(position)
     scores = tx.wgmma_wait(tx.wgmma(queries, memory.keys[position.stage].T))
     memory.key_ring.release(position)
-    powers, maximum, sums = first_softmax(masked(scores, top, tile.row + copy * 64, tile, sizes, FORM), scale)
+    if FORM.BIAS > 0:
+        scores += bias
+    powers, maximum, sums = first_softmax(masked(scores, top, row, tile, sizes, FORM), scale)
     return powers.to(FORM.TYPE), maximum, sums
 
 
@@ -392,10 +419,15 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
                 after = tile_of(following, sizes, lengths, FORM)
                 wait_queries(memory, number + 1, copy, FORM)
                 top, above = top_block(after, copy, FORM)
+                row = after.row + copy * 64
+                if FORM.BIAS > 0:
+                    bias = bias_of(top, row, after, sizes, FORM)
                 start = pass_unread(memory.key_ring, count, above, copy, FORM.TURNS, FORM)
                 scores, pending = products(query_tile(memory, number + 1, copy, FORM), memory, powers, out, start,
                                            count - 1, copy, FORM)  # fmt: skip
-                scores = masked(scores, top, after.row + copy * 64, after, sizes, FORM)
+                if FORM.BIAS > 0:
+                    scores += bias
+                scores = masked(scores, top, row, after, sizes, FORM)
                 exponentials, maximum, sums = first_softmax(scores, scale)
                 out = tx.wgmma_wait(pending)
                 memory.value_ring.release(tx.ring_at(count - 1, FORM.STAGES))
@@ -412,7 +444,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
 
 @tilewright.jit
 def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tensor_map, lse, lengths, schedule,
-              tiles_per_cta, queries, keys, heads, group, window, scale, FORM: tl.constexpr):  # fmt: skip
+              tiles_per_cta, queries, keys, heads, group, window, scale, *bias, FORM: tl.constexpr):  # fmt: skip
     """out[b, h, s] = softmax over the keys that query s sees of (q[b, h, s] . k[b, h / group] scale ln 2), times v.
 
     The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` for q and out and of
@@ -420,7 +452,8 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     `schedule` [CTAs, tiles_per_cta] i32 lists each CTA's tiles, ended by -1 (`forms.attention_schedule`).  With causal
     masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
     queries and keys of each batch (`LENGTHS`; rows behind them hold nothing of use), `lse` [batch, heads, queries] f32
-    the logarithms of the sums (`LSE`).
+    the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias` are its pointer, its strides over
+    batches, heads and queries (0 where it is broadcast; keys follow each other), and ln 2 / scale.
     """
     query_tiles = tx.shared((FORM.query_stages * FORM.CONSUMERS, 64, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
     key_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
@@ -431,7 +464,10 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     key_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     value_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     memory = Memory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
-    sizes = Sizes(queries, keys, heads, group, window)
+    if FORM.BIAS > 0:
+        sizes = Sizes(queries, keys, heads, group, window, *bias)
+    else:
+        sizes = Sizes(queries, keys, heads, group, window, lengths, 0, 0, 0, 0)
     mine = schedule + tl.program_id(0) * tiles_per_cta
     tx.warp_roles(
         tx.role(

@@ -6,7 +6,6 @@ A form is a NamedTuple, so that kernels take it as one compile-time parameter an
 
 from __future__ import annotations
 
-import heapq
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.kernels.matmul import identity
+from tilewright.runtime import tables
 
 SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
 ATOM = 128  # bytes: a row of the widest swizzle
@@ -240,6 +240,7 @@ class AttentionForm(NamedTuple):
     LAZY: bool = True
     TURNS: bool = True
     TYPE: Any = tl.bfloat16
+    BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
 
     @property
     def BM(self) -> int:
@@ -317,34 +318,8 @@ class AttentionForm(NamedTuple):
 def attention_schedule(
     form: AttentionForm, batches: int, heads: int, queries: int, keys: int, group: int = 1, processors: int = 132
 ) -> np.ndarray:
-    """Each CTA's tiles, [CTAs, tiles + 1] i32: entries ``(batch * heads + head) << 16 | tile of queries``, then -1.
-
-    Full attention: tiles in order, dealt out evenly.  Causal: the longest tiles first, among heads whose keys and
-    values fit the L2 cache together, each to the CTA that has least to do.
-    """
-    tiles = -(-queries // form.BM)
-    pairs = batches * heads
-    grid = min(tiles * pairs, processors)
-    cost = np.full(tiles, -(-keys // form.BN))
-    if form.CAUSAL:
-        last = np.minimum((np.arange(tiles) + 1) * form.BM, queries) + keys - queries
-        cost = np.clip(-(-last // form.BN), 1, -(-keys // form.BN))
-    together = pairs
-    if form.CAUSAL:
-        bytes_of_head = max(1, 2 * keys * form.D * form.TYPE.itemsize)
-        together = max(1, (32 << 20) // bytes_of_head) * group
-    lists: list[list[int]] = [[] for _ in range(grid)]
-    load = [(0, number) for number in range(grid)]
-    for first in range(0, pairs, together):
-        section = range(first, min(first + together, pairs))
-        order = [(pair, tile) for pair in section for tile in range(tiles)]
-        if form.CAUSAL:
-            order.sort(key=lambda entry: -int(cost[entry[1]]))
-        for pair, tile in order:
-            busy, number = heapq.heappop(load)
-            lists[number].append(pair << 16 | tile)
-            heapq.heappush(load, (busy + int(cost[tile]) + 1, number))  # what a tile takes besides its blocks
-    table = np.full((grid, max(map(len, lists)) + 1), -1, np.int32)
-    for row, entries in zip(table, lists, strict=True):
-        row[: len(entries)] = entries
-    return table
+    """Each CTA's tiles, [CTAs, tiles + 1] i32, as `runtime.tables.attention_schedule` says."""
+    row_bytes = int(form.D * form.TYPE.itemsize)
+    return tables.attention_schedule(
+        batches, heads, group, queries, keys, form.BM, form.BN, row_bytes, form.CAUSAL, processors
+    )
