@@ -219,7 +219,7 @@ def test_impossible_forms_say_why(change: dict[str, int], reason: str):
 
 
 def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...], window: int = 0, orders: int = 2,
-           growth: float = 0.0, lengths: tuple[tuple[int, int], ...] = (), shared_bias: bool = False) -> None:  # fmt: skip
+           growth: float = 0.0, lengths: tuple[tuple[int, int], ...] = (), shared: bool = False) -> None:  # fmt: skip
     batches, heads, key_heads, queries, keys = sizes
     function = simplify(traced_attention(form))
     verify(function)
@@ -228,7 +228,7 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
     k = (k.astype(np.float32) * (1 + growth * np.linspace(1, 0, keys)[:, None])).astype(k.dtype)
     ends = np.asarray(lengths or [(queries, keys)] * batches, np.int32)
     inside = np.arange(queries)[None, None, :] < ends[:, None, None, 0]
-    shape = (1 if shared_bias else batches, 1 if shared_bias or form.BIAS == 1 else heads,
+    shape = (1 if shared else batches, 1 if shared or form.BIAS == 1 else heads,
              1 if form.BIAS == 1 else queries, keys)  # fmt: skip
     bias = numbers(rng, shape, form.TYPE)
     bias[rng.random(shape) < 0.2] = -np.inf
@@ -307,12 +307,16 @@ def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "form",
-    [ATTENTION._replace(BIAS=1, LSE=True), ATTENTION._replace(BIAS=2, CONSUMERS=3), ATTENTION._replace(BIAS=1, CAUSAL=True, FLAT=False),
-     ATTENTION._replace(BIAS=2, TYPE=tl.float16, CONSUMERS=1, TURNS=False, FLAT=False)],
+    [
+        ATTENTION._replace(BIAS=1, LSE=True),
+        ATTENTION._replace(BIAS=2, CONSUMERS=3),
+        ATTENTION._replace(BIAS=1, CAUSAL=True, FLAT=False),
+        ATTENTION._replace(BIAS=2, TYPE=tl.float16, CONSUMERS=1, TURNS=False, FLAT=False),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random.Generator):
-    attend(form, rng, (2, 2, 1, 150, 136), shared_bias=shared)
+    attend(form, rng, (2, 2, 1, 150, 136), shared=shared)
 
 
 def random_attention(draw: np.random.Generator) -> AttentionForm:
