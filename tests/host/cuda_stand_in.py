@@ -195,9 +195,12 @@ def _interpreted(type_: TensorType, value: Any) -> Any:
     """An argument for the interpreter: memory that a session gave the address of, as arrays."""
     if isinstance(value, tuple):
         assert isinstance(type_.handle, TensorMapType)
-        address, shape, strides = value
+        address, shape, strides, *rest = value
         assert address % 16 == 0 and strides[-1] == 1
-        return _array(address, type_.handle.element, shape, strides)
+        array = _array(address, type_.handle.element, shape, strides)
+        return (
+            types.SimpleNamespace(base=array, shape=shape, strides=strides, steps=rest[1]) if len(rest) > 1 else array
+        )
     if isinstance(type_.element, PointerType):
         return _array(value, type_.element.element, (1 << 12,), (1,))
     return value

@@ -111,7 +111,7 @@ def _argument(operand: Operand, place: BufferReference | None) -> Any:
     """A kernel's argument as a plan has it."""
     if isinstance(operand, TiledOperand):
         assert place is not None
-        return TiledReference(place, operand.shape, operand.strides)
+        return TiledReference(place, operand.shape, operand.strides, operand.steps)
     return _number(operand) if place is None else place
 
 

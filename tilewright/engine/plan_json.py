@@ -130,6 +130,8 @@ def _argument_to_json(argument: Argument) -> dict[str, Any]:
     value = argument.value
     if isinstance(value, TiledReference):
         extents = {"shape": list(map(to_json, value.shape)), "strides": list(map(to_json, value.strides))}
+        if value.steps:
+            extents["steps"] = list(value.steps)
         return {**_argument_to_json(Argument(argument.type, value.place)), **extents}
     if isinstance(value, BufferReference):
         return {"type": argument.type, value.kind: value.name, "offset": to_json(value.offset)}
@@ -149,7 +151,8 @@ def _argument_from_json(data: Any, symbols: dict[str, Symbol]) -> Argument:
     if "shape" not in data:
         return Argument(type_text, place)
     shape, strides = (tuple(from_json(size, symbols) for size in data[name]) for name in ("shape", "strides"))
-    return Argument(type_text, TiledReference(place, shape, strides))
+    steps = tuple(map(_natural, data.get("steps", ())))
+    return Argument(type_text, TiledReference(place, shape, strides, steps))
 
 
 def _symbol(name: Any, low: Any, high: Any) -> Symbol:

@@ -129,7 +129,10 @@ class CudaKernel(CompiledKernel):
 def tensor_slot(slot: tuple[Any, ...], value: Any) -> Tensor:
     """What a launcher wants to know of a `TensorDescriptor`, whose slot is ``(address, *extents, *strides)``."""
     rank = len(slot) // 2
-    return slot[0], slot[1 : 1 + rank], slot[1 + rank :], value.round_f32_to_tf32
+    extents, strides = slot[1 : 1 + rank], slot[1 + rank :]
+    if value.steps is None:
+        return slot[0], extents, strides, value.round_f32_to_tf32
+    return slot[0], extents, strides, value.round_f32_to_tf32, tuple(value.steps)
 
 
 def with_tensors(parameters: Sequence[str], slots: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -32,6 +32,7 @@ class TensorDescriptor:
     `base` is an array (NumPy, PyTorch or DLPack), `shape` and `strides` are in elements, the last stride is 1.
     `block_shape` is the extents of a tile, `padding` what lies outside the tensor: "zero" or, for floats, "nan".
     `round_f32_to_tf32` lets hardware that multiplies tf32 round float32 elements when it loads them.
+    `steps`: how far neighbours of a tile are apart along each axis; None for next to each other.
     Fields may be changed between launches (autotune hooks rewrite `block_shape`); they are checked at each launch.
     Raises `LaunchError` for a tensor that cannot be described.
     """
@@ -42,13 +43,14 @@ class TensorDescriptor:
     block_shape: Sequence[int]
     padding: str = "zero"
     round_f32_to_tf32: bool = False
+    steps: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         rank = len(self.shape)  # texts of errors are made when there is one: launches make descriptors, too
         if not 1 <= rank <= MAXIMUM_RANK:
             raise LaunchError(f"a tensor descriptor has 1 to {MAXIMUM_RANK} axes, got {rank}")
-        for name, values in (("strides", self.strides), ("block_shape", self.block_shape)):
-            if len(values) != rank:
+        for name, values in (("strides", self.strides), ("block_shape", self.block_shape), ("steps", self.steps)):
+            if values is not None and len(values) != rank:
                 raise LaunchError(f"rank mismatch: shape has {rank} axes, {name} {len(values)}")
         if min(self.shape) <= 0:
             raise LaunchError(f"shape must be positive, got {list(self.shape)}")

@@ -185,9 +185,15 @@ def _tile_of_map(operands: Types, what: str) -> tuple[int, SharedType]:
         _number(coordinate, int32, "a coordinate")
     tile = _shared(operands[1 + rank], writable=True)
     require(not tile.transposed, f"{what} moves tiles as they lie in memory, not transposed")
-    fits = without_ones(tile.shape) == without_ones(found.block) and tile.element == found.element
-    require(fits, f"{operands[1 + rank]} is not a tile of {operands[0]}")
+    fits = without_ones(tile.shape) == without_ones(found.block) or _in_rows(tile, found.block)
+    require(fits and tile.element == found.element, f"{operands[1 + rank]} is not a tile of {operands[0]}")
     return rank, tile
+
+
+def _in_rows(tile: SharedType, block: tuple[int, ...]) -> bool:
+    """Whether a tile of rows, each in one row of the swizzle, holds a block whose axes but the last are its rows."""
+    whole = not tile.swizzle or block[-1] * tile.element.itemsize <= tile.swizzle
+    return whole and tile.shape == (prod(block[:-1]), block[-1])
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

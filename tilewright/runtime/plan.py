@@ -41,11 +41,15 @@ class BufferReference:
 
 @dataclass(frozen=True)
 class TiledReference:
-    """A tensor that a GPU's kernel accesses in tiles: its place, extents and strides (elements, slowest axis first)."""
+    """A tensor that a GPU's kernel accesses in tiles: its place, extents and strides (elements, slowest axis first).
+
+    `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.
+    """
 
     place: BufferReference
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

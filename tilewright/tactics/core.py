@@ -33,12 +33,14 @@ class TiledOperand:
     """A tensor that a kernel reads or writes in tiles of `block` by the tensor memory accelerator.
 
     `shape` and `strides` (elements) may be other than the value's own: leading dimensions seen as one.
+    `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.
     """
 
     value: Union[Value, PackedConstant]
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     block: tuple[int, ...]
+    steps: tuple[int, ...] = ()
 
 
 Operand = Union[Value, PackedConstant, TiledOperand, Size, float]

@@ -16,11 +16,17 @@ _COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwi
 
 
 class GlobalTensor:
-    """What a tensor map stands for: an array of any strides, the tile, and what lies outside."""
+    """What a tensor map stands for: an array of any strides, the tile, and what lies outside.
 
-    def __init__(self, array: Array, block: tuple[int, ...], padding: str = "zero") -> None:
+    `steps`: along each axis, how far the elements of a tile are apart.
+    """
+
+    def __init__(
+        self, array: Array, block: tuple[int, ...], padding: str = "zero", steps: tuple[int, ...] | None = None
+    ) -> None:
         self.array, self.block, self.padding = array, block, padding
         self.rank = len(block)
+        self.steps = steps or (1,) * self.rank
 
     def fetch(self, coordinates: Sequence[int], shape: tuple[int, ...]) -> Array:
         """The tile at some coordinates; zero or NaN outside the tensor."""
@@ -46,16 +52,16 @@ class GlobalTensor:
     def _inside(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where the tile meets the tensor: in the tile, and in the tensor."""
         of_tile, of_tensor = [], []
-        for start, extent, size in zip(coordinates, self.block, self.array.shape, strict=True):
-            first, end = min(max(start, 0), size), max(min(start + extent, size), 0)
-            end = max(first, end)
-            of_tile.append(slice(first - start, end - start) if end > first else slice(0, 0))
-            of_tensor.append(slice(first, end))
+        for start, extent, size, step in zip(coordinates, self.block, self.array.shape, self.steps, strict=True):
+            first = min(max(-(start // step), 0), extent)  # the first element that is not before the tensor
+            end = max(first, min(extent, -(-(size - start) // step)))
+            of_tile.append(slice(first, end))
+            of_tensor.append(slice(start + first * step, start + end * step, step) if end > first else slice(0, 0))
         return tuple(of_tile), tuple(of_tensor)
 
 
 def global_tensor(name: str, kind: TensorMapType, given: Any) -> GlobalTensor:
-    """The argument for a tensor map: an array, or a description with base (an array), shape, strides and padding.
+    """The argument for a tensor map: an array, or a description with base (an array), shape, strides, padding, steps.
 
     Raises `LaunchError` when it does not fit the parameter.
     """
@@ -74,4 +80,4 @@ def global_tensor(name: str, kind: TensorMapType, given: Any) -> GlobalTensor:
         raise LaunchError(f"argument {name}: an array of {array.ndim} axes for {kind}")
     if array.dtype != kind.element.numpy:
         raise LaunchError(f"argument {name}: an array of {array.dtype} for {kind}")
-    return GlobalTensor(array, kind.block, padding)
+    return GlobalTensor(array, kind.block, padding, getattr(given, "steps", None))

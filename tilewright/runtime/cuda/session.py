@@ -38,7 +38,7 @@ class _Pointer:
 
     number: int
     offset: int
-    tiled: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    tiled: tuple[Any, ...] | None = None  # what a tensor map wants to know besides the address
 
     def value(self, addresses: Sequence[int]) -> Any:
         address = addresses[self.number] + self.offset
@@ -289,9 +289,11 @@ class CudaSession:
 
     def _argument(self, argument: Argument, symbols: Mapping[str, int]) -> Any:
         value = argument.value
-        tiled = None
+        tiled: tuple[Any, ...] | None = None
         if isinstance(value, TiledReference):
             tiled = (_sizes(value.shape, symbols), _sizes(value.strides, symbols))
+            if value.steps:
+                tiled = (*tiled, False, value.steps)
             value = value.place
         if not isinstance(value, BufferReference):
             return value if isinstance(value, float) else evaluate(value, symbols)

@@ -17,8 +17,14 @@ from tilewright.runtime.cuda.program import TensorMapUse
 BYTES = 128
 _KEPT = 1024  # maps of one parameter; a program that shows a kernel more tensors than this starts over
 
-# Address, extents and strides in elements, slowest axis first; then, if wanted, whether float32 is rounded to tf32.
-Tensor = tuple[int, tuple[int, ...], tuple[int, ...]] | tuple[int, tuple[int, ...], tuple[int, ...], bool]
+# Address, extents and strides in elements, slowest axis first; then, if wanted, whether float32 is rounded to tf32, and
+# how far neighbours of a box are apart along each axis.
+_Extents = tuple[int, ...]
+Tensor = (
+    tuple[int, _Extents, _Extents]
+    | tuple[int, _Extents, _Extents, bool]
+    | tuple[int, _Extents, _Extents, bool, _Extents]
+)
 
 # Types whose bits are only moved are unsigned integers of their size.
 # Stores that take the lesser or greater number need to know signed ones.
@@ -56,15 +62,18 @@ def encode(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     rounded: bool = False,
+    steps: tuple[int, ...] | None = None,
     *,
     name: str = "tensor",
 ) -> bytes:
     """The map of the tensor at `address` with these extents and strides (elements, slowest axis first).
 
-    `rounded`: float32 elements are rounded to tf32 on their way to shared memory.
+    `rounded`: float32 elements are rounded to tf32 on their way to shared memory.  `steps`: along each axis, how far
+    the elements of a box are apart (1 along the last).
     Raises `LaunchError` naming the rule that the tensor or the box breaks.
     """
-    _validate(use, address, shape, strides, name)
+    steps = steps or (1,) * len(shape)
+    _validate(use, address, shape, strides, steps, name)
     cuda = api()
     element = use.element
     kind = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_kind(element, rounded)}")
@@ -78,8 +87,8 @@ def encode(
             address,
             [cuda.cuuint64_t(extent) for extent in reversed(shape)],
             [cuda.cuuint64_t(stride * element.itemsize) for stride in reversed(strides[:-1])],
-            [cuda.cuuint32_t(extent) for extent in reversed(use.box)],
-            [cuda.cuuint32_t(1)] * len(shape),
+            [cuda.cuuint32_t(extent * step) for extent, step in zip(reversed(use.box), reversed(steps), strict=True)],
+            [cuda.cuuint32_t(step) for step in reversed(steps)],
             cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
             getattr(cuda.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
@@ -90,7 +99,9 @@ def encode(
     return _bytes(encoded)
 
 
-def _validate(use: TensorMapUse, address: int, shape: tuple[int, ...], strides: tuple[int, ...], name: str) -> None:
+def _validate(
+    use: TensorMapUse, address: int, shape: _Extents, strides: _Extents, steps: _Extents, name: str
+) -> None:  # fmt: skip
     size = use.element.itemsize
 
     def require(condition: bool, problem: str) -> None:
@@ -107,7 +118,10 @@ def _validate(use: TensorMapUse, address: int, shape: tuple[int, ...], strides: 
             stride * size % 16 == 0 and 0 <= stride * size < 1 << 40,
             f"a stride of {stride} elements of {size} bytes is not a multiple of 16 bytes",
         )
-    require(all(1 <= extent <= 256 for extent in use.box), f"the box {list(use.box)} has extents beyond 256")
+    require(len(steps) == len(shape) and steps[-1] == 1, f"its steps {list(steps)} are not one an axis, the last 1")
+    require(all(1 <= step <= 8 for step in steps), f"its steps {list(steps)} must be 1 to 8")
+    reach = [extent * step for extent, step in zip(use.box, steps, strict=True)]
+    require(all(1 <= extent <= 256 for extent in reach), f"the box {reach} has extents beyond 256")
     row = use.box[-1] * size
     require(row % 16 == 0, f"the last axis of the box {list(use.box)} is {row} bytes, and must be a multiple of 16")
     require(
