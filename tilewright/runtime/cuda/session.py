@@ -17,48 +17,18 @@ from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
-from tilewright.runtime.cuda.launch import Start, launcher
+from tilewright.runtime.cuda.launch import launcher
+from tilewright.runtime.cuda.launches import Binder, Launch, place_of, taken
 from tilewright.runtime.cuda.program import Program
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
-from tilewright.runtime.plan import Argument, BufferReference, Choice, Plan, Step, TensorSpec, TiledReference
+from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices
 from tilewright.runtime.shapes import Binding, Shapes
 from tilewright.runtime.tensors import TensorView, check_writable, finish
-from tilewright.symbolic import Size, evaluate
 
 _ALIGNMENT = 256  # of weights and staged tensors in the GPU's memory
 _SHAPES = 256  # shapes whose launches are kept
-
-
-@dataclass(frozen=True)
-class _Pointer:
-    """An argument that changes with the caller's memory: number among inputs and outputs, byte offset, and for a
-    tensor in tiles its extents and strides."""
-
-    number: int
-    offset: int
-    tiled: tuple[Any, ...] | None = None  # what a tensor map wants to know besides the address
-
-    def value(self, addresses: Sequence[int]) -> Any:
-        address = addresses[self.number] + self.offset
-        return address if self.tiled is None else (address, *self.tiled)
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """A kernel's launch for known sizes; `pointers` are the positions of arguments that the caller's memory gives."""
-
-    start: Start
-    grid: tuple[int, int, int]
-    arguments: tuple[Any, ...]
-    pointers: tuple[tuple[int, _Pointer], ...]
-
-    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
-        arguments = list(self.arguments)
-        for position, pointer in self.pointers:
-            arguments[position] = pointer.value(addresses)
-        self.start(*self.grid, stream, *arguments)
 
 
 class CudaSession:
@@ -74,16 +44,17 @@ class CudaSession:
         self.graphs = GraphCache()
         self._shapes = Shapes(plan)
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
-        self._numbers = {("input", spec.name): number for number, spec in enumerate(plan.inputs)}
-        self._numbers |= {("output", spec.name): len(plan.inputs) + n for n, spec in enumerate(plan.outputs)}
+        numbers = {("input", spec.name): number for number, spec in enumerate(plan.inputs)}
+        numbers |= {("output", spec.name): len(plan.inputs) + n for n, spec in enumerate(plan.outputs)}
         self._arena = DeviceBuffer(device)
         self._staging = DeviceBuffer(device)
         self._pinned = PinnedBuffer(device)
-        self._launches: dict[tuple[int, ...], list[_Launch]] = {}
+        self._launches: dict[tuple[int, ...], list[Launch]] = {}
         self._lock = threading.Lock()
         self._last_stream: int | None = None
         with device.active():
-            self._starts = {key: launcher(program, device) for key, program in programs.items()}
+            starts = {key: launcher(program, device) for key, program in programs.items()}
+            self._binder = Binder(starts, numbers, self._address)
             self._weight_memory, self._weights = self._upload(weights)
             cuda = api()
             flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
@@ -95,7 +66,7 @@ class CudaSession:
         """The weights that the plan reads, in the GPU's memory, and their addresses."""
         names = dict.fromkeys(
             place.name for step in self.plan.steps for choice in step.choices for argument in choice.arguments
-            if (place := _place(argument)) is not None and place.kind == "weight"
+            if (place := place_of(argument)) is not None and place.kind == "weight"
         )  # fmt: skip
         offsets: dict[str, int] = {}
         end = 0
@@ -158,7 +129,7 @@ class CudaSession:
         """The symbols' values for these inputs. Raises `ShapeError` and `InputError`."""
         return dict(zip(self.plan.symbols, self._shapes.symbols(self._bind_inputs(inputs)), strict=True))
 
-    def _enqueue(self, launches: Sequence[_Launch], stream: int, addresses: Sequence[int]) -> None:
+    def _enqueue(self, launches: Sequence[Launch], stream: int, addresses: Sequence[int]) -> None:
         for launch in launches:
             launch(stream, addresses)
 
@@ -265,7 +236,7 @@ class CudaSession:
 
     # -- Launches -----------------------------------------------------------------------------------------------------
 
-    def _launches_for(self, call: _Call) -> list[_Launch]:
+    def _launches_for(self, call: _Call) -> list[Launch]:
         """The plan's launches for the call's sizes."""
         if call.binding.arena_bytes > self._arena.bytes:
             self._wait()
@@ -275,33 +246,15 @@ class CudaSession:
         found = self._launches.get(call.values)
         if found is None:
             symbols = dict(zip(self.plan.symbols, call.values, strict=True))
-            found = [self._launch(_taken(step, symbols), symbols) for step in self.plan.steps]
+            found = [self._binder.launch(taken(step, symbols), symbols) for step in self.plan.steps]
             if len(self._launches) >= _SHAPES:
                 self._launches.clear()
             self._launches[call.values] = found
         return found
 
-    def _launch(self, choice: Choice, symbols: Mapping[str, int]) -> _Launch:
-        x, y, z = (evaluate(extent, symbols) for extent in choice.grid)
-        arguments = [self._argument(argument, symbols) for argument in choice.arguments]
-        pointers = [(n, argument) for n, argument in enumerate(arguments) if isinstance(argument, _Pointer)]
-        return _Launch(self._starts[choice.kernel], (x, y, z), tuple(arguments), tuple(pointers))
-
-    def _argument(self, argument: Argument, symbols: Mapping[str, int]) -> Any:
-        value = argument.value
-        tiled: tuple[Any, ...] | None = None
-        if isinstance(value, TiledReference):
-            tiled = (_sizes(value.shape, symbols), _sizes(value.strides, symbols))
-            if value.steps:
-                tiled = (*tiled, False, value.steps)
-            value = value.place
-        if not isinstance(value, BufferReference):
-            return value if isinstance(value, float) else evaluate(value, symbols)
-        offset = evaluate(value.offset, symbols)
-        if value.kind in ("input", "output"):
-            return _Pointer(self._numbers[value.kind, value.name], offset, tiled)
-        address = offset + (self._arena.address if value.kind == "arena" else self._weights[value.name])
-        return address if tiled is None else (address, *tiled)
+    def _address(self, place: BufferReference) -> int:
+        """Where the arena, or a weight, begins."""
+        return self._arena.address if place.kind == "arena" else self._weights[place.name]
 
     # -- Order --------------------------------------------------------------------------------------------------------
 
@@ -431,20 +384,3 @@ def _check_writable(found: DeviceView, value: Any, role: str) -> None:
         )
     if found.on_host:
         check_writable(TensorView(found.address, found.dtype, found.shape, found.owner, found.copied), value, role)
-
-
-def _place(argument: Argument) -> BufferReference | None:
-    """The memory that an argument points to."""
-    value = argument.value
-    if isinstance(value, TiledReference):
-        return value.place
-    return value if isinstance(value, BufferReference) else None
-
-
-def _taken(step: Step, symbols: Mapping[str, int]) -> Choice:
-    """The choice of a step for these sizes."""
-    return next(c for c in step.choices if c.at_most is None or evaluate(c.size, symbols) <= c.at_most)
-
-
-def _sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(evaluate(size, symbols) for size in sizes)
