@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from tilewright.ir.verifier import verify
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.failures import WORDS, Failure
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -47,7 +49,10 @@ def run_compiled(function: Function, arguments: Sequence[Any], grid: Sequence[in
     library = load_objects([code.image], [kernel.symbol])
     types = [str(argument.type) for argument in function.region.arguments]
     slots = b"".join(slot(text, value) for text, value in zip(types, arguments, strict=True))
-    launch(library.address(kernel.symbol), slots, (*grid, 1, 1, 1)[:3], kernel.scratch_bytes, threads)
+    record = (ctypes.c_int64 * WORDS)()
+    watch = ctypes.addressof(record) if kernel.asserts else None
+    launch(library.address(kernel.symbol), slots, (*grid, 1, 1, 1)[:3], kernel.scratch_bytes, threads, watch)
+    assert Failure.read(record) is None
 
 
 def check(

@@ -107,6 +107,36 @@ def test_a_shared_library_of_it_loads(tmp_path: Path, rng: np.random.Generator) 
     np.testing.assert_allclose(out, expected(x, 0.5, True), rtol=1e-5, atol=1e-6)
 
 
+@tilewright.jit(debug=True)
+def checked(x, out, unused, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n, other=1)
+    tl.device_assert(value > 0, "100% above zero")
+    tl.store(out + i, 2 * value, mask=i < n)
+
+
+@needs_cc
+@needs_posix
+def test_a_failed_assertion_is_told(tmp_path: Path) -> None:
+    code = build(checked, parse_signature(checked, "*f32, *f32, *f32, i32", {"BLOCK": 64}))
+    assert "or 2 when an assertion failed" in code.header
+    for fact in ("x: float32, read;", "out: float32, written;", "unused: float32, not accessed;"):
+        assert fact in code.header
+    object_file, _ = code.write(tmp_path)
+    (tmp_path / "main.c").write_text(
+        '#include "checked.h"\nfloat x[256], out[256];\nint main(int count, char **given) {\n'
+        "    for (int i = 0; i < 256; i++) x[i] = i == 130 && count > 1 ? -1 : 1;\n"
+        "    return checked(x, out, 0, 256, 4, 1, 1, 1);\n}\n"
+    )
+    program = tmp_path / "program"
+    subprocess.run(["cc", tmp_path / "main.c", object_file, "-o", program, "-lm", "-lpthread"], check=True)
+    assert subprocess.run([program], capture_output=True).returncode == 0
+    failed = subprocess.run([program, "fail"], capture_output=True, text=True)
+    assert failed.returncode == 2
+    assert "assertion failed: 100% above zero, in program instance (2, 0, 0)\n" in failed.stdout
+    assert failed.stdout.startswith(checked.file)
+
+
 def test_the_header_says_what_a_caller_must_know() -> None:
     header = built(name="run_it", target="cpu:x86-64-v3").header
     assert (

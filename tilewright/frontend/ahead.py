@@ -22,14 +22,15 @@ from typing import Any
 import tilewright
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, TargetError
-from tilewright.frontend.compiled import written_parameters
+from tilewright.frontend.compiled import Accesses, accesses
 from tilewright.frontend.jit import JITFunction
-from tilewright.ir.core import Parameter, Value
+from tilewright.ir.core import Operation, Parameter, Value
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.pipeline import lower
+from tilewright.targets.cpu.failures import WORDS, assertions
+from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
 
@@ -167,20 +168,27 @@ def build(
     function = kernel.trace(signature.types, signature.constants, described)
     lowered = lower(function, chosen, {})
     parameters = function.region.arguments
-    wrapper = _wrapper(exported, parameters, lowered.symbol, lowered.scratch_bytes, "windows" not in chosen.triple)
+    failures = [_failure_text(operation) for operation in assertions(function)] if lowered.asserts else []
+    wrapper = _wrapper(exported, parameters, lowered, failures, "windows" not in chosen.triple)
     whole = lowered.text + wrapper
     for called, declaration in _DECLARATIONS.items():
         if f"@{called}(" in wrapper and not _declared(called, lowered.text):
             whole += f"\n{declaration}"
     code = assemble(whole + "\n", chosen)
-    written = written_parameters(function)
-    return AheadOfTime(exported, code.image, _header(exported, kernel, signature, parameters, written, chosen))
+    header = _header(exported, kernel, signature, parameters, accesses(function), chosen, lowered.asserts)
+    return AheadOfTime(exported, code.image, header)
 
 
 def _without_tiles(target: CPUTarget) -> CPUTarget:
     """The target without AMX, which a program must ask its system for before it may use it."""
     features = frozenset(name for name in target.features if not name.startswith("amx"))
     return CPUTarget.from_features(target.triple, target.cpu, features, target.l1_bytes, target.l2_bytes)
+
+
+_RESULTS = {
+    False: "0, or 1 when there was no memory",
+    True: "0, 1 when there was no memory, or 2 when an assertion failed, which is printed",
+}
 
 
 def _declared(name: str, text: str) -> bool:
@@ -259,12 +267,40 @@ check:
   %done = load atomic i64, ptr %done.p seq_cst, align 8
   %short = icmp ne i64 %done, %total
   %status = zext i1 %short to i32
+{end}}}
+"""
+_END = """  ret i32 %status
+"""
+# A kernel with assertions has one slot more, the address of a record; what failed is told by a line of its own.
+_WATCH = """  %record = alloca [{words} x i64], align 16
+  store i64 0, ptr %record, align 8
+  %slot.record = getelementptr i64, ptr %slots, i64 {place}
+  store ptr %record, ptr %slot.record, align 8"""
+_TELL = """  %state.failed = load i64, ptr %record, align 8
+  %all.hold = icmp eq i64 %state.failed, 0
+  br i1 %all.hold, label %hold, label %tell
+hold:
   ret i32 %status
-}}
+tell:
+  %number.p = getelementptr i64, ptr %record, i64 1
+  %number = load i64, ptr %number.p, align 8
+  %text.p = getelementptr ptr, ptr @{name}.texts, i64 %number
+  %text = load ptr, ptr %text.p, align 8
+  %x.p = getelementptr i64, ptr %record, i64 2
+  %y.p = getelementptr i64, ptr %record, i64 3
+  %z.p = getelementptr i64, ptr %record, i64 4
+  %x = load i64, ptr %x.p, align 8
+  %y = load i64, ptr %y.p, align 8
+  %z = load i64, ptr %z.p, align 8
+  %printed = call i32 (ptr, ...) @printf(ptr %text, i64 %x, i64 %y, i64 %z)
+  %flushed = call i32 @fflush(ptr null)
+  ret i32 2
 """
 _DECLARATIONS = {
     "malloc": "declare ptr @malloc(i64)",
     "free": "declare void @free(ptr)",
+    "printf": "declare i32 @printf(ptr, ...)",
+    "fflush": "declare i32 @fflush(ptr)",
     "pthread_create": "declare i32 @pthread_create(ptr, ptr, ptr, ptr)",
     "pthread_join": "declare i32 @pthread_join(i64, ptr)",
     "llvm.smin.i64": "declare i64 @llvm.smin.i64(i64, i64)",
@@ -302,7 +338,27 @@ _ONE_THREAD = """create:
   br label %check"""
 
 
-def _wrapper(name: str, parameters: Sequence[Value], symbol: str, scratch_bytes: int, threads: bool) -> str:
+def _failure_text(operation: Operation) -> str:
+    """What is printed when an assertion fails, a format of the three program ids."""
+    place = f"{operation.location}: " if operation.location else ""
+    text = f"{place}assertion failed: {operation.attributes['message']}".replace("%", "%%")
+    return f"{text}, in program instance (%lld, %lld, %lld)\n"
+
+
+def _texts(name: str, texts: Sequence[str]) -> str:
+    """A table of C strings."""
+    lines = []
+    for number, text in enumerate(texts):
+        letters = [*text.encode(), 0]
+        encoded = "".join(f"\\{letter:02X}" for letter in letters)
+        lines.append(f'@{name}.text.{number} = private constant [{len(letters)} x i8] c"{encoded}"')
+    listed = ", ".join(f"ptr @{name}.text.{number}" for number in range(len(texts)))
+    return "\n".join([*lines, f"@{name}.texts = private constant [{len(texts)} x ptr] [{listed}]", ""])
+
+
+def _wrapper(
+    name: str, parameters: Sequence[Value], lowered: LoweredKernel, failures: Sequence[str], threads: bool
+) -> str:
     """LLVM text of the C function and of its workers, which goes behind the kernel's."""
     given, stores = [], []
     for index, value in enumerate(parameters):
@@ -318,17 +374,20 @@ def _wrapper(name: str, parameters: Sequence[Value], symbol: str, scratch_bytes:
     for axis, extent in enumerate(("x", "y", "z"), len(parameters)):
         stores.append(f"  %slot{axis} = getelementptr i64, ptr %slots, i64 {axis}")
         stores.append(f"  store i64 %grid.{extent}, ptr %slot{axis}, align 8")
+    if failures:
+        stores.append(_WATCH.format(words=WORDS, place=len(parameters) + 3))
     text = _WORKER.format(
         name=name,
-        symbol=symbol,
-        scratch_bytes=scratch_bytes + 128,
+        symbol=lowered.symbol,
+        scratch_bytes=lowered.scratch_bytes + 128,
         parameters="".join(given),
-        slot_count=len(parameters) + 3,
+        slot_count=len(parameters) + 3 + bool(failures),
         stores="\n".join(stores),
         most=MOST_THREADS,
         threading=(_POSIX_THREADS if threads else _ONE_THREAD).format(name=name),
+        end=_TELL.format(name=name) if failures else _END,
     )
-    return text
+    return text + _texts(name, failures) if failures else text
 
 
 def _number(kind: TensorType) -> DType:
@@ -357,16 +416,16 @@ def _header(
     kernel: JITFunction,
     signature: Signature,
     parameters: Sequence[Value],
-    written: frozenset[str],
+    accessed: Accesses,
     target: CPUTarget,
+    asserts: bool,
 ) -> str:
     """The C header: the function, and what its caller must know."""
     guard = f"TILEWRIGHT_{name.upper()}_H"
-    arguments = [f"{_c_type(value.type, value.name in written)}{value.name}" for value in parameters]
+    arguments = [f"{_c_type(value.type, value.name in accessed.written)}{value.name}" for value in parameters]
     arguments += ["int64_t grid_x", "int64_t grid_y", "int64_t grid_z", "int threads"]
     facts = [
-        f"   {value.name}: {_fact(value, signature.divisors.get(value.name, 1), value.name in written)}"
-        for value in parameters
+        f"   {value.name}: {_fact(value, signature.divisors.get(value.name, 1), accessed)}" for value in parameters
     ]
     constants = ", ".join(f"{entry} = {value!r}" for entry, value in signature.constants.items()) or "none"
     return "\n".join(
@@ -375,7 +434,7 @@ def _header(
             f"{tilewright.__version__} for {target.architecture} {target.cpu}.",
             "",
             "   Runs all instances of the grid on up to `threads` threads, the calling one included, and returns when",
-            "   they are done: 0, or 1 when there was no memory. Link with -lm and, on older systems, -lpthread.",
+            f"   they are done: {_RESULTS[asserts]}. Link with -lm and, on older systems, -lpthread.",
             f"   Constants: {constants}",
             *facts,
             f"   The CPU must have: {' '.join(target.required_features(tiles=False)) or 'nothing special'} */",
@@ -395,9 +454,10 @@ def _header(
     )
 
 
-def _fact(value: Value, divisor: int, written: bool) -> str:
+def _fact(value: Value, divisor: int, accessed: Accesses) -> str:
     if isinstance(value.type.element, PointerType):
-        use = "read and written" if written else "read"
+        uses = [use for use, names in (("read", accessed.read), ("written", accessed.written)) if value.name in names]
+        use = " and ".join(uses) or "not accessed"
         return f"{value.type.element.element.name}, {use}; the address is divisible by {divisor}"
     known = f", divisible by {divisor}" if divisor > 1 else ""
     return f"{_number(value.type).name}{known}"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import LaunchError
+from tilewright.errors import ExecutionError, LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import classify
 from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.diagnostics import located_execution_error
 from tilewright.ir.printer import print_function
 from tilewright.language.function import SourceFunction
 from tilewright.runtime.launch import launch
@@ -22,6 +26,7 @@ from tilewright.runtime.library import NativeLibrary, load_objects
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
+from tilewright.targets.cpu.failures import WORDS, Failure, assertions
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,25 @@ class CompiledKernel:
             packed = self._pack(*slots)
         except struct.error as error:
             raise self.misfit(error) from None
-        launch(self.address, packed, grid, self.binary.scratch_bytes)
+        if not self.binary.asserts:
+            launch(self.address, packed, grid, self.binary.scratch_bytes)
+            return
+        with self.watched() as record:
+            launch(self.address, packed, grid, self.binary.scratch_bytes, record=record)
+
+    @contextmanager
+    def watched(self) -> Iterator[int]:
+        """Around a launch of a kernel with assertions, which gets this address as its last slot.
+
+        Raises `ExecutionError` where one failed, as the interpreter does.
+        """
+        record = (ctypes.c_int64 * WORDS)()
+        yield ctypes.addressof(record)
+        failure = Failure.read(record)
+        if failure is not None:
+            operation = next(islice(assertions(self.function), failure.number, None))
+            error = ExecutionError(f"assertion failed: {operation.attributes['message']}", element=failure.element)
+            raise located_execution_error(error, "assert", operation.location, failure.program_id)
 
     @property
     def hash(self) -> str:
@@ -285,8 +308,21 @@ def full_grid(grid: Any) -> tuple[int, int, int]:
     return (*numbers, 1, 1)[:3]  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Accesses:
+    """Names of pointer parameters that a kernel may load through, and that it may store through."""
+
+    read: frozenset[str]
+    written: frozenset[str]
+
+
 def written_parameters(function: Function) -> frozenset[str]:
-    """Names of pointer parameters that a kernel may store through, following pointers through every operation."""
+    """Names of pointer parameters that a kernel may store through."""
+    return accesses(function).written
+
+
+def accesses(function: Function) -> Accesses:
+    """What a kernel does with its pointer parameters, following pointers through every operation."""
     sources: dict[Value, set[str]] = {
         value: {value.name} if value.type.is_pointer else set() for value in function.region.arguments
     }
@@ -299,8 +335,15 @@ def written_parameters(function: Function) -> frozenset[str]:
             missing = sources.get(source, set()) - known
             known |= missing
             changed = changed or bool(missing)
-    stores = [entry for entry in function.walk() if entry.opcode in ("store", "atomic_rmw", "atomic_cas")]
-    return frozenset(name for entry in stores for name in sources.get(entry.operands[0], set()))
+
+    def reached(*opcodes: str) -> frozenset[str]:
+        through = [entry.operands[0] for entry in function.walk() if entry.opcode in opcodes]
+        return frozenset(name for pointer in through for name in sources.get(pointer, set()))
+
+    return Accesses(reached("load", *_ATOMICS), reached("store", *_ATOMICS))
+
+
+_ATOMICS = ("atomic_rmw", "atomic_cas")
 
 
 def _pointer_flow(operation: Operation) -> Iterator[tuple[Value, Value]]:

@@ -146,17 +146,29 @@ class CPULaunch:
 
     def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
         """The first run loads the machine code."""
-        kernel = self.kernel
-        self._start = launcher(kernel.address, kernel.binary.scratch_bytes)
-        self.run = self._second
+        binary = self.kernel.binary
+        self._start = launcher(self.kernel.address, binary.scratch_bytes)
+        self.run = self._watched if binary.asserts else self._second
+        return (self._watched if binary.asserts else self._once)(grid, arguments, slots)
+
+    def _watched(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
+        """A run of a kernel with assertions: the first that fails is raised."""
+        try:
+            with self.kernel.watched() as record:
+                return self._once(grid, arguments, slots, record)
+        except ExecutionError as error:
+            raise error.with_traceback(None) from None  # the message says where; our own frames do not help
+
+    def _once(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any], *last: int) -> CompiledKernel:
+        """A run whose steps nobody has written out; `last` are slots behind the grid's."""
         self.interface.check_written(arguments)
         extents = full_grid(grid)
         try:
-            packed = kernel.packer(3)(*self.interface.flat(slots), *extents)
+            packed = self.kernel.packer(3 + len(last))(*self.interface.flat(slots), *extents, *last)
         except struct.error as error:
-            raise kernel.misfit(error) from None
+            raise self.kernel.misfit(error) from None
         self._observe(packed, extents, arguments)
-        return kernel
+        return self.kernel
 
     def _second(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
         """There is a second run, so there may be many: generate the function."""

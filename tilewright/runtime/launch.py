@@ -13,22 +13,29 @@ from tilewright.runtime.parallel import run_parallel
 from tilewright.settings import settings
 
 _GRID = struct.Struct("<3q")
+_ADDRESS = struct.Struct("<Q")
 _CONTEXT = struct.Struct("<2q")
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 def launch(
-    address: int, slots: bytes, grid: tuple[int, int, int], scratch_bytes: int = 0, threads: int | None = None
+    address: int,
+    slots: bytes,
+    grid: tuple[int, int, int],
+    scratch_bytes: int = 0,
+    threads: int | None = None,
+    record: int | None = None,
 ) -> None:
     """Run every instance of `grid` of the kernel at `address`; returns when all are finished.
 
     `slots` holds the parameters, 8 bytes each, as `targets.base.Binary` describes; the grid's three are
-    added here.  `threads` is `settings.threads` when None.  The GIL is released meanwhile; whoever calls
-    keeps the memory that the slots point to alive.
+    added here, and of a kernel with assertions the address of a `record`.  `threads` is `settings.threads` when None.
+    The GIL is released meanwhile; whoever calls keeps the memory that the slots point to alive.
     """
     total = grid[0] * grid[1] * grid[2]
     if total > 0:
-        launcher(address, scratch_bytes)(slots + _GRID.pack(*grid), total, threads)
+        last = b"" if record is None else _ADDRESS.pack(record)
+        launcher(address, scratch_bytes)(slots + _GRID.pack(*grid) + last, total, threads)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -31,7 +31,8 @@ class Binary:
 
     `arguments` is an array of 8-byte slots, one for each entry of `parameters` in order (pointers and
     integers as 64-bit values, sign- or zero-extended; floats in the low bytes of their slot, in the
-    parameter's own format), followed by three slots with the grid's x, y and z extents.  Instances
+    parameter's own format), followed by three slots with the grid's x, y and z extents, and in a kernel
+    that `asserts` one with the address of a record (`targets.cpu.failures`).  Instances
     `begin` to `end - 1` of the linear grid (x fastest) are run in order.  `scratch` is private to the
     call, 64-byte aligned, and at least `scratch_bytes` long.
     """
@@ -42,6 +43,7 @@ class Binary:
     image: bytes  # object file, cubin
     parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "f32", …
     scratch_bytes: int  # of memory that the launcher provides
+    asserts: bool = False  # whether a CPU's kernel has assertions
     features: tuple[str, ...] = ()  # what the machine must have: LLVM's names of CPU features, a GPU architecture
     remarks: tuple[Remark, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)  # by stage, "ir", "llvm", "asm", "ptx", where kept
@@ -69,6 +71,10 @@ class Target(Protocol):
 
     def microtile(self, dtype: DType) -> tuple[int, int]:
         """Rows and columns of the register tile of `dot`: blocks in multiples of it run fastest."""
+        ...
+
+    def panel_group(self, dtype: DType, rows: int, depth: int) -> int:
+        """Steps of the depth that `dot` wants beside each other in panels, for products of at least `rows` rows."""
         ...
 
     def dot_rate(self, dtype: DType) -> float:

@@ -13,7 +13,7 @@ from tilewright.ir.printer import print_function
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.pipeline import LoweredKernel, identity, lower
+from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
 
@@ -30,7 +30,7 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
     keep_texts = bool(options.get(_KEEP_TEXTS)) or settings.dump_directory is not None
     lowering_options = {name: value for name, value in options.items() if name != _KEEP_TEXTS}
     text = print_function(function)
-    key = content_key(identity(function), target.key, json.dumps(lowering_options, sort_keys=True, default=repr))
+    key = content_key(text, target.key, json.dumps(lowering_options, sort_keys=True, default=repr))
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
         entry = cache.get(key)
@@ -66,6 +66,7 @@ def _metadata(
         "symbol": lowered.symbol,
         "parameters": [str(argument.type) for argument in function.region.arguments],
         "scratch_bytes": lowered.scratch_bytes,
+        "asserts": lowered.asserts,
         "features": target.required_features(tiles="llvm.x86.tile" in lowered.text),
         "remarks": [asdict(remark) for remark in lowered.remarks],
         "seconds": dict(seconds),
@@ -84,6 +85,7 @@ def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarg
         image=image,
         parameters=tuple(metadata["parameters"]),
         scratch_bytes=metadata["scratch_bytes"],
+        asserts=metadata["asserts"],
         features=tuple(metadata["features"]),
         remarks=tuple(Remark(**remark) for remark in metadata["remarks"]),
         texts=texts,

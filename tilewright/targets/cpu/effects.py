@@ -1,7 +1,7 @@
 """Operations lowered element by element: scalar stores, atomics, mapped functions, barriers, asserts and prints.
 
 Blocks of atomics go element by element, in row-major order.  Prints go through the C library's
-`printf`, a line for each element and operand; a failed assertion prints where it stands and aborts.
+`printf`, a line for each element and operand; a failed assertion ends its instance (`failures`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from functools import partial
 
 from tilewright.dtypes import DType, bfloat16, float64, int64
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.diagnostics import render
 from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
+from tilewright.targets.cpu.failures import NUMBER, emit_failure
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
 from tilewright.targets.cpu.storage import Storage
@@ -27,18 +28,19 @@ _INTEGER_KINDS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchang
 _FLOAT_KINDS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}
 
 
-def _assertion_text(operation: Operation) -> str:
-    """What a failed assertion prints: the place, and its line as compile errors show it."""
-    message, location = f"assertion failed: {operation.attributes['message']}", operation.location
-    return message if location is None else render(message, location, location.width)
-
-
 class EffectEmitter:
     """Emits one operation at a time."""
 
-    def __init__(self, evaluator: Evaluator, storage: dict[Value, Storage], programs: Sequence[LLVMValue]) -> None:
-        """`programs` are the instance's three program ids."""
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        storage: dict[Value, Storage],
+        programs: Sequence[LLVMValue],
+        record: LLVMValue | None,
+    ) -> None:
+        """`programs` are the instance's three program ids, `record` takes failures of kernels with assertions."""
         self.programs = list(programs)
+        self.record = record
         self.evaluator = evaluator
         self.builder = evaluator.builder
         self.storage = storage
@@ -159,12 +161,10 @@ class EffectEmitter:
         fails, on = builder.new_block("assert.fails"), builder.new_block("assert.holds")
         builder.branch_if(holds, on, fails, (1 << 20, 1))
         builder.start(fails)
-        text = _assertion_text(operation).replace("%", "%%")
-        element = f", element [{', '.join(['%lld'] * len(indices))}] of the block" if indices else ""
+        assert self.record is not None
         positions = [builder.add(index.base, 0) for index in indices]
-        self._printf(f"{text}\n  in program instance (%d, %d, %d){element}\n", [*self.programs, *positions])
-        builder.call("abort", "void", [])
-        builder.unreachable()
+        emit_failure(builder, self.record, integer(operation, NUMBER), self.programs, positions)
+        builder.ret()
         builder.start(on)
 
     def _print(self, operation: Operation) -> None:

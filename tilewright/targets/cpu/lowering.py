@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from tilewright import dtypes
 from tilewright.ir.core import Function, Operation, Value
@@ -15,6 +16,7 @@ from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_sha
 from tilewright.targets.cpu.effects import EffectEmitter
 from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.failures import assertions, emit_untouched
 from tilewright.targets.cpu.nests import NestEmitter
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.report import Report
@@ -74,6 +76,7 @@ class KernelLowering:
         self.remarks = self.placement.remarks
         self.report = Report(function, self.analysis)
         self.streams = self._has_streams()
+        self.asserts = any(True for _ in assertions(function))
 
     def _has_streams(self) -> bool:
         """Whether stores go around the caches: where x86 has instructions for it, and nothing in the kernel orders its
@@ -108,7 +111,7 @@ class KernelLowering:
             parameters.append((register_type(argument.type.element), f"p{number}", " ".join(attributes)))
         parameters.append(("ptr", "scratch", "noalias align 64"))
         parameters += [("i32", f"{kind}_{axis}", "") for kind in ("program", "count") for axis in _GRID]
-        return parameters
+        return [*parameters, ("ptr", "record", "")] if self.asserts else parameters
 
     def _emit_instance(self, steps: Sequence[Step]) -> None:
         attributes = function_attributes(self.target)
@@ -122,7 +125,8 @@ class KernelLowering:
         )
         builder.float_flags = "contract" if self.fuse else ""
         count = len(self.function.region.arguments)
-        scratch, *grid = builder.arguments[count:]
+        scratch, *rest = builder.arguments[count:]
+        grid, record = rest[:6], rest[6] if self.asserts else None
         self.builder = builder
         self.scalars: dict[Value, LLVMValue] = dict(
             zip(self.function.region.arguments, builder.arguments[:count], strict=True)
@@ -136,7 +140,7 @@ class KernelLowering:
         self.evaluator.streams = self.streams
         self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator, self.report)
         self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage, self.report)
-        self.effects = EffectEmitter(self.evaluator, storage, grid[:3])
+        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], record)
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
         builder.finish()
@@ -154,14 +158,16 @@ class KernelLowering:
         first = len(arguments)
         counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
         narrow = [builder.cast("trunc", count, "i32") for count in counts]
+        record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if self.asserts else []
         with builder.loop(begin, end, 1) as loop:
             plane = builder.emit(f"udiv i64 {loop.index.text}, {counts[0].text}", "i64")
             x = builder.emit(f"urem i64 {loop.index.text}, {counts[0].text}", "i64")
             y = builder.emit(f"urem i64 {plane.text}, {counts[1].text}", "i64")
             z = builder.emit(f"udiv i64 {plane.text}, {counts[1].text}", "i64")
             programs = [builder.cast("trunc", position, "i32") for position in (x, y, z)]
-            values = [*arguments, scratch, *programs, *narrow]
-            builder.line(f"call void @{self.symbol}.instance({', '.join(map(str, values))})")
+            values = [*arguments, scratch, *programs, *narrow, *record]
+            with builder.when(emit_untouched(builder, *record)) if record else nullcontext():
+                builder.line(f"call void @{self.symbol}.instance({', '.join(map(str, values))})")
             loop.next([])
         if self.streams:  # before this thread says that it is done
             builder.call("llvm.x86.sse.sfence", "void", [])

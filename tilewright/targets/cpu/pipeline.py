@@ -16,6 +16,7 @@ from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
+from tilewright.targets.cpu.failures import number_assertions
 from tilewright.targets.cpu.lowering import KernelLowering
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
@@ -29,6 +30,7 @@ class LoweredKernel:
     text: str
     symbol: str
     scratch_bytes: int
+    asserts: bool = False
     remarks: tuple[Remark, ...] = ()
     explanation: Callable[[], str] = field(default=str, compare=False)  # the decisions, line by line of the source
 
@@ -36,6 +38,7 @@ class LoweredKernel:
 _RECURSION_LIMIT = 100_000
 
 CPU_PASSES: tuple[tuple[Pass, str], ...] = (
+    (number_assertions, "first, in the order of the traced kernel, which a failure is told from"),
     (
         widen_products,
         "product kernels know no 8-bit floats and sum in float32; before simplify, which sees equal casts",
@@ -68,7 +71,7 @@ def _lower(function: Function, target: CPUTarget, symbol: str, fuse: bool) -> Lo
     scratch_bytes = lowering.run()
     title = f"kernel {function.name} on the CPU, with vectors of {target.vector_bits} bits"
     explanation = partial(lowering.report.text, title, scratch_bytes)
-    return LoweredKernel(module.text, symbol, scratch_bytes, tuple(lowering.remarks), explanation)
+    return LoweredKernel(module.text, symbol, scratch_bytes, lowering.asserts, tuple(lowering.remarks), explanation)
 
 
 class _DeepRecursion:
@@ -99,14 +102,9 @@ class _DeepRecursion:
 _deep_recursion = _DeepRecursion()
 
 
-def identity(function: Function) -> str:
-    """The text that code depends on: with source places where a failed assertion prints them."""
-    return print_function(function, locations=any(operation.opcode == "assert" for operation in function.walk()))
-
-
 def _symbol(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> str:
     """A name that differs whenever the code may differ, so that many kernels link into one library."""
-    content = "\n".join((identity(function), target.key, repr(sorted(options.items(), key=str))))
+    content = "\n".join((print_function(function), target.key, repr(sorted(options.items(), key=str))))
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
     return f"tw_{name}_{digest}"
