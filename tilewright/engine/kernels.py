@@ -72,7 +72,7 @@ class KernelSet:
             self.progress("compile", name, 0.0)
             started = time.perf_counter()
             compiled: CompiledKernel = call.kernel.compile(
-                types, call.constants, parameters, target=self.target, options=call.options
+                types, call.constants, parameters, target=self.target, options={**call.options, "debug": False}
             )
             seconds = time.perf_counter() - started
             binary = compiled.binary
