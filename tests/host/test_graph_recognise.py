@@ -413,14 +413,42 @@ def test_rows_of_a_sequence_first_attention_stay_where_they_are(rng):
     assert [group.kind for group in fuse(graph).groups] == ["contraction", "attention", "contraction"]
 
 
-def test_gate_and_up_projections_stay_apart(rng):
+def gated(rng, bias: bool, formula, widths=(24, 24)) -> Graph:
+    """formula(gate, up) of two projections of one input, and a product of what it gives."""
     b = GraphBuilder("gated")
     x = b.input("x", float32, (4, 8))
-    gate, up = (
-        b.op("matmul", [x, b.constant(rng.standard_normal((8, 8)).astype(np.float32), "weight")]) for _ in range(2)
-    )
-    b.output(b.op("multiply", [b.op("silu", [gate]), up]), "y")
-    assert ops_of(check(b.finish(), {"x": (4, 8)}, rng)).count("matmul") == 2
+
+    def linear(source, width):
+        weight = b.constant(rng.standard_normal((width, source.shape[-1])).astype(np.float32), "weight")
+        y = b.op("matmul", [source, weight], transpose_b=True)
+        return b.op("add", [y, b.constant(rng.standard_normal(width).astype(np.float32), "bias")]) if bias else y
+
+    y = formula(b, linear(x, widths[0]), linear(x, widths[1]))
+    b.output(linear(y, 8), "y")
+    return b.finish()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_and_up_projections_become_one_product(bias, rng):
+    graph = gated(rng, bias, lambda b, gate, up: b.op("multiply", [b.op("silu", [gate]), up]))
+    graph = check(graph, {"x": (4, 8)}, rng)
+    assert ops_of(graph).count("matmul") == 2 and ops_of(graph).count("slice") == 2
+    fused = fuse(graph)
+    assert [group.kind for group in fused.groups] == ["contraction", "contraction"]
+    assert [node.op for node in fused.groups[0].nodes][-4:] == ["slice", "slice", "silu", "multiply"]
+    assert [value.shape for value in fused.groups[0].outputs] == [(4, 24)]
+
+
+def test_projections_that_are_no_gate_stay_apart(rng):
+    """Halves of different widths, and a result that something else reads too."""
+    padded = gated(rng, False, lambda b, gate, up: b.op("concat", [b.op("silu", [gate]), up], axis=1), (24, 8))
+    assert ops_of(check(padded, {"x": (4, 8)}, rng)).count("matmul") == 3
+
+    def twice(b, gate, up):
+        b.output(gate, "gate")
+        return b.op("multiply", [b.op("silu", [gate]), up])
+
+    assert ops_of(check(gated(rng, False, twice), {"x": (4, 8)}, rng)).count("matmul") == 3
 
 
 def test_folding_does_not_store_more_than_it_saves():

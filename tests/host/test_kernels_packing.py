@@ -57,6 +57,18 @@ def test_wrong_packed_shape_is_refused() -> None:
         packing.invert(recipe, np.zeros((1, 3, 8), np.float32), (4, 5))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_halves_in_turns(transposed: bool) -> None:
+    array = np.arange(3 * 32, dtype=np.float32).reshape(3, 32)
+    array = np.ascontiguousarray(array.T) if transposed else array
+    recipe = packing.halves_recipe(8, transposed)
+    packed = packing.apply(recipe, array)
+    assert packed.shape == packing.packed_shape(recipe, array.shape) == array.shape
+    columns = packed[:, 0] if transposed else packed[0]
+    np.testing.assert_array_equal(columns, [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)])
+    np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
+
+
 def test_unknown_recipe_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown packing recipe"):
         packing.apply((("kind", "spiral"),), np.zeros((2, 2)))

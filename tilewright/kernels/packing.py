@@ -10,6 +10,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              of the G groups: the depth runs over kernel positions first, then input channels
     order    ("axes", (…))
              dimensions permuted, dense
+    halves   ("width", W), ("transposed", bool)
+             a matrix [depth, 2n] (or [2n, depth] when transposed) of the same shape: columns 2W i + j are
+             columns W i + j of the left half, columns 2W i + W + j are columns W i + j of the right half
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ def order_recipe(axes: Sequence[int]) -> Recipe:
     return (("kind", "order"), ("axes", tuple(axes)))
 
 
+def halves_recipe(width: int, transposed: bool) -> Recipe:
+    """The recipe of a matrix whose columns are two halves, in groups of `width` columns of either in turns."""
+    return (("kind", "halves"), ("width", width), ("transposed", transposed))
+
+
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of the packed array."""
     fields = dict(recipe)
@@ -49,6 +57,8 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return (groups, -(-columns // fields["width"]), depth, fields["width"])
     if fields["kind"] == "order":
         return tuple(shape[axis] for axis in fields["axes"])
+    if fields["kind"] == "halves":
+        return tuple(shape)
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -63,6 +73,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         return np.stack([_to_panels(matrix, fields["width"]) for matrix in matrices])
     if fields["kind"] == "order":
         return np.ascontiguousarray(array.transpose(fields["axes"]))
+    if fields["kind"] == "halves":
+        return _regrouped(array, 0 if fields["transposed"] else 1, (2, -1, fields["width"]))
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -86,7 +98,15 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         rank = len(kernel)
         ordered = taps.transpose(0, rank + 2, rank + 1, *range(1, rank + 1))
         return np.ascontiguousarray(ordered.reshape(shape))
+    if fields["kind"] == "halves":
+        return _regrouped(array, 0 if fields["transposed"] else 1, (-1, 2, fields["width"]))
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
+
+
+def _regrouped(array: np.ndarray, axis: int, groups: tuple[int, int, int]) -> np.ndarray:
+    """An axis seen as [a, b, width], as [b, a, width]."""
+    split = array.reshape(*array.shape[:axis], *groups, *array.shape[axis + 1 :])
+    return np.ascontiguousarray(split.swapaxes(axis, axis + 1)).reshape(array.shape)
 
 
 def _tap_matrices(weights: np.ndarray, groups: int) -> np.ndarray:

@@ -42,9 +42,29 @@ class Slots:
     stored: Value
 
 
-def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots:
-    """The epilogue of a group's anchor. The last output is what the kernel stores."""
+def gate_halves(group: Group) -> tuple[Node, Node] | None:
+    """The slices of a gated product: the left and the right half of its columns."""
     assert group.anchor is not None
+    computed = {group.anchor.output}
+    slices: list[Node] = []
+    for node in group.epilogue:  # slices of other tensors are part of how those are read
+        if not computed.isdisjoint(node.inputs):
+            computed.add(node.output)
+            slices += [node] if node.op == "slice" else []
+    if len(slices) != 2:
+        return None
+    left, right = sorted(slices, key=lambda node: int(node.attributes["start"]))
+    return left, right
+
+
+def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots:
+    """The epilogue of a group's anchor. The last output is what the kernel stores.
+
+    Raises `NotImplementedError` for a gated product, whose result has half as many columns (`tactics.gate`).
+    """
+    assert group.anchor is not None
+    if gate_halves(group) is not None:
+        raise NotImplementedError(f"{group.name}: the kernel keeps the halves of the columns in different threads")
     extra = extra if extra is not None else ExtraReferences()
     stored = group.outputs[-1]
     nodes = group.epilogue

@@ -448,6 +448,20 @@ def epilogue_function(
     return function_from_source(name, source)
 
 
+def gate_function(
+    nodes: Sequence[Node], left: Value, right: Value, value: Value, constants: Mapping[Value, np.ndarray]
+) -> JITFunction:
+    """`gate(left, right)`: `value` computed by elementwise `nodes` from two blocks of its shape alone."""
+    coordinates = slot_space(value.shape)
+    tracer = Tracer(nodes, constants, {left: coordinates, right: coordinates})
+    writer = Writer(tracer, ExtraReferences(), [], [], "")
+    writer.give(left, "left")
+    writer.give(right, "right")
+    text = writer.write(tracer.trace(value, coordinates))
+    name = chain_name(nodes, "identity")
+    return function_from_source(name, _source(name, ["left", "right"], [], [*writer.lines, f"return {text}"]))
+
+
 def next_power_of_2(number: int) -> int:
     """The least power of two that is not below a number."""
     return 1 << max(0, number - 1).bit_length()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.symbolic import product
-from tilewright.tactics.core import Candidate, Cost, Stage
+from tilewright.tactics.core import Candidate, Cost
 from tilewright.tactics.elementwise import copy_candidate
 from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.targets.base import Target
@@ -20,38 +20,38 @@ Maker = Callable[[Group, Graph, Target], list[Candidate]]
 
 
 def split_group(group: Group, graph: Graph, target: Target, maker: Maker, reason: str) -> list[Candidate]:
-    """The anchor of a group by `maker`, its neighbours as generated kernels around it."""
+    """The anchor of a group by each candidate of `maker`, its neighbours as generated kernels around it."""
     anchor = group.anchor
     assert anchor is not None
-    stages: list[Stage] = []
     temporaries: list[Value] = []
-    seconds = 0.0
 
-    def generate(nodes: list[Node], value: Value) -> None:
-        nonlocal seconds
-        call = elementwise_call(nodes, [Result(value, value)], graph.constants, target)
-        copied = copy_candidate("generated", [call], group, target)
-        stages.extend(copied.stages)
-        seconds += copied.cost.seconds
+    def generated(value: Value) -> Candidate:
+        call = elementwise_call(around, [Result(value, value)], graph.constants, target)
+        return copy_candidate("generated", [call], group, target)
 
-    before = [node for node in group.nodes if node is not anchor]
-    produced = {output for node in before for output in node.outputs}
-    for value in dict.fromkeys(anchor.inputs):
-        if value is not None and value in produced:
-            generate(before, value)
-            if value not in group.outputs:
-                temporaries.append(value)
-    bare = Group(group.kind, [anchor], [v for v in anchor.inputs if v is not None], [anchor.output], anchor, group.name)
-    (candidate,) = maker(bare, graph, target)
-    stages.extend(candidate.stages)
-    temporaries.extend(candidate.temporaries)
+    around = [node for node in group.nodes if node is not anchor]
+    produced = {output for node in around for output in node.outputs}
+    leading = [value for value in dict.fromkeys(anchor.inputs) if value is not None and value in produced]
+    temporaries += [value for value in leading if value not in group.outputs]
     if anchor.output not in group.outputs:
         temporaries.append(anchor.output)
-    for value in group.outputs:
-        if value is not anchor.output and value not in anchor.inputs:
-            generate(before, value)
-    cost = Cost(candidate.cost.bytes, candidate.cost.flops, candidate.cost.seconds + seconds)
-    return [Candidate("anchor alone", tuple(stages), cost, tuple(temporaries), {**candidate.reasons, "split": reason})]
+    before = [generated(value) for value in leading]
+    after = [generated(value) for value in group.outputs if value is not anchor.output and value not in anchor.inputs]
+    bare = Group(group.kind, [anchor], [v for v in anchor.inputs if v is not None], [anchor.output], anchor, group.name)
+    found = []
+    for candidate in maker(bare, graph, target):
+        parts = [*before, candidate, *after]
+        cost = Cost(candidate.cost.bytes, candidate.cost.flops, sum(part.cost.seconds for part in parts))
+        found.append(
+            Candidate(
+                "anchor alone",
+                tuple(stage for part in parts for stage in part.stages),
+                cost,
+                (*temporaries, *candidate.temporaries),
+                {**candidate.reasons, "split": reason},
+            )
+        )
+    return found
 
 
 def with_axes_moved(group: Group, order: tuple[int, ...], anchor_attributes: dict[str, object]) -> Group:

@@ -2,7 +2,8 @@
 
 The rules, in this order:
 1. A contraction takes the elementwise ops that follow it, as long as one tensor leaves the group.
-   (Bias, activation, scale and residual add are done while the result is in registers.)
+   (Bias, activation, scale and residual add are done while the result is in registers.)  A product whose
+   columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
@@ -20,6 +21,7 @@ import heapq
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import FusedGraph, Group
+from tilewright.graph.inference import Shape
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 
@@ -35,6 +37,7 @@ def fuse(graph: Graph) -> FusedGraph:
         for draft in list(drafts.all()):
             if draft.kind == kind:
                 _take_epilogue(drafts, draft, remarks)
+                _take_gate(drafts, draft, remarks)
     for draft in list(drafts.all()):
         if draft.kind == "reduction":
             _take_prologue(drafts, draft, remarks)
@@ -50,7 +53,17 @@ def fuse(graph: Graph) -> FusedGraph:
 def _take_epilogue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     """Merge following elementwise nodes of the same shape; keep the last state with one output."""
     assert draft.anchor is not None
-    shape = drafts.nodes[draft.anchor].output.shape
+    anchor = drafts.nodes[draft.anchor]
+    refused = _grow(drafts, draft, anchor.output.shape)
+    taken = [drafts.nodes[index].op for index in sorted(draft.nodes) if index != draft.anchor]
+    if taken:
+        remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(taken)} as its epilogue")
+    elif refused:
+        remarks.append(f"{anchor.op} %{anchor.output.name} has no epilogue: {refused}")
+
+
+def _grow(drafts: Drafts, draft: Draft, shape: Shape) -> str:
+    """Merge following elementwise nodes of a shape as long as one tensor leaves the group; why one was refused."""
     best = drafts.snapshot(draft)
     refused = ""
     grown = True
@@ -72,12 +85,40 @@ def _take_epilogue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
                 best = drafts.snapshot(draft)
             break
     drafts.restore(draft, best)
-    taken = [drafts.nodes[index].op for index in sorted(draft.nodes) if index != draft.anchor]
+    return refused
+
+
+def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
+    """Merge the two halves of a product's columns, where they are all that is read of it, and what they meet in."""
+    assert draft.anchor is not None
     anchor = drafts.nodes[draft.anchor]
-    if taken:
-        remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(taken)} as its epilogue")
-    elif refused:
-        remarks.append(f"{anchor.op} %{anchor.output.name} has no epilogue: {refused}")
+    if anchor.op != "matmul" or anchor.inputs[1] not in drafts.graph.constants:
+        return
+    before = drafts.snapshot(draft)
+    halves = _halves(drafts, draft)
+    if halves is None:
+        return
+    for index in halves:
+        drafts.merge(draft, drafts.owner[index])
+    _grow(drafts, draft, drafts.nodes[halves[0]].output.shape)
+    if len(drafts.outputs(draft)) > 1:
+        drafts.restore(draft, before)
+        return
+    remarks.append(f"matmul %{anchor.output.name} takes the gate between the halves of its columns as its epilogue")
+
+
+def _halves(drafts: Drafts, draft: Draft) -> list[int] | None:
+    """The two slices that read a group's one output, if they are the left and the right half of its columns."""
+    (output,) = drafts.outputs(draft)
+    readers = drafts.readers.get(output, [])
+    nodes = [drafts.nodes[index] for index in readers]
+    last, columns = output.rank - 1, output.shape[-1]
+    if output in drafts.results or len(nodes) != 2 or not isinstance(columns, int) or columns % 2:
+        return None
+    if any(node.op != "slice" or node.attributes["axis"] != last or node.attributes["step"] != 1 for node in nodes):
+        return None
+    bounds = sorted((node.attributes["start"], node.attributes["stop"]) for node in nodes)
+    return list(readers) if bounds == [(0, columns // 2), (columns // 2, columns)] else None
 
 
 def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:

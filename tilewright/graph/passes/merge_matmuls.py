@@ -2,9 +2,13 @@
 
     q = x Wq + bq,  k = x Wk + bk,  v = x Wv + bv   ->   slices of x [Wq Wk Wv] + [bq bk bv]
 
-One large product runs faster than three small ones and reads x once.  It is done only where every
-result is taken apart by views (heads of attention): results that go straight into elementwise ops
-are better left to the epilogue of their own product (gate and up projections).
+One large product runs faster than three small ones and reads x once.  It is done where every result is
+taken apart by views (heads of attention), and for the two projections of a gate:
+
+    silu(x Wg) * (x Wu)   ->   silu(p[.., :n]) * p[.., n:]   of   p = x [Wg Wu]
+
+whose halves `fuse` gives to the product as its epilogue.  Other results that go straight into elementwise
+ops are better left to the epilogue of their own product.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import Rewriter
+from tilewright.symbolic import Size
 
 _VIEWS = {"reshape", "permute", "slice"}
 
@@ -27,10 +33,15 @@ class _Projection:
     result: Value
     bias: Value | None
 
+    @property
+    def width(self) -> Size:
+        """Columns of the product."""
+        return self.product.output.shape[-1]
+
 
 def merge_matmuls(graph: Graph) -> Graph:
     """Merge projections of one input; the same graph when there are none."""
-    families = [family for family in _families(graph).values() if len(family) > 1]
+    families = _Search(graph).families()
     if not families:
         return graph
     by_first = {family[0].product.output: family for family in families}
@@ -65,26 +76,56 @@ def _merge(family: list[_Projection], node: Node, rewriter: Rewriter) -> None:
         start += width
 
 
-def _families(graph: Graph) -> dict[tuple[Value, bool], list[_Projection]]:
-    """Projections by input and orientation of the weights, in graph order."""
-    users = graph.users()
-    results = set(graph.results())
-    families: dict[tuple[Value, bool], list[_Projection]] = {}
-    for node in graph.nodes:
-        found = _projection(node, graph, users, results)
-        if found is not None and node.inputs[0] is not None:
-            families.setdefault((node.inputs[0], node.attributes["transpose_b"]), []).append(found)
-    return families
+class _Search:
+    """What projections of a graph are read by."""
 
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.users = graph.users()
+        self.results = set(graph.results())
 
-def _projection(node: Node, graph: Graph, users: dict[Value, list[Node]], results: set[Value]) -> _Projection | None:
-    if node.op != "matmul" or node.inputs[1] not in graph.constants or graph.constants[node.inputs[1]].ndim != 2:
+    def families(self) -> list[list[_Projection]]:
+        """Projections that become one product, each family in graph order."""
+        viewed: dict[tuple[Value, bool], list[_Projection]] = {}
+        gated: dict[tuple[Value, bool, Value], list[_Projection]] = {}
+        for node in self.graph.nodes:
+            found = self._projection(node)
+            if found is None or node.inputs[0] is None:
+                continue
+            family = (node.inputs[0], node.attributes["transpose_b"])
+            readers = self.users.get(found.result, [])
+            if all(reader.op in _VIEWS for reader in readers):
+                viewed.setdefault(family, []).append(found)
+                continue
+            meeting = self._meeting(found.result)
+            if meeting is not None:
+                gated.setdefault((*family, meeting.output), []).append(found)
+        pairs = [pair for pair in gated.values() if len(pair) == 2 and pair[0].width == pair[1].width]
+        return [family for family in viewed.values() if len(family) > 1] + pairs
+
+    def _projection(self, node: Node) -> _Projection | None:
+        constants = self.graph.constants
+        if node.op != "matmul" or node.inputs[1] not in constants or constants[node.inputs[1]].ndim != 2:
+            return None
+        result, bias = node.output, None
+        readers = self.users.get(result, [])
+        if len(readers) == 1 and readers[0].op == "add" and result not in self.results:
+            other = [item for item in readers[0].inputs if item is not result]
+            if len(other) == 1 and other[0] in constants and other[0].shape == result.shape[-1:]:
+                bias, result = other[0], readers[0].output
+        return _Projection(node, result, bias) if result not in self.results else None
+
+    def _meeting(self, value: Value) -> Node | None:
+        """The elementwise node of two operands that a value reaches through ops of one operand and one reader."""
+        while value not in self.results:
+            readers = self.users.get(value, [])
+            if len(readers) != 1 or kind_of(readers[0].op) != "elementwise" or readers[0].output.shape != value.shape:
+                return None
+            node = readers[0]
+            operands = [item for item in node.inputs if item is not None and item.rank > 0]
+            if len(operands) == 2 and all(item.shape == value.shape for item in operands):
+                return node
+            if len(operands) != 1:
+                return None
+            value = node.output
         return None
-    result, bias = node.output, None
-    readers = users.get(result, [])
-    if len(readers) == 1 and readers[0].op == "add" and result not in results:
-        other = [item for item in readers[0].inputs if item is not result]
-        if len(other) == 1 and other[0] in graph.constants and other[0].shape == result.shape[-1:]:
-            bias, result = other[0], readers[0].output
-    viewed = all(reader.op in _VIEWS for reader in users.get(result, []))
-    return _Projection(node, result, bias) if viewed and result not in results else None

@@ -1,0 +1,70 @@
+"""Gated products: the slots of kernels that hold both halves in a thread, and the way of all other kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.tactics_support import Draw, check
+from tilewright.dtypes import float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.tactics.gate import gate_slots
+
+
+def gated(draw: Draw, bias: bool = False, residual: bool = False) -> tuple[Graph, dict[str, np.ndarray]]:
+    """gelu(p[:, :24]) * p[:, 24:] of a product p, perhaps with a bias before and a residual behind."""
+    b = GraphBuilder("gated")
+    batch = b.symbol("batch", 1, 64)
+    x, other = b.input("x", float32, (batch, 16)), b.input("other", float32, (batch, 24))
+    p = b.op("matmul", [x, b.constant(draw(48, 16))], transpose_b=True)
+    p = b.op("add", [p, b.constant(draw(48))]) if bias else p
+    left, right = (b.op("slice", [p], axis=1, start=start, stop=start + 24) for start in (0, 24))
+    y = b.op("multiply", [b.op("gelu", [b.op("multiply", [left, 0.5])]), right])
+    b.output(b.op("add", [y, other]) if residual else y, "y")
+    return b.finish(), {"x": draw(5, 16), "other": draw(5, 24)}
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_split_into_the_product_and_what_follows(bias: bool, residual: bool, draw: Draw, compiled: bool) -> None:
+    (chosen,) = check(*gated(draw, bias, residual), compiled)
+    assert chosen.name == "anchor alone" and len(chosen.stages) == 2
+
+
+def test_slots_of_a_gate_alone(draw: Draw) -> None:
+    graph, _ = gated(draw)
+    (group,) = fuse(graph).groups
+    slots = gate_slots(group, graph)
+    assert slots is not None and slots.rest.function.__name__ == "identity" and not slots.rest.extra.operands
+    assert slots.gate.source.splitlines() == [
+        "def fused_multiply_gelu_multiply(left, right):",
+        "    v_0 = left * 0.5  # multiply",
+        "    v_1 = gelu(v_0)  # gelu",
+        "    v_2 = v_1 * right  # multiply",
+        "    return v_2",
+    ]
+
+
+def test_what_follows_a_gate_is_the_epilogue(draw: Draw) -> None:
+    graph, _ = gated(draw, residual=True)
+    (group,) = fuse(graph).groups
+    slots = gate_slots(group, graph)
+    assert slots is not None and slots.rest.function.__name__ == "fused_add"
+    assert [value.name for value in slots.rest.extra.operands.values()] == ["other"]
+
+
+def test_a_bias_before_the_halves_is_refused(draw: Draw) -> None:
+    graph, _ = gated(draw, bias=True)
+    (group,) = fuse(graph).groups
+    with pytest.raises(NotImplementedError, match="before they are halved"):
+        gate_slots(group, graph)
+
+
+def test_other_products_have_no_gate(draw: Draw) -> None:
+    b = GraphBuilder("plain")
+    x = b.input("x", float32, (4, 16))
+    b.output(b.op("relu", [b.op("matmul", [x, b.constant(draw(16, 8))])]))
+    graph = b.finish()
+    assert gate_slots(fuse(graph).groups[0], graph) is None
