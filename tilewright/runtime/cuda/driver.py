@@ -80,7 +80,9 @@ _ADVICE = {
     "CUDA_ERROR_MISALIGNED_ADDRESS": f"an address was not a multiple of the access's size: {_FAULT}",
     "CUDA_ERROR_LAUNCH_FAILED": f"a kernel failed: {_FAULT}",
     "CUDA_ERROR_ILLEGAL_INSTRUCTION": f"a kernel met an instruction that it may not use: {_FAULT}",
-    "CUDA_ERROR_ASSERT": f"a device_assert failed, its message is on the standard output: {_FAULT}",
+    "CUDA_ERROR_ASSERT": "a device_assert failed, and the driver printed its message and place on the standard error; "
+    "with arrays on the CPU and TILEWRIGHT_INTERPRET=1 the error has the values' place and the program instance; "
+    f"{_FAULT}",
     "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has no memory left for this; free some of what other code holds",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the code was compiled for another architecture than this GPU's",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the assembler: update it, or install an older "
