@@ -39,6 +39,7 @@ ALIASES = {
     "triton._utils": "tilewright.shim.utilities",
     "triton.tools.mxfp": "tilewright.shim.mxfp",
     "triton.tools.disasm": "tilewright.shim.disasm",
+    "triton.tools.ragged_tma": "tilewright.shim.ragged_tma",
 }
 
 
@@ -130,7 +131,6 @@ ABSENT = {
     "triton.runtime.build": "no C compiler is used; tilewright.frontend.ahead writes objects with a C header",
     "triton.backends.nvidia": "the target is tilewright.targets.nvidia; GPUTarget('cuda', 90, 32) compiles for it",
     "triton.backends.amd": "there is no AMD target yet",
-    "triton.tools.ragged_tma": "make a descriptor of the part inside the kernel: tl.make_tensor_descriptor",
     "triton.tools.compile": "tilewright compile writes an object file with a C header",
     "triton.tools.link": "one object holds each kernel; call the functions that its header declares",
     "triton.tools.build_extern": "tilewright.language.extra.libdevice has the functions for every target",
