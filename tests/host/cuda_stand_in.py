@@ -148,12 +148,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
             explicit[symbol] = function
             types = tuple(str(argument.type) for argument in function.region.arguments)
             return CudaBinary(
-                "cuda", symbol, symbol, b"", types, 0, (target.architecture,), warps=4, shared_bytes=0, resources=_NONE
-            )
+                "cuda", symbol, symbol, b"", types, 0, features=(target.architecture,), warps=4, shared_bytes=0,
+                resources=_NONE,
+            )  # fmt: skip
         binary = CPUTarget.host().compile(function, {})
         scratch[binary.symbol] = binary.scratch_bytes
         return CudaBinary(
-            "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, (target.architecture,),
+            "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, features=(target.architecture,),
             warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=_NONE,
         )  # fmt: skip
 
