@@ -32,8 +32,8 @@ def create_ragged_descriptor(T: Any, block_shape: Sequence[int], ragged_dim: int
     axis = ragged_dim + rank if ragged_dim < 0 else ragged_dim
     if rank > _MOST_AXES or not 0 <= axis < rank - 1:
         raise LaunchError(
-            f"a ragged descriptor is of a tensor of 2 or {_MOST_AXES} axes, cut along any but the last; got {rank} axes "
-            f"and ragged_dim={ragged_dim}"
+            f"a ragged descriptor is of a tensor of 2 or {_MOST_AXES} axes, cut along any but the last; got {rank} "
+            f"axes and ragged_dim={ragged_dim}"
         )
     rows, stride = whole.shape[axis], whole.strides[axis]
     return TensorDescriptor(
