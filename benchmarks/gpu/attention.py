@@ -106,6 +106,11 @@ def attention(quick: bool) -> Iterator[Case]:
         yield case
 
 
+def _flash(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
 def _ours(q: Any, k: Any, v: Any, out: Any, causal: bool, **options: Any) -> Any:
     return lambda copy: ops.attention(q, k, v, causal=causal, out=out, **options)
 
@@ -122,5 +127,6 @@ def options(quick: bool) -> Iterator[Case]:
             case = Case(f"{title(shape)}, {name}", gflop=work(shape))
             case.add(OURS, _ours(q, k, v, out, causal, **chosen), lambda out=out: out)
             case.add("plain", _ours(q, k, v, plain, causal), lambda plain=plain: plain)
+            case.vendors["FlashAttention-2"] = lambda q=q, k=k, v=v, causal=causal: _flash(q, k, v, causal)
             case.check(reference(q, k, v, causal), 5e-3)
             yield case
