@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from tilewright.targets.nvidia.assemble import find_assembler
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
     with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
         yield install(monkeypatch)
+    gc.collect()  # sessions give their memory back to the stand-in
 
 
 @pytest.fixture

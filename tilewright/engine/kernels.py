@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilewright.dtypes import BY_TEXT
+from tilewright.dtypes import BY_TEXT, DType, int32
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
-from tilewright.runtime.plan import Argument, BufferReference, Choice, TiledReference
-from tilewright.symbolic import Expression
-from tilewright.tactics.core import KernelCall, Operand, PackedConstant, TiledOperand
+from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
+from tilewright.symbolic import Expression, lift, simplify
+from tilewright.tactics.core import KernelCall, Operand, PackedConstant, Table, TiledOperand
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:
@@ -95,12 +95,14 @@ class KernelSet:
         """
         tensors = [_tensor(place) for place in places.values()]
         divisibility = 16 if hasattr(self.target, "warp_threads") else 1
-        return {
+        found = {
             name: Parameter(name, divisibility, alias_free=tensors.count(_tensor(place)) == 1)
             for name, place in places.items()
             if not isinstance(call.operands[name], TiledOperand)
             and (divisibility > 1 or tensors.count(_tensor(place)) == 1)
         }
+        tables = [n for n, operand in call.operands.items() if isinstance(operand, Table) and not operand.columns]
+        return found | {name: Parameter(name, divisibility, alias_free=True) for name in tables}
 
 
 def _is_tensor(operand: Operand) -> bool:
@@ -111,8 +113,16 @@ def _argument(operand: Operand, place: BufferReference | None) -> Any:
     """A kernel's argument as a plan has it."""
     if isinstance(operand, TiledOperand):
         assert place is not None
+        start = simplify(lift(place.offset) + lift(operand.offset) * _element(operand).itemsize)
+        place = replace(place, offset=start)
         return TiledReference(place, operand.shape, operand.strides, operand.steps)
+    if isinstance(operand, Table):
+        return TableReference(operand.name, operand.sizes, operand.columns)
     return _number(operand) if place is None else place
+
+
+def _element(operand: TiledOperand) -> DType:
+    return operand.value.value.dtype if isinstance(operand.value, PackedConstant) else operand.value.dtype
 
 
 def _number(operand: Operand) -> Any:
@@ -124,8 +134,9 @@ def _number(operand: Operand) -> Any:
 def _type(name: str, call: KernelCall) -> TensorType:
     operand = call.operands[name]
     if isinstance(operand, TiledOperand):
-        value = operand.value.value if isinstance(operand.value, PackedConstant) else operand.value
-        return scalar(TensorMapType(operand.block, value.dtype))
+        return scalar(TensorMapType(operand.block, _element(operand)))
+    if isinstance(operand, Table) and not operand.columns:
+        return scalar(PointerType(int32))
     if isinstance(operand, PackedConstant):
         return scalar(PointerType(operand.value.dtype))
     if isinstance(operand, Value):

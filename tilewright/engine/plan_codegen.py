@@ -22,6 +22,7 @@ from tilewright.runtime.plan import (
     ContextLayout,
     Plan,
     Step,
+    TableReference,
     TiledReference,
     estimate_nanoseconds,
 )
@@ -130,7 +131,7 @@ class _PlanWriter:
             return self._pointer(value)
         if isinstance(value, float):
             return self.builder.integer(_float_bits(argument.type, value))
-        assert not isinstance(value, TiledReference), "tensors in tiles are for GPUs"
+        assert not isinstance(value, (TiledReference, TableReference)), "tensors in tiles and tables are for GPUs"
         if argument.type in _FLOAT_FORMATS:
             if not isinstance(value, int):
                 raise ValueError(f"a symbolic size cannot be passed as {argument.type}")

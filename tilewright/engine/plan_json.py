@@ -12,9 +12,11 @@ from tilewright.runtime.plan import (
     IndexRange,
     Plan,
     Step,
+    TableReference,
     TensorSpec,
     TiledReference,
 )
+from tilewright.runtime.tables import TABLES
 from tilewright.symbolic import Symbol, from_json, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
@@ -133,6 +135,9 @@ def _argument_to_json(argument: Argument) -> dict[str, Any]:
         if value.steps:
             extents["steps"] = list(value.steps)
         return {**_argument_to_json(Argument(argument.type, value.place)), **extents}
+    if isinstance(value, TableReference):
+        table = {"table": value.name, "sizes": list(map(to_json, value.sizes)), "columns": value.columns}
+        return {"type": argument.type, **table}
     if isinstance(value, BufferReference):
         return {"type": argument.type, value.kind: value.name, "offset": to_json(value.offset)}
     if isinstance(value, float):
@@ -146,6 +151,11 @@ def _argument_from_json(data: Any, symbols: dict[str, Symbol]) -> Argument:
         return Argument(type_text, float(data["number"]))
     if "value" in data:
         return Argument(type_text, from_json(data["value"], symbols))
+    if "table" in data:
+        if data["table"] not in TABLES:
+            raise ValueError(f"there is no table {data['table']!r}")
+        sizes = tuple(from_json(size, symbols) for size in data["sizes"])
+        return Argument(type_text, TableReference(data["table"], sizes, bool(data["columns"])))
     (kind,) = [key for key in data if key in _BUFFER_KINDS]
     place = BufferReference(kind, _text(data[kind]), from_json(data["offset"], symbols))
     if "shape" not in data:

@@ -53,11 +53,23 @@ class TiledReference:
 
 
 @dataclass(frozen=True)
+class TableReference:
+    """A table of int32 that follows from sizes, `tables.TABLES[name](*sizes)`, in the GPU's memory.
+
+    The argument is its address, or with `columns` the numbers of a row.
+    """
+
+    name: str
+    sizes: tuple[Size, ...]
+    columns: bool = False
+
+
+@dataclass(frozen=True)
 class Argument:
-    """One kernel argument: a place in memory, a tensor, a size, or a number, passed as IR type `type`."""
+    """One kernel argument: a place in memory, a tensor, a table, a size, or a number, passed as IR type `type`."""
 
     type: str
-    value: Union[BufferReference, TiledReference, Size, float]
+    value: Union[BufferReference, TiledReference, TableReference, Size, float]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -36,8 +37,21 @@ def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Can
     return [strided_candidate(group, target, _calls)]
 
 
-def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidate:
-    """An attention group by kernels with the parameters of `kernels.attention`; views around the anchor become strides.
+@dataclass(frozen=True)
+class Strided:
+    """An attention group's operands as strided views of tensors in memory."""
+
+    sources: dict[str, Value]  # of q, k and v
+    views: dict[str, View]  # [batch, head, row, column] of q, k and v
+    out: Value
+    out_strides: tuple[Size, ...]  # of [batch, head, row, column]
+    bias: Value | None
+    bias_form: int  # 0: none, 1: one number for each key, 2: for each query and key
+    bias_strides: tuple[Size, ...]  # of [batch, head, row, key]; 0 where it is broadcast
+
+
+def strided_operands(group: Group) -> Strided:
+    """What a group's anchor reads and writes, seen through the views around it.
 
     Raises `NotImplementedError` when an operand is not a strided view of a tensor in memory.
     """
@@ -46,23 +60,43 @@ def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidat
     q, k, v = anchor.inputs[:3]
     assert q is not None and k is not None and v is not None
     bias = anchor.inputs[3] if len(anchor.inputs) > 3 else None
-    out = _output_strides(group)
-    operands: dict[str, Operand] = {"out": group.outputs[0]}
+    out_strides = tuple(_output_strides(group))
+    found = {name: _source_view(value, group) for name, value in (("q", q), ("k", k), ("v", v))}
+    return Strided(
+        {name: source for name, (source, _) in found.items()},
+        {name: view for name, (_, view) in found.items()},
+        group.outputs[0],
+        out_strides,
+        bias,
+        0 if bias is None else _bias_form(bias),
+        (0, 0, 0, 0) if bias is None else _bias_strides(bias),
+    )
+
+
+def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidate:
+    """An attention group by kernels with the parameters of `kernels.attention`; views around the anchor become strides.
+
+    Raises `NotImplementedError` when an operand is not a strided view of a tensor in memory.
+    """
+    anchor = group.anchor
+    assert anchor is not None
+    strided = strided_operands(group)
+    q, k, v = anchor.inputs[:3]
+    assert q is not None and k is not None and v is not None
+    out = strided.out_strides
+    operands: dict[str, Operand] = {"out": strided.out, **strided.sources}
+    operands["bias"] = operands["q"] if strided.bias is None else strided.bias
     sizes: dict[str, Size] = {
         "queries": q.shape[2], "keys": k.shape[2], "group": simplify(lift(q.shape[1]) // k.shape[1]),
         "out_batch": out[0], "out_head": out[1], "out_row": out[2],
     }  # fmt: skip
-    for name, value in (("q", q), ("k", k), ("v", v)):
-        source, view = _source_view(value, group)
-        operands[name] = source
+    for name, view in strided.views.items():
         sizes |= {f"{name}_offset": view.offset, f"{name}_batch": view.strides[0], f"{name}_head": view.strides[1],
                   f"{name}_row": view.strides[2]}  # fmt: skip
-    operands["bias"], bias_form = (operands["q"], 0) if bias is None else (bias, _bias_form(bias))
-    names = ("bias_batch", "bias_head", "bias_row", "bias_key")
-    sizes |= dict(zip(names, (0, 0, 0, 0) if bias is None else _bias_strides(bias), strict=True))
+    sizes |= dict(zip(("bias_batch", "bias_head", "bias_row", "bias_key"), strided.bias_strides, strict=True))
     constants: dict[str, Any] = {
-        "HEAD": q.shape[3], "VALUE_HEAD": v.shape[3], "CAUSAL": bool(anchor.attributes["causal"]), "BIAS": bias_form,
-        "scale": float(anchor.attributes["scale"]), "TYPE": language_type(q.dtype),
+        "HEAD": q.shape[3], "VALUE_HEAD": v.shape[3], "CAUSAL": bool(anchor.attributes["causal"]),
+        "BIAS": strided.bias_form, "scale": float(anchor.attributes["scale"]), "TYPE": language_type(q.dtype),
     }  # fmt: skip
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
@@ -70,7 +104,8 @@ def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidat
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid),
                     q.dtype, 0.6)  # fmt: skip
-    reasons = {"kernels": [call.kernel.__name__ for call in calls], "bias": ("none", "keys", "full")[bias_form]}
+    bias = ("none", "keys", "full")[strided.bias_form]
+    reasons = {"kernels": [call.kernel.__name__ for call in calls], "bias": bias}
     return Candidate("online softmax", (Stage(tuple(calls)),), cost, (), reasons)
 
 

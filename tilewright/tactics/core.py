@@ -34,6 +34,7 @@ class TiledOperand:
 
     `shape` and `strides` (elements) may be other than the value's own: leading dimensions seen as one.
     `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.
+    `offset`: elements before the first one.
     """
 
     value: Union[Value, PackedConstant]
@@ -41,9 +42,19 @@ class TiledOperand:
     strides: tuple[Size, ...]
     block: tuple[int, ...]
     steps: tuple[int, ...] = ()
+    offset: Size = 0
 
 
-Operand = Union[Value, PackedConstant, TiledOperand, Size, float]
+@dataclass(frozen=True)
+class Table:
+    """Numbers that follow from sizes, `runtime.tables.TABLES[name](*sizes)`: their address, or how many a row has."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    columns: bool = False
+
+
+Operand = Union[Value, PackedConstant, TiledOperand, Table, Size, float]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A plan's launches for known sizes: every argument a number, or a place in memory that a call's addresses give.
 
-binder = Binder(starts, numbers, address)
+binder = Binder(starts, numbers, address, tables)
 launch = binder.launch(taken(step, symbols), symbols)
 launch(stream, addresses)                                  # of the caller's tensors
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.runtime.cuda.launch import Start
-from tilewright.runtime.plan import Argument, BufferReference, Choice, Step, TiledReference
+from tilewright.runtime.cuda.tables import DeviceTables
+from tilewright.runtime.plan import Argument, BufferReference, Choice, Step, TableReference, TiledReference
 from tilewright.symbolic import Size, evaluate
 
 
@@ -50,12 +51,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class Binder:
-    """Makes launches of a plan's choices: kernels by key, numbers of the caller's tensors by (kind, name), and a
-    function that gives the address of what lies elsewhere (arena, weights)."""
+    """Makes launches of a plan's choices: kernels by key, numbers of the caller's tensors by (kind, name), a function
+    that gives the address of what lies elsewhere (arena, weights), and the tables that launches read."""
 
     starts: Mapping[str, Start]
     numbers: Mapping[tuple[str, str], int]
     address: Callable[[BufferReference], int]
+    tables: DeviceTables
 
     def launch(self, choice: Choice, symbols: Mapping[str, int]) -> Launch:
         """The launch of a choice for the symbols' values."""
@@ -72,6 +74,9 @@ class Binder:
             if value.steps:
                 tiled = (*tiled, False, value.steps)
             value = value.place
+        if isinstance(value, TableReference):
+            address, columns = self.tables(value.name, _sizes(value.sizes, symbols))
+            return columns if value.columns else address
         if not isinstance(value, BufferReference):
             return value if isinstance(value, float) else evaluate(value, symbols)
         offset = evaluate(value.offset, symbols)

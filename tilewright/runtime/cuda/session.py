@@ -21,6 +21,7 @@ from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.launches import Binder, Launch, place_of, taken
 from tilewright.runtime.cuda.program import Program
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
+from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
 from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices
@@ -54,7 +55,8 @@ class CudaSession:
         self._last_stream: int | None = None
         with device.active():
             starts = {key: launcher(program, device) for key, program in programs.items()}
-            self._binder = Binder(starts, numbers, self._address)
+            self._tables = DeviceTables(device)
+            self._binder = Binder(starts, numbers, self._address, self._tables)
             self._weight_memory, self._weights = self._upload(weights)
             cuda = api()
             flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
@@ -246,9 +248,12 @@ class CudaSession:
         found = self._launches.get(call.values)
         if found is None:
             symbols = dict(zip(self.plan.symbols, call.values, strict=True))
-            found = [self._binder.launch(taken(step, symbols), symbols) for step in self.plan.steps]
             if len(self._launches) >= _SHAPES:
+                self._wait()
+                self.graphs.clear()
                 self._launches.clear()
+                self._tables.clear()
+            found = [self._binder.launch(taken(step, symbols), symbols) for step in self.plan.steps]
             self._launches[call.values] = found
         return found
 

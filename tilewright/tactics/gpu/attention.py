@@ -1,24 +1,53 @@
-"""Attention groups on GPUs: the plain kernel, for every stride, bias and element type."""
+"""Attention groups on GPUs: on Hopper the kernel of tensor copies and wgmma; else the plain kernel, which takes every
+stride, bias and element type."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tilewright.graph.core import Graph, Value
+import tilewright.language as tl
+from tilewright.dtypes import bfloat16, float16
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.views import View
 from tilewright.kernels.gpu_attention import attention
-from tilewright.symbolic import Size, ceil_divide, upper_bound
-from tilewright.tactics.attention import strided_candidate
-from tilewright.tactics.core import Candidate, KernelCall, Operand
+from tilewright.kernels.hopper import attention as hopper
+from tilewright.kernels.hopper.attention_choice import FEW_QUERIES, AttentionProblem, attention_forms
+from tilewright.kernels.hopper.forms import AttentionForm
+from tilewright.symbolic import (
+    Size,
+    ceil_divide,
+    evaluate,
+    free_symbols,
+    lift,
+    lower_bound,
+    minimum,
+    product,
+    simplify,
+    upper_bound,
+)
+from tilewright.tactics.attention import Strided, strided_candidate, strided_operands
+from tilewright.tactics.binding import divides
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
+from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.generate import next_power_of_2
 from tilewright.targets.base import Target
+from tilewright.tune.cost import Cost
+from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of
 
 SMALLEST = 16  # rows, columns and depth of an instruction
+_TYPICAL = 512  # queries and keys that a run-time number is taken for
+_CANDIDATES = 3  # forms that are worth timing
+_PAIRS = 1 << 15  # of batches and heads, and tiles of queries, that an entry of the schedule counts
+_TILES = 1 << 16
+_TENSOR_RATE = 4096 * 0.7  # operations of a multiprocessor and clock that attention reaches
+_TILE_CLOCKS = 1500.0
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
-    return [strided_candidate(group, target, _calls)]
+    return [*_hopper(group, target), strided_candidate(group, target, _calls)]
 
 
 def _calls(
@@ -35,3 +64,141 @@ def _calls(
     grid = (ceil_divide(queries, block), heads, batch)
     options = {"num_warps": 4 if block > SMALLEST else 1 if not wide else 2}
     return [KernelCall(attention, dict(operands), dict(types), given, grid, options=options)]
+
+
+# -- The Hopper kernel ------------------------------------------------------------------------------------------------
+
+
+def _hopper(group: Group, target: Target) -> list[Candidate]:
+    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands."""
+    anchor = group.anchor
+    assert anchor is not None
+    strided = strided_operands(group)
+    if not getattr(target, "wgmma", False) or not _is_tiled(anchor, strided):
+        return []
+    found = []
+    for number in range(_CANDIDATES):
+        calls, seconds = _hopper_calls(anchor, strided, number, target)
+        if not calls:
+            break
+        flops = simplify(lift(product(strided.views["q"].shape)) * strided.views["k"].shape[2] * 4)
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+        reasons = {
+            f"queries <= {call.condition[1]}" if call.condition else "queries": _described(call.constants["FORM"])
+            for call in calls
+        }
+        found.append(Candidate(_named("hopper attention", calls[-1]), (Stage(tuple(calls)),), cost, (), reasons))
+    return found
+
+
+def _is_tiled(anchor: Node, strided: Strided) -> bool:
+    """Whether tensor copies can move everything, and a form has the head size."""
+    q, v = strided.views["q"], strided.views["v"]
+    dtype, size = strided.sources["q"].dtype, q.shape[3]
+    kinds = {value.dtype for value in (*strided.sources.values(), strided.out)}
+    if kinds != {dtype} or dtype not in (float16, bfloat16) or (strided.bias and strided.bias.dtype != dtype):
+        return False
+    if not isinstance(size, int) or size % SMALLEST or size > 256 or v.shape[3] != size:
+        return False
+    if strided.bias_form and strided.bias_strides[3] != 1:
+        return False
+    out = View(q.shape, strided.out_strides)
+    steps = [stride for view in (*strided.views.values(), out) for stride in (*view.strides[:3], view.offset)]
+    fits = upper_bound(product(q.shape[:2])) < _PAIRS and upper_bound(q.shape[2]) < _TILES * 64
+    return fits and all(divides(8, step) for step in steps)
+
+
+def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -> tuple[list[KernelCall], float]:
+    """Launches in the forms of a place in the ranking, for few and for many queries, and the expected time."""
+    q, k = strided.views["q"], strided.views["k"]
+    queries = q.shape[2]
+    calls: list[KernelCall] = []
+    seconds = 0.0
+    spans: list[tuple[int, int | None]] = []
+    if lower_bound(queries) <= FEW_QUERIES:
+        spans.append((_typical(queries, FEW_QUERIES), FEW_QUERIES if upper_bound(queries) > FEW_QUERIES else None))
+    if upper_bound(queries) > FEW_QUERIES:
+        spans.append((_typical(queries), None))
+    for rows, at_most in spans:
+        problem = AttentionProblem(
+            int(q.shape[3]), rows, _typical(k.shape[2]), bool(anchor.attributes["causal"]),
+            bias=strided.bias_form, type=tl.dtype(strided.sources["q"].dtype),
+        )  # fmt: skip
+        forms = attention_forms(problem)
+        if number >= len(forms):
+            return [], 0.0
+        condition = None if at_most is None else (queries, at_most)
+        calls.append(_hopper_call(anchor, strided, forms[number], condition, target))
+        seconds = _seconds(forms[number], problem, _typical(product(q.shape[:2]), 1 << 20), target)
+    return calls, seconds
+
+
+def _hopper_call(
+    anchor: Node, strided: Strided, form: AttentionForm, condition: tuple[Size, int] | None, target: Target
+) -> KernelCall:
+    """One launch of the Hopper kernel."""
+    q, k = strided.views["q"], strided.views["k"]
+    batches, heads, queries, size = q.shape
+    keys = k.shape[2]
+    group = simplify(lift(heads) // k.shape[1])
+    processors = gpu_of(target).processors
+    row_bytes = form.D * form.TYPE.itemsize
+    sizes = (batches, heads, group, queries, keys, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
+    schedule = Table("attention", sizes)
+    scale = float(anchor.attributes["scale"])
+    out = View(q.shape, strided.out_strides)
+    operands: dict[str, Operand] = {
+        name: _tiled(strided.sources[name], strided.views[name], form.query_block if name == "q" else form.key_block)
+        for name in ("q", "k", "v")
+    }
+    operands |= {
+        "out": _tiled(strided.out, out, form.query_block), "lse": schedule, "lengths": schedule, "schedule": schedule,
+        "tiles_per_cta": Table("attention", sizes, columns=True), "queries": queries, "keys": keys, "heads": heads,
+        "group": group, "window": 0, "scale": scale * math.log2(math.e),
+    }  # fmt: skip
+    types = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
+    types["scale"] = "f32"
+    if strided.bias is not None:
+        operands |= {"bias_0": strided.bias, "bias_4": 1 / scale}
+        operands |= {f"bias_{number + 1}": stride for number, stride in enumerate(strided.bias_strides[:3])}
+        types |= {"bias_1": "i64", "bias_2": "i64", "bias_3": "i64", "bias_4": "f32"}
+    tiles = simplify(lift(ceil_divide(queries, form.BM)) * batches * heads)
+    return KernelCall(
+        hopper.attention, operands, types, {"FORM": form}, (minimum(tiles, processors), 1, 1), condition
+    )  # fmt: skip
+
+
+def _tiled(value: Value, view: View, block: tuple[int, ...]) -> TiledOperand:
+    """A view as a tensor map's; an axis of one element gets a stride that a map may have."""
+    strides = tuple(
+        view.shape[3] if extent == 1 else stride for extent, stride in zip(view.shape[:3], view.strides, strict=False)
+    )
+    return TiledOperand(value, view.shape, (*strides, 1), block, offset=view.offset)
+
+
+def _typical(size: Size, most: int = _TYPICAL) -> int:
+    """A size that is known, or a typical one of its range."""
+    symbols = {symbol.name: min(max(_TYPICAL, symbol.low), symbol.high) for symbol in free_symbols(size)}
+    return evaluate(size, symbols) if isinstance(size, int) else min(evaluate(size, symbols), most)
+
+
+def _seconds(form: AttentionForm, problem: AttentionProblem, pairs: int, target: Target) -> float:
+    """The expected time: equal tiles in turns, half of the blocks where the mask is causal."""
+    gpu = gpu_of(target)
+    tiles = -(-problem.queries // form.BM)
+    blocks = -(-problem.keys // form.BN)
+    if problem.causal and problem.queries > form.BM:
+        blocks = -(-blocks // 2)
+    share = 1.0 if form.CONSUMERS > 1 else 0.6
+    clocks = _TILE_CLOCKS + blocks * form.BM * form.BN * form.D * 4 / (_TENSOR_RATE * share)
+    turns = max(1.0, tiles * pairs / gpu.processors) if problem.causal else -(-tiles * pairs // gpu.processors)
+    return LAUNCH + turns * clocks / GPU_CLOCK
+
+
+def _described(form: AttentionForm) -> str:
+    return f"{form.BM} queries x {form.BN} keys, {form.CONSUMERS} warpgroups"
+
+
+def _named(name: str, call: KernelCall) -> str:
+    form = call.constants["FORM"]
+    return f"{name} {form.BM}x{form.BN}"

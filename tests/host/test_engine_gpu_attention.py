@@ -1,0 +1,86 @@
+"""Attention in engines for GPUs: which kernel is chosen, and that it reads operands where they lie."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver, install
+from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.engine.builder import build
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.reference import run
+from tilewright.runtime.plan import TableReference, TiledReference
+from tilewright.settings import settings
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
+        yield install(monkeypatch)
+    gc.collect()  # sessions give their memory back to the stand-in
+
+
+def packed(heads: int, key_heads: int, size: int, mask: str = "", causal: bool = False, dtype=bfloat16) -> Graph:
+    """Attention on queries, keys and values that lie side by side in one tensor [batch, sequence, columns]."""
+    b = GraphBuilder("packed")
+    batch, length = b.symbol("batch", 1, 4), b.symbol("length", 1, 160)
+    x = b.input("x", dtype, (batch, length, (heads + 2 * key_heads) * size))
+    operands: list[Value] = []
+    start = 0
+    for count in (heads, key_heads, key_heads):
+        piece = b.op("slice", [x], axis=2, start=start, stop=start + count * size, step=1)
+        operands.append(
+            b.op("permute", [b.op("reshape", [piece], shape=(batch, length, count, size))], order=(0, 2, 1, 3))
+        )
+        start += count * size
+    if mask:
+        operands.append(b.input("mask", dtype, (batch, 1, 1 if mask == "keys" else length, length)))
+    y = b.op("attention", operands, scale=size**-0.5, causal=causal)
+    b.output(b.op("reshape", [b.op("permute", [y], order=(0, 2, 1, 3))], shape=(batch, length, heads * size)), "y")
+    return b.finish()
+
+
+@pytest.mark.parametrize(
+    ("graph", "mask"),
+    [
+        (packed(2, 2, 64), ""),
+        (packed(4, 2, 32, causal=True, dtype=float16), ""),
+        (packed(2, 1, 64, "keys", dtype=float16), "keys"),
+        (packed(2, 2, 64, "full"), "full"),
+    ],
+    ids=["plain", "grouped and causal", "mask of keys", "full bias"],
+)
+def test_attention_reads_packed_operands(graph: Graph, mask: str, driver: Driver, rng: np.random.Generator) -> None:
+    engine = build(graph, "cuda:sm_90a")
+    (step,) = engine.plan.steps
+    assert step.evidence["chosen"].startswith("hopper attention")
+    arguments = [argument.value for choice in step.choices for argument in choice.arguments]
+    assert any(isinstance(value, TableReference) for value in arguments)
+    assert {value.place.kind for value in arguments if isinstance(value, TiledReference)} == {"input", "output"}
+    dtype = graph.inputs[0].dtype.numpy
+    width = int(graph.inputs[0].shape[2])
+    for batch, length in ((2, 40), (1, 64 if mask == "full" else 130), (2, 40)):
+        inputs = {"x": rng.standard_normal((batch, length, width)).astype(dtype)}
+        if mask:
+            shape = (batch, 1, 1 if mask == "keys" else length, length)
+            inputs["mask"] = np.where(rng.random(shape) < 0.3, -1e4, rng.standard_normal(shape)).astype(dtype)
+        found = engine.run(inputs)["y"].astype(np.float64)
+        exact = run(graph, inputs)["y"]
+        unit = 2.0**-8 if graph.inputs[0].dtype == bfloat16 else 2.0**-11
+        assert np.max(np.abs(found - exact)) <= 2 * unit * np.max(np.abs(inputs["x"].astype(np.float64)))
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(64, float32), (40, bfloat16)])
+def test_other_attention_takes_the_plain_kernel(size: int, dtype, driver: Driver, rng: np.random.Generator) -> None:
+    graph = packed(2, 2, size, dtype=dtype)
+    engine = build(graph, "cuda:sm_90a")
+    assert engine.plan.steps[-1].evidence["chosen"] == "online softmax"
+    x = rng.standard_normal((2, 30, 6 * size)).astype(dtype.numpy)
+    exact = run(graph, {"x": x})["y"]
+    np.testing.assert_allclose(engine(x).astype(np.float64), exact, rtol=0, atol=2e-2 if dtype == bfloat16 else 1e-4)
