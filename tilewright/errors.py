@@ -129,3 +129,9 @@ class MissingTimingError(TilewrightError):
 
 class MissingDependencyError(TilewrightError):
     """An optional package is needed; the message names it and how to install it."""
+
+
+def a_kind(value: Any) -> str:
+    """A value's class with its article, for messages: "a list", "an object"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -23,7 +23,7 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, a_kind
 from tilewright.frontend.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.frontend.descriptor import check as check_descriptor
 from tilewright.frontend.descriptor import parts as descriptor_parts
@@ -33,6 +33,7 @@ from tilewright.ir.memory import Address
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.records import argument_values, is_record
 from tilewright.language.types import NAMES, constexpr, dtype, unwrap
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.streams import Place
@@ -185,7 +186,8 @@ def _classify_numpy_scalar(value: np.generic) -> Classified:
 def _classify_group(value: Any) -> Classified:
     group = members(value)
     assert group is not None
-    parts = [_classify_member(entry) for entry in group.entries]
+    entries = argument_values(value) if is_record(value) else group.entries
+    parts = [_classify_member(entry) for entry in entries]
     return Group(group.kind, tuple(part[0] for part in parts)), tuple(part[1] for part in parts)
 
 
@@ -219,7 +221,7 @@ _DESCRIPTORS_KEPT = 4096
 def _described(value: TensorDescriptor, base: Any, address: int) -> tuple[Group, tuple[int, ...]]:
     """The class of a descriptor, and its extents and strides; raises `LaunchError` for one that is not valid."""
     if not isinstance(base, ArgumentClass) or base.type is None or not isinstance(base.type.element, PointerType):
-        raise LaunchError(f"the base of a tensor descriptor must be an array, got a {type(value.base).__name__}")
+        raise LaunchError(f"the base of a tensor descriptor must be an array, got {a_kind(value.base)}")
     check_descriptor(value, base.type.element, address)
     numbers = descriptor_parts(value)[1:]
     rank = len(value.block_shape)
@@ -250,7 +252,7 @@ _TENSOR_MAPS: dict[int, tuple[Any, ArgumentClass]] = {}  # by the identity of a 
 
 def _tensor_map_class(kind: Any, value: Any) -> ArgumentClass:
     if not isinstance(kind, Group) or not isinstance(kind.kind, DescriptorForm):
-        raise LaunchError(f"a tensor map is made of a TensorDescriptor, got a {type(value).__name__}")
+        raise LaunchError(f"a tensor map is made of a TensorDescriptor, got {a_kind(value)}")
     if kind.kind.padding != "zero":
         raise LaunchError("a tensor map reads zeros outside of its tensor: the descriptor's padding must be 'zero'")
     (base, *_) = kind.entries
@@ -364,10 +366,12 @@ def _register(value: Any) -> Handler:
         handler = _classify_exchanged
     elif hasattr(value, "__array_interface__"):
         handler = _classify_described
+    elif is_record(value):
+        handler = _classify_group
     else:
         raise LaunchError(
-            f"a {type(value).__name__} cannot be passed at run time; kernels take arrays, numbers, bools, None and "
-            "tuples of these (anything else needs a tl.constexpr parameter)"
+            f"{a_kind(value)} cannot be passed at run time; kernels take arrays, numbers, bools, None, "
+            "and tuples and dataclasses of these (anything else needs a tl.constexpr parameter)"
         )
     _HANDLERS[type(value)] = handler
     return handler
@@ -420,9 +424,7 @@ def as_array(value: Any) -> np.ndarray:
         return _from_dlpack(value)
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
-    raise LaunchError(
-        f"the interpreter cannot run on a {type(value).__name__}, whose extent it does not know; pass an array"
-    )
+    raise LaunchError(f"the interpreter cannot run on {a_kind(value)}, whose extent it does not know; pass an array")
 
 
 def _torch_as_array(value: Any, torch: Any) -> np.ndarray:

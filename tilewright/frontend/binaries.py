@@ -24,6 +24,7 @@ from tilewright.frontend.values import Group, Static
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.verifier import verify
 from tilewright.language.function import SourceFunction, describe
+from tilewright.language.records import contents, is_users
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
@@ -192,6 +193,9 @@ def watched(
         function = pending.pop()
         if isinstance(function, (tuple, list)):
             pending.extend(function)
+        elif is_users(function) and id(function) not in seen:
+            seen.add(id(function))
+            pending.extend(contents(function).values())
         if not isinstance(function, SourceFunction) or id(function) in seen or function.is_own:
             continue
         seen.add(id(function))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from tilewright.errors import a_kind
 from tilewright.frontend.builtins import constant_of
 from tilewright.frontend.compile_time import compute, member
 from tilewright.frontend.scope import FunctionState, is_compile_time, nearest
@@ -18,6 +19,7 @@ from tilewright.language.aggregate import Aggregate
 from tilewright.language.atomics import METHODS as ATOMIC_METHODS
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
+from tilewright.language.records import is_users
 from tilewright.language.semantic import arithmetic, product
 from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.semantic.shape import item
@@ -96,7 +98,7 @@ class Expressions(FunctionState):
     def visit_Constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, (bytes, complex)):
             raise LanguageError(
-                f"a {type(node.value).__name__} constant is not part of the tile language",
+                f"{a_kind(node.value)} constant is not part of the tile language",
                 "use numbers, strings and tuples",
             )
         return node.value
@@ -361,10 +363,19 @@ class Expressions(FunctionState):
             if name.startswith("__") or not hasattr(value, name):
                 raise LanguageError(f"{type_text(value)} has no attribute '{name}'", nearest(name, dir(value)))
             return getattr(value, name)
+        if is_users(value) and not name.startswith("__"):
+            return self._object_attribute(value, name)
         raise LanguageError(
             f"{type_text(value)} has no attributes in a kernel",
             "kernels use tensors, tuples, dtypes, aggregates and modules",
         )
+
+    @staticmethod
+    def _object_attribute(value: Any, name: str) -> Any:
+        """What a dataclass, or another compile-time object of the user's, holds."""
+        if not hasattr(value, name):
+            raise LanguageError(f"{type(value).__name__} has no attribute '{name}'", nearest(name, dir(value)))
+        return unwrap(getattr(value, name))
 
     @staticmethod
     def _class_member(kind: type[Aggregate], name: str) -> Any:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.errors import CompilationError, InvalidIRError, LaunchError
+from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind
 from tilewright.frontend.arguments import ArgumentClass, argument_class
 from tilewright.ir.core import Function
 from tilewright.ir.parser import parse_function, parse_type
@@ -267,7 +267,7 @@ def _encode(value: Any) -> Any:
         return {"dtype": value.name}
     if isinstance(value, SourceFunction):
         return {"function": f"{value.__module__}:{value.__qualname__}"}
-    raise TypeError(f"a {type(value).__name__} has no text form")
+    raise TypeError(f"{a_kind(value)} has no text form")
 
 
 def _decode(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, a_kind
 from tilewright.frontend.arguments import ArgumentClass, argument_class, retyped
 from tilewright.frontend.binding import MISSING, PLAIN
 from tilewright.frontend.tracer import labels
@@ -22,28 +22,41 @@ from tilewright.language.types import constexpr, dtype, pointer_type, unwrap
 
 def constant_key(value: Any) -> Any:
     """A hashable stand-in for a compile-time argument that tells 1, 1.0 and True apart."""
+    if type(value) in PLAIN:
+        return value
+    kept = _KEPT_KEYS.get(id(value))
+    if kept is not None and kept[0] is value:
+        return kept[1]
     if value is MISSING:
         raise LaunchError("it has no value")
     value = unwrap(value)
     if type(value) in PLAIN:
         return value
     if isinstance(value, tuple):
-        kept = _TUPLE_KEYS.get(id(value))
-        return kept[1] if kept is not None and kept[0] is value else _tuple_key(value)
+        return _tuple_key(value)
     if isinstance(value, list):
         return tuple(constant_key(entry) for entry in value)
     try:
         hash(value)
     except TypeError:
         raise LaunchError(
-            f"a {type(value).__name__} cannot be a tl.constexpr argument: it has no hash, so that the kernel "
+            f"{a_kind(value)} cannot be a tl.constexpr argument: it has no hash, so that the kernel "
             "could not be found again; pass numbers, strings, dtypes, tuples or functions"
         ) from None
-    return (type(value), value)
+    key = (type(value), value)
+    return _keep(value, key) if isinstance(value, (dtype, SourceFunction)) else key
 
 
-_TUPLE_KEYS: dict[int, tuple[Any, Any]] = {}  # of tuples that cannot change, by identity; each is kept alive
-_TUPLE_KEYS_KEPT = 1024
+# Of functions, dtypes and tuples that cannot change, by identity; each is kept alive.
+_KEPT_KEYS: dict[int, tuple[Any, Any]] = {}
+_MOST_KEPT = 1024
+
+
+def _keep(value: Any, key: Any) -> Any:
+    if len(_KEPT_KEYS) >= _MOST_KEPT:
+        _KEPT_KEYS.clear()
+    _KEPT_KEYS[id(value)] = value, key
+    return key
 
 
 def _tuple_key(value: tuple[Any, ...]) -> Any:
@@ -53,10 +66,7 @@ def _tuple_key(value: tuple[Any, ...]) -> Any:
         hash(value)
     except TypeError:  # something in it may change
         return key
-    if len(_TUPLE_KEYS) >= _TUPLE_KEYS_KEPT:
-        _TUPLE_KEYS.clear()
-    _TUPLE_KEYS[id(value)] = value, key
-    return key
+    return _keep(value, key)
 
 
 def option_key(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from tilewright.language.aggregate import assembled
 from tilewright.language.context import LanguageError, activate
 from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import SourceFunction
+from tilewright.language.records import field_names
 from tilewright.language.tensor import tensor
 from tilewright.language.types import unwrap
 from tilewright.targets.base import Remark
@@ -76,6 +77,8 @@ def labels(group: Group) -> tuple[str, ...]:
     for attribute in ("labels", "_fields", "__aggregate_fields__"):
         if hasattr(group.kind, attribute):
             return tuple(getattr(group.kind, attribute))
+    if isinstance(group.kind, type) and is_dataclass(group.kind):
+        return field_names(group.kind)
     return tuple(map(str, range(len(group.entries))))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.core import Value
+from tilewright.language import records
 from tilewright.language.aggregate import Aggregate, assembled, field_values
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.convert import is_literal, to_tensor
@@ -27,7 +28,7 @@ class Static:
 
 @dataclass(frozen=True)
 class Group:
-    """A tuple, NamedTuple, aggregate or host descriptor; `kind` says how it is put together from its entries."""
+    """A tuple, NamedTuple, dataclass, aggregate or host descriptor; `kind` says how entries make one."""
 
     kind: Any
     entries: tuple[Any, ...]
@@ -40,7 +41,7 @@ class Group:
             return self.kind(*entries)
         if isinstance(self.kind, type) and issubclass(self.kind, Aggregate):
             return assembled(self.kind, entries)
-        return self.kind.build(entries)
+        return records.assembled(self.kind, entries) if isinstance(self.kind, type) else self.kind.build(entries)
 
 
 Shape = Leaf | Static | Group
@@ -50,7 +51,9 @@ def members(value: Any) -> Group | None:
     """What a value of several parts is made of; None for other values."""
     if isinstance(value, (tuple, list)):
         return Group(type(value) if hasattr(value, "_fields") else tuple, tuple(value))
-    return Group(type(value), field_values(value)) if isinstance(value, Aggregate) else None
+    if isinstance(value, Aggregate):
+        return Group(type(value), field_values(value))
+    return Group(type(value), records.field_values(value)) if records.is_record(value) else None
 
 
 def take_apart(value: Any) -> tuple[Shape, list[tensor]]:

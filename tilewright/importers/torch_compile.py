@@ -19,7 +19,7 @@ from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from tilewright.errors import MissingDependencyError, TilewrightError
+from tilewright.errors import MissingDependencyError, TilewrightError, a_kind
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.importers.report import Report, Unsupported
@@ -248,7 +248,7 @@ class _Runner:
             except Unsupported as reason:
                 raise _Declined(f"the number {node.name!r} is not the size of any input") from reason
         elif node.users:
-            raise _Declined(f"argument {node.name!r} is a {type(fake).__name__}")
+            raise _Declined(f"argument {node.name!r} is {a_kind(fake)}")
 
 
 class _Watched:

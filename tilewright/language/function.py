@@ -20,6 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tilewright.errors import CompilationError
+from tilewright.language.records import contents, is_record, is_users
 from tilewright.language.types import NAMES, constexpr, dtype, pointer_type
 
 
@@ -439,6 +440,11 @@ def describe(value: Any, seen: set[int]) -> str:
     if isinstance(value, (tuple, list)):
         kind = _class_source(type(value)) if hasattr(value, "_fields") else ""  # properties are part of a NamedTuple
         return f"{kind}({', '.join(describe(entry, seen) for entry in value)})"
+    if is_record(value) or is_users(value) and type(value).__repr__ is object.__repr__:  # whose repr is an address
+        if id(value) in seen:
+            return f"{type(value).__qualname__}<recursive>"
+        held = ", ".join(f"{name}={describe(entry, seen | {id(value)})}" for name, entry in contents(value).items())
+        return f"{_class_source(type(value))}({held})"
     if isinstance(value, (FunctionType, type)) or callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return f"{type(value).__name__}:{value!r}" if not isinstance(value, dtype) else repr(value)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, a_kind
 from tilewright.frontend.arguments import classify, element_of
 from tilewright.ir.types import PointerType
 from tilewright.runtime.cuda import memory, streams
@@ -57,7 +57,7 @@ def view(value: Any, name: str) -> View:
     element = getattr(getattr(kind, "type", None), "element", None)
     place: Place | None = getattr(kind, "place", None)
     if not isinstance(element, PointerType):
-        raise LaunchError(f"{name} must be an array, got a {type(value).__name__}")
+        raise LaunchError(f"{name} must be an array, got {a_kind(value)}")
     return View(value, address, element.element, tuple(value.shape), _strides(value), place)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import dtypes
-from tilewright.errors import InputError, ShapeError
+from tilewright.errors import InputError, ShapeError, a_kind
 
 # PyTorch's dtype names where they differ from ours.
 _TORCH_NAMES = {"bool": "int1", "float8_e5m2": "float8e5", "float8_e4m3fn": "float8e4nv"}
@@ -67,7 +67,7 @@ def view(value: Any, name: str, dtype: str, role: str = "input") -> TensorView:
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{role} {name!r}: these values do not make a {dtype} tensor: {error}") from error
     raise InputError(
-        f"{role} {name!r}: cannot read a {type(value).__name__}; pass a NumPy array, a PyTorch CPU tensor, "
+        f"{role} {name!r}: cannot read {a_kind(value)}; pass a NumPy array, a PyTorch CPU tensor, "
         "or an object with __dlpack__"
     )
 
