@@ -69,7 +69,7 @@ def test_engines_for_gpus_are_built_without_one(assembler, rng, tmp_path):
     assert loaded.target == "cuda:sm_90a" and loaded.features == ("sm_90a",)
     assert [len(step.choices) for step in loaded.plan.steps][-1] == 1
     names = [candidate["name"] for candidate in loaded.plan.steps[0].evidence["candidates"]]
-    assert names == ["tiled matmul", "hopper matmul"]
+    assert set(names) == {"tiled matmul", "hopper matmul"}
     x = np.ones((3, 24), bfloat16.numpy)
     assert Engine.load(tmp_path / "two.engine")(x).shape == (3, 16)
     with pytest.raises(EngineTargetError, match="has no program for cuda:sm_80: it has cpu, cuda:sm_90a"):

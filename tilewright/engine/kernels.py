@@ -66,7 +66,11 @@ class KernelSet:
         """The key of the binary that serves a call."""
         types = _types(call)
         parameters = self._parameters(call, places)
-        identity = (id(call.kernel), *map(_hashable, (types, call.constants, parameters, call.options)))
+        options = dict(call.options)
+        if getattr(self.target, "dependent_launch", False):
+            # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
+            options["wait_at_entry"] = True
+        identity = (id(call.kernel), *map(_hashable, (types, call.constants, parameters, options)))
         if identity not in self._compiled:
             name = call.kernel.__name__
             self.progress("compile", name, 0.0)

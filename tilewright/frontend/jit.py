@@ -28,6 +28,7 @@ from tilewright.frontend.arguments import (
 from tilewright.frontend.background import PendingLaunch, active_mode
 from tilewright.frontend.binding import MISSING, generate
 from tilewright.frontend.compiled import CompiledKernel, written_parameters
+from tilewright.frontend.diagnostics import located_error
 from tilewright.frontend.kernel_info import (
     KERNELS,
     Compiled,
@@ -57,7 +58,7 @@ from tilewright.frontend.specialization import (
 from tilewright.frontend.tracer import Trace, trace_kernel
 from tilewright.frontend.values import Group
 from tilewright.frontend.wrappers import MockTensor
-from tilewright.ir.core import Function, Parameter
+from tilewright.ir.core import Function, Location, Parameter
 from tilewright.ir.printer import print_function
 from tilewright.language.explicit.objects import tensor_map
 from tilewright.language.function import ParameterInfo, SourceFunction
@@ -70,7 +71,7 @@ from tilewright.targets.registry import get_target
 # What code for GPUs depends on: `debug` (on the CPU too) keeps device_assert; docs/nvidia-target.md tells the others.
 GPU_OPTIONS = frozenset(
     "num_warps num_stages num_ctas cluster maxnreg debug enable_fp_fusion launch_cooperative_grid launch_pdl "
-    "dependent_launch ptxas_options opt_level line_info strict ir_override".split()
+    "dependent_launch wait_at_entry ptxas_options opt_level line_info strict ir_override".split()
 )
 # Keywords that other back ends tune by are accepted, and ignored where they have no meaning.
 LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
@@ -186,6 +187,7 @@ class JITFunction(KernelSource):
         `options` go to the target, but for `ir_override`: a file with Tile IR to compile in place of the source.
         Raises `CompilationError`.
         """
+        self._check_constants()
         chosen = get_target(target)
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         given = dict(options or {})
@@ -355,6 +357,18 @@ class JITFunction(KernelSource):
             "default_options": self._options_key({}, ()),
         }
 
+    def _check_constants(self) -> None:
+        """Raise `CompilationError` where the decorator does not specialize on what must be a constant."""
+        fixed = self._named(self._fixed)
+        for parameter in self.parameters if fixed else ():
+            if parameter.constexpr and parameter.name in fixed:
+                raise located_error(
+                    f"{parameter.name} marked as constexpr and listed in do_not_specialize: one of them must go",
+                    Location(self.file, self.definition.lineno, self.indentation, self.name),
+                    self.definition,
+                    "a compile-time value is always specialized on: take it off the list, or drop tl.constexpr",
+                )
+
     def _named(self, entries: Sequence[str | int]) -> set[str]:
         return {self.argument_names[entry] if isinstance(entry, int) else entry for entry in entries}
 
@@ -497,6 +511,7 @@ class JITFunction(KernelSource):
         return tuple(entry for entry in options if entry in changing or entry[0] == "ir_override")
 
     def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+        self._check_constants()
         if settings.explain_recompile and self._launches:
             recompile.report(self.name, self.parameters, key, self._launches)
         types: dict[str, Any] = {}
@@ -578,7 +593,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     they come; `debug`: keep device assertions (by default as the settings say); `repr`: a function from
     `Specialization` to the name of the compiled kernel; `launch_metadata`: a function of grid, metadata and the dict
     of arguments, whose dict launch hooks get.
-    `version` and `noinline` are kept and change nothing: functions are always inlined.
+    `version` is kept and changes nothing. `noinline` changes nothing either, for functions are always inlined: where
+    one is called, the caller's remarks and `explain()` say so.
     """
     known = {
         "do_not_specialize", "do_not_specialize_on_alignment", "debug", "repr", "launch_metadata", "noinline", "version"

@@ -47,7 +47,7 @@ def compile_function(function: Function, target: NvidiaTarget, options: Mapping[
         if entry is not None:
             return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
     started = time.perf_counter()
-    lowered = _as_launched(lower(function, target, given), given)
+    lowered = _as_launched(lower(function, target, given), target, given)
     seconds = {"lower": time.perf_counter() - started}
     assembly = assemble_kernel(lowered, target, assembly_options)
     texts = _texts(text, lowered, assembly) if keep_texts else {}
@@ -78,12 +78,13 @@ def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: Assem
     return assembly
 
 
-def _as_launched(lowered: LoweredKernel, options: Mapping[str, Any]) -> LoweredKernel:
+def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
     """With what the launch asks for: `launch_cooperative_grid`, and `dependent_launch` (or `launch_pdl`)."""
+    early = [name for name in ("dependent_launch", "launch_pdl", "wait_at_entry") if options.get(name)]
     return replace(
         lowered,
         cooperative=lowered.cooperative or bool(options.get("launch_cooperative_grid")),
-        dependent_launch=lowered.dependent_launch or bool(options.get("dependent_launch") or options.get("launch_pdl")),
+        dependent_launch=lowered.dependent_launch or bool(early and target.dependent_launch),
     )
 
 

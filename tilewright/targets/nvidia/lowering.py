@@ -38,6 +38,7 @@ SHARED = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
 _CTA_BARRIER = 0
 KEPT_ATTRIBUTE = "nvidia.kept"  # of a permute: what is computed from it is not joined with what its operand gave
+WAIT_ATTRIBUTE = "nvidia.waits_at_entry"  # of a function: it is started early, and waits for the kernels ahead of it
 RESIDENT_ATTRIBUTE = "nvidia.resident"  # of a function: CTAs that shall fit a multiprocessor
 # What every module begins with: the target, and the dynamic shared memory of a CTA.
 HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
@@ -144,9 +145,16 @@ class KernelLowering:
         """The LLVM type of a parameter of the kernel, and its attributes."""
         notes = []
         if argument.type.is_pointer:
-            notes += ["noalias"] if parameter.alias_free else []
+            notes += ["noalias"] if parameter.alias_free and not self.starts_early else []
             notes += [f"align {min(parameter.divisibility, 4096)}"] if parameter.divisibility > 1 else []
         return parameter_type(argument.type.element), " ".join(notes)
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether the kernel may run before those ahead of it have ended: what it reads may change until it waits, and
+        LLVM would take memory without aliases that it only reads for constant, and read it before."""
+        waits = self.function.attributes.get(WAIT_ATTRIBUTE)
+        return bool(waits) or any(operation.opcode == "grid_wait" for operation in self.function.walk())
 
     def attributes(self) -> str:
         """The LLVM attributes of the kernel."""
@@ -161,6 +169,9 @@ class KernelLowering:
         warp = self.builder.binary("lshr", thread, self.i32(5))
         barrier = self.i32(_CTA_BARRIER)
         self.group = ThreadGroup(self.warps, thread, lane, warp, barrier, False, self.i32(0), self.builder.block)
+        if self.function.attributes.get(WAIT_ATTRIBUTE):
+            for action in ("launch.dependents", "wait"):
+                self.builder.call(f"llvm.nvvm.griddepcontrol.{action}", "void", [])
         self.body()
         self.builder.finish()
 

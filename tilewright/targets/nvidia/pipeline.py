@@ -17,7 +17,7 @@ from tilewright.targets.llvm.builder import Module
 from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
-from tilewright.targets.nvidia.lowering import HEADER, KernelLowering
+from tilewright.targets.nvidia.lowering import HEADER, WAIT_ATTRIBUTE, KernelLowering
 from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
 from tilewright.targets.nvidia.pipelining import Pipeline, aligned, plan_pipelines, streams_of, tile_sizes
@@ -40,11 +40,15 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
 def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
     """LLVM text for a verified kernel.
 
-    Of `options` (the launch's), `num_warps` decides the threads of a CTA.  Raises `CompilationError` with the source
-    line for what the target cannot do.
+    Of `options` (the launch's), `num_warps` decides the threads of a CTA; with `wait_at_entry` the kernel may
+    be started before those ahead of it have ended, and waits for them itself.  Raises `CompilationError` with
+    the source line for what the target cannot do.
     """
     symbol = _symbol(function, target, options)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
+    if options.get("wait_at_entry") and target.dependent_launch:
+        if not any(operation.opcode == "grid_wait" for operation in function.walk()):
+            function = replace(function, attributes={**function.attributes, WAIT_ATTRIBUTE: True})
     handles = any(argument.type.is_handle for argument in function.region.arguments)
     if handles or any(is_explicit(operation.opcode) for operation in function.walk()):
         return lower_explicit(function, target, symbol, options)
