@@ -176,3 +176,29 @@ def test_replaced_text_is_seen() -> None:
             for _ in range(3):
                 kernel[(1,)](x, out, 2, BLOCK=8)
                 assert out[0] == expected
+
+
+@tilewright.jit
+def sums(out, *rest, FACTOR: tl.constexpr, TWICE: tl.constexpr = False):
+    i = tl.arange(0, 8)
+    total = tl.zeros((8,), tl.float32)
+    for part in tl.static_range(len(rest)):
+        value, weight = rest[part]
+        total += tl.load(value + i) * weight
+    tl.store(out + i, total * FACTOR + (10 if TWICE else 0))
+
+
+def test_rest_and_flags_of_later_launches() -> None:
+    """Groups are taken apart, nothing is a group too, and True is another constant than 1."""
+    kernel = fresh(sums)
+    x, y = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    for _ in range(3):
+        for rest, expected in (((), 0 * x), (((x, 3),), 3 * x), (((x, 3), (y, 0.5)), 3 * x + 0.5)):
+            for flag, added in ((True, 10), (1, 10), (False, 0)):
+                out = np.zeros(8, np.float32)
+                kernel[(1,)](out, *rest, FACTOR=2, TWICE=flag)
+                assert out.tolist() == (expected * 2 + added).tolist()
+    assert len({str(key) for key in kernel.cache[0]}) == 9
+    out.flags.writeable = False
+    with pytest.raises(LaunchError, match="read-only"):
+        kernel[(1,)](out, (x, 3), FACTOR=2)

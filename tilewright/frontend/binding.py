@@ -12,7 +12,8 @@ own parameters, and Python's call binds them.  For ``def scale(x, n, BLOCK: tl.c
             elif _type is _array and ...
             else: _c0, _s0 = _classify(x)              # whatever is rarer
             ...
-            _c2 = BLOCK if type(BLOCK) in _plain else _constant_key(BLOCK)
+            _type = type(BLOCK)                        # the key of each compile-time argument
+            _c2 = BLOCK if _type in _plain else (bool, BLOCK) if _type is bool else _constant_key(BLOCK)
         except Exception as error:
             raise _owner._argument_error((x, n, BLOCK), _options, _rest, error) from None
         _key = (_options_key(_options, _rest) if _options or _rest else _default, _settings.interpret, _c0, _c1, _c2)
@@ -65,8 +66,13 @@ else _tw_wide({value})[0]
         else:
             _tw_c{i}, _tw_s{i} = _tw_classify({value})
 """
+_REST = """\
+        _tw_c{i}, _tw_s{i} = _tw_classify({value}) if {value} else _tw_nothing
+"""
 _CONSTANT = """\
-        _tw_c{i} = {value} if _tw_type({value}) in _tw_plain else _tw_constant_key({value})
+        _tw_t = _tw_type({value})
+        _tw_c{i} = {value} if _tw_t in _tw_plain else (_tw_bool, {value}) if _tw_t is _tw_bool \
+else _tw_constant_key({value})
 """
 _RULE = """\
         _tw_c{i} = _tw_rule{i}(_tw_c{i}, {value})
@@ -107,6 +113,7 @@ _COMMON: dict[str, Any] = {
     "plain": PLAIN,
     "type": type,
     "int": int,
+    "bool": bool,
     "id": id,
     "tuple": tuple,
     "callable": callable,
@@ -116,6 +123,7 @@ _COMMON: dict[str, Any] = {
     "from_address": ctypes.c_void_p.from_address,
     "settings": settings,
     "classify": arguments.classify,
+    "nothing": arguments.classify(()),
     "int32": arguments.INT32,
     "wide": arguments.classify_int,
     "tensors": arguments.TENSOR_TYPES,
@@ -140,7 +148,10 @@ def generate(owner: Any, names: Mapping[str, Any]) -> Callable[..., Any]:
         if parameter.constexpr:
             lines.append(_CONSTANT.format(i=index, value=value))
             continue
-        lines.append(_RUN_TIME.format(i=index, value=value, address=_ADDRESS.format(value=value)))
+        if parameter.kind == "variadic":
+            lines.append(_REST.format(i=index, value=value))
+        else:
+            lines.append(_RUN_TIME.format(i=index, value=value, address=_ADDRESS.format(value=value)))
         if rule is not None:
             lines.append(_RULE.format(i=index, value=value))
             bound[f"rule{index}"] = rule

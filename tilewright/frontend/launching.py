@@ -7,6 +7,7 @@ launch still has to do.  `arguments` are the caller's values, one for each param
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -177,18 +178,17 @@ class CPULaunch:
 
     def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
         interface, kernel = self.interface, self.kernel
-        if interface.grouped:
-            checks = "    check_written(arguments)\n" if interface.written else ""
-            slots = "*flat(slots), "
+        groups = {index: kind for index, kind in interface.kinds.items() if isinstance(kind, Group)}
+        if any(index in groups for index, _ in interface.written):
+            checks = "    check_written(arguments)\n"
         else:
             checks = "".join(_CHECK.format(index=index) for index, _ in interface.written)
-            slots = "".join(f"slots[{index}], " for index in interface.kinds)
         names: dict[str, Any] = {
+            **{f"leaves{index}": functools.partial(leaves, kind) for index, kind in groups.items()},
             "full_grid": full_grid,
             "tensors": TENSOR_TYPES,
             "is_writable": is_writable,
             "check_written": interface.check_written,
-            "flat": interface.flat,
             "pack": kernel.packer(3),
             "struct_error": struct.error,
             "misfit": kernel.misfit,
@@ -198,6 +198,9 @@ class CPULaunch:
             "start": self._start,
             "kernel": kernel,
         }
+        slots = "".join(
+            f"*leaves{index}(slots[{index}]), " if index in groups else f"slots[{index}], " for index in interface.kinds
+        )
         exec(compile(_RUN.format(checks=checks, slots=slots), f"<run of {kernel.name}>", "exec"), names)
         run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
         return run
