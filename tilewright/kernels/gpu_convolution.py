@@ -71,3 +71,17 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
     output_row = row.to(tl.int64)
     result = EPILOGUE(acc, output_row, output_column, mask, extra)
     tl.store(out + output_row * (columns * GROUPS) + output_column, result, mask=mask)
+
+
+@tilewright.jit
+def pad_channels(x, out, width, out_width, PAD: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """out [lines, out_width, WIDE] = x [lines, width, CHANNELS] with zeros around: `PAD` pixels in front, the others
+    behind, and behind the channels.  Grid: (lines, blocks of `BLOCK` pixels)."""
+    line = tl.program_id(0).to(tl.int64)
+    pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    channel = tl.arange(0, WIDE)[None, :]
+    column = pixel - PAD
+    inside = (column >= 0) & (column < width) & (channel < CHANNELS)
+    values = tl.load(x + (line * width + column) * CHANNELS + channel, mask=inside, other=0.0)
+    tl.store(out + (line * out_width + pixel) * WIDE + channel, values, mask=(pixel < out_width) & (channel < WIDE))

@@ -13,6 +13,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     halves   ("width", W), ("transposed", bool)
              a matrix [depth, 2n] (or [2n, depth] when transposed) of the same shape: columns 2W i + j are
              columns W i + j of the left half, columns 2W i + W + j are columns W i + j of the right half
+    runs     ("channels", C), ("length", L)
+             convolution weights [O, I, rows, columns] as [O][rows][L]: the taps of a line one after the other,
+             C >= I channels each, then zeros
 """
 
 from __future__ import annotations
@@ -45,6 +48,11 @@ def halves_recipe(width: int, transposed: bool) -> Recipe:
     return (("kind", "halves"), ("width", width), ("transposed", transposed))
 
 
+def runs_recipe(channels: int, length: int) -> Recipe:
+    """The recipe of convolution weights in lines of the window."""
+    return (("kind", "runs"), ("channels", channels), ("length", length))
+
+
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of the packed array."""
     fields = dict(recipe)
@@ -59,6 +67,8 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape[axis] for axis in fields["axes"])
     if fields["kind"] == "halves":
         return tuple(shape)
+    if fields["kind"] == "runs":
+        return (shape[0], shape[2], fields["length"])
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -75,6 +85,13 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.transpose(fields["axes"]))
     if fields["kind"] == "halves":
         return _regrouped(array, 0 if fields["transposed"] else 1, (2, -1, fields["width"]))
+    if fields["kind"] == "runs":
+        outputs, channels, rows, columns = array.shape
+        lines = np.zeros((outputs, rows, columns, fields["channels"]), array.dtype)
+        lines[..., :channels] = array.transpose(0, 2, 3, 1)
+        runs = np.zeros((outputs, rows, fields["length"]), array.dtype)
+        runs[..., : columns * fields["channels"]] = lines.reshape(outputs, rows, -1)
+        return runs
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -100,6 +117,9 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return np.ascontiguousarray(ordered.reshape(shape))
     if fields["kind"] == "halves":
         return _regrouped(array, 0 if fields["transposed"] else 1, (-1, 2, fields["width"]))
+    if fields["kind"] == "runs":
+        lines = array[..., : shape[3] * fields["channels"]].reshape(shape[0], *shape[2:], fields["channels"])
+        return np.ascontiguousarray(lines[..., : shape[1]].transpose(0, 3, 1, 2))
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
 
 

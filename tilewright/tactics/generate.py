@@ -23,6 +23,7 @@ from tilewright.kernels import functions
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import divides
 from tilewright.tactics.core import KernelCall
+from tilewright.tactics.expressions import compute_type
 from tilewright.tactics.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
 from tilewright.tactics.source import (
     ExtraReferences,
@@ -419,10 +420,11 @@ def prologue_function(
 
 def epilogue_function(
     nodes: Sequence[Node], anchor: Value, value: Value, constants: Mapping[Value, np.ndarray],
-    extra: ExtraReferences, results: Sequence[Value] = (),
+    extra: ExtraReferences, results: Sequence[Value] = (), beside: Value | None = None,
 ) -> JITFunction:  # fmt: skip
-    """`epilogue(acc, row, column, mask, extra)`: `value` computed by `nodes` from the anchor's result.
+    """`epilogue(acc, row, column, mask, extra[, beside])`: `value` computed by `nodes` from the anchor's result.
 
+    `beside` is a tensor of the anchor's shape whose elements the kernel brings along.
     `results` are other values that are stored too (the anchor's own among them, if it is used
     elsewhere).  Raises `NotImplementedError` when a result does not follow the anchor's order.
     """
@@ -433,18 +435,22 @@ def epilogue_function(
             return coordinates
         return unflatten(flatten(coordinates, anchor.shape), other.shape)
 
-    tracer = Tracer(nodes, constants, {anchor: coordinates})
+    given = {anchor: coordinates} if beside is None else {anchor: coordinates, beside: coordinates}
+    tracer = Tracer(nodes, constants, given)
     root = tracer.trace(value, own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
     indices = [index for _, index, _ in stores]
     indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
     writer, lines = _slot_writer(indices, anchor.shape, tracer, extra)
     writer.give(anchor, "acc")
+    if beside is not None:
+        writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
     for target, index, item in stores:
         writer.store(target, index, item)
     text = writer.write(root)
     name = chain_name(nodes, "identity")
-    source = _source(name, ["acc", "row", "column", "mask", "extra"], [], [*lines, *writer.lines, f"return {text}"])
+    parameters = ["acc", "row", "column", "mask", "extra", *(["beside"] if beside is not None else [])]
+    source = _source(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
     return function_from_source(name, source)
 
 

@@ -18,6 +18,7 @@ from tilewright.tactics.core import Candidate
 from tilewright.tactics.elementwise import elementwise
 from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
+from tilewright.tactics.gpu.convolution import gpu_convolution
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.movement import movement
 from tilewright.tactics.pool import pool
@@ -34,6 +35,12 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return maker(group, graph, target)
 
 
+def _gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    assert group.anchor is not None
+    maker = gpu_contraction if group.anchor.op == "matmul" else gpu_convolution
+    return maker(group, graph, target)
+
+
 _CPU: dict[str, Maker] = {
     "elementwise": elementwise,
     "source": elementwise,
@@ -47,7 +54,7 @@ _CPU: dict[str, Maker] = {
 # By the target's family, then by the group's class.
 MAKERS: dict[str, dict[str, Maker]] = {
     "cpu": _CPU,
-    "cuda": {**_CPU, "reduction": gpu_reduction, "contraction": gpu_contraction, "attention": gpu_attention},
+    "cuda": {**_CPU, "reduction": gpu_reduction, "contraction": _gpu_contraction, "attention": gpu_attention},
 }
 
 

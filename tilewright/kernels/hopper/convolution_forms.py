@@ -17,9 +17,9 @@ class ConvolutionForm(NamedTuple):
     """A convolution by CTAs of one warp that loads and `CONSUMERS` warpgroups that multiply.
 
     A warpgroup's part of a tile is a unit: a box of `UNIT` = (images, rows, columns) of output pixels, by `BN` columns.
-    What a tap of the window sees of a unit is a box of the image, which one tensor copy brings, `BK` channels at a time,
-    zeros where the window reaches over the edge.  `SPLIT` CTAs of a cluster share the taps and channels of a tile.
-    Without `SPLIT` CTAs are persistent.
+    What a tap of the window sees of a unit is a box of the image, which one tensor copy brings, `BK` channels at a
+    time, zeros where the window reaches over the edge.  `SPLIT` CTAs of a cluster share the taps and channels of a
+    tile.  Without `SPLIT` CTAs are persistent.
 
     The window: extents, strides, leading padding and dilation, each (rows, columns).  `CHANNELS` of one group; with
     `GROUPS` > 1 images have a multiple of them, and columns are those of one group.
@@ -96,7 +96,7 @@ class ConvolutionForm(NamedTuple):
 
     @property
     def out_block(self) -> tuple[int, ...]:
-        """The tile of the result's map [images, rows, columns, (groups,) columns of a group], and of a second operand."""
+        """The tile of the maps of the result, [images, rows, columns, (groups,) columns], and of a second operand."""
         return (*self.UNIT, *((1,) if self.GROUPS > 1 else ()), self.chunk)
 
     @property

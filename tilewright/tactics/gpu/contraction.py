@@ -1,4 +1,4 @@
-"""Matrix products and convolutions on GPUs: tiles of `tl.dot`, and on Hopper the kernel of tensor copies and wgmma.
+"""Matrix products on GPUs: tiles of `tl.dot`, and on Hopper the kernel of tensor copies and wgmma.
 
 For run-time numbers of rows there is one plain kernel for each range of rows; the Hopper kernel takes any number.
 """
@@ -13,29 +13,17 @@ import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
-from tilewright.kernels.gpu_convolution import convolution
 from tilewright.kernels.hopper import matmul as hopper
 from tilewright.kernels.hopper.choice import Problem as HopperProblem
 from tilewright.kernels.hopper.choice import ranked_forms
 from tilewright.kernels.hopper.forms import MatmulForm
-from tilewright.kernels.packing import order_recipe
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
-from tilewright.tactics.binding import bind_extra, bind_sizes, divides
+from tilewright.symbolic import Size, lift, product, simplify, upper_bound
+from tilewright.tactics.binding import bind_extra
 from tilewright.tactics.blocks import Blocks, row_ranges
 from tilewright.tactics.contraction import Problem, Slots, as_sum_of_products, describe, epilogue_slots, gemm_call
-from tilewright.tactics.convolution import (
-    checked_convolution,
-    depthwise_candidate,
-    is_pointwise,
-    window_constants,
-    window_sizes,
-    with_bias_in_epilogue,
-)
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.tactics.elementwise import chain_operations, total_bytes
-from tilewright.tactics.expressions import language_type
 from tilewright.tactics.gpu.rows import gpu_reduction
-from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import Product, Tile, best_tile, gpu_of
@@ -45,28 +33,20 @@ _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples o
 
 
 def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The candidates of a group whose anchor is a matrix product or a convolution.
-
-    Raises `NotImplementedError` for channels-first images.
-    """
-    assert group.anchor is not None
-    return _matmul(group, graph, target) if group.anchor.op == "matmul" else _convolution(group, graph, target)
-
-
-def _matmul(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a matrix product."""
     assert group.anchor is not None
     if group.anchor.output.dtype.is_integer:
         return gpu_reduction(as_sum_of_products(group), graph, target)
-    return _product_candidates(describe(group.anchor, graph, 0), epilogue_slots(group, graph), group, target)
+    return product_candidates(describe(group.anchor, graph, 0), epilogue_slots(group, graph), group, target)
 
 
-def _product_candidates(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
+def product_candidates(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
     plain = _plain(problem, slots, group, target)
     tensor_cores = _hopper(problem, slots, group, target)
     return [plain] if tensor_cores is None else [plain, tensor_cores]
 
 
-def _cost(group: Group, rows: Size, columns: Size, depth: Size, batches: Size, seconds: float) -> Cost:
+def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: Size, seconds: float) -> Cost:
     elements = simplify(lift(product([batches, rows])) * columns)
     flops = simplify(lift(elements) * depth * 2 + chain_operations(group.epilogue))
     return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
@@ -83,16 +63,18 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> Cand
     for span in row_ranges(problem.rows):
         at_most = span.at_most
         sizes = (problem.columns, problem.depth, problem.batches)
-        tile, seconds = _tile(span.examples, sizes, problem.a, target)
+        tile, seconds = plain_tile(span.examples, sizes, problem.a, target)
         condition = None if at_most is None else (problem.rows, at_most)
         call = gemm_call(problem, slots, Blocks(tile.rows, tile.columns, tile.depth), condition)
         calls.append(replace(call, options={"num_warps": tile.warps}))
         reasons["rows" if at_most is None else f"rows <= {at_most}"] = str(tile)
-    cost = _cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
+    cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
     return Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons)
 
 
-def _tile(rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target) -> tuple[Tile, float]:
+def plain_tile(
+    rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target
+) -> tuple[Tile, float]:
     """The best tile of the model for examples of a number of rows: columns, depth and batches are `sizes`."""
     columns, depth, batches = map(expected, sizes)
     products = tuple(Product(count, columns, depth, batches, operand.dtype) for count in rows)
@@ -146,7 +128,7 @@ def _hopper(problem: Problem, slots: Slots, group: Group, target: Target) -> Can
     call = KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid)
     tile = f"{form.BM} x {form.BN}, depth {form.BK}, {form.STAGES} stages, clusters of {form.cluster}"
     reasons = {"epilogue": slots.function.__name__, "tile": tile}
-    cost = _cost(group, rows, columns, depth, 1, seconds)
+    cost = product_cost(group, rows, columns, depth, 1, seconds)
     return Candidate("hopper matmul", (Stage((call,)),), cost, (), reasons)
 
 
@@ -160,60 +142,3 @@ def _best_form(problem: HopperProblem, most_rows: int, fixed: bool) -> tuple[Mat
         if fixed or (form.SPLIT == 1 and form.cluster == 1 and (not form.A_ROWS or form.A_ROWS >= most_rows)):
             return form, seconds
     raise AssertionError(f"no form for {problem}")
-
-
-# -- Convolutions -----------------------------------------------------------------------------------------------------
-
-
-def _convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    group = with_bias_in_epilogue(group)
-    anchor, x, w = checked_convolution(group)
-    slots = epilogue_slots(group, graph)
-    groups = anchor.attributes["groups"]
-    if is_pointwise(anchor, w):
-        weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
-        problem = Problem(
-            product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, w.shape[0], 1, 0
-        )
-        found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
-                 for candidate in _product_candidates(problem, slots, group, target)]  # fmt: skip
-        return [_with_weights(candidate, weights) for candidate in found]
-    weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
-    if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
-        candidate = depthwise_candidate(group, slots, weights.operand, target)
-    else:
-        candidate = _implicit(group, slots, weights.operand, target)
-    return [_with_weights(candidate, weights)]
-
-
-def _with_weights(candidate: Candidate, weights: Weights) -> Candidate:
-    return replace(candidate, stages=weights.stages + candidate.stages, temporaries=weights.temporaries)
-
-
-def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """The implicit matrix product: output pixels by columns, over taps and channels."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
-    groups, channels = anchor.attributes["groups"], w.shape[1]
-    columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
-    assert isinstance(columns, int) and isinstance(channels, int) and isinstance(depth, int)
-    sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    pixels = sizes["pixels"]
-    tile, seconds = _tile((expected(pixels),), (columns, depth, groups), x, target)
-    constants: dict[str, Any] = {
-        **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "GROUPS": groups,
-        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth,
-        "MASK_M": not divides(tile.rows, pixels), "MASK_N": columns % tile.columns != 0,
-        "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
-    }  # fmt: skip
-    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
-    types: dict[str, str] = {}
-    bind_sizes(sizes, operands, types, constants)
-    bind_extra(slots.extra, operands, types)
-    grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups)
-    call = KernelCall(convolution, operands, types, constants, grid, options={"num_warps": tile.warps})
-    reasons = {"epilogue": slots.function.__name__, "pixels": str(tile)}
-    cost = _cost(group, pixels, columns, depth, groups, seconds)
-    return Candidate("implicit matmul", (Stage((call,)),), cost, (), reasons)

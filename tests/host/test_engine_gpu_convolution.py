@@ -1,0 +1,99 @@
+"""Convolutions in engines for GPUs, on the stand-in: the Hopper kernel is interpreted, others run on this CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver, install
+from tilewright.dtypes import float16
+from tilewright.engine.builder import build
+from tilewright.engine.tuning import Tuning
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.reference import run
+from tilewright.settings import settings
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
+        yield install(monkeypatch)
+
+
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def window(kernel: Any = 3, stride: Any = 1, pad: Any = 0, dilation: Any = 1, groups: int = 1) -> dict[str, Any]:
+    return {
+        "kernel": pair(kernel), "strides": pair(stride), "padding": tuple((p, p) for p in pair(pad)),
+        "dilation": pair(dilation), "groups": groups,
+    }  # fmt: skip
+
+
+def model(
+    rng: np.random.Generator, batch: int | str, size: tuple[int, int], channels: int, outputs: int,
+    kernel: tuple[int, int], residual: bool = False, **attributes: Any,
+) -> Graph:  # fmt: skip
+    """relu(conv(x) + bias) of images in channels-first order, or relu(conv(x) + bias + r) of channels-last ones."""
+    b = GraphBuilder("convolution")
+    images = b.symbol("batch", 1, 9) if batch == "batch" else batch
+    x = b.input("x", float16, (images, *size, channels) if residual else (images, channels, *size))
+    w = rng.standard_normal((outputs, channels // attributes["groups"], *kernel)) / np.sqrt(channels * np.prod(kernel))
+    bias = b.constant(rng.standard_normal(outputs).astype(np.float16))
+    y = b.op("conv", [x, b.constant(w.astype(np.float16)), bias], layout="NHWC" if residual else "NCHW", **attributes)
+    if residual:
+        y = b.op("add", [y, b.input("r", float16, y.shape)])
+    b.output(b.op("relu", [y]), "y")
+    return b.finish()
+
+
+def check(graph: Graph, rng: np.random.Generator, batches: tuple[int, ...], chosen: str) -> None:
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert chosen in {step.evidence.get("chosen") for step in engine.plan.steps}
+    for batch in batches:
+        inputs = {
+            value.name: rng.standard_normal((batch, *value.shape[1:])).astype(np.float16) for value in graph.inputs
+        }
+        exact = run(graph, inputs)["y"]
+        found = engine.run(inputs)["y"].astype(np.float64)
+        assert np.max(np.abs(found - exact)) <= 2.0**-9 * np.max(np.abs(exact))
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "3x3": ({"channels": 40, "outputs": 72, "size": (9, 10)}, window(3, pad=1)),
+    "strided": ({"channels": 64, "outputs": 24, "size": (13, 14)}, window(3, stride=2, pad=1)),
+    "strided 1x1": ({"channels": 64, "outputs": 64, "size": (14, 13)}, window(1, stride=2)),
+    "1x1": ({"channels": 136, "outputs": 40, "size": (7, 7)}, window(1)),
+    "dilated": ({"channels": 16, "outputs": 16, "size": (12, 12)}, window((3, 5), pad=(2, 4), dilation=2)),
+    "grouped": ({"channels": 48, "outputs": 32, "size": (8, 9)}, window(3, pad=1, groups=2)),
+    "deep": ({"channels": 256, "outputs": 64, "size": (7, 7)}, window(3, pad=1)),
+    "few channels": ({"channels": 3, "outputs": 32, "size": (20, 22)}, window(7, stride=2, pad=3)),
+    "patches": ({"channels": 3, "outputs": 48, "size": (16, 24)}, window(4, stride=4)),
+    "lines": ({"channels": 3, "outputs": 16, "size": (9, 11)}, window(3, pad=(0, 1))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("residual", [False, True])
+def test_hopper_convolutions(driver: Driver, rng: np.random.Generator, name: str, residual: bool) -> None:
+    sizes, attributes = CASES[name]
+    graph = model(rng, 2, residual=residual, **sizes, **attributes)
+    check(graph, rng, (2,), "hopper convolution")
+
+
+@pytest.mark.parametrize("name", ["3x3", "1x1", "few channels"])
+def test_any_number_of_images(driver: Driver, rng: np.random.Generator, name: str) -> None:
+    sizes, attributes = CASES[name]
+    check(model(rng, "batch", **sizes, **attributes), rng, (1, 5), "hopper convolution")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise(driver: Driver, rng: np.random.Generator, stride: int) -> None:
+    graph = model(rng, 2, (11, 12), 40, 40, **window(5, stride=stride, pad=2, groups=40))
+    check(graph, rng, (2,), "depthwise")

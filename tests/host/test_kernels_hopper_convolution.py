@@ -1,0 +1,49 @@
+"""The Hopper convolution in the interpreter: right at odd sizes in every form, and clean in any order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.convolution_cases import CASES
+from tilewright.errors import LaunchError
+from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, ranked_forms, unit_of
+from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
+from tilewright.kernels.hopper.launch import prepare_convolution
+from tilewright.settings import settings
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms(rng: np.random.Generator, name: str) -> None:
+    case = CASES[name]
+    x, w, beside = case.draw(rng)
+    expected = case.expected(x, w)
+    if case.form.BESIDE:
+        expected = np.maximum(expected + beside, 0)
+    for order in range(2):
+        out = np.zeros_like(beside)
+        with settings.scope(interpret=True, interpret_order=order):
+            prepare_convolution(case.form, x, w, out, beside if case.form.BESIDE else None, processors=3)()
+        assert np.max(np.abs(out - expected)) <= 2e-3 * np.max(np.abs(expected))
+
+
+def test_units_cover_a_result_with_little_left_over() -> None:
+    assert unit_of(128, 7, 7)[1:] == (1, 1)
+    assert np.prod(unit_of(1, 56, 56)) == 64
+    assert unit_of(1, 7, 7) in ((1, 8, 7), (1, 7, 8))
+
+
+def test_forms_for_problems() -> None:
+    """Few pixels share their depth, many have large tiles."""
+    few = ConvolutionProblem(1, 7, 7, 512, 512, kernel=(3, 3), pad=(1, 1))
+    many = ConvolutionProblem(128, 28, 28, 256, 256, kernel=(3, 3), pad=(1, 1))
+    assert ranked_forms(few)[0][0].SPLIT >= 4
+    best = ranked_forms(many)[0][0]
+    assert best.SPLIT == 1 and best.CONSUMERS * best.BN >= 256
+
+
+def test_impossible_forms_say_why() -> None:
+    with pytest.raises(LaunchError, match="a multiple of 8 pixels"):
+        ConvolutionForm((1, 7, 7), 64, 64).check()
+    with pytest.raises(LaunchError, match="multiples of 16 bytes"):
+        ConvolutionForm((1, 8, 8), 64, 3).check()

@@ -1,0 +1,154 @@
+"""Which form of the Hopper convolution suits a problem: candidates, and an estimate that ranks them.
+
+The estimate counts clocks of the tensor cores, of boxes and weights coming from the L2 cache, of epilogues and of
+waves, and the bytes that are moved.  It ranks; among the first few the clock decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.errors import LaunchError
+from tilewright.kernels.hopper.choice import Gpu
+from tilewright.kernels.hopper.convolution_forms import UNIT_PIXELS, ConvolutionForm
+from tilewright.kernels.hopper.forms import SHARED_BYTES
+
+_TOGETHER = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
+_CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
+_CACHE_RATE = 6e12  # bytes a second of such reads and writes
+_LEAST_TURN = 200.0  # clocks from a stage to the next in one CTA, however little it holds
+_GPU = Gpu()
+_JOIN = 1800.0  # clocks of the barriers and reads with which a cluster adds up
+
+
+@dataclass(frozen=True)
+class ConvolutionProblem:
+    """Images of a result [images, height, width, groups * columns] and the window that gives them."""
+
+    images: int
+    height: int
+    width: int
+    columns: int  # of a group
+    channels: int  # of a group
+    groups: int = 1
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    input: Any = tl.float16
+    output: Any = tl.float16
+    beside: bool = False  # the epilogue reads a tensor like the result
+    read: int = 0  # bytes of the image; 0: as many as the result has pixels
+    work: float = 0.0  # clocks of a processor for what comes behind the product, an element
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the result."""
+        return self.images * self.height * self.width
+
+
+@lru_cache(maxsize=1024)
+def unit_of(images: int, height: int, width: int) -> tuple[int, int, int]:
+    """The box of up to 64 pixels, a multiple of 8, of which the fewest cover the result; the widest of equals."""
+    sides = range(1, UNIT_PIXELS + 1)
+    boxes = [
+        (n, h, w)
+        for w, h in product(sides, sides)
+        if w * h <= UNIT_PIXELS
+        for n in range(1, UNIT_PIXELS // (w * h) + 1)
+        if n * h * w % 8 == 0
+    ]
+
+    def order(box: tuple[int, int, int]) -> tuple[int, int, int, int]:
+        units = prod(-(-extent // side) for extent, side in zip((images, height, width), box, strict=True))
+        # Squares share more of what the windows of neighbours see.
+        return (units, prod(box), box[0], abs(box[1] - box[2]))
+
+    return min(boxes, key=order)
+
+
+def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _GPU) -> float:
+    """The estimated time of a problem with a form."""
+    tiles = form.tiles(problem.images, problem.height, problem.width, problem.columns * problem.groups)
+    ctas = tiles * form.SPLIT
+    blocks = -(-form.blocks // form.SPLIT)
+    # A product of 64 rows and 16 elements of depth takes BN / 2 clocks, or as long as its operands take to be read.
+    multiplied = form.CONSUMERS * form.BK / 16 * max(form.BN / 2, 16 + form.BN / 4)
+    loaded = form.stage_bytes / gpu.cache_bytes
+    epilogue = 900 + UNIT_PIXELS * form.CONSUMERS * form.BN * (1 / 20 + problem.work) / form.SPLIT
+    if form.SPLIT > 1:
+        epilogue += _JOIN + UNIT_PIXELS * form.CONSUMERS * form.BN / 24
+    elif problem.beside and not form.BESIDE:
+        epilogue += UNIT_PIXELS * form.CONSUMERS * form.BN / 8
+    slots = gpu.slots(form.SPLIT) * form.resident
+    turns = -(-ctas // slots)
+    alone = turns * (blocks * max(multiplied, loaded, _LEAST_TURN) + epilogue)
+    crowd = -(-ctas // gpu.processors) * blocks * max(multiplied, loaded)
+    size = problem.input.itemsize
+    results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
+    images = problem.read or problem.pixels * problem.channels * problem.groups * size
+    weights = problem.columns * problem.groups * form.taps * form.CHANNELS * size
+    moved = images + weights + results * (2 if problem.beside else 1)
+    rate = _CACHE_RATE if moved < _CACHED else gpu.memory
+    pulling = min(1.0, min(ctas, slots) / (0.95 * gpu.processors))
+    least, most = sorted(((gpu.fill + max(alone, crowd)) / gpu.clock, moved / (rate * pulling)))
+    # What is not the limit still gets in its way.
+    return gpu.launch + most + least / 5
+
+
+def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
+    """Forms that can be built for a problem, with as many stages as are of use."""
+    line = problem.images == problem.height == 1 and problem.kernel == (1, 1)
+    unit = (1, 1, UNIT_PIXELS) if line else unit_of(problem.images, problem.height, problem.width)
+    run = problem.channels * problem.input.itemsize
+    depth = next(step for step in (16, 32, 64) if problem.channels <= step or step == 64)
+    if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
+        depth = 32  # a second stage of 64 channels would be half empty
+    forms = []
+    for columns, consumers, split in product((16, 32, 64, 96, 128, 192, 256), (1, 2), (1, 2, 4, 8)):
+        if columns >= 2 * max(16, problem.columns):
+            continue
+        form = ConvolutionForm(
+            UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
+            PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth, STAGES=2,
+            CONSUMERS=consumers, SPLIT=split, INPUT=problem.input, OUTPUT=problem.output,
+        )  # fmt: skip
+        form = form._replace(BUFFERS=1 if form.chunks == 1 else 2)
+        if problem.beside and split == 1 and prod(unit) == UNIT_PIXELS:
+            form = form._replace(BESIDE=min(4, max(2, form.chunks)))
+        forms += [staged for staged in _with_stages(form) if _buildable(staged)]
+    return forms
+
+
+def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:
+    """The form with stages for all shared memory, and for so much that two kernels find room; no more than are used."""
+    used = -(-form.blocks // form.SPLIT)
+    if form.SPLIT == 1:
+        used = max(4, used + 1)  # stages of the next tile come during the epilogue
+    found = []
+    for limit in (_TOGETHER, SHARED_BYTES):
+        free = limit - (form.shared_bytes - form.STAGES * (form.stage_bytes + 16))
+        stages = min(12, max(2, used), free // (form.stage_bytes + 16))
+        if stages >= 2 and all(other.STAGES != stages for other in found):
+            found.append(form._replace(STAGES=stages))
+    return found
+
+
+def _buildable(form: ConvolutionForm) -> bool:
+    try:
+        form.check()
+    except LaunchError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def ranked_forms(problem: ConvolutionProblem, gpu: Gpu = _GPU) -> tuple[tuple[ConvolutionForm, float], ...]:
+    """All candidates with their estimates, the quickest first; of equals the one in the smallest clusters."""
+    estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem)]
+    return tuple(sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES)))

@@ -1,0 +1,313 @@
+"""Convolutions on GPUs.
+
+1x1                a matrix product over pixels
+sm_90a, 16 bits    `kernels.hopper.convolution`: boxes of the image by tensor copies, several forms
+few channels       the same on a copy whose channels are padded: a line of the window is one run of memory
+depthwise          each channel by itself
+others             an implicit product of `tl.dot`, for all that there is
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.kernels.gpu_convolution import convolution, pad_channels
+from tilewright.kernels.hopper import convolution as hopper
+from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, ranked_forms
+from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
+from tilewright.kernels.packing import order_recipe, runs_recipe
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.binding import bind_extra, bind_sizes, divides
+from tilewright.tactics.contraction import Problem, Slots, epilogue_slots
+from tilewright.tactics.convolution import (
+    checked_convolution,
+    depthwise_candidate,
+    is_pointwise,
+    window_constants,
+    window_sizes,
+    with_bias_in_epilogue,
+)
+from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
+from tilewright.tactics.expressions import EXPRESSIONS, language_type
+from tilewright.tactics.generate import epilogue_function
+from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
+from tilewright.tactics.source import ExtraReferences
+from tilewright.tactics.weights import Weights, packed_weights
+from tilewright.targets.base import Target
+from tilewright.tune.cost import expected
+from tilewright.tune.gpu import gpu_of
+
+FORMS = 6  # of the Hopper kernel that become candidates
+_TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
+_LONGEST_RUN = 256  # elements of a line of the window that is read as one run
+_LARGEST_STEP = 8  # of a tensor copy
+
+
+def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a convolution.
+
+    Raises `NotImplementedError` for channels-first images.
+    """
+    group = with_bias_in_epilogue(group)
+    anchor, x, w = checked_convolution(group)
+    slots = epilogue_slots(group, graph)
+    groups = anchor.attributes["groups"]
+    weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
+    if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
+        return [_with_weights(depthwise_candidate(group, slots, weights.operand, target), weights)]
+    copied = _hopper(group, graph, slots, target)
+    found: list[Candidate] = []
+    if is_pointwise(anchor, w):
+        problem = Problem(
+            product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, w.shape[0], 1, 0
+        )
+        found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
+                 for candidate in product_candidates(problem, slots, group, target)]  # fmt: skip
+    elif not copied:
+        found = [_implicit(group, slots, weights.operand, target)]
+    return [*(_with_weights(candidate, weights) for candidate in found), *copied]
+
+
+def _with_weights(candidate: Candidate, weights: Weights) -> Candidate:
+    temporaries = (*weights.temporaries, *candidate.temporaries)
+    return replace(candidate, stages=weights.stages + candidate.stages, temporaries=temporaries)
+
+
+def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """The implicit matrix product: output pixels by columns, over taps and channels."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    groups, channels = anchor.attributes["groups"], w.shape[1]
+    columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
+    assert isinstance(columns, int) and isinstance(channels, int) and isinstance(depth, int)
+    sizes = {**window_sizes(x, anchor.output), "columns": columns}
+    pixels = sizes["pixels"]
+    tile, seconds = plain_tile((expected(pixels),), (columns, depth, groups), x, target)
+    constants: dict[str, Any] = {
+        **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "GROUPS": groups,
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth,
+        "MASK_M": not divides(tile.rows, pixels), "MASK_N": columns % tile.columns != 0,
+        "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups)
+    call = KernelCall(convolution, operands, types, constants, grid, options={"num_warps": tile.warps})
+    reasons = {"epilogue": slots.function.__name__, "pixels": str(tile)}
+    cost = product_cost(group, pixels, columns, depth, groups, seconds)
+    return Candidate("implicit matmul", (Stage((call,)),), cost, (), reasons)
+
+
+# -- The Hopper kernel ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image as the Hopper kernel sees it: a place, its view [images, rows, columns, channels], and the window.
+
+    `sizes` are images, height and width of the result in the same view.
+    """
+
+    place: Value
+    shape: tuple[Size, Size, Size, int]
+    strides: tuple[Size, Size, Size, int]
+    sizes: tuple[Size, Size, Size]
+    channels: int  # of a group, as many as weights have
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+
+def _hopper(group: Group, graph: Graph, slots: Slots, target: Target) -> list[Candidate]:
+    """The Hopper convolution in its likeliest forms; none where tensor copies cannot move the operands."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    out, groups = anchor.output, anchor.attributes["groups"]
+    columns, channels = w.shape[0], w.shape[1]
+    assert isinstance(columns, int) and isinstance(channels, int)
+    stored = slots.stored.dtype
+    fits = getattr(target, "wgmma", False) and len(group.outputs) == 1 and x.rank == 4 and w.dtype == x.dtype
+    fits = fits and x.dtype in (float16, bfloat16) and stored in (float16, bfloat16, float32)
+    fits = fits and product(slots.stored.shape) == product(out.shape) and max(anchor.attributes["strides"]) <= 8
+    if not fits or columns // groups * min(2, stored.itemsize) % _TILED_BYTES:
+        return []
+    stages: tuple[Stage, ...] = ()
+    temporaries: tuple[Value, ...] = ()
+    if channels * x.dtype.itemsize % _TILED_BYTES == 0:
+        packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
+        weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
+        image = _direct_image(anchor, x, w, groups)
+    else:
+        found = _padded_image(anchor, x, w, graph)
+        if found is None:
+            return []
+        image, weights, stage = found
+        stages, temporaries = (stage,), (image.place,)
+    beside = _beside(group, slots, (x, w))
+    problem = ConvolutionProblem(
+        *map(expected, image.sizes), columns // groups, image.channels, groups, image.kernel, image.stride,  # type: ignore[misc]
+        image.pad, image.dilation, tl.dtype(x.dtype), tl.dtype(stored), beside is not None,
+        product([expected(extent) for extent in x.shape]) * x.dtype.itemsize,
+    )  # fmt: skip
+    candidates = []
+    for form, seconds in ranked_forms(problem)[:FORMS]:
+        form = form._replace(DEPENDENT=isinstance(weights, PackedConstant))
+        call = _call(form, image, weights, group, graph, slots, beside, gpu_of(target).processors)
+        if call is None:
+            continue
+        cost = product_cost(group, product(image.sizes), columns // groups, product(w.shape[1:]), groups, seconds)
+        reasons = {"epilogue": slots.function.__name__, "tile": _described(form)}
+        candidates.append(Candidate("hopper convolution", (*stages, Stage((call,))), cost, temporaries, reasons))
+    return candidates
+
+
+def _described(form: ConvolutionForm) -> str:
+    unit = " x ".join(map(str, form.UNIT))
+    text = f"{form.CONSUMERS} units of {unit} pixels by {form.BN}, depth {form.BK}, {form.STAGES} stages"
+    return text if form.SPLIT == 1 else f"{text}, depth shared by {form.SPLIT}"
+
+
+def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
+    """The image as it lies; pixels that a 1x1 window passes over are left out of the view."""
+    attributes = anchor.attributes
+    images, height, width, channels = x.shape
+    _, out_height, out_width, _ = anchor.output.shape
+    assert isinstance(channels, int)
+    if is_pointwise(anchor, w):
+        pixels = product(x.shape[:-1])
+        line = simplify(lift(pixels) * channels)
+        return _Image(x, (1, 1, pixels, channels), (line, line, channels, 1), (1, 1, pixels), channels)
+    strides = (simplify(lift(height) * width * channels), simplify(lift(width) * channels), channels, 1)
+    kernel, steps, dilation = w.shape[2:], attributes["strides"], attributes["dilation"]
+    pad = tuple(low for low, _ in attributes["padding"])
+    sizes = (images, out_height, out_width)
+    if kernel == (1, 1) and not any(low or high for low, high in attributes["padding"]):
+        shape = (images, out_height, out_width, channels)
+        strides = (strides[0], simplify(lift(strides[1]) * steps[0]), channels * steps[1], 1)
+        return _Image(x, shape, strides, sizes, channels // groups)
+    return _Image(
+        x, (images, height, width, channels), strides, sizes, channels // groups, kernel, steps, pad, dilation
+    )
+
+
+def _padded_image(anchor: Node, x: Value, w: Value, graph: Graph) -> tuple[_Image, PackedConstant, Stage] | None:
+    """A copy of an image of few channels in which every line of a window is one run, with the weights to it.
+
+    The run's begin moves by a multiple of 16 bytes from pixel to pixel, which takes some channels of zeros; the image's
+    left and right edge are filled with zeros, too.
+    """
+    attributes = anchor.attributes
+    images, height, width, channels = x.shape
+    _, out_height, out_width, _ = anchor.output.shape
+    (kernel_y, kernel_x), (step_y, step_x) = w.shape[2:], attributes["strides"]
+    (top, _), (left, _) = attributes["padding"]
+    fixed = isinstance(width, int) and isinstance(out_width, int) and isinstance(kernel_x, int)
+    if not fixed or attributes["groups"] != 1 or attributes["dilation"][1] != 1 or w not in graph.constants:
+        return None
+    unit = _TILED_BYTES // x.dtype.itemsize
+    multiple = unit // gcd(unit, step_x)
+    wide = -(-channels // multiple) * multiple
+    if wide & (wide - 1) or kernel_x * wide > _LONGEST_RUN:
+        return None
+    along = unit // gcd(unit, wide)
+    padded = -(-max(left + width, (out_width - 1) * step_x + kernel_x) // along) * along
+    copy = Value(f"{x.name}.runs", x.dtype, (images, height, padded, wide))
+    run = kernel_x * wide
+    row = padded * wide
+    length = -(-run // unit) * unit
+    image = _Image(
+        copy, (images, height, out_width, run), (simplify(lift(height) * row), row, step_x * wide, 1),
+        (images, out_height, out_width), length, (kernel_y, 1), (step_y, 1), (top, 0), (attributes["dilation"][0], 1),
+    )  # fmt: skip
+    weights = PackedConstant(w, runs_recipe(wide, length))
+    block = min(256, 1 << (padded - 1).bit_length())
+    constants = {
+        "width": width, "out_width": padded, "PAD": left, "CHANNELS": channels, "WIDE": wide, "BLOCK": block,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "out": copy}
+    types: dict[str, str] = {}
+    grid = (product([images, height]), ceil_divide(padded, block), 1)
+    call = KernelCall(pad_channels, operands, types, constants, grid, options={"num_warps": max(1, block // 64)})
+    return image, weights, Stage((call,))
+
+
+def _beside(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | None:
+    """A tensor like the result that the epilogue reads element by element: a residual."""
+    assert group.anchor is not None
+    output = group.anchor.output
+    for node in group.epilogue:
+        for value in node.inputs if node.op in EXPRESSIONS else ():
+            alike = value is not None and value.shape == output.shape and value.dtype == slots.stored.dtype
+            if alike and value in group.inputs and value not in operands:
+                return value
+    return None
+
+
+def _call(
+    form: ConvolutionForm, image: _Image, weights: Operand, group: Group, graph: Graph, slots: Slots,
+    beside: Value | None, processors: int,
+) -> KernelCall | None:  # fmt: skip
+    """One launch; None where the epilogue needs its second tensor at other places than the result's."""
+    assert group.anchor is not None and isinstance(weights, (Value, PackedConstant))
+    extra, function = slots.extra, slots.function
+    if form.BESIDE:
+        assert beside is not None
+        extra = ExtraReferences()
+        nodes = [*group.prologue, *group.epilogue]
+        try:
+            function = epilogue_function(
+                nodes, group.anchor.output, slots.stored, graph.constants, extra, beside=beside
+            )
+        except NotImplementedError:
+            return None
+    form = form._replace(EPILOGUE=function)
+    w = weights.value if isinstance(weights, PackedConstant) else weights
+    all_columns = group.anchor.output.shape[-1]
+    assert isinstance(all_columns, int)
+    columns = all_columns // form.GROUPS
+    images, height, width = image.sizes
+    shape: tuple[Size, ...] = (images, height, width, all_columns)
+    strides: tuple[Size, ...] = (
+        simplify(lift(height) * width * all_columns), simplify(lift(width) * all_columns), all_columns, 1
+    )  # fmt: skip
+    if form.GROUPS > 1:
+        shape, strides = (images, height, width, form.GROUPS, columns), (*strides[:-1], columns, 1)
+    taps = form.KERNEL[0] * form.KERNEL[1]
+    result = TiledOperand(slots.stored, shape, strides, form.out_block)
+    operands: dict[str, Operand] = {
+        "x": TiledOperand(image.place, image.shape, image.strides, form.image_block, form.steps),
+        "w": TiledOperand(
+            weights, (all_columns, taps, image.channels), (taps * image.channels, image.channels, 1), form.weight_block
+        ),
+        "beside": result if not form.BESIDE or beside is None else replace(result, value=beside),
+        "out": result, "images": images, "height": height, "width": width, "columns": columns,
+    }  # fmt: skip
+    assert w.dtype == image.place.dtype
+    types = dict.fromkeys(("images", "height", "width", "columns"), "i32")
+    bind_extra(extra, operands, types)
+    return KernelCall(hopper.convolution, operands, types, {"FORM": form}, _grid(form, image, all_columns, processors))
+
+
+def _grid(form: ConvolutionForm, image: _Image, columns: int, processors: int) -> tuple[Size, Size, Size]:
+    """CTAs to launch: persistent ones for a number of tiles that is not known are as many as run at once."""
+    units: Size = 1
+    for extent, side in zip(image.sizes, form.UNIT, strict=True):
+        units = simplify(lift(units) * ceil_divide(extent, side))
+    across = -(-(columns // form.GROUPS) // form.BN) * form.GROUPS
+    tiles = simplify(lift(ceil_divide(units, form.CONSUMERS)) * across)
+    if isinstance(tiles, int):
+        return form.grid(tiles, processors)
+    return (simplify(lift(tiles) * form.SPLIT) if form.SPLIT > 1 else processors * form.resident, 1, 1)
