@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.host.tactics_support import Draw, check
+from tests.host.tactics_support import Draw, Memory, check, run_call, run_graph
 from tilewright.dtypes import DType, float16, float32, int1, int32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.settings import settings
+from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.joint import joint_call
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
 
@@ -136,6 +139,54 @@ def test_update_in_place(draw: Draw, compiled: bool) -> None:
     inputs = {"cache": draw(2, 3, 8, 4), "where": np.array([5]), "new": draw(2, 3, 1, 4)}
     (chosen,) = check(b.finish(), inputs, compiled)
     assert len(chosen.stages) == 1  # no copy of the cache
+
+
+@pytest.mark.parametrize("place", [5, -3, 8, -9])
+def test_computed_updates_in_place(place: int, draw: Draw, compiled: bool) -> None:
+    """Stored by the kernel that computes them; a place outside of the tensor is left out."""
+    b = GraphBuilder("cache")
+    n = b.symbol("n", 1, 9)
+    cache, where = b.input("cache", float32, (n, 3, 8, 4)), b.input("where", int64, (1,))
+    moved = b.op("tanh", [b.input("new", float32, (n, 3, 1, 4))])
+    updated = b.op("scatter_update", [cache, where, moved], axis=2)
+    b.mutate(cache, updated)
+    b.output(updated, "after")
+    b.output(b.op("exp", [moved]), "y")
+    inputs = {"cache": draw(2, 3, 8, 4), "where": np.array([place]), "new": draw(2, 3, 1, 4)}
+    graph = b.finish()
+    if place in (8, -9):
+        found, (chosen,) = run_graph(graph, inputs, compiled)
+        np.testing.assert_array_equal(found["after"], inputs["cache"])
+    else:
+        (chosen,) = check(graph, inputs, compiled)
+    assert len(chosen.stages) == 1
+
+
+@pytest.mark.parametrize("n", [1, 7])
+def test_loops_in_one_launch(n: int, draw: Draw) -> None:
+    """Known and run-time grids of one to three dimensions, in the order of their programs."""
+    b = GraphBuilder("loops")
+    size = b.symbol("n", 1, 64)
+    x = b.op("relu", [b.input("x", float32, (size, 40, 70))])
+    y = b.input("y", float32, (40, 70))
+    outputs = [
+        b.op("exp", [b.op("slice", [x], axis=1, start=3, stop=9)]),
+        b.op("permute", [x], order=(0, 2, 1)),
+        b.op("exp", [x]),
+        b.op("permute", [y], order=(1, 0)),
+    ]
+    graph = b.finish()
+    target = NvidiaTarget.named("sm_90a")
+    calls = [elementwise_call(graph.nodes, [Result(value, value)], {}, target) for value in outputs]
+    call = joint_call(calls)
+    assert {len([extent for extent in call.grid if extent != 1]) for call in calls} == {1, 2, 3}
+    inputs = {"x": draw(n, 40, 70), "y": draw(40, 70)}
+    memory = Memory(graph, inputs)
+    run_call(call, memory, False)
+    positive = np.maximum(inputs["x"], 0)
+    wanted = (np.exp(positive[:, 3:9]), positive.swapaxes(1, 2), np.exp(positive), inputs["y"].T)
+    for value, array in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(memory.array(value), array, rtol=1e-6)
 
 
 def test_equal_layers_share_a_kernel(draw: Draw) -> None:

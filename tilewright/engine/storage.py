@@ -179,8 +179,7 @@ def _roots(scheduled: Sequence[tuple[Group, Candidate | None]]) -> dict[Value, V
 
 
 def _updates_in_place(task: Task, graph: Graph) -> bool:
-    anchor = task.group.anchor
-    return anchor is not None and anchor.op == "scatter_update" and updates_in_place(anchor, graph)
+    return any(node.op == "scatter_update" and updates_in_place(node, graph) for node in task.group.nodes)
 
 
 def _bytes(value: Value) -> Size:

@@ -10,6 +10,7 @@ from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.tactics.core import Candidate, KernelCall, Stage
 from tilewright.tactics.expressions import OPERATION_WEIGHTS
 from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.joint import together
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
@@ -37,21 +38,34 @@ def total_bytes(inputs: Sequence[Value], outputs: Sequence[Value]) -> Size:
 
 
 def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """One generated kernel for each shape among the group's outputs."""
-    by_extent: dict[Size, list[Value]] = {}
+    """A loop for each shape among the group's results: one generated kernel, or one each.
+
+    A `scatter_update` of one position stores its updates where its index says.
+    """
+    updates = {node.output: node for node in group.nodes if node.op == "scatter_update"}
+    by_extent: dict[Size, list[Result]] = {}
     for output in group.outputs:
-        by_extent.setdefault(product(output.shape), []).append(output)
-    calls = [
-        elementwise_call(group.nodes, [Result(value, value) for value in values], graph.constants, target)
-        for values in by_extent.values()
-    ]
-    return [copy_candidate("generated", calls, group, target)]
+        result = _updated(updates[output]) if output in updates else Result(output, output)
+        by_extent.setdefault(product(result.value.shape), []).append(result)
+    calls = [elementwise_call(group.nodes, results, graph.constants, target) for results in by_extent.values()]
+    return [copy_candidate("generated", together(calls, target), group, target)]
+
+
+def _updated(update: Node) -> Result:
+    """The updates of a tensor, as what a kernel stores."""
+    value = update.inputs[2]
+    assert value is not None
+    return Result(value, update.output, update=update)
 
 
 def copy_candidate(name: str, calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:
     """A candidate of launches that run one after the other."""
     programs = product(calls[0].grid)
-    moved = total_bytes([value for value in group.inputs if group.kind == "elementwise"], group.outputs)
+    updates = {node.output: node for node in group.nodes if node.op == "scatter_update" and group.anchor is not node}
+    updated = {node.inputs[0] for node in updates.values()}
+    read = [value for value in group.inputs if group.kind == "elementwise" and value not in updated]
+    written = [_updated(updates[value]).value if value in updates else value for value in group.outputs]
+    moved = total_bytes(read, written)
     if group.kind != "elementwise":
         moved = simplify(lift(moved) * 2)
     cost = estimate(machine_of(target), moved, chain_operations(group.nodes), programs, efficiency=0.25)

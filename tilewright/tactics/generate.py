@@ -33,7 +33,7 @@ from tilewright.tactics.source import (
     expression_indices,
     merge_axes,
 )
-from tilewright.tactics.trace import Coordinates, Expression, Tracer, axes_of
+from tilewright.tactics.trace import Coordinates, Expression, Guards, Tracer, axes_of
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
 
@@ -50,10 +50,12 @@ class Loops:
 
     `blocks` is the number of elements of a program whose blocks are powers of two, one for each number of elements
     from which on it is taken; without any, programs walk rows of any length.  `options` go to the compiler.
+    `together`: independent loops share a launch, which costs more than the choice between them.
     """
 
     blocks: tuple[tuple[int, int], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
+    together: bool = False
 
     def block(self, elements: Size) -> int:
         """The elements of a program when there are so many in all."""
@@ -63,7 +65,7 @@ class Loops:
 
 _WARPS = 4
 # A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.
-_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),))}
+_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True)}
 
 
 def loops_of(target: Target) -> Loops:
@@ -98,12 +100,14 @@ def chain_name(nodes: Sequence[Node], fallback: str) -> str:
 @dataclass(frozen=True)
 class Result:
     """One tensor that a kernel writes: `value`'s elements go to `target` at their own position, moved
-    by `offset` elements along `strides` (by default `target` is `value`, dense)."""
+    by `offset` elements along `strides` (by default `target` is `value`, dense); or, of an `update`
+    (a `scatter_update` of one position), to the place that its index says."""
 
     value: Value
     target: Value
     strides: tuple[Size, ...] | None = None
     offset: Size = 0
+    update: Node | None = None
 
     def index(self, coordinates: Coordinates) -> Index:
         """Where the element at `coordinates` is stored."""
@@ -114,17 +118,31 @@ class Result:
         return total
 
 
+@dataclass(frozen=True)
+class _Store:
+    """An element stored, where the guards hold."""
+
+    target: Value
+    index: Index
+    expression: Expression
+    guards: Guards
+
+
 @dataclass
 class _Traced:
-    """Stores of one loop space: (target, where, what)."""
+    """Stores of one loop space."""
 
     extents: tuple[Size, ...]
     tracer: Tracer
-    stores: list[tuple[Value, Index, Expression]]
+    stores: list[_Store]
+
+    def read(self) -> list[Index]:
+        """Where elements are loaded."""
+        return expression_indices([store.expression for store in self.stores], self.tracer)
 
     def indices(self) -> list[Index]:
-        found = expression_indices([expression for _, _, expression in self.stores], self.tracer)
-        return [index for _, index, _ in self.stores] + found
+        """Where elements are stored and loaded."""
+        return [store.index for store in self.stores] + self.read()
 
 
 def elementwise_call(
@@ -162,7 +180,8 @@ def _trace_results(nodes: Sequence[Node], results: Sequence[Result], constants: 
             own = coordinates
             if result.value.shape != shape:
                 own = unflatten(flatten(coordinates, shape), result.value.shape)
-            stores.append((result.target, result.index(own), tracer.trace(result.value, own)))
+            index, guards = (result.index(own), ()) if result.update is None else tracer.place(result.update, own)
+            stores.append(_Store(result.target, index, tracer.trace(result.value, own), guards))
         traced = _Traced(extents, tracer, stores)
         split = _wanted_split(traced)
         if split is None:
@@ -194,7 +213,7 @@ def _read_across(traced: _Traced, variables: Sequence[LoopVariable]) -> int | No
     last = variables[-1].axes[-1]
     if isinstance(variables[-1].extent, int) and variables[-1].extent < 4:
         return None
-    for index in expression_indices([expression for _, _, expression in traced.stores], traced.tracer):
+    for index in traced.read():
         if index.coefficient(last) in (0, 1):
             continue
         for position, variable in enumerate(variables[:-1]):
@@ -240,17 +259,17 @@ def _finish(
 
 def _store_all(traced: _Traced, writer: Writer) -> list[str]:
     """All stores of a kernel as lines; every value is computed before the first store."""
-    for _, _, expression in traced.stores:
-        writer.write(expression)
-    for target, index, expression in traced.stores:
-        writer.store(target, index, expression)
+    for store in traced.stores:
+        writer.write(store.expression)
+    for store in traced.stores:
+        writer.store(store.target, store.index, store.expression, store.guards)
     return writer.lines
 
 
 def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
     references = NamedReferences()
-    for target, _, _ in traced.stores:
-        references.result(target)
+    for store in traced.stores:
+        references.result(store.target)
     total: Size = variables[0].extent if variables else 1
     block = loops.block(total) if loops.blocks else FLAT_BLOCK
     if isinstance(total, int) and not loops.blocks:
@@ -270,8 +289,8 @@ def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
 
 def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
     references = NamedReferences()
-    for target, _, _ in traced.stores:
-        references.result(target)
+    for store in traced.stores:
+        references.result(store.target)
     outer, inner = variables[:-1], variables[-1]
     whole = isinstance(inner.extent, int) and inner.extent <= COLUMN_BLOCK
     block = inner.extent if whole else 1024
@@ -314,8 +333,8 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
 def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
     """Rows and columns as a two-dimensional block of powers of two; other variables are parts of the row."""
     references = NamedReferences()
-    for target, _, _ in traced.stores:
-        references.result(target)
+    for store in traced.stores:
+        references.result(store.target)
     outer, inner = variables[:-1], variables[-1]
     rows = product([variable.extent for variable in outer])
     block = loops.block(product([rows, inner.extent]))
@@ -337,8 +356,8 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
 
 def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
     references = NamedReferences()
-    for target, _, _ in traced.stores:
-        references.result(target)
+    for store in traced.stores:
+        references.result(store.target)
     outer = [variable for position, variable in enumerate(variables[:-1]) if position != across]
     row, column = variables[across], variables[-1]
     outer_names = _names(len(outer), "plane")

@@ -28,10 +28,14 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Loaded:
-    """An element of an index tensor, counted from the front and clamped by the kernel: 0 to `extent` - 1."""
+    """An element of an index tensor, counted from the front and clamped by the kernel: 0 to `extent` - 1.
+
+    One that is not `clamped` may lie outside.
+    """
 
     identity: int
     extent: Size
+    clamped: bool = True
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,9 @@ class Index:
 
     def is_non_negative(self) -> bool:
         """Whether no term can make the value negative."""
-        return lower_bound(self.constant) >= 0 and all(lower_bound(c) >= 0 for _, c in self.terms)
+        return lower_bound(self.constant) >= 0 and all(
+            lower_bound(c) >= 0 and getattr(atom, "clamped", True) for atom, c in self.terms
+        )
 
     def is_below(self, limit: Size) -> bool:
         """Whether the value is certainly less than a size."""

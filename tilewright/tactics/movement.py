@@ -10,6 +10,7 @@ from tilewright.tactics.core import Candidate, KernelCall
 from tilewright.tactics.elementwise import copy_candidate
 from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.tactics.index import dense_strides
+from tilewright.tactics.joint import together
 from tilewright.targets.base import Target
 
 SCATTER_BLOCK = 2048
@@ -30,7 +31,7 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 
 
 def _concat(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
-    """One copy for each input, to its part of the output."""
+    """A copy of each input to its part of the output, in one launch or several."""
     output, axis = node.output, node.attributes["axis"]
     strides = dense_strides(output.shape)
     calls: list[KernelCall] = []
@@ -41,7 +42,7 @@ def _concat(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
         if source.shape[axis] != 0:
             calls.append(elementwise_call([], [Result(source, output, strides, offset)], graph.constants, target))
         start = simplify(lift(start) + source.shape[axis])
-    return calls
+    return together(calls, target)
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:

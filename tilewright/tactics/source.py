@@ -235,7 +235,8 @@ class Writer:
             extent = self.size(atom.extent)
             last = str(int(extent) - 1) if extent.isdigit() else f"{extent} - 1"
             self.lines.append(f"{name} = tl.where({name} < 0, {name} + {extent}, {name})")
-            self.lines.append(f"{name} = tl.maximum(tl.minimum({name}, {last}), 0)  # nothing else is ever read")
+            if atom.clamped:
+                self.lines.append(f"{name} = tl.maximum(tl.minimum({name}, {last}), 0)  # nothing else is ever read")
             self._loaded[atom.identity] = name
         return self._loaded[atom.identity]
 
@@ -250,9 +251,10 @@ class Writer:
         if guards not in self._guards:
             conditions = []
             for guard in guards:
+                text = self.index(guard.index)
                 if not guard.index.is_non_negative():
-                    conditions.append(f"({self.index(guard.index)} >= 0)")
-                conditions.append(f"({self.index(guard.index)} < {self.size(guard.limit)})")
+                    conditions.append(f"({text} >= 0)")
+                conditions.append(f"({text} < {self.size(guard.limit)})")
             self._guards[guards] = self._define("inside", " & ".join(conditions))
         return self._guards[guards]
 

@@ -226,7 +226,18 @@ class Tracer:
         moved[axis] = self._index_of(indices, coordinates, source.shape[axis], guards)
         return self.trace(source, tuple(moved), guards)
 
-    def _index_of(self, indices: Value, coordinates: Coordinates, extent: Size, guards: Guards) -> Index:
+    def place(self, update: Node, coordinates: Coordinates) -> tuple[Index, Guards]:
+        """Where a `scatter_update` stores the element of its updates at `coordinates`, and the condition for that."""
+        indices, axis = _input(update, 1), update.attributes["axis"]
+        extent = update.output.shape[axis]
+        chosen = self._index_of(indices, coordinates[axis : axis + 1], extent, (), clamped=False)
+        moved = (*coordinates[:axis], chosen, *coordinates[axis + 1 :])
+        inside = chosen.is_non_negative() and chosen.is_below(extent)
+        return flatten(moved, update.output.shape), () if inside else (Guard(chosen, extent),)
+
+    def _index_of(
+        self, indices: Value, coordinates: Coordinates, extent: Size, guards: Guards, clamped: bool = True
+    ) -> Index:
         expression = self.trace(indices, coordinates, guards)
         known: Index | None = None
         if isinstance(expression, Literal):
@@ -236,9 +247,9 @@ class Tracer:
             known = expression.index
         if known is not None and known.is_non_negative() and known.is_below(extent):
             return known
-        key = (id(expression), extent)
+        key = (id(expression), extent, clamped)
         if key not in self._loaded_by_key:
-            atom = Loaded(len(self.loaded), extent)
+            atom = Loaded(len(self.loaded), extent, clamped)
             self._loaded_by_key[key] = atom
             self.loaded[atom.identity] = expression
         return Index(((self._loaded_by_key[key], 1),))

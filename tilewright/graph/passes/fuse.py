@@ -7,7 +7,8 @@ The rules, in this order:
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
-   so do independent ones that read the same tensor.
+   so do independent ones that read the same tensor, and, as loops of one launch, those of other shapes.
+   An update of one place of a caller's tensor (a key of a cache) is a store of such a group.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.
 5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.
 6. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
@@ -44,6 +45,8 @@ def fuse(graph: Graph) -> FusedGraph:
     _join_elementwise(drafts)
     _join_siblings(drafts)
     absorb(drafts)
+    _join_updates(drafts)
+    _join_launches(drafts)
     return FusedGraph(graph, _ordered(drafts, remarks), remarks)
 
 
@@ -179,6 +182,44 @@ def _join_siblings(drafts: Drafts) -> None:
             other = first.setdefault(shape, draft)
             if other is not draft and drafts.may_merge(other, draft):
                 drafts.merge(other, draft)
+
+
+def _join_updates(drafts: Drafts) -> None:
+    """Let an elementwise group store what it computes for one place of a tensor of the caller's (a key of a cache)."""
+    for index in sorted(drafts.updates):
+        drafts.owner[index].kind = "elementwise"
+        for value in drafts.inputs(drafts.owner[index]):
+            draft, source = drafts.owner[index], drafts.producer(value)
+            if source is None or drafts.owner[source].kind != "elementwise" or drafts.owner[source] is draft:
+                continue
+            if drafts.may_merge(drafts.owner[source], draft) and not _reads_mutated(drafts, drafts.owner[source]):
+                drafts.merge(drafts.owner[source], draft)
+
+
+def _reads_mutated(drafts: Drafts, draft: Draft) -> bool:
+    """Whether a group reads a tensor that is updated in place: it has to wait for nobody who updates another."""
+    updated = {drafts.nodes[index].inputs[0] for index in draft.nodes & drafts.updates}
+    return any(value in drafts.graph.mutations and value not in updated for value in drafts.inputs(draft))
+
+
+_MOST_OUTPUTS = 8  # of loops in one launch
+
+
+def _join_launches(drafts: Drafts) -> None:
+    """Merge independent elementwise groups of any shapes that read the same computed tensor: loops of one launch."""
+    readers: dict[Value, list[Draft]] = {}
+    for draft in drafts.live():
+        if draft.kind == "elementwise" and not _reads_mutated(drafts, draft):
+            for value in drafts.inputs(draft):
+                if drafts.producer(value) is not None:
+                    readers.setdefault(value, []).append(draft)
+    for found in readers.values():
+        for member in found[1:]:
+            first, draft = drafts.owner[found[0].first], drafts.owner[member.first]
+            if first is draft or drafts.depends(first, draft) or drafts.depends(draft, first):
+                continue
+            if len(drafts.outputs(first)) + len(drafts.outputs(draft)) <= _MOST_OUTPUTS:
+                drafts.merge(first, draft)
 
 
 def _joins(drafts: Drafts, source: int, node: Node) -> bool:

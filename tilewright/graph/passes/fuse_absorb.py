@@ -88,7 +88,7 @@ def _take_views_before(drafts: Drafts, draft: Draft) -> None:
 
 def _reads_through(drafts: Drafts, draft: Draft) -> bool:
     """Whether the group's kernel is generated from expressions, so that any index can be followed."""
-    if draft.kind in ("elementwise", "contraction"):
+    if draft.kind in ("elementwise", "update", "contraction"):
         return True
     anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
     if anchor is None:

@@ -45,10 +45,18 @@ class Drafts:
                 if item is not None:
                     self.readers.setdefault(item, []).append(index)
         self.results = set(graph.results())
+        mutated = {(target, value) for target, value in graph.mutations.items()}
+        # Positions of updates of one place of a tensor of the caller's: an element stored, as in an elementwise loop.
+        self.updates = {
+            index
+            for index, node in enumerate(graph.nodes)
+            if node.op == "scatter_update" and (node.inputs[0], node.output) in mutated and _updates_one(node)
+        }
         self.owner: list[Draft] = [self._single(index, node) for index, node in enumerate(graph.nodes)]
 
-    @staticmethod
-    def _single(index: int, node: Node) -> Draft:
+    def _single(self, index: int, node: Node) -> Draft:
+        if index in self.updates:
+            return Draft("update", {index})
         # A broadcast is an elementwise op that reads its input at fewer coordinates.
         kind = "elementwise" if node.op == "broadcast_to" else kind_of(node.op)
         return Draft(kind, {index}, None if kind == "elementwise" else index)
@@ -169,3 +177,9 @@ class Drafts:
             if reader not in draft.nodes
         }
         return sorted(found)
+
+
+def _updates_one(node: Node) -> bool:
+    """Whether a `scatter_update` has one index, so that no two updates meet."""
+    indices = node.inputs[1]
+    return indices is not None and indices.shape == (1,)
