@@ -8,6 +8,8 @@ from typing import Any
 
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
+from tilewright.engine.timings import read_timings
+from tilewright.engine.tuning import Tuning
 from tilewright.importers import import_model
 
 
@@ -17,6 +19,9 @@ def compile(
     dynamic_shapes: Any = None,
     target: str | Sequence[str] = "auto",
     progress: Callable[[str, str, float], None] | None = None,
+    effort: int | None = None,
+    timing_cache: str | Path | None = None,
+    reproducible: bool = False,
 ) -> Engine:
     """Build an engine from a model.
 
@@ -26,9 +31,15 @@ def compile(
     target's name: ``cuda`` (this machine's GPU), ``cuda:sm_90a`` (on any machine); several make one engine for all.
     `progress` is called with (stage, item, seconds).
 
+    Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times
+    nothing, 1 (the default) the close ones, 3 all; `timing_cache` names recorded times (a file of `tilewright tune`,
+    or an engine) to use before others; `reproducible` lets recorded times alone decide.
+
     Raises `UnsupportedOperationError` listing every operation that no rule knows, `ImportModelError`
-    when the model cannot be read, and `MissingDependencyError` when reading it needs a package.
+    when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`
+    when a reproducible build would have to time kernels.
     """
     source = str(Path(model).resolve()) if isinstance(model, (str, Path)) else type(model).__qualname__
     graph = import_model(model, example_inputs, dynamic_shapes)
-    return build(graph, target=target, progress=progress, source=source)
+    recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
+    return build(graph, target, progress, source, Tuning(effort, recorded, reproducible))

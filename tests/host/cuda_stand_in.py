@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tilewright.dtypes import DType
+from tilewright.engine import trials
 from tilewright.ir.core import Function
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import run as interpret
@@ -28,6 +29,7 @@ from tilewright.runtime.cuda.program import Program, Resources
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.slots import slot_format
+from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -48,7 +50,7 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("CU"):
-            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2,
+            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2, CU_EVENT_DEFAULT=0,
                                          CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1,
                                          CU_STREAM_CAPTURE_STATUS_NONE=0,
                                          CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)  # fmt: skip
@@ -70,6 +72,9 @@ class Driver:
 
     _cuInit = _cuCtxSetCurrent = _cuGraphDestroy = _cuGraphExecDestroy = _cuEventRecord = _nothing
     _cuEventDestroy = _cuStreamWaitEvent = _cuEventSynchronize = _cuStreamSynchronize = _nothing
+
+    def _cuDriverGetVersion(self) -> int:
+        return 13000
 
     def _cuCtxGetCurrent(self) -> int:
         return 1
@@ -96,7 +101,7 @@ class Driver:
         ctypes.memmove(int(target), int(source), size)
         return (0,)
 
-    _cuMemcpyHtoD = _cuMemcpyDtoH = _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _copy
+    _cuMemcpyDtoD = _cuMemcpyHtoD = _cuMemcpyDtoH = _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _copy
 
     def _cuPointerGetAttribute(self, kind: Any, address: int) -> int:
         return 0
@@ -137,7 +142,10 @@ class Driver:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Put the stand-in in the place of driver, GPU, compiler and launcher for one test."""
+    """Put the stand-in in the place of driver, GPU, compiler and launcher for one test.
+
+    Kernels are not timed, unless the test asks for it: many would be interpreted many times.
+    """
     driver = Driver()
     scratch: dict[str, int] = {}
     explicit: dict[str, Function] = {}
@@ -183,6 +191,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(NvidiaTarget, "compile", compile_kernel)
     monkeypatch.setattr(NvidiaTarget, "load", lambda target, key: None)
     monkeypatch.setattr(session, "launcher", launcher)
+    monkeypatch.setattr(trials, "launcher", launcher)
+    monkeypatch.setattr(settings, "tune", False)
+    monkeypatch.setattr(settings, "threads", 1)  # kernels are compiled in this process
     # Modules hold the functions themselves, so that what these return is exchanged.
     for module in _modules():
         for name, replacement in (("api", lambda: driver), ("current_device", lambda: gpu), ("device", lambda n: gpu)):
@@ -219,6 +230,6 @@ _NONE = Resources(0, 0, 0, 0, 0, 0)
 
 
 def _modules() -> list[types.ModuleType]:
-    from tilewright.runtime.cuda import graphs, memory, staging, streams
+    from tilewright.runtime.cuda import graphs, memory, staging, streams, timing
 
-    return [drivers, devices, graphs, memory, session, staging, streams]
+    return [drivers, devices, graphs, memory, session, staging, streams, timing, trials]

@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from tilewright.cli.progress import BuildProgress
+from tilewright.errors import EngineError
 
 if TYPE_CHECKING:
     from tilewright.graph.core import Graph
+    from tilewright.tune.cache import Timing
 
 _DIMENSION = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -51,6 +53,21 @@ def build(
         str,
         typer.Option(help="What to compile for: auto, cpu, cuda, cuda:sm_90a …; several, with commas, share one file."),
     ] = "auto",
+    effort: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=3, help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2, 3 all."
+        ),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded times to use, of `tilewright tune` or an engine; new ones are added to such a file."
+        ),
+    ] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Choose kernels by recorded times alone; fail where there are none.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
@@ -58,7 +75,10 @@ def build(
     path = output or Path(f"{model.resolve().stem}.engine")
     _check_output(model, path, given=output is not None)
     from tilewright.engine import builder
+    from tilewright.engine.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
+
+    tuning = Tuning(effort, _recorded(model, timing_cache, reproducible), reproducible)
 
     progress = BuildProgress(f"Building {path.name}", Console(stderr=True, quiet=quiet))
     with progress:
@@ -66,15 +86,35 @@ def build(
         graph, source = _read(model)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, target=target.split(","), progress=progress, source=source)
+        engine = builder.build(graph, target=target.split(","), progress=progress, source=source, tuning=tuning)
         progress("save", path.name, 0.0)
         engine.save(path)
+    if timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible:
+        from tilewright.engine.timings import read_timings
+        from tilewright.tune.cache import TimingCache
+
+        TimingCache([*tuning.recorded, *read_timings(path)]).write(timing_cache)
     if not quiet:
         console = Console()
         console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps", highlight=False)
         for spec in (*engine.inputs, *engine.outputs):
             kind = "input " if spec in engine.inputs else "output"
             console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]", markup=False)
+
+
+def _recorded(model: Path, timing_cache: Path | None, reproducible: bool) -> tuple[Timing, ...]:
+    """The times of the engine that is built again, and of the named file, which a first build need not have."""
+    from tilewright.engine.timings import read_timings
+
+    found: tuple[Timing, ...] = ()
+    if model.suffix == ".engine":
+        try:
+            found = read_timings(model)
+        except EngineError:
+            pass  # such an engine is built again from its graph: its kernels are timed again
+    if timing_cache is not None and (timing_cache.exists() or reproducible):
+        found += read_timings(timing_cache)
+    return found
 
 
 def _check_output(model: Path, path: Path, given: bool) -> None:

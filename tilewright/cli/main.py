@@ -16,7 +16,7 @@ from tilewright.errors import TilewrightError
 
 def application() -> typer.Typer:
     """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
-    from tilewright.cli import bench, build, compile, doctor, inspect, run
+    from tilewright.cli import bench, build, compile, doctor, inspect, run, tune
 
     commands = typer.Typer(
         name="tilewright",
@@ -31,6 +31,7 @@ def application() -> typer.Typer:
     commands.command("run")(run.run)
     commands.command("bench")(bench.bench)
     commands.command("inspect")(inspect.inspect)
+    commands.add_typer(tune.commands)
     commands.command("doctor")(doctor.doctor)
     return commands
 

@@ -26,6 +26,7 @@ from tilewright.engine.index_ranges import check_constant_indices, index_ranges
 from tilewright.engine.kernels import KernelEntry, KernelSet
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.storage import Storage, Task, assign_storage
+from tilewright.engine.tuning import Selection, Tuner, Tuning, labels
 from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, TargetError
 from tilewright.graph.core import Graph, Value
@@ -38,13 +39,14 @@ from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift
 from tilewright.tactics.core import Candidate, Operand, PackedConstant
 from tilewright.tactics.elementwise import copy_candidate
 from tilewright.tactics.generate import Result, elementwise_call
-from tilewright.tactics.select import candidates, choose
+from tilewright.tactics.select import candidates
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
+from tilewright.tune.cache import Timing, timing_to_json
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
 
@@ -54,18 +56,20 @@ def build(
     target: str | Target | Sequence[str | Target] = "auto",
     progress: Progress | None = None,
     source: str = "",
+    tuning: Tuning | None = None,
 ) -> Engine:
     """Compile a graph into an engine; the graph is not changed.
 
     With several targets the engine holds a program for each, and takes the first that fits the machine it runs on.
-    `source` is remembered as where the model came from.  Raises `UnsupportedOperationError` and
-    `ShapeError` when a dynamic size is not the size of any input, `TargetError` for an unknown target.
+    `source` is remembered as where the model came from, `tuning` says how kernels are chosen.  Raises
+    `UnsupportedOperationError`, `ShapeError` when a dynamic size is not the size of any input, `TargetError` for an
+    unknown target, and `MissingTimingError` in a reproducible build that would have to time kernels.
     """
     names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
     targets = [get_target(name) for name in names]
     if not targets:
         raise TargetError("an engine is built for at least one target")
-    return _Builder(graph, targets, progress or (lambda stage, item, seconds: None), source).build()
+    return _Builder(graph, targets, progress or (lambda stage, item, seconds: None), source, tuning or Tuning()).build()
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,15 @@ class _Program:
     target: Target
     plan: Plan
     kernels: KernelSet
+    timings: tuple[Timing, ...]  # that decided
 
 
 class _Builder:
-    def __init__(self, graph: Graph, targets: Sequence[Target], progress: Progress, source: str) -> None:
+    def __init__(
+        self, graph: Graph, targets: Sequence[Target], progress: Progress, source: str, tuning: Tuning
+    ) -> None:
         self.progress = progress
+        self.tuning = tuning
         self.source = source
         self.targets = targets
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
@@ -112,27 +120,31 @@ class _Builder:
     def _program(self, target: Target, fused: FusedGraph) -> _Program:
         """Kernels, places and steps for one target."""
         self.target, self.kernels = target, KernelSet(target, self.progress)
-        scheduled, evidence = self._choose(fused)
+        tuner = Tuner(self.graph, target, self.tuning, self.progress)
+        scheduled, evidence = self._choose(fused, tuner)
         with self._stage("plan memory", self.graph.name):
             storage = assign_storage(self.graph, scheduled, self._copy)
-        return _Program(target, self._plan(storage, evidence), self.kernels)
+        return _Program(target, self._plan(storage, evidence), self.kernels, tuple(tuner.used.values()))
 
     # -- Kernels --------------------------------------------------------------------------------
 
-    def _choose(self, fused: FusedGraph) -> tuple[list[tuple[Group, Candidate | None]], dict[str, dict[str, Any]]]:
+    def _choose(
+        self, fused: FusedGraph, tuner: Tuner
+    ) -> tuple[list[tuple[Group, Candidate | None]], dict[str, dict[str, Any]]]:
         """A candidate for every group (none for a view), and by group's name the reasons."""
-        scheduled: list[tuple[Group, Candidate | None]] = []
-        evidence: dict[str, dict[str, Any]] = {}
+        found: dict[str, list[Candidate]] = {}
         for group in fused.groups:
-            if group.kind == "view":
-                scheduled.append((group, None))
-                continue
-            with self._stage("choose kernels", group.name), _naming(group):
-                found = candidates(group, self.graph, self.target)
-                chosen = choose(found)
-            scheduled.append((group, chosen))
-            evidence[group.name] = _evidence(group, found, chosen)
-        return scheduled, evidence
+            if group.kind != "view":
+                with self._stage("choose kernels", group.name), _naming(group):
+                    found[group.name] = candidates(group, self.graph, self.target)
+        computed = [group for group in fused.groups if group.name in found]
+        selections = tuner.choose([(group, found[group.name]) for group in computed])
+        chosen = {group.name: selection for group, selection in zip(computed, selections, strict=True)}
+        scheduled = [
+            (group, found[group.name][chosen[group.name].index] if group.name in found else None)
+            for group in fused.groups
+        ]
+        return scheduled, {group.name: _evidence(group, found[group.name], chosen[group.name]) for group in computed}
 
     def _copy(self, source: Value, target: Value) -> Task:
         """The task that copies one tensor to another."""
@@ -276,6 +288,7 @@ def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dic
         "symbol": cuda_program.symbol(data, described, weights.offsets),
         "objects": list(objects),
         "kernels": described,
+        "timings": [timing_to_json(timing) for timing in program.timings],
     }
     return entry_data, objects
 
@@ -318,8 +331,9 @@ def _check_sizes(graph: Graph) -> None:
             )
 
 
-def _evidence(group: Group, found: list[Candidate], chosen: Candidate) -> dict[str, Any]:
+def _evidence(group: Group, found: list[Candidate], selection: Selection) -> dict[str, Any]:
     """Why a group is computed as it is, as JSON."""
+    chosen = found[selection.index]
     middle = {symbol.name: (symbol.low + min(symbol.high, symbol.low + 512)) // 2
               for size in (*(c.cost.bytes for c in found), *(c.cost.flops for c in found))
               for symbol in free_symbols(size)}  # fmt: skip
@@ -327,14 +341,18 @@ def _evidence(group: Group, found: list[Candidate], chosen: Candidate) -> dict[s
         "group": group.kind,
         "chosen": chosen.name,
         "reasons": _jsonable(chosen.reasons),
+        "choice": {"number": selection.index, "source": selection.source, "why": selection.reason},
         "candidates": [
             {
                 "name": candidate.name,
+                "label": label,
                 "seconds": candidate.cost.seconds,
+                **({"microseconds": selection.microseconds[number]} if number in selection.microseconds else {}),
+                **({"failure": selection.failures[number]} if number in selection.failures else {}),
                 "bytes": evaluate(candidate.cost.bytes, middle),
                 "flops": evaluate(candidate.cost.flops, middle),
             }
-            for candidate in found
+            for number, (candidate, label) in enumerate(zip(found, labels(found), strict=True))
         ],
         "sizes": middle,
     }

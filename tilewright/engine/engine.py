@@ -24,6 +24,7 @@ from tilewright.symbolic import evaluate
 if TYPE_CHECKING:
     from tilewright.graph.core import Graph
     from tilewright.runtime.cuda.session import CudaSession
+    from tilewright.tune.cache import Timing
 
 Progress = Callable[[str, str, float], None]
 
@@ -223,6 +224,14 @@ class Engine:
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
         return sum(entry.bytes for entry in self._package.weights.entries.values())
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """The times by which kernels were chosen: what `tilewright tune` and builds of the model elsewhere use."""
+        from tilewright.tune.cache import timing_from_json
+
+        with self._reading():
+            return tuple(map(timing_from_json, self._program.get("timings", ())))
 
     def kernel_name(self, key: str) -> str:
         """The readable name of a binary in the plan."""

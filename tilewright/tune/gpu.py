@@ -110,8 +110,9 @@ def seconds_of(tile: Tile, product: Product, gpu: Gpu) -> float:
 
 
 @lru_cache(maxsize=4096)
-def best_tile(products: tuple[Product, ...], gpu: Gpu) -> tuple[Tile, float]:
-    """The tile with the least product of times over examples, and its time for the first of them."""
+def ranked_tiles(products: tuple[Product, ...], gpu: Gpu) -> tuple[tuple[Tile, float], ...]:
+    """All tiles with their times for the first of several examples; first the one whose times over all examples have
+    the least product."""
 
     def score(tile: Tile) -> float:
         total = 1.0
@@ -119,5 +120,9 @@ def best_tile(products: tuple[Product, ...], gpu: Gpu) -> tuple[Tile, float]:
             total *= seconds_of(tile, product, gpu)
         return total
 
-    best = min(tiles(products[0], gpu), key=score)
-    return best, seconds_of(best, products[0], gpu)
+    return tuple((tile, seconds_of(tile, products[0], gpu)) for tile in sorted(tiles(products[0], gpu), key=score))
+
+
+def best_tile(products: tuple[Product, ...], gpu: Gpu) -> tuple[Tile, float]:
+    """The first of `ranked_tiles`."""
+    return ranked_tiles(products, gpu)[0]

@@ -71,14 +71,20 @@ class GraphCache:
         if self._stream is None:
             flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
             self._stream = check(cuda.cuStreamCreate(flags), "making a stream for captures")
-        mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        check(cuda.cuStreamBeginCapture(self._stream, mode), "capturing a plan")
-        try:
-            enqueue(int(self._stream))
-        finally:
-            graph = check(cuda.cuStreamEndCapture(self._stream), "capturing a plan")
         self.captures += 1
-        return graph
+        return capture(int(self._stream), enqueue)
+
+
+def capture(stream: int, enqueue: Callable[[int], None]) -> Any:
+    """The graph of what `enqueue(stream)` enqueues. A context is current."""
+    cuda = api()
+    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check(cuda.cuStreamBeginCapture(stream, mode), "capturing a plan")
+    try:
+        enqueue(stream)
+    finally:
+        graph = check(cuda.cuStreamEndCapture(stream), "capturing a plan")
+    return graph
 
 
 def is_capturing(stream: int) -> bool:

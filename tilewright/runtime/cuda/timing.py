@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.runtime.cuda.device import current_device, device, primary_context
 from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.graphs import capture
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, TORCH, current_stream
 
@@ -80,3 +81,37 @@ class Timer:
 
     def _event(self) -> Any:
         return check(api().cuEventCreate(api().CUevent_flags.CU_EVENT_DEFAULT), "timing")
+
+
+def replay_times(work: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
+    """Milliseconds of each of several pieces of work as CUDA graphs, `rounds` times each, in turns after a warm-up.
+
+    ``work[n](stream)`` enqueues one. Nothing is flushed between replays: a piece that is to find the L2 cold takes
+    other memory in each of its launches. A context is current.
+    """
+    cuda = api()
+    stream = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream")
+    graphs, events = [], []
+    try:
+        for enqueue in work:
+            graph = capture(int(stream), enqueue)
+            graphs.append(check(cuda.cuGraphInstantiate(graph, 0), "preparing a graph"))
+            check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
+        for graph in graphs:
+            check(cuda.cuGraphLaunch(graph, stream), "launching a graph")
+        for _ in range(rounds * len(graphs) * 2):
+            events.append(check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DEFAULT), "timing"))
+        pairs = list(zip(events[::2], events[1::2], strict=True))
+        for number, (begin, end) in enumerate(pairs):
+            check(cuda.cuEventRecord(begin, stream), "timing")
+            check(cuda.cuGraphLaunch(graphs[number % len(graphs)], stream), "launching a graph")
+            check(cuda.cuEventRecord(end, stream), "timing")
+        check(cuda.cuStreamSynchronize(stream), "waiting for a GPU")
+        times = [float(check(cuda.cuEventElapsedTime(*pair), "timing")) for pair in pairs]
+        return [times[number :: len(graphs)] for number in range(len(graphs))]
+    finally:
+        for event in events:
+            check(cuda.cuEventDestroy(event), "timing")
+        for graph in graphs:
+            check(cuda.cuGraphExecDestroy(graph), "giving up a graph")
+        check(cuda.cuStreamDestroy(stream), "giving up a stream")

@@ -1,0 +1,166 @@
+"""Choosing kernels by time, on the stand-in for a GPU: what is timed, kept, shipped, and asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver, install
+from tilewright import Engine
+from tilewright.dtypes import float32
+from tilewright.engine import precompile, trials
+from tilewright.engine.builder import build
+from tilewright.engine.precompile import compile_ahead
+from tilewright.engine.tuning import Tuning
+from tilewright.errors import LaunchError, MissingTimingError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.reference import run
+from tilewright.runtime.cuda.device import current_device
+from tilewright.settings import settings
+from tilewright.tactics.select import candidates
+from tilewright.targets.registry import get_target
+from tilewright.tune.cache import FILE_NAME, TimingCache
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    with settings.scope(cache_directory=tmp_path):
+        yield install(monkeypatch)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many candidates each call timed; the second always is the fastest."""
+    counts: list[int] = []
+
+    def replay_times(work: Sequence[Any], rounds: int) -> list[list[float]]:
+        counts.append(len(work))
+        work[-1](0)
+        return [[2.0 if number == 1 else 3.0] * rounds for number in range(len(work))]
+
+    monkeypatch.setattr(trials, "replay_times", replay_times)
+    return counts
+
+
+def towers(rng: np.random.Generator, rows: int | str = 48) -> Graph:
+    """Two equal products and a third."""
+    b = GraphBuilder("towers")
+    count = b.symbol("rows", 1, 900) if rows == "rows" else rows
+    x = b.input("x", float32, (count, 64))
+    for width in (64, 64, 32):
+        w = rng.standard_normal((64, width)).astype(np.float32)
+        x = b.op("relu", [b.op("matmul", [x, b.constant(w)])])
+    b.output(x, "y")
+    return b.finish()
+
+
+def chosen(engine: Engine) -> list[dict[str, Any]]:
+    return [step.evidence["choice"] for step in engine.plan.steps]
+
+
+@pytest.mark.parametrize("rows", [48, "rows"])
+def test_close_candidates_are_timed_once_for_equal_groups(driver, timed, rng, rows) -> None:
+    graph = towers(rng, rows)
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(1))
+    assert len(timed) == (2 if rows == 48 else 6) and all(2 <= count <= 5 for count in timed)
+    x = rng.standard_normal((48, 64), np.float32)
+    np.testing.assert_allclose(engine(x), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-3)
+    for step in engine.plan.steps:
+        entries = step.evidence["candidates"]
+        best = entries[step.evidence["choice"]["number"]]
+        assert step.evidence["choice"]["source"] == "timed" and "stand-in" in step.evidence["choice"]["why"]
+        measured = [entry["microseconds"] for entry in entries if "microseconds" in entry]
+        assert best["microseconds"] == min(measured) < max(measured)
+    timed.clear()
+    again = build(graph, "cuda:sm_90a", tuning=Tuning(1))
+    assert not timed and [entry["source"] for entry in chosen(again)] == ["recorded"] * 3
+    assert [entry["number"] for entry in chosen(again)] == [entry["number"] for entry in chosen(engine)]
+
+
+def test_effort_decides_how_many_are_timed(driver, timed, rng, tmp_path) -> None:
+    graph = towers(rng)
+    counts = []
+    for effort in (0, 1, 2, 3):
+        with settings.scope(cache_directory=tmp_path / str(effort)):
+            engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort))
+        counts.append(sum(timed))
+        timed.clear()
+    assert counts[0] == 0 and counts[1] <= counts[2] <= counts[3] and counts[1] < counts[3]
+    assert counts[3] == sum(len(step.evidence["candidates"]) for step in engine.plan.steps[1:])
+    with settings.scope(cache_directory=tmp_path / "0"):
+        assert {entry["source"] for entry in chosen(build(graph, "cuda:sm_90a", tuning=Tuning(0)))} == {"estimate"}
+
+
+def test_a_reproducible_build_takes_recorded_times_alone(driver, timed, rng, tmp_path) -> None:
+    graph = towers(rng)
+    with pytest.raises(MissingTimingError, match=r"matmul\+relu f32\[48,64\].* --timing-cache"):
+        build(graph, "cuda:sm_90a", tuning=Tuning(1, reproducible=True))
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(1))
+    timed.clear()
+    assert build(graph, "cuda:sm_90a", tuning=Tuning(1, reproducible=True))._package.objects == engine._package.objects
+    with settings.scope(cache_directory=tmp_path / "elsewhere"):
+        shipped = build(graph, "cuda:sm_90a", tuning=Tuning(1, engine.timings, reproducible=True))
+        recorded = TimingCache.read(tmp_path / FILE_NAME)
+        named = build(graph, "cuda:sm_90a", tuning=Tuning(1, tuple(recorded), reproducible=True))
+    assert not timed and len(engine.timings) == 2
+    assert [e["number"] for e in chosen(shipped)] == [e["number"] for e in chosen(named)] == \
+        [e["number"] for e in chosen(engine)]  # fmt: skip
+
+
+def test_candidates_that_do_not_run_are_left_out(driver, timed, rng, monkeypatch) -> None:
+    real = trials.launcher
+    refused: list[str] = []
+
+    def launcher(program: Any, device: Any) -> Any:
+        if refused and program.symbol != refused[0]:
+            return real(program, device)
+        refused.append(program.symbol)
+        raise LaunchError("too large for this GPU")
+
+    monkeypatch.setattr(trials, "launcher", launcher)
+    engine = build(towers(rng), "cuda:sm_90a", tuning=Tuning(1))
+    evidence = engine.plan.steps[0].evidence
+    failed = [n for n, entry in enumerate(evidence["candidates"]) if "too large" in entry.get("failure", "")]
+    assert len(failed) == 1 and evidence["choice"]["number"] not in failed
+
+
+def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cache(driver, rng, monkeypatch) -> None:
+    graph = towers(rng)
+    (group, *_) = fuse(graph).groups
+    target = get_target("cuda:sm_90a")
+    found = candidates(group, graph, target)[:2]
+    weights = []
+    for cold in (False, True):
+        seen: list[Any] = []
+        monkeypatch.setattr(trials.Launch, "__call__", lambda launch, stream, places, seen=seen: seen.append(places))
+        monkeypatch.setattr(trials, "replay_times", lambda work, rounds: [work[0](0), work[1](0)] and [[1.0], [2.0]])
+        times, failures = trials.Trials(graph, target, current_device(), cold).microseconds(found, {})
+        assert times[0] < times[1] and not failures
+        weights.append([len({places[number] for places in seen}) for number in range(3)])
+    assert weights[0] == [1, 1, 1] and sorted(weights[1]) == [1, 1, 64]
+
+
+def test_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
+    def job(number: int) -> None:
+        if number == 3:
+            raise ValueError("told by who needs it")
+        (tmp_path / str(number)).write_text("done")
+
+    compile_ahead([lambda number=number: job(number) for number in range(9)], workers=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [str(n) for n in range(9) if n != 3]
+    compile_ahead([lambda: job(100)], workers=3)  # not worth a process
+    assert not (tmp_path / "100").exists()
+
+
+def test_a_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    import time
+
+    monkeypatch.setattr(precompile, "_PATIENCE", 0.05)
+    compile_ahead([lambda: time.sleep(60)] * 4, workers=2)
+    assert "2 processes that compile were given up" in caplog.text

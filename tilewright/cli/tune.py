@@ -1,0 +1,45 @@
+"""`tilewright tune`: files of recorded kernel times (timing caches), merged and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+FilesArgument = Annotated[
+    list[Path], typer.Argument(help="Timing caches, or engines, whose times are taken; later ones win.")
+]
+
+commands = typer.Typer(name="tune", help="Merge and show recorded kernel times.", no_args_is_help=True)
+
+
+@commands.command("merge")
+def merge(
+    files: FilesArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Timing cache to write.")],
+) -> None:
+    """Merge timing caches and the times inside engines into one file."""
+    from tilewright.engine.timings import read_timings
+    from tilewright.tune.cache import TimingCache
+
+    merged = TimingCache(timing for file in files for timing in read_timings(file))
+    merged.write(output)
+    Console().print(f"{output}: {len(merged)} problems", highlight=False)
+
+
+@commands.command("show")
+def show(files: FilesArgument) -> None:
+    """Show what is on record: problem, GPU, candidates timed, the fastest and its time."""
+    from tilewright.engine.timings import read_timings
+    from tilewright.tune.cache import TimingCache
+
+    table = Table("problem", "GPU", "timed", "failed", "fastest", "us", box=None, padding=(0, 1, 0, 0))
+    for timing in TimingCache(timing for file in files for timing in read_timings(file)):
+        best = min(timing.microseconds, key=lambda name: timing.microseconds[name], default="")
+        time = f"{timing.microseconds[best]:.2f}" if best else ""
+        counts = (str(len(timing.microseconds)), str(len(timing.failures)))
+        table.add_row(timing.what, timing.device, *counts, best, time)
+    Console().print(table)

@@ -1,0 +1,23 @@
+"""Recorded kernel times from the files that people have: timing caches, and engines, which carry theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilewright.engine.file import read_package
+from tilewright.errors import TimingCacheError
+from tilewright.tune.cache import Timing, TimingCache, timing_from_json
+
+
+def read_timings(path: Path) -> tuple[Timing, ...]:
+    """The times in a timing cache, or of all programs of an engine.
+
+    Raises `TimingCacheError` for a file that has none, `EngineError` for an engine that cannot be read.
+    """
+    if path.suffix != ".engine":
+        return tuple(TimingCache.read(path))
+    programs = read_package(path).manifest["programs"]
+    try:
+        return tuple(timing_from_json(data) for program in programs for data in program.get("timings", ()))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TimingCacheError(f"the times in the engine {path} are malformed: {error}") from error
