@@ -26,6 +26,8 @@ def table(name: str) -> str:
         return conformance_table.markdown(data)
     if "families" in data:
         return gpu_table(data)
+    if "repeats" in data:
+        return accuracy_table(data)
     if "models" in data:
         return model_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
@@ -50,6 +52,27 @@ def gpu_table(data: dict[str, Any]) -> str:
         for found in data["environments"].values()
     }
     return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+
+
+def accuracy_table(data: dict[str, Any]) -> str:
+    """A row a family: the case whose error is largest beside the most accurate peer's, and whether results repeat."""
+    lines = [["", "cases", "error, largest beside a peer's", "peer's", "peer", "error / peer's", "bits repeat"]]
+    lines.append(["---", "---:", "---:", "---:", "---", "---:", "---"])
+    for family in dict.fromkeys(case["family"] for case in data["cases"]):
+        cases = [case for case in data["cases"] if case["family"] == family]
+        ran = [case for case in cases if "failed" not in case]
+        if not ran:
+            lines.append([family, "-", *[""] * 4, cases[0]["failed"].split(":")[0]])
+            continue
+        worst = max(ran, key=lambda case: case.get("ratio", case["error"] or 0.0))
+        row = [family, str(len(ran)), f"{worst['error']:.2e}"]
+        row += [f"{worst['peer_error']:.2e}", worst["peer"], f"{worst['ratio']:.2f}"] if "ratio" in worst else [""] * 3
+        same = sum(case["identical"] for case in ran)
+        lines.append([*row, "yes" if same == len(cases) else f"{same} of {len(cases)}"])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    environment = data["environment"]
+    place = f"{data['repeats']} runs a case; {environment['device']}, {environment['date']}"
+    return f"{text}\n\n{place}; {_versions(environment)}.\n"
 
 
 def model_table(data: dict[str, Any]) -> str:
