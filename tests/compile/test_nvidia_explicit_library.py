@@ -9,7 +9,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.host.hopper_support import traced_attention, traced_matmul
-from tilewright.errors import MissingDependencyError
+from tilewright.errors import LaunchError, MissingDependencyError
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
@@ -40,9 +40,14 @@ FORMS = {
     "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
     "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
     "batched": MatmulForm(BATCHED=True, BN=128),
+    "apart": MatmulForm(LAG=3),
+    "odd depth split": MatmulForm(BM=64, CONSUMERS=1, BN=40, SPLIT=2, STAGES=8),
+    "two on a processor": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=7, EVICT_B="evict_first",
+                                     DEPENDENT=True, SINGLE=True, RESIDENT=2),
+    "two on a processor, depth split": MatmulForm(BM=128, BN=64, SPLIT=2, STAGES=4, SINGLE=True, RESIDENT=2),
     "in turns": MatmulForm(BN=208, PINGPONG=True),
     "in turns, b shared": MatmulForm(BM=64, SHARE_B=2, PINGPONG=True),
-}
+}  # fmt: skip
 
 
 def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
@@ -80,11 +85,24 @@ def test_main_loops_use_uniform_registers(name: str) -> None:
 def test_matmul(name: str) -> None:
     form = FORMS[name]
     lowered, assembly = compiled_matmul(form)
-    assert lowered.shared_bytes <= 232448 and not assembly.remarks and lowered.dependent_launch == form.DEPENDENT
+    assert lowered.shared_bytes == form.shared_bytes <= form.shared_limit
+    assert not assembly.remarks and lowered.dependent_launch == form.DEPENDENT
+    assert assembly.resources.registers * 32 * lowered.warps * form.RESIDENT <= 65536
     steps = form.BK * form.INPUT.itemsize // 32
     assert assembly.ptx.count("wgmma.mma_async") == form.rows // 64 * steps
     if form.OUTPUT.itemsize == 2 and form.BN % 16 == 0 and form.SPLIT == 1:
         assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == form.rows // 16 * form.BN // 64
+
+
+@pytest.mark.parametrize("columns", [200, 208])
+def test_products_too_wide_for_their_registers_are_refused(columns: int) -> None:
+    """Before ptxas does: an instruction needs its sums and some more in the registers that a thread has at entry."""
+    form = MatmulForm(BM=192, BN=columns, CONSUMERS=3, STAGES=2)
+    if columns == 200:
+        compiled_matmul(form)
+    else:
+        with pytest.raises(LaunchError, match="ptxas wants more than 128 registers"):
+            form.check()
 
 
 @tilewright.jit

@@ -24,7 +24,7 @@ from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import operand_layout, padded
+from tilewright.targets.nvidia.transfer import default_layout, operand_layout, padded
 
 TARGET = NvidiaTarget.named("sm_90a")
 
@@ -217,3 +217,17 @@ def test_one_exchange_in_a_loop_waits_for_its_readers():
     assignment = assigned(one_sum, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 1024})
     allocation = allocate(assignment.function, scratch_sizes(assignment))
     assert allocation.barriers == frozenset(allocation.scratch)
+
+
+@pytest.mark.parametrize("shape", [(32, 40), (24, 64), (8, 48), (16, 112), (64, 1), (32, 64)])
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_threads_hold_no_element_outside_a_block(shape: tuple[int, int], warps: int):
+    """Where extents are no powers of two, what does not exist is in registers of its own: nobody stores it."""
+    layout = default_layout(shape, 4, warps)
+    seen = set()
+    for register in range(1 << len(layout.bases("register"))):
+        places = {layout.apply(register=register, lane=lane, warp=warp) for lane in range(32) for warp in range(warps)}
+        inside = {place for place in places if place[0] < shape[0] and place[1] < shape[1]}
+        assert inside in (places, set())
+        seen |= inside
+    assert len(seen) == shape[0] * shape[1]

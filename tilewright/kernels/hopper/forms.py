@@ -16,6 +16,7 @@ from tilewright.kernels.matmul import identity
 from tilewright.runtime import tables
 
 SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
+_PROCESSOR_BYTES = 233472  # shared memory of a processor, of which every CTA takes 1024 bytes beside its own
 ATOM = 128  # bytes: a row of the widest swizzle
 
 
@@ -34,7 +35,11 @@ class MatmulForm(NamedTuple):
 
     Consumers divide the rows of a tile.  With `PINGPONG` each of two has a tile of its own instead: one multiplies
     while the other computes and stores its results, and they change places.  That hides epilogues, at the price of a
-    smaller tile, since a thread holds all of it that its warpgroup has.
+    smaller tile, since a thread holds all of it that its warpgroup has.  With `LAG` consumers that divide a tile
+    begin so many stages one after the other, and stay apart: one stores while the other still multiplies.
+
+    With `SINGLE` a CTA has one tile, and its results are staged where its operands were.  `RESIDENT` CTAs fit a
+    processor: those of the next kernel load their first stages while this one's still multiply.
     """
 
     BM: int = 128
@@ -49,6 +54,9 @@ class MatmulForm(NamedTuple):
     A_ROWS: int = 0
     BUFFERS: int = 2
     PINGPONG: bool = False
+    LAG: int = 0
+    SINGLE: bool = False
+    RESIDENT: int = 1
     INPUT: Any = tl.bfloat16
     OUTPUT: Any = tl.bfloat16
     SUM: Any = tl.float32  # of products: float32, or int32
@@ -168,15 +176,44 @@ class MatmulForm(NamedTuple):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Budgets of loading and multiplying threads; with one consumer all have enough."""
+        """Budgets of loading and multiplying threads; a single consumer that has a processor alone has enough."""
+        if self.RESIDENT == 2:
+            return {1: (24, 232), 2: (24, 104), 3: (24, 72)}[self.CONSUMERS]
         return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
 
     @property
+    def staging_bytes(self) -> int:
+        """Shared memory of whole chunks of results on their way out."""
+        return int(self.CONSUMERS * self.stored_rows * self.BUFFERS * self.chunk * self.OUTPUT.itemsize)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Shared memory of the last, smaller chunks."""
+        return int(self.CONSUMERS * self.stored_rows * self.tail * self.OUTPUT.itemsize)
+
+    @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA."""
-        columns = self.BUFFERS * self.chunk + self.tail
-        staging = self.CONSUMERS * self.stored_rows * columns * self.OUTPUT.itemsize
-        return int(self.STAGES * self.stage_bytes + staging + 16 * self.STAGES)
+        """Shared memory of a CTA: tiles that are swizzled begin at multiples of 1024 bytes, others at those of 128."""
+        size = self.INPUT.itemsize
+        lefts, rights = (self.STAGES * self.BK * size * extent for extent in (self.loaded_rows, self.BN))
+        staging, tail = self.staging_bytes, self.tail_bytes
+        if self.SINGLE:  # results lie where operands were
+            rights, staging = max(rights, staging), 0
+            if self.SPLIT == 1:
+                lefts, tail = max(lefts, tail), 0
+        tiles = [(lefts, ATOM), (rights, ATOM)]
+        tiles += [(staging, swizzle_of(self.chunk * self.OUTPUT.itemsize))] * (staging > 0)
+        tiles += [(tail, swizzle_of(self.tail * self.OUTPUT.itemsize))] * (tail > 0)
+        end = 0
+        for extent, swizzle in sorted(tiles, key=lambda tile: not tile[1]):
+            unit = 1024 if swizzle else 128
+            end = -(-end // unit) * unit + extent
+        return int(end + 16 * self.STAGES)
+
+    @property
+    def shared_limit(self) -> int:
+        """Shared memory that a CTA may take."""
+        return SHARED_BYTES if self.RESIDENT == 1 else _PROCESSOR_BYTES // self.RESIDENT - 2048
 
     def check(self) -> MatmulForm:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
@@ -185,6 +222,8 @@ class MatmulForm(NamedTuple):
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
         partial, left = self.BM * self.BN * 4, self.STAGES * self.loaded_rows * row
         whole_rows = self.BM % (64 * self.sharers) == 0
+        entry = min(255, 65536 // (128 * (self.CONSUMERS + 1) * self.RESIDENT) // 8 * 8)
+        most, limit = 104 if self.CONSUMERS == 3 else 208, self.shared_limit
         rules = [
             (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.sharers} consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
@@ -205,8 +244,12 @@ class MatmulForm(NamedTuple):
             (not self.GATE or (self.SPLIT == 1 and self.BN % 16 == 0), "gates take pairs of 8 columns, unsplit"),
             (self.cluster <= 8, "a cluster has at most 8 CTAs"),
             (self.STAGES >= 2, "there are two stages or more"),
-            (accumulators <= (104 if self.CONSUMERS == 3 else 208), f"{accumulators} accumulators a thread"),
-            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
+            (accumulators <= most, f"{accumulators} accumulators a thread, which has room for {most}"),
+            (self.BN // 2 + 26 <= entry, f"ptxas wants more than {entry} registers a thread for products this wide"),
+            (self.shared_bytes <= limit, f"{self.shared_bytes} bytes of shared memory, {limit} exist"),
+            (not (self.SINGLE and self.PINGPONG), "a single tile is not taken in turns"),
+            (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
+            (self.RESIDENT in (1, 2), "a processor has one or two CTAs"),
         ]
         for holds, reason in rules:
             if not holds:
@@ -216,9 +259,9 @@ class MatmulForm(NamedTuple):
     def grid(self, rows: int, columns: int, batches: int = 1, processors: int = 132) -> tuple[int, int, int]:
         """CTAs to launch: as many clusters as fit the processors, or the tiles if they are fewer."""
         tiles = -(-rows // (self.BM * self.SHARE_B)) * -(-columns // (self.BN * self.SHARE_A)) * batches
-        if self.SPLIT > 1:
+        if self.SPLIT > 1 or self.SINGLE:
             return (tiles * self.cluster, 1, 1)
-        return (min(tiles, processors // self.cluster) * self.cluster, 1, 1)
+        return (min(tiles, processors * self.RESIDENT // self.cluster) * self.cluster, 1, 1)
 
 
 class AttentionForm(NamedTuple):

@@ -300,10 +300,27 @@ def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl
 def multiply_tiles(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
     """The multiplying role: this warpgroup's rows of each tile."""
     position = tx.consumer_start(FORM.STAGES)
+    if FORM.LAG > 0:
+        # Begin when those in front have gone so far as to wait for this stage: nobody waits for anybody later.
+        ahead = copy * FORM.LAG
+        if (copy > 0) & (ahead < task.blocks) & (task.first < task.tiles):
+            ring.full[ahead].wait(0)
     for tile in range(task.first, task.tiles, task.step):
         place = consumer_place(tile, copy, task, FORM)
         total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
         store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+    tx.tma_wait()
+
+
+@tilewright.jit
+def multiply_one(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
+    """The multiplying role when a CTA has one tile, whose results are staged where its operands were."""
+    place = consumer_place(task.first, copy, task, FORM)
+    position = tx.consumer_start(FORM.STAGES)
+    total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, FORM)
+    if FORM.CONSUMERS > 1:
+        tx.named_sync(1, 128 * FORM.CONSUMERS)  # all have read the last stages
+    store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
     tx.tma_wait()
 
 
@@ -370,13 +387,17 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
         tx.cluster((FORM.cluster,))
     lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
     rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.INPUT, swizzle=128)
+    if FORM.RESIDENT > 1:
+        tx.resident(FORM.RESIDENT)
     staging = FORM.CONSUMERS * FORM.BUFFERS
     outs = tx.shared((staging, FORM.stored_rows, FORM.chunk), FORM.OUTPUT,
-                     swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize))  # fmt: skip
+                     swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize),
+                     over=rights if FORM.SINGLE else None)  # fmt: skip
     tails = outs
     if FORM.tail > 0:
         tails = tx.shared((FORM.CONSUMERS, FORM.stored_rows, FORM.tail), FORM.OUTPUT,
-                          swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize))  # fmt: skip
+                          swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
+                          over=lefts if FORM.SINGLE and FORM.SPLIT == 1 else None)  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
     if FORM.DEPENDENT:
         tx.grid_launch_dependents()
@@ -391,7 +412,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
         )  # fmt: skip
     else:
         multiplying = tx.role(
-            multiply_every_other if FORM.PINGPONG else multiply_tiles,
+            multiply_every_other if FORM.PINGPONG else multiply_one if FORM.SINGLE else multiply_tiles,
             (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip

@@ -45,10 +45,23 @@ def is_padded(shape: Sequence[int]) -> bool:
 
 @lru_cache(maxsize=1024)
 def default_layout(shape: tuple[int, ...], itemsize: int, warps: int) -> LinearLayout:
-    """Up to 16 bytes of neighbours along the last axis to a thread, threads side by side."""
-    extents = padded(shape)
-    facts = Facts(extents, (16,) * len(extents))
-    return on_threads(coalesce(extents, facts, itemsize, warps).layout(extents), LANES, warps)
+    """Up to 16 bytes of neighbours along the last axis to a thread, threads side by side.
+
+    Of extents that are no powers of two, threads share out the power of two that divides them, and each has all of the
+    multiples: no thread has elements that do not exist, but for whole registers.
+    """
+    extents, even = padded(shape), tuple(extent & -extent for extent in shape)
+    runs = even if even == extents else (*(1,) * (len(even) - 1), even[-1])
+    facts = Facts(runs, (16,) * len(even))
+    layout = on_threads(coalesce(even, facts, itemsize, warps).layout(even), LANES, warps)
+    if even == extents:
+        return layout
+    bases = {name: list(layout.vectors(name)) for name in layout.input_names}
+    for axis, (part, extent) in enumerate(zip(even, extents, strict=True)):
+        while part < extent:
+            bases["register"].append(tuple(part if other == axis else 0 for other in range(len(extents))))
+            part *= 2
+    return LinearLayout.make(bases, extents)
 
 
 @lru_cache(maxsize=1024)

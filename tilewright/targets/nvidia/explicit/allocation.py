@@ -82,13 +82,15 @@ def place(function: Function) -> Places:
     places = Places()
     tiles = [operation for operation in function.walk() if operation.opcode == "shared_alloc"]
     own = [operation for operation in tiles if not operation.operands]
+    left = _left_operands(function)
     reach = 0
     for operation in sorted(own, key=lambda operation: not _tile(operation).swizzle):
         kind = _tile(operation)
         inside = [other for other in tiles if _memory_of(other) is operation]
         size = max(_bytes(_tile(other)) for other in inside)
         places.put(operation, size, _SWIZZLED_ALIGNMENT if kind.swizzle else _TILE_ALIGNMENT)
-        reach = max(reach, *(places.offsets[operation] + _reach(_tile(other)) for other in inside))
+        if operation in left:
+            reach = max(reach, *(places.offsets[operation] + _reach(_tile(other)) for other in inside))
     for operation in tiles:
         places.offsets[operation] = places.offsets[_memory_of(operation)]
     for operation in function.walk():
@@ -117,6 +119,19 @@ def _memory_of(operation: Operation) -> Operation:
 
 def _bytes(kind: SharedType) -> int:
     return tile_bytes(kind.shape, kind.element, kind.swizzle)
+
+
+def _left_operands(function: Function) -> set[Operation]:
+    """The allocations in whose memory operands A of products are."""
+    found = set()
+    for operation in function.walk():
+        if operation.opcode == "wgmma" and operation.operands[0].type.is_handle:
+            place = operation.operands[0].definition
+            while place is not None and place.operands:
+                place = place.operands[0].definition
+            assert place is not None and place.opcode == "shared_alloc"
+            found.add(place)
+    return found
 
 
 def _reach(kind: SharedType) -> int:
