@@ -121,8 +121,3 @@ def ranked_tiles(products: tuple[Product, ...], gpu: Gpu) -> tuple[tuple[Tile, f
         return total
 
     return tuple((tile, seconds_of(tile, products[0], gpu)) for tile in sorted(tiles(products[0], gpu), key=score))
-
-
-def best_tile(products: tuple[Product, ...], gpu: Gpu) -> tuple[Tile, float]:
-    """The first of `ranked_tiles`."""
-    return ranked_tiles(products, gpu)[0]
