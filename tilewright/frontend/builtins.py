@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.language import core
 from tilewright.language.context import LanguageError
+from tilewright.language.internals import base_value
 from tilewright.language.semantic import arithmetic
 from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import constexpr
@@ -68,7 +69,7 @@ def _convert(name: str, to: str) -> Callable[[Any], Any]:
 def _is_instance(value: Any, classes: Any) -> bool:
     listed = classes if isinstance(classes, (tuple, list)) else [classes]
     for entry in listed:
-        if entry is constexpr and not isinstance(value, tensor):
+        if entry in (constexpr, base_value) and not isinstance(value, (tensor, type)):
             return True
         kind = entry if isinstance(entry, type) else getattr(entry, "instance_class", None)
         if kind is not None and isinstance(value, kind):

@@ -110,6 +110,7 @@ class CompiledKernel:
         self.target = target
         self.binary = binary
         self.written = interface.written
+        self.traced_remarks = interface.remarks  # what was noted while the source was read
         self.remarks = (*interface.remarks, *binary.remarks)
         self._trace = trace
         self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
@@ -137,7 +138,9 @@ class CompiledKernel:
     @cached_property
     def explanation(self) -> str:
         """What the compiler made of the kernel, line by line of its source: vectors, loops, memory, products."""
-        return self.target.explain(self.function, self.options)
+        text = self.target.explain(self.function, self.options)
+        notes = [f"{remark.file}:{remark.line}: {remark.message}" for remark in self.traced_remarks]
+        return "\n".join([text.rstrip("\n"), "", "noted while the source was read:", *notes]) if notes else text
 
     def explain(self) -> None:
         """Print `explanation`."""

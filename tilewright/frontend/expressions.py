@@ -19,6 +19,7 @@ from tilewright.language.aggregate import Aggregate
 from tilewright.language.atomics import METHODS as ATOMIC_METHODS
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
+from tilewright.language.function import SourceFunction
 from tilewright.language.records import is_users
 from tilewright.language.semantic import arithmetic, product
 from tilewright.language.semantic.convert import is_literal, to_tensor
@@ -398,6 +399,8 @@ class Expressions(FunctionState):
             raise LanguageError(f"a tensor has no attribute '{name}'", nearest(name, [*dir(tensor), *METHODS]))
         if getattr(member, BUILTIN, False):
             return BoundMethod(member, value)
+        if isinstance(member, SourceFunction):  # of a program that adds methods
+            return BoundMethod(member, value if isinstance(value, tensor) else to_tensor(value))
         instance = value if isinstance(value, tensor) else to_tensor(value)
         return unwrap(getattr(instance, name))
 

@@ -55,6 +55,8 @@ class TraceSession:
 
         self.check_depth(function)
         bindings = bind_call(function, arguments, keywords)
+        if getattr(function, "noinline", False):
+            self.remark("note", f"'{function.name}' is inlined here, as every function is: noinline has no effect")
         saved = self.builder.location
         self.depth += 1
         try:

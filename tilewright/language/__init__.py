@@ -163,6 +163,7 @@ from tilewright.language.types import (
     pi32_t,
     pointer_type,
     tuple_type,
+    uint1,
     uint8,
     uint16,
     uint32,

@@ -606,6 +606,10 @@ def __getattr__(name: str) -> Any:
     """Names of the language that other modules define, which kernels also reach through ``tl.core``."""
     import tilewright.language as language
 
-    if name.startswith("__") or name not in vars(language):
+    if not name.startswith("__") and name in vars(language):
+        return vars(language)[name]
+    from tilewright.language import internals
+
+    if name.startswith("__") or not hasattr(internals, name):
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return vars(language)[name]
+    return getattr(internals, name)

@@ -123,3 +123,7 @@ def randn4x(seed, offset, n_rounds: constexpr = ROUNDS):
     n1, n2 = pair_uniform_to_normal(a, b)
     n3, n4 = pair_uniform_to_normal(c, d)
     return n1, n2, n3, n4
+
+
+N_ROUNDS_DEFAULT = constexpr(ROUNDS)
+uint32_to_uniform_float = uint_to_uniform_float  # the name it had

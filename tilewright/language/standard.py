@@ -155,6 +155,20 @@ def _argmin_any(value1, index1, value2, index2):
 
 
 @language_function
+def _argmax(value1, index1, value2, index2, tie_break_left):
+    if tie_break_left:
+        return _argmax_left(value1, index1, value2, index2)
+    return _argmax_any(value1, index1, value2, index2)
+
+
+@language_function
+def _argmin(value1, index1, value2, index2, tie_break_left):
+    if tie_break_left:
+        return _argmin_left(value1, index1, value2, index2)
+    return _argmin_any(value1, index1, value2, index2)
+
+
+@language_function
 def _with_indices(input, axis, combine, keep_dims):
     """Reduce values with their positions along an axis."""
     core.static_assert(axis is not None, "an axis is needed to return indices")
@@ -250,6 +264,7 @@ _NAMES_OF_TRITON = {
     "_elementwise_max": _maximum, "_elementwise_min": _minimum,
     "_argmax_combine_tie_break_left": _argmax_left, "_argmax_combine_tie_break_fast": _argmax_any,
     "_argmin_combine_tie_break_left": _argmin_left, "_argmin_combine_tie_break_fast": _argmin_any,
+    "_argmax_combine": _argmax, "_argmin_combine": _argmin,
 }  # fmt: skip
 """What kernels, those that torch.compile generates among them, take from there although it is not documented."""
 

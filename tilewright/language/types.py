@@ -315,6 +315,7 @@ class block_type:
 
 
 int1, int8, int16, int32, int64 = (dtype(foundation.BY_NAME[f"int{bits}"]) for bits in (1, 8, 16, 32, 64))
+uint1 = int1  # it counts as unsigned
 uint8, uint16, uint32, uint64 = (dtype(foundation.BY_NAME[f"uint{bits}"]) for bits in (8, 16, 32, 64))
 float8e5, float8e4nv = dtype(foundation.float8e5), dtype(foundation.float8e4nv)
 float8e5b16, float8e4b8 = dtype(foundation.float8e5b16), dtype(foundation.float8e4b8)

@@ -98,6 +98,10 @@ TABLES: dict[str, dict[str, str]] = {
     "triton.runtime.jit": {
         **_KERNELS,
         **_from("tilewright.shim.utilities", "type_canonicalisation_dict", "canonicalize_dtype"),
+        **_from(
+            "tilewright.shim.sources", "DependenciesFinder", "T", "convert_to_tuple_if_list", "get_full_name",
+            "get_jit_fn_file_line",
+        ),
         **_from(_COMPILER, "mangle_type"),
         **_DESCRIPTOR,
     },
