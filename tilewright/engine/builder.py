@@ -35,7 +35,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.kernels import packing
 from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
-from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify
+from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
 from tilewright.tactics.core import Candidate, Operand, PackedConstant
 from tilewright.tactics.elementwise import copy_candidate
 from tilewright.tactics.generate import Result, elementwise_call
@@ -80,6 +80,7 @@ class _Program:
     plan: Plan
     kernels: KernelSet
     timings: tuple[Timing, ...]  # that decided
+    arena: list[list[Any]]  # name, offset, bytes, first and last step of each tensor in it, as JSON
 
 
 class _Builder:
@@ -124,7 +125,8 @@ class _Builder:
         scheduled, evidence = self._choose(fused, tuner)
         with self._stage("plan memory", self.graph.name):
             storage = assign_storage(self.graph, scheduled, self._copy)
-        return _Program(target, self._plan(storage, evidence), self.kernels, tuple(tuner.used.values()))
+        plan, timings = self._plan(storage, evidence), tuple(tuner.used.values())
+        return _Program(target, plan, self.kernels, timings, _arena(storage))
 
     # -- Kernels --------------------------------------------------------------------------------
 
@@ -265,6 +267,7 @@ def _cpu_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict
         "symbol": symbol,
         "objects": list(objects),
         "kernels": {key: _described(entry) for key, entry in kernels.items()},
+        "arena": program.arena,
     }
     return entry, objects
 
@@ -288,9 +291,20 @@ def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dic
         "symbol": cuda_program.symbol(data, described, weights.offsets),
         "objects": list(objects),
         "kernels": described,
+        "arena": program.arena,
         "timings": [timing_to_json(timing) for timing in program.timings],
     }
     return entry_data, objects
+
+
+def _arena(storage: Storage) -> list[list[Any]]:
+    """What lies in the arena during which steps, for people."""
+    counts = [len(task.candidate.stages) for task in storage.tasks]
+    starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    return [
+        [stay.name, to_json(stay.offset), to_json(stay.bytes), starts[stay.first], starts[stay.last + 1] - 1]
+        for stay in storage.arena
+    ]
 
 
 def _described(entry: KernelEntry) -> dict[str, Any]:

@@ -31,6 +31,17 @@ class Task:
 Copier = Callable[[Value, Value], Task]
 
 
+@dataclass(frozen=True)
+class Stay:
+    """A tensor in the arena: from `offset` on (bytes), while the tasks from `first` to `last` run."""
+
+    name: str
+    offset: Size
+    bytes: Size
+    first: int
+    last: int
+
+
 @dataclass
 class Storage:
     """The result: tasks in order (copies included), and the place of every value."""
@@ -41,6 +52,7 @@ class Storage:
     arena_bytes: Size
     roots: dict[Value, Value]
     redirected: dict[tuple[int, Value], Value] = field(default_factory=dict)  # (task, root) -> its saved copy
+    arena: list[Stay] = field(default_factory=list)
 
     def place(self, task: int, value: Value) -> BufferReference:
         """Where `value` lies for a task; raises `KeyError` for constants."""
@@ -70,8 +82,8 @@ class _Planner:
             self._place_mutation(target, value)
         outputs = self._place_outputs()
         redirected = self._insert_copies()
-        arena_bytes = self._place_in_arena(redirected)
-        return Storage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected)
+        arena_bytes, arena = self._place_in_arena(redirected)
+        return Storage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected, arena)
 
     def root(self, value: Value) -> Value:
         return self.roots.get(value, value)
@@ -145,7 +157,8 @@ class _Planner:
 
     # -- The arena ------------------------------------------------------------------------------
 
-    def _place_in_arena(self, redirected: dict[tuple[int, Value], Value]) -> Size:
+    def _place_in_arena(self, redirected: dict[tuple[int, Value], Value]) -> tuple[Size, list[Stay]]:
+        """The arena's size, and what lies in it when."""
         first: dict[Value, int] = {}
         last: dict[Value, int] = {}
 
@@ -164,7 +177,11 @@ class _Planner:
         memory = plan_memory(intervals)
         for value, name in names.items():
             self.places[value] = BufferReference("arena", value.name, memory.offsets[name])
-        return memory.total
+        stays = [
+            Stay(value.name, memory.offsets[interval.name], interval.bytes, interval.first, interval.last)
+            for value, interval in zip(names, intervals, strict=True)
+        ]
+        return memory.total, stays
 
 
 def _roots(scheduled: Sequence[tuple[Group, Candidate | None]]) -> dict[Value, Value]:
