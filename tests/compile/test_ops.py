@@ -47,7 +47,8 @@ def test_matmul_forms(problem: MatmulProblem) -> None:
     in_turns = [candidate for candidate in chosen if candidate.form.PINGPONG]
     for candidate in [chosen[0], *in_turns[:1]]:
         types = products.kernel_types(candidate.form, problem.operands)
-        kernel = hopper_matmul.compile(types, {"FORM": candidate.form}, target="cuda:sm_90a", options=STRICT)
+        facts = products.kernel_facts(problem)
+        kernel = hopper_matmul.compile(types, {"FORM": candidate.form}, facts, target="cuda:sm_90a", options=STRICT)
         assert not kernel.binary.resources.spill_stores
 
 

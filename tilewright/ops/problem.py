@@ -15,7 +15,8 @@ class MatmulProblem:
     `left_transposed`: elements of a column of `a` lie beside each other; `right_transposed`: those of a row of `b`
     (the fast order is the other one, weights as [columns, depth]).  `operands` are the types of the epilogue's
     operands, as text.  `obstacle` says why the tensor memory accelerator cannot move these arrays, or is empty.
-    `weights_ready`: nothing that still runs when this product starts writes `b`.
+    `weights_ready`: nothing that still runs when this product starts writes `b`.  `aligned`: the epilogue's arrays and
+    their rows begin at multiples of 16 bytes.
     """
 
     rows: int
@@ -31,6 +32,7 @@ class MatmulProblem:
     weights_ready: bool = False
     exact: bool = False  # float32 operands are multiplied as float32, not as tf32
     obstacle: str = ""
+    aligned: bool = True
 
     @property
     def flops(self) -> int:
@@ -63,4 +65,5 @@ class MatmulProblem:
             *(f"{name}={value}" for name, value in vars(self.epilogue).items() if value),
             *self.operands,
         ]
-        return " ".join([*parts, *(["ready"] if self.weights_ready else []), *(["exact"] if self.exact else [])])
+        marks = {"ready": self.weights_ready, "exact": self.exact, "unaligned": not self.aligned}
+        return " ".join([*parts, *(mark for mark, there in marks.items() if there)])

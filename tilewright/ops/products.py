@@ -19,6 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.sizes import cdiv
+from tilewright.ir.core import Parameter
 from tilewright.kernels import epilogues, portable
 from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
@@ -244,13 +245,20 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     problem = MatmulProblem(
         rows, right.shape[2], depth, batches, left.element, output, left_transposed, right_transposed, spec,
         tuple(_operand_type(entry) for entry in extra), bool(arguments.get("weights_ready")),
-        left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle,
+        left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle, _aligned(spec, extra),
     )  # fmt: skip
     return problem, Operands(left, right, result, extra)
 
 
 def _operand_type(entry: Any) -> str:
     return f"*k {entry.element}" if isinstance(entry, View) else "i32"
+
+
+def _aligned(spec: Epilogue, extra: tuple[Any, ...]) -> bool:
+    """Whether the arrays of an epilogue begin at multiples of 16 bytes, and the rows of a residual."""
+    given = dict(zip(spec.operands, extra, strict=True))
+    begin = all(entry.address % 16 == 0 for entry in extra if isinstance(entry, View))
+    return begin and (not spec.residual or given["residual_stride"] * given["residual"].element.itemsize % 16 == 0)
 
 
 # Planning
@@ -371,7 +379,8 @@ class MatmulPlan:
         """The kernel of a form, for the GPU of the plan, or for sm_90a where there is none."""
         if form not in self._kernels:
             types = kernel_types(form, self.problem.operands)
-            self._kernels[form] = hopper_matmul.compile(types, {"FORM": form}, target="cuda:sm_90a")
+            facts = kernel_facts(self.problem)
+            self._kernels[form] = hopper_matmul.compile(types, {"FORM": form}, facts, target="cuda:sm_90a")
         return self._kernels[form]
 
     def _runner(self, form: MatmulForm, operands: Operands) -> Callable[[], Any]:
@@ -442,6 +451,18 @@ def kernel_types(form: MatmulForm, operands: tuple[str, ...]) -> dict[str, Any]:
         **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
     }  # fmt: skip
     return {**types, "extra": operands} if operands else types
+
+
+def kernel_facts(problem: MatmulProblem) -> dict[str, Parameter]:
+    """What is known of the kernel's arguments, so that neighbours are loaded together: what divides them."""
+    columns = min(16, problem.columns & -problem.columns)
+    divisors = {"N": columns}
+    for number, (name, kind) in enumerate(zip(problem.epilogue.operands, problem.operands, strict=True)):
+        if name == "columns":
+            divisors[f"extra_{number}"] = columns
+        elif problem.aligned and (kind != "i32" or name == "residual_stride"):
+            divisors[f"extra_{number}"] = 16 if kind != "i32" else 4  # elements of 16 bytes, or more
+    return {name: Parameter(name, divisor) for name, divisor in divisors.items() if divisor > 1}
 
 
 def _map_type(block: tuple[int, ...], dtype: tl.dtype) -> str:
@@ -522,7 +543,7 @@ def matmul(
     for int8 also int32 (the default there; else that of `a`, bfloat16 for float8).
 
     `bias` [N]; `residual` like out; `activation` one of relu, gelu, gelu_tanh, silu, sigmoid; those of bfloat16
-    results are accurate to 3e-4 of their argument, not more.  Scales are float32 arrays: `scale_a` of one number, of M,
+    results are accurate to 4e-4 of their argument, not more.  Scales are float32 arrays: `scale_a` of one number, of M,
     or [M, K / 128]; `scale_b` of one number, of N, or [N / 128, K / 128]; the last two go together, and their sums over
     128 of depth are promoted to float32.  `gate` (an activation): gate(left columns) * right columns, [..., M, N / 2],
     with `b` as `interleave_gate` makes it.  `weights_ready` promises that no kernel which is still running writes `b`:
