@@ -231,3 +231,18 @@ def test_threads_hold_no_element_outside_a_block(shape: tuple[int, int], warps: 
         assert inside in (places, set())
         seen |= inside
     assert len(seen) == shape[0] * shape[1]
+
+
+@tilewright.jit
+def totals_of_rows(x, out, rows, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)[None, :]
+    coming = tl.load(x + column)
+    for row in range(rows):
+        value = coming
+        coming = tl.load(x + (row + 1) * BLOCK + column)
+        tl.store(out + row, tl.sum(tl.sum(value.to(tl.float32), 1), 0))
+
+
+def test_a_row_that_is_loaded_an_iteration_ahead_stays_where_it_was_loaded():
+    assignment = assigned(totals_of_rows, {"x": "*bf16", "out": "*f32", "rows": "i32"}, {"BLOCK": 4096})
+    assert conversions(assignment) == []

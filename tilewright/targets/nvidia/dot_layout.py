@@ -189,3 +189,11 @@ def _size(shape: Sequence[int]) -> int:
     for extent in shape:
         total *= extent
     return total
+
+
+def loaded(value: Value) -> bool:
+    """Whether a block comes from memory as it is."""
+    operation = value.definition
+    while operation is not None and operation.opcode == "permute":
+        operation = operation.operands[0].definition
+    return operation is not None and operation.opcode == "load"

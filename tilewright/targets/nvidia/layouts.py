@@ -203,13 +203,22 @@ class Assigner:
             self.settle(value)
 
     def refresh(self, value: Value) -> None:
-        """An open block whose operands have been anchored since follows them."""
-        operation = value.definition
-        if value not in self.open or operation is None or operation.opcode not in (*ELEMENTWISE, *_MOVING):
-            return
-        home = next((self.home[operand] for operand in operation.operands if operand in self.home), None)
-        if home is not None:
-            self.demand(value, result_layout(operation, home))
+        """An open block follows what it is computed from, or what flows into the loop that carries it, once that has
+        been anchored."""
+        seen, path = {value}, [value] if value in self.open else []
+        while path:
+            operation, sources = path[-1].definition, self.groups.get(path[-1], [])
+            if moved := operation is not None and operation.opcode in (*ELEMENTWISE, *_MOVING):
+                sources = operation.operands
+            home = next((self.home[source] for source in sources if source in self.home), None)
+            further = next((source for source in sources if source in self.open and source not in seen), None)
+            if home is not None:
+                self.demand(path.pop(), result_layout(operation, home) if moved else home)
+            elif further is None:
+                path.pop()
+            else:
+                seen.add(further)
+                path.append(further)
 
     # Asking and deciding -------------------------------------------------------------------------
 
@@ -581,14 +590,6 @@ def _gather(assigner: Assigner, operation: Operation) -> None:
     assigner.anchor(operation.result, layout)
 
 
-def _loaded(value: Value) -> bool:
-    """Whether a block comes from memory as it is."""
-    operation = value.definition
-    while operation is not None and operation.opcode == "permute":
-        operation = operation.operands[0].definition
-    return operation is not None and operation.opcode == "load"
-
-
 def _dot(assigner: Assigner, operation: Operation) -> None:
     """As the instruction wants it; of several widths the one that is cheapest for what the operands come from."""
     if assigner.warpgroups and _warpgroup_dot(assigner, operation):
@@ -602,9 +603,10 @@ def _dot(assigner: Assigner, operation: Operation) -> None:
         return
     rows, columns = accumulator.type.shape
     grid = dot_layout.warp_grid(rows, columns, assigner.warps, operation in assigner.chained)
+    streamed = all(map(dot_layout.loaded, operation.operands[:2]))
     choices = [
         dot_layout.product_layouts(operation, instruction, grid, width)
-        for width in dot_layout.widths(operation, instruction, streamed=all(map(_loaded, operation.operands[:2])))
+        for width in dot_layout.widths(operation, instruction, streamed=streamed)
     ]
 
     def cost(layouts: dot_layout.ProductLayouts) -> float:
@@ -624,7 +626,7 @@ def _warpgroup_dot(assigner: Assigner, operation: Operation) -> bool:
     if product is None or any(value in assigner.flexible for value in operands):
         return False
     homes = [assigner.settle(value) for value in operands]
-    layouts = warpgroup_layout.operand_layouts(operation, product, homes, _loaded(operands[0]))
+    layouts = warpgroup_layout.operand_layouts(operation, product, homes, dot_layout.loaded(operands[0]))
     if layouts is None:
         return False
     accumulator = product.accumulator()
