@@ -94,6 +94,29 @@ def test_any_number_of_images(driver: Driver, rng: np.random.Generator, name: st
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_depthwise(driver: Driver, rng: np.random.Generator, stride: int) -> None:
+@pytest.mark.parametrize("run", [1, 4])
+def test_depthwise(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, run: int
+) -> None:
+    if run > 1:
+        monkeypatch.setattr("tilewright.tactics.gpu.window._WORKING", 0)
     graph = model(rng, 2, (11, 12), 40, 40, **window(5, stride=stride, pad=2, groups=40))
-    check(graph, rng, (2,), "depthwise")
+    check(graph, rng, (2,), "depthwise runs")
+
+
+def test_dilated_depthwise(driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.tactics.gpu.window._WORKING", 0)
+    graph = model(rng, "batch", (9, 13), 24, 24, **window(3, pad=2, dilation=2, groups=24))
+    check(graph, rng, (1, 3), "depthwise runs")
+
+
+@pytest.mark.parametrize("op", ["max_pool", "average_pool"])
+def test_pools(driver: Driver, rng: np.random.Generator, op: str) -> None:
+    b = GraphBuilder("pool")
+    x = b.input("x", float16, (b.symbol("batch", 1, 9), 24, 13, 12))
+    attributes = window(3, stride=2, pad=1)
+    del attributes["groups"]
+    if op == "average_pool":
+        attributes["count_include_pad"] = False
+    b.output(b.op(op, [x], layout="NCHW", **attributes), "y")
+    check(b.finish(), rng, (1, 3), "windows")

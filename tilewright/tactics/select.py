@@ -20,6 +20,7 @@ from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
 from tilewright.tactics.gpu.convolution import gpu_convolution
 from tilewright.tactics.gpu.rows import gpu_reduction
+from tilewright.tactics.gpu.window import gpu_pool
 from tilewright.tactics.movement import movement
 from tilewright.tactics.pool import pool
 from tilewright.tactics.reduction import reduction
@@ -54,7 +55,13 @@ _CPU: dict[str, Maker] = {
 # By the target's family, then by the group's class.
 MAKERS: dict[str, dict[str, Maker]] = {
     "cpu": _CPU,
-    "cuda": {**_CPU, "reduction": gpu_reduction, "contraction": _gpu_contraction, "attention": gpu_attention},
+    "cuda": {
+        **_CPU,
+        "reduction": gpu_reduction,
+        "contraction": _gpu_contraction,
+        "attention": gpu_attention,
+        "pool": gpu_pool,
+    },
 }
 
 

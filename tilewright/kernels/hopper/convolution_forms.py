@@ -146,7 +146,7 @@ class ConvolutionForm(NamedTuple):
             (self.INPUT.itemsize == 2, "operands have 16 bits"),
             (self.CHANNELS % 8 == 0, "rows of channels are multiples of 16 bytes"),
             (self.stored_columns % self.chunk == 0, "columns are stored in whole chunks"),
-            (self.chunk * self.OUTPUT.itemsize % 16 == 0, "stored rows are multiples of 16 bytes"),
+            (self.chunk * self.OUTPUT.itemsize in (16, 32, 64, 128), "stored rows are rows of a swizzle, or 16 bytes"),
             (self.SPLIT in (1, 2, 4, 8) and self.SPLIT <= self.blocks, "up to 8 CTAs share the depth of a tile"),
             (self.SPLIT == 1 or self.chunks == 1, "each CTA that shares a tile stores one chunk"),
             (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),

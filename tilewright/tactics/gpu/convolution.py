@@ -27,7 +27,6 @@ from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Problem, Slots, epilogue_slots
 from tilewright.tactics.convolution import (
     checked_convolution,
-    depthwise_candidate,
     is_pointwise,
     window_constants,
     window_sizes,
@@ -37,6 +36,7 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConsta
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
 from tilewright.tactics.generate import epilogue_function
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
+from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.targets.base import Target
@@ -60,9 +60,10 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     groups = anchor.attributes["groups"]
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
-        return [_with_weights(depthwise_candidate(group, slots, weights.operand, target), weights)]
+        found = gpu_depthwise(group, slots, weights.operand, target)
+        return [_with_weights(candidate, weights) for candidate in found]
     copied = _hopper(group, graph, slots, target)
-    found: list[Candidate] = []
+    found = []
     if is_pointwise(anchor, w):
         problem = Problem(
             product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, w.shape[0], 1, 0

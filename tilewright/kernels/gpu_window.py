@@ -1,0 +1,126 @@
+"""Windows over channels-last images on GPUs: depthwise convolution and pools.
+
+A program has a block of places by neighbouring channels; a thread takes several channels of a pixel at once.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.kernels.convolution import window_origins
+from tilewright.kernels.matmul import identity
+from tilewright.kernels.reduce import maximum_of
+
+
+@tilewright.jit
+def added(sums, value, weights, j, STRIDE: tl.constexpr, DILATION: tl.constexpr):
+    """`sums` of neighbouring pixels, with what element `j` of a line (from the first one's window on) adds to each."""
+    result = ()
+    for i in tl.static_range(len(sums)):
+        if j >= i * STRIDE and (j - i * STRIDE) % DILATION == 0 and (j - i * STRIDE) // DILATION < len(weights):
+            result = result + (sums[i] + value * weights[(j - i * STRIDE) // DILATION],)
+        else:
+            result = result + (sums[i],)
+    return result
+
+
+@tilewright.jit
+def depthwise(x, w, out, lines, columns, height, width, out_height, out_width, *extra,
+              KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+              PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
+              RUN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+              EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns], `lines` are those of all results.
+
+    A thread computes `RUN` neighbouring pixels of a line, and loads once what their windows share.
+    Grid: (blocks of `ROWS` runs, blocks of `BLOCK` channels).
+    """
+    across = tl.cdiv(out_width, RUN)
+    run = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    line = run // across
+    first = (run - line * across) * RUN
+    image = line // out_height
+    top = (line - image * out_height) * STRIDE_Y - PAD_Y
+    left = first * STRIDE_X - PAD_X
+    there = (line < lines) & (channel < columns)
+    x += image.to(tl.int64) * (height * width * columns)
+    SEEN: tl.constexpr = (RUN - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X + 1
+
+    sums = (tl.zeros((ROWS, BLOCK), TYPE),) * RUN
+    for tap_y in tl.static_range(KERNEL_Y):
+        weights = ()
+        for tap_x in tl.static_range(KERNEL_X):
+            place = w + (tap_y * KERNEL_X + tap_x) * columns + channel
+            weights = weights + (tl.load(place, mask=channel < columns, other=0.0).to(TYPE),)
+        y = top + tap_y * DILATION_Y
+        inside = there & (y >= 0) & (y < height)
+        for j in tl.static_range(SEEN):
+            if KERNEL_X > 1 or j % STRIDE_X == 0:
+                x_position = left + j
+                mask = inside & (x_position >= 0) & (x_position < width)
+                value = tl.load(x + (y * width + x_position) * columns + channel, mask=mask, other=0.0).to(TYPE)
+                sums = added(sums, value, weights, j, STRIDE_X, DILATION_X)
+    for i in tl.static_range(RUN):
+        row = line.to(tl.int64) * out_width + first + i
+        mask = there & (first + i < out_width)
+        tl.store(out + row * columns + channel, EPILOGUE(sums[i], row, channel, mask, extra), mask=mask)
+
+
+@tilewright.jit
+def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOWEST: tl.constexpr,
+             KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+             PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
+             ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The largest element of each window; what lies outside the image never wins.
+
+    Grid: (blocks of `ROWS` pixels, blocks of `BLOCK` channels).
+    """
+    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    there = (pixel < pixels) & (channel < channels)
+    image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
+    x += image.to(tl.int64) * (height * width * channels)
+    best = tl.full((ROWS, BLOCK), LOWEST, x.dtype.element_ty)
+    for tap_y in range(0, KERNEL_Y):
+        y = top + tap_y * DILATION_Y
+        inside = there & (y >= 0) & (y < height)
+        for tap_x in tl.static_range(KERNEL_X):
+            x_position = left + tap_x * DILATION_X
+            mask = inside & (x_position >= 0) & (x_position < width)
+            value = tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=LOWEST)
+            best = maximum_of(best, value)
+    tl.store(out + pixel.to(tl.int64) * channels + channel, best, mask=there)
+
+
+@tilewright.jit
+def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
+                 KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+                 PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
+                 COUNT_Y: tl.constexpr, COUNT_X: tl.constexpr, COUNT_END_Y: tl.constexpr, COUNT_END_X: tl.constexpr,
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32):  # fmt: skip
+    """The mean of each window; see `kernels.pool.average_pool` for the divisor.
+
+    Grid: (blocks of `ROWS` pixels, blocks of `BLOCK` channels).
+    """
+    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    there = (pixel < pixels) & (channel < channels)
+    image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
+    x += image.to(tl.int64) * (height * width * channels)
+    total = tl.zeros((ROWS, BLOCK), TYPE)
+    count = tl.zeros((ROWS, 1), tl.int32)
+    for tap_y in range(0, KERNEL_Y):
+        y = top + tap_y * DILATION_Y
+        inside = there & (y >= 0) & (y < height)
+        for tap_x in tl.static_range(KERNEL_X):
+            x_position = left + tap_x * DILATION_X
+            counted = (y >= -COUNT_Y) & (y < height + COUNT_END_Y)
+            counted = counted & (x_position >= -COUNT_X) & (x_position < width + COUNT_END_X)
+            count += counted.to(tl.int32)
+            mask = inside & (x_position >= 0) & (x_position < width)
+            total += tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=0.0).to(TYPE)
+    tl.store(out + pixel.to(tl.int64) * channels + channel, total / count.to(TYPE), mask=there)

@@ -1,0 +1,109 @@
+"""Depthwise convolutions and pools on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tilewright.graph.core import Graph
+from tilewright.graph.fusion import Group
+from tilewright.kernels import gpu_window
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.tactics.binding import bind_extra, bind_sizes
+from tilewright.tactics.contraction import Slots
+from tilewright.tactics.convolution import depthwise_candidate, window_constants, window_sizes
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
+from tilewright.tactics.elementwise import total_bytes
+from tilewright.tactics.expressions import language_type
+from tilewright.tactics.pool import pool
+from tilewright.targets.base import Target
+from tilewright.tune.cost import Cost, expected
+from tilewright.tune.gpu import LAUNCH, gpu_of
+
+_CTA_ELEMENTS = 1024  # eight for each of 128 threads
+_CHANNELS = 128  # at most, of a block
+_RUNS = (4, 7, 5, 3)  # neighbouring pixels of a thread
+_TAPS = 64  # that are unrolled
+_WORKING = 1 << 20  # elements of a result from which on threads may have several pixels
+_CLOCK = 1.5e9
+
+
+def channel_block(channels: Size) -> int:
+    """The channels of a block: the power of two up to 128 that leaves the fewest over; the largest of equals."""
+    if not isinstance(channels, int):
+        return _CHANNELS
+    blocks = [1 << power for power in range(3, _CHANNELS.bit_length())]
+    return min(blocks, key=lambda block: (-(-channels // block) * block, -block))
+
+
+def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
+    """Each channel by itself: runs of pixels, each by one thread."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    columns, out = w.shape[0], anchor.output
+    assert isinstance(columns, int)
+    taps = product(w.shape[2:])
+    if not isinstance(taps, int) or taps > _TAPS or upper_bound(product(x.shape[1:])) >= 2**31:
+        return [depthwise_candidate(group, slots, weights, target)]
+    sizes = window_sizes(x, out)
+    out_width = sizes["out_width"]
+    run = 1
+    if expected(product(out.shape)) >= _WORKING:
+        width = expected(out_width)
+        run = min(_RUNS, key=lambda count: (-(-width // count) * count, _RUNS.index(count)))
+    block = channel_block(columns)
+    rows = max(1, _CTA_ELEMENTS // block)
+    lines = simplify(lift(sizes.pop("pixels")) // out_width)
+    lines = product(out.shape[:-2]) if x.rank == 4 else lines
+    constants: dict[str, Any] = {
+        **window_constants(w.shape[2:], anchor.attributes), "RUN": run, "ROWS": rows, "BLOCK": block,
+        "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes({**sizes, "lines": lines, "columns": columns}, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    runs = simplify(lift(lines) * ceil_divide(out_width, run))
+    grid = (ceil_divide(runs, rows), ceil_divide(columns, block), 1)
+    call = KernelCall(
+        gpu_window.depthwise, operands, types, constants, grid, options={"num_warps": _warps(rows * block)}
+    )
+    flops = simplify(lift(product(out.shape)) * taps * 2)
+    cost = _cost(group, flops, target)
+    return [
+        Candidate("depthwise runs", (Stage((call,)),), cost, (), {"block": f"{rows} runs of {run} pixels x {block}"})
+    ]
+
+
+def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a pooling group. Raises `NotImplementedError` for channels-first images."""
+    (candidate,) = pool(group, graph, target)
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    x, out = anchor.inputs[0], anchor.output
+    if upper_bound(product(x.shape[1:])) >= 2**31:
+        return [candidate]
+    ((call,),) = (stage.calls for stage in candidate.stages)
+    block = channel_block(x.shape[-1])
+    rows = max(1, _CTA_ELEMENTS // block)
+    kernel = gpu_window.max_pool if anchor.op == "max_pool" else gpu_window.average_pool
+    constants = {**call.constants, "ROWS": rows, "BLOCK": block}
+    del constants["MASK"]
+    grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(x.shape[-1], block), 1)
+    call = replace(call, kernel=kernel, constants=constants, grid=grid, options={"num_warps": _warps(rows * block)})
+    flops = simplify(lift(product(out.shape)) * product(anchor.attributes["kernel"]))
+    reasons = {"block": f"{rows} pixels x {block} channels"}
+    return [Candidate("windows", (Stage((call,)),), _cost(group, flops, target), (), reasons)]
+
+
+def _warps(elements: int) -> int:
+    return max(1, elements // 256)
+
+
+def _cost(group: Group, flops: Size, target: Target) -> Cost:
+    gpu = gpu_of(target)
+    moved = total_bytes(group.inputs, group.outputs)
+    work = expected(flops) / (gpu.processors * gpu.float32 * _CLOCK)
+    return Cost(moved, flops, LAUNCH + max(expected(moved) / gpu.memory, work))
