@@ -9,21 +9,42 @@ from __future__ import annotations
 import hashlib
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from tilewright.errors import TilewrightError
-from tilewright.runtime.cuda.timing import Timer
+from tilewright.runtime.cuda.device import device as device_of
+from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
+from tilewright.runtime.cuda.timing import Timer, replay_times
 from tilewright.targets.llvm.cache import source_digest
 from tilewright.tune.cache import Timing, TimingCache
 
 logger = logging.getLogger("tilewright.ops")
 
 ROUNDS = 3
+REPLAYS = 7
 _MILLISECONDS = 2.0  # of one candidate in one round
 Run = Callable[[], Any]
+Launch = Callable[[int], Any]  # on a stream
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Launches that follow each other, each on memory of its own: as cold, and as close, as in a model that runs."""
+
+    ordinal: int  # of the GPU
+    launches: tuple[Launch, ...]
+
+    def __call__(self) -> None:
+        """The first, to see that it runs."""
+        self.launches[0](LEGACY_DEFAULT)
+
+    def enqueue(self, stream: int) -> None:
+        """All of them."""
+        for launch in self.launches:
+            launch(stream)
 
 
 @dataclass
@@ -58,12 +79,12 @@ def kept(kind: str, device: str, key: str, names: Sequence[str]) -> Choice | Non
     return Choice(names.index(min(times, key=lambda name: times[name])), "kept", times, dict(found.failures))
 
 
-def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Callable[[int], Run]) -> Choice:
-    """The fastest of the candidates with these names; `prepare(index)` compiles one and gives a call of it.
+def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Callable[[int], Run | Chain]) -> Choice:
+    """The fastest of the candidates with these names; `prepare(index)` compiles one and gives a call or a chain of it.
 
     A candidate that cannot be built or run is left out and named in `failures`.  Raises its error when none runs.
     """
-    runs: dict[int, Run] = {}
+    runs: dict[int, Run | Chain] = {}
     failures: dict[str, str] = {}
     for index, name in enumerate(names):
         try:
@@ -74,7 +95,8 @@ def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Call
                 raise
             failures[name] = f"{type(error).__name__}: {error}"
             logger.warning("%s %s: %s cannot be used: %s", kind, key, name, error)
-    times = _medians(runs)
+    chains = {index: run for index, run in runs.items() if isinstance(run, Chain)}
+    times = _in_sequence(chains) if chains else _medians(runs)
     best = min(times, key=lambda index: times[index])
     measured = {names[index]: value for index, value in times.items()}
     choice = Choice(best, "timed", measured, failures)
@@ -85,7 +107,18 @@ def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Call
     return choice
 
 
-def _medians(runs: dict[int, Run]) -> dict[int, float]:
+def _in_sequence(chains: dict[int, Chain]) -> dict[int, float]:
+    """Microseconds of a launch of each chain, as graphs that take turns."""
+    (ordinal,) = {chain.ordinal for chain in chains.values()}
+    with device_of(ordinal).active():
+        found = replay_times([chain.enqueue for chain in chains.values()], REPLAYS)
+    return {
+        index: statistics.median(times) * 1e3 / len(chain.launches)
+        for (index, chain), times in zip(chains.items(), found, strict=True)
+    }
+
+
+def _medians(runs: Mapping[int, Run]) -> dict[int, float]:
     """Microseconds of each call, L2 cold; calls take turns, for the chip's clock falls as it warms."""
     timer = Timer()
 

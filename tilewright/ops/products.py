@@ -38,6 +38,9 @@ _INPUTS = (
 )  # fmt: skip
 _OUTPUTS = (*arrays.FLOATS, dtypes.int32)
 HOPPER = (9, 0)
+FEW_ROWS = 256  # up to which products are bound by the memory that weights come from
+_CHAIN = 12  # launches that are timed behind each other
+_COLD_BYTES = 256 << 20  # of weights that do not stay in any L2 cache
 
 
 @dataclass(frozen=True)
@@ -354,11 +357,11 @@ class MatmulPlan:
     def _choose(self, operands: Operands) -> None:
         """Find the form, by a choice kept on disk or by timing the close candidates, once."""
         assert self.ordinal is not None
-        names = [str(candidate) for candidate in self.ranked]
+        ordinal, names = self.ordinal, [str(candidate) for candidate in self.ranked]
         with self._lock:
             if self.choice is not None:
                 return
-            key, gpu = self.problem.shape_class.key, device(self.ordinal)
+            key, gpu = self.problem.shape_class.key, device(ordinal)
             kept = choices.kept("matmul", gpu.name, key, names) if len(names) > 1 else None
             if kept is not None:
                 self.choice = kept
@@ -368,10 +371,29 @@ class MatmulPlan:
                 return
             began = time.perf_counter()
             own = replace(operands, out=_scratch(operands.out))  # the caller's may be an operand, too
-            self.choice = choices.choose(
-                "matmul", gpu.name, key, names, lambda index: self._runner(self.ranked[index].form, own)
-            )
+            cold = self._cold(own) if self.problem.rows <= FEW_ROWS else []
+
+            def prepare(index: int) -> choices.Run | choices.Chain:
+                form = self.ranked[index].form
+                if not cold:
+                    return self._runner(form, own)
+                launches = tuple(self._launch_of(form, each) for each in cold)
+                return choices.Chain(ordinal, launches * -(-_CHAIN // len(cold)))
+
+            self.choice = choices.choose("matmul", gpu.name, key, names, prepare)
             self.seconds = time.perf_counter() - began
+
+    @staticmethod
+    def _cold(operands: Operands) -> list[Operands]:
+        """The operands with as many copies of the weights as do not fit the L2 cache, in new memory but for the first.
+
+        Few rows are timed so, one launch behind the other: what counts there is how fast weights come from memory.
+        """
+        right = operands.b
+        size = right.shape[0] * right.shape[1] * right.shape[2] * right.element.itemsize
+        copies = [operands]
+        copies += [replace(operands, b=_scratch(right)) for _ in range(min(_CHAIN, _COLD_BYTES // max(1, size)))]
+        return copies
 
     # Launching
 
@@ -383,23 +405,45 @@ class MatmulPlan:
             self._kernels[form] = hopper_matmul.compile(types, {"FORM": form}, facts, target="cuda:sm_90a")
         return self._kernels[form]
 
-    def _runner(self, form: MatmulForm, operands: Operands) -> Callable[[], Any]:
+    def _grid(self, form: MatmulForm) -> tuple[int, int, int]:
+        problem = self.problem
+        grid = form.grid(problem.rows, problem.columns, problem.batches, self.gpu.processors)
+        if form.cluster == 1 or form.single:
+            return grid
+        return (min(grid[0], self.gpu.slots(form.cluster)), 1, 1)  # those that are resident at once
+
+    def _slots(self, form: MatmulForm, operands: Operands) -> list[Any]:
+        """The arguments of a launch, as the launcher takes them."""
         problem = self.problem
         left, right, out = _map_views(form, operands)
-        numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
-        grid = form.grid(problem.rows, problem.columns, problem.batches, self.gpu.processors)
-        if form.cluster > 1 and form.SPLIT == 1:
-            grid = (min(grid[0], self.gpu.slots(form.cluster)), 1, 1)  # those that are resident at once
-        if settings.interpret:
-            blocks = (left, form.left_block), (right, form.right_block), (out, form.out_block), (out, form.tail_block)
-            maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]
-            extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
-            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, FORM=form)
         rounded = problem.input == dtypes.float32
         slots: list[Any] = [(found.address, found.shape, found.strides, rounded) for found in (left, right)]
         slots += [(out.address, out.shape, out.strides)] * 2
-        slots += [*numbers, *(entry.address if isinstance(entry, View) else entry for entry in operands.extra)]
-        return _bound(self.compiled(form).start(self.ordinal), grid, slots, operands)
+        slots += [problem.rows, problem.columns, problem.depth, problem.batches]
+        return slots + [entry.address if isinstance(entry, View) else entry for entry in operands.extra]
+
+    def _runner(self, form: MatmulForm, operands: Operands) -> Callable[[], Any]:
+        problem = self.problem
+        if settings.interpret:
+            left, right, out = _map_views(form, operands)
+            blocks = (left, form.left_block), (right, form.right_block), (out, form.out_block), (out, form.tail_block)
+            maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]
+            extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
+            numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
+            grid = self._grid(form)
+            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, FORM=form)
+        start = self.compiled(form).start(self.ordinal)
+        return _bound(start, self._grid(form), self._slots(form, operands), operands)
+
+    def _launch_of(self, form: MatmulForm, operands: Operands) -> choices.Launch:
+        """A launch on these arrays, on any stream."""
+        start, grid, slots = self.compiled(form).start(self.ordinal), self._grid(form), self._slots(form, operands)
+
+        def launch(stream: int) -> None:
+            start(*grid, stream, *slots)
+
+        launch.operands = operands  # type: ignore[attr-defined]
+        return launch
 
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:
         problem = self.problem

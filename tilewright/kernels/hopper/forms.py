@@ -102,6 +102,11 @@ class MatmulForm(NamedTuple):
         return self.shared * self.SPLIT
 
     @property
+    def single(self) -> bool:
+        """Whether a CTA has one tile, so that there are as many as tiles."""
+        return self.SINGLE or self.SPLIT > 1
+
+    @property
     def left_shape(self) -> tuple[int, int]:
         """A stage of A."""
         return (self.BK, self.loaded_rows) if self.A_TRANSPOSED else (self.loaded_rows, self.BK)
@@ -259,7 +264,7 @@ class MatmulForm(NamedTuple):
     def grid(self, rows: int, columns: int, batches: int = 1, processors: int = 132) -> tuple[int, int, int]:
         """CTAs to launch: as many clusters as fit the processors, or the tiles if they are fewer."""
         tiles = -(-rows // (self.BM * self.SHARE_B)) * -(-columns // (self.BN * self.SHARE_A)) * batches
-        if self.SPLIT > 1 or self.SINGLE:
+        if self.single:
             return (tiles * self.cluster, 1, 1)
         return (min(tiles, processors * self.RESIDENT // self.cluster) * self.cluster, 1, 1)
 
