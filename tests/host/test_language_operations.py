@@ -11,6 +11,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.host.language_support import Recorder, launch
+from tilewright.settings import settings
 
 
 @tilewright.jit
@@ -384,3 +385,40 @@ def test_a_product_in_fp16_is_rounded_once(batch: int, rng: np.random.Generator)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     error = 2.0**-11 * np.abs(exact) + 64 * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)))
     assert (np.abs(out - exact) <= 1.01 * error + 2.0**-25).all()
+
+
+@tilewright.jit
+def plus(a, b):
+    return a + b
+
+
+@tilewright.jit
+def running(x, out, sums, N: tl.constexpr, REVERSE: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(out + i, tl.associative_scan(value, 0, plus, reverse=REVERSE))
+    total = tl.cumsum(value, 0, reverse=REVERSE)
+    wide: tl.constexpr = tl.float16 if value.dtype == tl.float16 else tl.float32
+    tl.static_assert(total.dtype == wide)
+    tl.store(sums + i, total)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_scans_of_narrow_floats_round_as_their_function_says(dtype, reverse: bool, rng: np.random.Generator) -> None:
+    """Every step of a combine function rounds; running sums are rounded once, and those of bf16 are fp32."""
+    x = rng.normal(size=64).astype(dtype)
+    total = np.float16 if dtype is np.float16 else np.float32
+    out, sums = np.zeros_like(x), np.zeros(64, total)
+    order = slice(None, None, -1 if reverse else 1)
+    expected, exact = np.zeros_like(x), np.cumsum(x[order].astype(np.float64))[order].astype(total)
+    last = dtype(0)
+    for place in np.arange(64)[order]:
+        expected[place] = last = dtype(np.float32(last) + np.float32(x[place]))
+    for interpret in (False, True):
+        with settings.scope(interpret=interpret):
+            running[(1,)](x, out, sums, N=64, REVERSE=reverse)
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_allclose(
+            sums.astype(np.float64), exact.astype(np.float64), rtol=2e-3 if total is np.float16 else 1e-5, atol=1e-3
+        )

@@ -235,17 +235,17 @@ class _Instance:
         return [np.asarray(block[0]) for block in blocks]
 
     def scan(self, operation: Operation, operands: list[Array]) -> list[Array]:
-        """After the step of distance d every element holds the combination of the 2 d that end in it."""
+        """Every element with the combination of all before it, one after the other."""
         (region,), axis = operation.regions, _axis(operation)
         direction = slice(None, None, -1 if operation.attributes["reverse"] else 1)
         blocks = [np.moveaxis(block, axis, 0)[direction] for block in operands]
-        distance = 1
-        while distance < blocks[0].shape[0]:
-            left = [block[:-distance] for block in blocks]
-            combined = self.combine(region, left, [block[distance:] for block in blocks])
-            blocks = [np.concatenate([block[:distance], new]) for block, new in zip(blocks, combined, strict=True)]
-            distance *= 2
-        return [np.moveaxis(block[direction], 0, axis) for block in blocks]
+        results = [np.array(block) for block in blocks]
+        for place in range(1, blocks[0].shape[0]):
+            left = [np.asarray(result[place - 1]) for result in results]
+            right = [np.asarray(block[place]) for block in blocks]
+            for result, combined in zip(results, self.combine(region, left, right), strict=True):
+                result[place] = combined
+        return [np.moveaxis(result[direction], 0, axis) for result in results]
 
     def combine(self, region: Region, left: list[Array], right: list[Array]) -> list[Array]:
         """A combine region on blocks: as one, for its operations are elementwise; with control flow, one by one."""

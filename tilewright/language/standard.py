@@ -87,6 +87,19 @@ def _sum_dtype(dtype, requested):
 
 
 @constexpr_function
+def _scan_dtype(dtype, requested):
+    """What running sums come in: as sums do, but for bf16, which becomes fp32."""
+    return _sum_dtype.function(float32 if dtype.is_bf16() else dtype, requested)
+
+
+@language_function
+def _running(input, axis, reverse, combine, dtype):
+    """A scan that rounds at its end, not at every step."""
+    wide: constexpr = float32 if dtype.is_floating() and dtype.primitive_bitwidth < 32 else dtype
+    return core.associative_scan(input.to(wide), axis, combine, reverse).to(dtype)
+
+
+@constexpr_function
 def _extremum_dtype(dtype):
     """Values under 32 bits are compared in 32 bits: their maximum is int32 or fp32."""
     if dtype.primitive_bitwidth >= 32:
@@ -244,14 +257,14 @@ def reduce_or(input, axis, keep_dims=False):
 
 @language_function
 def cumsum(input, axis=0, reverse=False, dtype: constexpr = None):
-    """Running sums along an axis. Integers under 32 bits are summed in 32."""
-    return core.associative_scan(input.to(_sum_dtype(input.dtype, dtype)), axis, _add, reverse)
+    """Running sums along an axis. Integers under 32 bits are summed in 32, floats too; sums of bf16 are fp32."""
+    return _running(input, axis, reverse, _add, _scan_dtype(input.dtype, dtype))
 
 
 @language_function
 def cumprod(input, axis=0, reverse=False):
-    """Running products along an axis."""
-    return core.associative_scan(input.to(_sum_dtype(input.dtype, None)), axis, _multiply, reverse)
+    """Running products along an axis, in the types of `cumsum`."""
+    return _running(input, axis, reverse, _multiply, _scan_dtype(input.dtype, None))
 
 
 METHODS = {

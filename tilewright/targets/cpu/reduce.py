@@ -67,7 +67,7 @@ def _inline(evaluator: Evaluator, region: Region, known: dict[Value, LLVMValue],
 
 
 class Combination:
-    """The combine region of a `reduce` or `scan`; `known` is its opcode when it is one known operation."""
+    """The combine region of a `reduce`; `known` is its opcode when it is one known operation."""
 
     def __init__(self, evaluator: Evaluator, operation: Operation) -> None:
         self.evaluator = evaluator

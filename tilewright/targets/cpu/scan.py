@@ -1,6 +1,6 @@
 """Scans: sequential along their axis, vectorised along the last axis when that is another one.
 
-As in reductions, a combine region that is one known operation carries narrow floats in float32.
+Every combination is rounded to its type, as the combine region says.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
-from tilewright.targets.cpu.reduce import Combination
+from tilewright.targets.cpu.reduce import inline_region
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMValue
@@ -56,19 +56,18 @@ class ScanEmitter:
             return (*indices[:axis], Index(where), *indices[axis + 1 :])
 
         lanes = max(index.lanes for index in indices)
-        combination = Combination(self.evaluator, operation)
+        region = operation.regions[0]
         first = at(builder.integer(0))
         values = [self.evaluator.vector(operand, first, lanes) for operand in operation.operands]
         self._write(operation, first, values)
-        values = combination.widen(values)
         with builder.loop(builder.integer(1), builder.integer(extent), 1, values) as loop:
             with self.evaluator.scope(loop.guard, loop.index, *loop.values):
                 here = at(loop.index)
                 for index in here:
                     self.evaluator.know(index.base)
                 elements = [self.evaluator.vector(operand, here, lanes) for operand in operation.operands]
-                combined = combination.combine(list(loop.values), combination.widen(elements))
-                self._write(operation, here, combination.narrow(combined))
+                combined = inline_region(self.evaluator, region, [*loop.values, *elements])
+                self._write(operation, here, combined)
             loop.next(combined)
 
     def _write(self, operation: Operation, indices: Indices, values: list[LLVMValue]) -> None:
