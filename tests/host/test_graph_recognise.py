@@ -462,6 +462,37 @@ def test_folding_does_not_store_more_than_it_saves():
     assert sum(data.nbytes for data in graph.constants.values()) < 20000
 
 
+def test_masks_of_packed_sequences_are_folded_away(rng):
+    """As transformers writes them: neighbours whose positions do not follow each other begin a new sequence."""
+    b = GraphBuilder("packed")
+    q, k, v = (b.input(name, float32, (3, 2, 5, 8)) for name in "qkv")
+    line = b.op("broadcast_to", [b.op("iota", shape=(1, 5), axis=1, dtype=int64)], shape=(3, 5))
+    first, rest = (b.op("slice", [line], axis=1, start=start, stop=stop) for start, stop in ((0, 1), (0, 5)))
+    before = b.op("slice", [b.op("concat", [b.op("subtract", [first, 1]), rest], axis=1)], axis=1, start=0, stop=5)
+    jumps = b.op("cast", [b.op("not_equal", [b.op("subtract", [line, before]), 1])], dtype=int64)
+    number = b.op("cumsum", [jumps], axis=1)
+    same = b.op("equal", [*(b.op("reshape", [number], shape=shape) for shape in ((3, 1, 5, 1), (3, 1, 1, 5)))])
+    rows, columns = (b.op("reshape", [b.op("iota", shape=(5,), dtype=int64)], shape=shape) for shape in ((5, 1), (5,)))
+    seen = b.op("logical_and", [same, b.op("less_equal", [columns, rows])])
+    b.output(b.op("attention", [q, k, v, b.op("where", [seen, 0.0, -1e9])], scale=0.3), "y")
+    graph = check(b.finish(), dict.fromkeys("qkv", (3, 2, 5, 8)), rng)
+    (node,) = graph.nodes
+    assert node.op == "attention" and node.attributes["causal"] and len(node.inputs) == 3
+
+
+def test_masks_written_window_by_window_are_folded(rng):
+    """As torchvision's shifted windows number their parts."""
+    b = GraphBuilder("windows")
+    x = b.input("x", float32, (2, 6, 6))
+    board = b.op("broadcast_to", [b.constant(np.zeros((), np.float32), "zero")], shape=(6, 6))
+    for number, (start, stop) in enumerate(((0, 2), (2, 5), (5, 6))):
+        places = b.constant(np.arange(start, stop), "places")
+        part = b.op("broadcast_to", [b.constant(np.array(number, np.float32), "number")], shape=(stop - start, 6))
+        board = b.op("scatter_update", [board, places, part], axis=0)
+    b.output(b.op("add", [x, board]), "y")
+    assert ops_of(check(b.finish(), {"x": (2, 6, 6)}, rng)) == ["add"]
+
+
 def test_outputs_are_separate_tensors():
     b = GraphBuilder("outputs")
     x = b.input("x", float32, (4,))

@@ -26,9 +26,14 @@ _PROGRAMS = ("program_0", "program_1", "program_2")
 _JOINT: dict[tuple[str, tuple[JITFunction, ...]], JITFunction] = {}
 
 
+_MOST = 8  # kernels of one launch
+
+
 def together(calls: Sequence[KernelCall], target: Target) -> list[KernelCall]:
-    """Launches of generated kernels that do not wait for each other, as one where the target gains by that."""
-    return [joint_call(calls)] if len(calls) > 1 and loops_of(target).together else list(calls)
+    """Launches of generated kernels that do not wait for each other, as fewer where the target gains by that."""
+    if len(calls) == 1 or not loops_of(target).together:
+        return list(calls)
+    return [joint_call(calls[start : start + _MOST]) for start in range(0, len(calls), _MOST)]
 
 
 def joint_call(calls: Sequence[KernelCall]) -> KernelCall:

@@ -275,12 +275,16 @@ def _infers(node: Node, inputs: Sequence[Value | None]) -> bool:
 
 
 def _late_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
-    """An elementwise op of values that are all broadcast is done before the broadcast."""
+    """An elementwise op of values that are all broadcast (constants of one number among them) is done before that."""
     sources: list[Value] = []
     for item in node.inputs:
         assert item is not None
         spread = rewriter.producer(item, "broadcast_to")
-        sources.append(spread.inputs[0] if spread is not None and spread.inputs[0] is not None else item)
+        number = rewriter.uniform(item) if rewriter.constant(item) is not None else None
+        if number is not None and item.rank:
+            sources.append(rewriter.number(number, item.dtype))
+        else:
+            sources.append(spread.inputs[0] if spread is not None and spread.inputs[0] is not None else item)
     small: Shape = broadcast_shapes(*(item.shape for item in sources))
     if small == node.output.shape or len(small) > node.output.rank:
         return None

@@ -1,4 +1,9 @@
-"""Constant folding: ops on constants are computed now, unless that would store much more than it saves."""
+"""Constant folding: ops on constants are computed now, unless that would store much more than it saves.
+
+Positions and repeated numbers (iota, broadcasts and arithmetic of them) are left to the kernels that read them, which
+compute them as they go, but ops that move or reduce them are folded: masks of windows and of packed sequences are built
+of slices, updates and running sums of such lines.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from tilewright.graph.reference import run_node
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Expression, product
 
+_DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
@@ -23,24 +29,50 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _fold(node: Node, rewriter: Rewriter) -> Value | None:
-    arrays = [rewriter.constant(item) for item in node.inputs]
+    moves = node.op != "broadcast_to" and kind_of(node.op) in ("movement", "reduction")
+    arrays = [_known(item, rewriter) if moves else rewriter.constant(item) for item in node.inputs]
     if any(array is None and item is not None for array, item in zip(arrays, node.inputs, strict=True)):
         return None
-    elements = product(node.output.shape)
-    if any(map(_is_symbolic, node.attributes.values())) or not isinstance(elements, int):
-        return None
-    size = elements * node.output.dtype.itemsize
-    if size > max(SIZE_LIMIT, sum(array.nbytes for array in arrays if array is not None)):
+    size = _bytes(node)
+    if size is None or size > max(SIZE_LIMIT, sum(array.nbytes for array in arrays if array is not None)):
         return None
     if node.op == "broadcast_to" and size > sum(array.nbytes for array in arrays if array is not None):
         return None  # the reader broadcasts; repeated elements say nothing new
+    return rewriter.new_constant(_computed(node, arrays), node.output.name)
+
+
+def _computed(node: Node, arrays: list[np.ndarray | None]) -> np.ndarray:
+    """The node's value."""
     moves = kind_of(node.op) in ("movement", "view")
     working = None if moves else float64
-    arrays = [_widened(array, moves) for array in arrays]
-    result = run_node(node, arrays, {}, working)
+    result = run_node(node, [_widened(array, moves) for array in arrays], {}, working)
     # `order="C"` and not `ascontiguousarray`, which makes scalars one-dimensional.
-    folded = np.array(result, node.output.dtype.numpy, order="C", copy=None)
-    return rewriter.new_constant(folded, node.output.name)
+    return np.array(result, node.output.dtype.numpy, order="C", copy=None)
+
+
+def _bytes(node: Node) -> int | None:
+    """The size of the node's value; None when it is known only at run time."""
+    elements = product(node.output.shape)
+    if any(map(_is_symbolic, node.attributes.values())) or not isinstance(elements, int):
+        return None
+    return elements * node.output.dtype.itemsize
+
+
+def _known(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
+    """The elements of a constant, or of a small value that is computed of positions and constants alone."""
+    data = rewriter.constant(value)
+    node = rewriter.producer(value)
+    if data is not None or node is None or depth == 0:
+        return data
+    if kind_of(node.op) not in ("source", "view", "elementwise") and node.op != "broadcast_to":
+        return None
+    size = _bytes(node)
+    if size is None or size > SIZE_LIMIT:
+        return None
+    arrays = [_known(item, rewriter, depth - 1) for item in node.inputs]
+    if any(array is None and item is not None for array, item in zip(arrays, node.inputs, strict=True)):
+        return None
+    return _computed(node, arrays)
 
 
 def _widened(array: np.ndarray | None, moves: bool) -> np.ndarray | None:
