@@ -134,6 +134,26 @@ def test_hopper_products_in_an_engine(driver, rng, batch):
         assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
 
 
+@pytest.mark.parametrize("rows", [37, "rows"])
+def test_gated_products_in_an_engine(driver, rng, rows):
+    """Both halves in one kernel whose weights are interleaved, with forms for ranges of rows."""
+    b = GraphBuilder("gated")
+    count = b.symbol("rows", 1, 300) if rows == "rows" else rows
+    x = b.input("x", bfloat16, (count, 64))
+    gate, up = (b.constant(rng.standard_normal((64, 48)).astype(bfloat16.numpy)) for _ in range(2))
+    y = b.op("multiply", [b.op("silu", [b.op("matmul", [x, gate])]), b.op("matmul", [x, up])])
+    b.output(b.op("gelu", [y]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    (step,) = engine.plan.steps
+    assert step.evidence["chosen"] == "hopper gated matmul" and (len(step.choices) > 1) == (rows == "rows")
+    for number in (37,) if rows == 37 else (1, 70):
+        inputs = {"x": rng.standard_normal((number, 64)).astype(bfloat16.numpy)}
+        exact = run(graph, inputs)["y"]
+        found = engine.run(inputs)["y"].astype(np.float64)
+        assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
+
+
 def test_a_graph_for_each_shape(driver, rng):
     graph = perceptron(rng)
     engine = build(graph, "cuda:sm_90a")

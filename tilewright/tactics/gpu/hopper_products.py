@@ -1,0 +1,208 @@
+"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, gates, early starts.
+
+A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the plan's
+step then has one choice for each.  Weights that are constants are read before the kernels ahead have ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.dtypes import DType, bfloat16, float16, float32
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group
+from tilewright.kernels.hopper import matmul as hopper
+from tilewright.kernels.hopper.choice import Problem as HopperProblem
+from tilewright.kernels.hopper.choice import ranked_forms
+from tilewright.kernels.hopper.forms import MatmulForm
+from tilewright.kernels.packing import halves_recipe
+from tilewright.symbolic import (
+    Size,
+    ceil_divide,
+    lift,
+    lower_bound,
+    minimum,
+    product,
+    simplify,
+    upper_bound,
+)
+from tilewright.tactics.binding import bind_extra
+from tilewright.tactics.contraction import Problem, Slots
+from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
+from tilewright.tactics.elementwise import chain_operations, total_bytes
+from tilewright.tactics.gate import GateSlots
+from tilewright.tactics.gpu.rounded import rounded_function, rounded_slots
+from tilewright.targets.base import Target
+from tilewright.tune.cost import Cost, expected
+from tilewright.tune.gpu import gpu_of
+
+HOPPER_FORMS = 14  # forms that are candidates
+TURNS = 4  # of these, forms in which warpgroups take turns
+ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
+_TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
+_GATE_WIDTH = 8  # columns of either half that lie beside each other
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product that the kernel can compute: `columns` are those of the sums, twice those of a gated result."""
+
+    rows: Size
+    columns: int
+    depth: int
+    a: Value
+    b: Value | PackedConstant
+    transposed: bool  # b is [depth, columns]
+    ready: bool  # b is a constant
+    slots: Slots
+    gate: JITFunction | None = None
+
+    @property
+    def dtype(self) -> DType:
+        return self.a.dtype
+
+
+def hopper_products(
+    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None
+) -> list[Candidate]:
+    """The Hopper product in several forms; none where tensor copies cannot read the operands or it would change the
+    precision. `graph` tells which operands are constants."""
+    b = problem.b
+    if not isinstance(b, (Value, PackedConstant)):
+        return []
+    ready = isinstance(b, PackedConstant) or (graph is not None and b in graph.constants)
+    return _candidates(_described(problem, b, ready, rounded_slots(slots)), group, target)
+
+
+def gated_products(problem: Problem, slots: GateSlots, group: Group, target: Target) -> list[Candidate]:
+    """The same of a gated product with constant weights, whose halves are interleaved in memory."""
+    if not isinstance(problem.b, Value):
+        return []
+    transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
+    weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
+    found = _described(problem, weights, True, rounded_slots(slots.rest))
+    rounded = found is not None and found.slots.stored.dtype.bits == 16
+    gate = rounded_function(slots.gate) if rounded else slots.gate
+    return _candidates(None if found is None else replace(found, gate=gate), group, target)
+
+
+def _described(problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots) -> _Product | None:
+    """The product, if the kernel can compute it."""
+    columns, depth = problem.columns, problem.depth
+    if problem.batches != 1 or not isinstance(columns, int) or not isinstance(depth, int):
+        return None
+    b_type = b.dtype if isinstance(b, Value) else b.value.dtype
+    aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns, depth))
+    inputs, outputs = (float16, bfloat16), (float16, bfloat16, float32)
+    if not aligned or problem.a.dtype not in inputs or b_type != problem.a.dtype or slots.stored.dtype not in outputs:
+        return None
+    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots)
+
+
+def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
+    if found is None or not getattr(target, "wgmma", False) or len(group.outputs) != 1:
+        return []
+    spans = _spans(found.rows)
+    ranked = [_forms(found, example, at_most) for example, at_most in spans]
+    candidates = []
+    for forms in zip(*ranked, strict=False):
+        calls = []
+        reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
+        if found.gate is not None:
+            reasons["gate"] = found.gate.__name__
+        for (_, at_most), (form, _) in zip(spans, forms, strict=True):
+            last = at_most is None or at_most >= upper_bound(found.rows)
+            calls.append(_call(found, form, None if last else (found.rows, at_most), target))
+            tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
+            reasons[tile] = described(form)
+        cost = _cost(found, group, forms[-1][1])
+        name = "hopper matmul" if found.gate is None else "hopper gated matmul"
+        candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
+    return candidates
+
+
+def _spans(rows: Size) -> list[tuple[int, int | None]]:
+    """A representative number of rows of each range, and the range's end."""
+    if isinstance(rows, int):
+        return [(rows, None)]
+    low, high = lower_bound(rows), upper_bound(rows)
+    ends = [end for end in ROW_RANGES if low <= end < high]
+    spans: list[tuple[int, int | None]] = [(end, end) for end in ends]
+    past = max([low, *(2 * end for end in ends)])
+    return [*spans, (min(high, max(past, expected(rows))), None)]
+
+
+def _cost(found: _Product, group: Group, seconds: float) -> Cost:
+    flops = simplify(lift(product([found.rows, found.columns])) * found.depth * 2 + chain_operations(group.epilogue))
+    return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+
+
+def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
+    """The launch of a form."""
+    rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
+    form = form._replace(EPILOGUE=slots.function, GATE=found.gate, DEPENDENT=found.ready)
+    shape = (depth, columns) if found.transposed else (columns, depth)
+    stored = columns // 2 if found.gate is not None else columns
+    operands: dict[str, Operand] = {
+        "a": TiledOperand(found.a, (rows, depth), (depth, 1), form.left_block),
+        "b": TiledOperand(found.b, shape, (shape[1], 1), form.right_block),
+        "c": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.out_block),
+        "c_tail": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.tail_block),
+        "M": rows, "N": columns, "K": depth, "batches": 1,
+    }  # fmt: skip
+    types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
+    bind_extra(slots.extra, operands, types)
+    grid = (_grid(form, rows, columns, gpu_of(target).processors), 1, 1)
+    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
+
+
+def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:
+    """CTAs of a launch, as `MatmulForm.grid`, for rows that may be known only at run time."""
+    if isinstance(rows, int):
+        return form.grid(rows, columns, 1, processors)[0]
+    tiles = lift(ceil_divide(rows, form.BM * form.SHARE_B)) * -(-columns // (form.BN * form.SHARE_A))
+    if form.SPLIT > 1 or form.SINGLE:
+        return simplify(tiles * form.cluster)
+    return simplify(lift(minimum(simplify(tiles), processors * form.RESIDENT // form.cluster)) * form.cluster)
+
+
+def described(form: MatmulForm) -> str:
+    """What tells a form from others."""
+    parts = [f"{form.BM} x {form.BN}, depth {form.BK}, {form.STAGES} stages, {form.CONSUMERS} warpgroups"]
+    parts += ["in turns"] if form.PINGPONG else []
+    parts += [f"A shared by {form.SHARE_A}"] if form.SHARE_A > 1 else []
+    parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
+    parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
+    parts += ["one tile a CTA"] if form.SINGLE else []
+    parts += [f"{form.RESIDENT} CTAs a processor"] if form.RESIDENT > 1 else []
+    return ", ".join(parts)
+
+
+def _forms(found: _Product, example: int, at_most: int | None) -> tuple[tuple[MatmulForm, float], ...]:
+    problem = HopperProblem(
+        example, found.columns, found.depth, 1, tl.dtype(found.dtype), tl.dtype(found.slots.stored.dtype), False,
+        found.transposed,
+    )  # fmt: skip
+    most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
+    return _first_forms(problem, most, found.gate is not None)
+
+
+@lru_cache(maxsize=1024)
+def _first_forms(problem: HopperProblem, most: int, gated: bool) -> tuple[tuple[MatmulForm, float], ...]:
+    """The forms that the ranking puts first, at most two of a tile, among those that take every number of rows up to
+    `most`; forms in which warpgroups take turns, which are not to be taken untimed, are put behind the others."""
+    found: list[tuple[MatmulForm, float]] = []
+    tiles: Counter[tuple[int, int, bool]] = Counter()
+    for form, seconds in sorted(ranked_forms(problem), key=lambda entry: entry[0].PINGPONG):
+        tile = (form.BM, form.BN, form.PINGPONG)
+        usable = (not form.A_ROWS or form.A_ROWS >= most) and not (gated and (form.SPLIT > 1 or form.BN % 16))
+        room = HOPPER_FORMS - (0 if form.PINGPONG else TURNS)
+        if usable and len(found) < room and tiles[tile] < 2:
+            tiles[tile] += 1
+            found.append((form, max(seconds, 1.01 * found[0][1]) if form.PINGPONG and found else seconds))
+    return tuple(found)
