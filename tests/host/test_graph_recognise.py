@@ -474,7 +474,8 @@ def test_masks_of_packed_sequences_are_folded_away(rng):
     same = b.op("equal", [*(b.op("reshape", [number], shape=shape) for shape in ((3, 1, 5, 1), (3, 1, 1, 5)))])
     rows, columns = (b.op("reshape", [b.op("iota", shape=(5,), dtype=int64)], shape=shape) for shape in ((5, 1), (5,)))
     seen = b.op("logical_and", [same, b.op("less_equal", [columns, rows])])
-    b.output(b.op("attention", [q, k, v, b.op("where", [seen, 0.0, -1e9])], scale=0.3), "y")
+    zero, low = (b.constant(np.array(number, np.float32), "number") for number in (0, -1e9))
+    b.output(b.op("attention", [q, k, v, b.op("where", [seen, zero, low])], scale=0.3), "y")
     graph = check(b.finish(), dict.fromkeys("qkv", (3, 2, 5, 8)), rng)
     (node,) = graph.nodes
     assert node.op == "attention" and node.attributes["causal"] and len(node.inputs) == 3
