@@ -47,11 +47,11 @@ def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: Rewrite
 
 
 def is_causal_array(seen: np.ndarray, rows: Size, keys: Size) -> bool:
-    """Whether a boolean array [.., rows, keys], all leading sizes 1, is the causal mask."""
-    if seen.ndim < 2 or seen.shape[-2:] != (rows, keys) or seen.size != seen.shape[-1] * seen.shape[-2]:
+    """Whether a boolean array [.., rows, keys] is the causal mask, for every leading position."""
+    if seen.ndim < 2 or seen.shape[-2:] != (rows, keys):
         return False
     count, width = seen.shape[-2:]
-    return bool(np.array_equal(seen.reshape(count, width), np.tri(count, width, width - count, dtype=bool)))
+    return bool(np.all(seen == np.tri(count, width, width - count, dtype=bool)))
 
 
 def _keeps_matrix(node: Node) -> bool:
