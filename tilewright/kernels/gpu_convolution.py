@@ -74,14 +74,19 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
 
 
 @tilewright.jit
-def pad_channels(x, out, width, out_width, PAD: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-                 BLOCK: tl.constexpr):  # fmt: skip
-    """out [lines, out_width, WIDE] = x [lines, width, CHANNELS] with zeros around: `PAD` pixels in front, the others
-    behind, and behind the channels.  Grid: (lines, blocks of `BLOCK` pixels)."""
+def pad_channels(x, out, height, width, out_width, image_step, row_step, column_step, channel_step,
+                 PAD: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """out [images, height, out_width, WIDE] = x [images, height, width, CHANNELS], which lies in any order (steps in
+    elements), with zeros around: `PAD` pixels in front, the others behind, and behind the channels.
+
+    Grid: (images * height, blocks of `BLOCK` pixels).
+    """
     line = tl.program_id(0).to(tl.int64)
+    image = line // height
+    x += image * image_step + (line - image * height) * row_step
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     channel = tl.arange(0, WIDE)[None, :]
     column = pixel - PAD
     inside = (column >= 0) & (column < width) & (channel < CHANNELS)
-    values = tl.load(x + (line * width + column) * CHANNELS + channel, mask=inside, other=0.0)
+    values = tl.load(x + column * column_step + channel * channel_step, mask=inside, other=0.0)
     tl.store(out + (line * out_width + pixel) * WIDE + channel, values, mask=(pixel < out_width) & (channel < WIDE))

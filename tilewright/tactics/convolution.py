@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.errors import UnsupportedOperationError
@@ -18,7 +18,7 @@ from tilewright.tactics.contraction import Problem, Slots, epilogue_slots, gemm_
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
-from tilewright.tactics.generate import next_power_of_2
+from tilewright.tactics.generate import Result, elementwise_call, next_power_of_2
 from tilewright.tactics.reduction import rows_per_program
 from tilewright.tactics.weights import packed_weights
 from tilewright.targets.base import Target
@@ -33,7 +33,7 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
 
     Raises `NotImplementedError` for channels-first images.
     """
-    group = with_bias_in_epilogue(group)
+    group, moves = with_image_moved(with_bias_in_epilogue(group), graph, target)
     anchor, x, w = checked_convolution(group)
     slots = epilogue_slots(group, graph)
     groups, width = anchor.attributes["groups"], target.microtile(x.dtype)[1]
@@ -44,7 +44,8 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
         weights = packed_weights(w, taps_recipe(width, groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
         candidate = make(group, slots, weights.operand, target)
-    return [replace(candidate, stages=weights.stages + candidate.stages, temporaries=weights.temporaries)]
+    stages = (*moves.stages, *weights.stages, *candidate.stages)
+    return [replace(candidate, stages=stages, temporaries=(*moves.temporaries, *weights.temporaries))]
 
 
 def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
@@ -92,6 +93,32 @@ def with_bias_in_epilogue(group: Group) -> Group:
     add = Node("add", [plain, anchor.inputs[2]], [anchor.output], {}, anchor.source)
     nodes = [*group.prologue, inner, add, *group.epilogue]
     return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Copies that run before a convolution, and what they write; the nodes whose place they take."""
+
+    stages: tuple[Stage, ...] = ()
+    temporaries: tuple[Value, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+
+def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group, Moves]:
+    """A group whose image is in memory in the order of its convolution, and the copy that puts it there."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    image = anchor.inputs[0]
+    if anchor.attributes["layout"] != "NHWC" or all(image not in node.outputs for node in group.prologue):
+        return group, Moves()
+    call = elementwise_call(group.prologue, [Result(image, image)], graph.constants, target)
+    rest = [node for node in group.nodes if node not in group.prologue]
+    read = {value for node in rest for value in node.inputs}
+    inputs = [image, *(value for value in group.inputs if value in read)]
+    moves = Moves((Stage((call,)),), (image,), tuple(group.prologue))
+    return Group(group.kind, rest, inputs, group.outputs, anchor, group.name), moves
+        (Stage((call,)),), (image,), tuple(group.prologue)
+    )
 
 
 def window_sizes(x: Value, out: Value) -> dict[str, Size]:

@@ -26,6 +26,8 @@ from tilewright.graph.inference import Shape
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 
+FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
+
 
 def fuse(graph: Graph) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
@@ -39,6 +41,7 @@ def fuse(graph: Graph) -> FusedGraph:
             if draft.kind == kind:
                 _take_epilogue(drafts, draft, remarks)
                 _take_gate(drafts, draft, remarks)
+                _take_image(drafts, draft, remarks)
     for draft in list(drafts.all()):
         if draft.kind == "reduction":
             _take_prologue(drafts, draft, remarks)
@@ -108,6 +111,23 @@ def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         drafts.restore(draft, before)
         return
     remarks.append(f"matmul %{anchor.output.name} takes the gate between the halves of its columns as its epilogue")
+
+
+def _take_image(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
+    """Merge the permute that alone brings an image of few channels to a convolution: it is copied there anyway."""
+    assert draft.anchor is not None
+    anchor = drafts.nodes[draft.anchor]
+    image = anchor.inputs[0]
+    index = drafts.producer(image)
+    if anchor.op != "conv" or anchor.attributes["layout"] != "NHWC" or image is None or index is None:
+        return
+    few = isinstance(image.shape[-1], int) and image.shape[-1] < FEW_CHANNELS
+    if not few or drafts.nodes[index].op != "permute" or image in drafts.results:
+        return
+    if drafts.readers.get(image) != [draft.anchor] or drafts.depends_through_others(draft, drafts.owner[index]):
+        return
+    drafts.merge(draft, drafts.owner[index])
+    remarks.append(f"conv %{anchor.output.name} takes the permute of its image")
 
 
 def _halves(drafts: Drafts, draft: Draft) -> list[int] | None:

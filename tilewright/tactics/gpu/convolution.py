@@ -26,17 +26,20 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Problem, Slots, epilogue_slots
 from tilewright.tactics.convolution import (
+    Moves,
     checked_convolution,
     is_pointwise,
     window_constants,
     window_sizes,
     with_bias_in_epilogue,
+    with_image_moved,
 )
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
 from tilewright.tactics.generate import epilogue_function
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
 from tilewright.tactics.gpu.window import gpu_depthwise
+from tilewright.tactics.index import dense_strides
 from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.targets.base import Target
@@ -54,15 +57,15 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
 
     Raises `NotImplementedError` for channels-first images.
     """
-    group = with_bias_in_epilogue(group)
+    group, moves = with_image_moved(with_bias_in_epilogue(group), graph, target)
     anchor, x, w = checked_convolution(group)
     slots = epilogue_slots(group, graph)
     groups = anchor.attributes["groups"]
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         found = gpu_depthwise(group, slots, weights.operand, target)
-        return [_with_weights(candidate, weights) for candidate in found]
-    copied = _hopper(group, graph, slots, target)
+        return [_behind(moves, _with_weights(candidate, weights)) for candidate in found]
+    copied = _hopper(group, moves, graph, slots, target)
     found = []
     if is_pointwise(anchor, w):
         problem = Problem(
@@ -72,7 +75,12 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
                  for candidate in product_candidates(problem, slots, group, target)]  # fmt: skip
     elif not copied:
         found = [_implicit(group, slots, weights.operand, target)]
-    return [*(_with_weights(candidate, weights) for candidate in found), *copied]
+    return [*(_behind(moves, _with_weights(candidate, weights)) for candidate in found), *copied]
+
+
+def _behind(moves: Moves, candidate: Candidate) -> Candidate:
+    stages, temporaries = (*moves.stages, *candidate.stages), (*moves.temporaries, *candidate.temporaries)
+    return replace(candidate, stages=stages, temporaries=temporaries)
 
 
 def _with_weights(candidate: Candidate, weights: Weights) -> Candidate:
@@ -130,7 +138,7 @@ class _Image:
     dilation: tuple[int, int] = (1, 1)
 
 
-def _hopper(group: Group, graph: Graph, slots: Slots, target: Target) -> list[Candidate]:
+def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target) -> list[Candidate]:
     """The Hopper convolution in its likeliest forms; none where tensor copies cannot move the operands."""
     anchor = group.anchor
     assert anchor is not None
@@ -151,12 +159,12 @@ def _hopper(group: Group, graph: Graph, slots: Slots, target: Target) -> list[Ca
         packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
         weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
         image = _direct_image(anchor, x, w, groups)
+        stages, temporaries = (*moves.stages, *stages), (*moves.temporaries, *temporaries)
     else:
-        found = _padded_image(anchor, x, w, graph)
+        found = _padded_image(anchor, moves, x, w, graph)
         if found is None:
             return []
-        image, weights, stage = found
-        stages, temporaries = (stage,), (image.place,)
+        image, stages, temporaries, weights = found
     beside = _beside(group, slots, (x, w))
     problem = ConvolutionProblem(
         *map(expected, image.sizes), columns // groups, image.channels, groups, image.kernel, image.stride,  # type: ignore[misc]
@@ -204,7 +212,9 @@ def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
     )
 
 
-def _padded_image(anchor: Node, x: Value, w: Value, graph: Graph) -> tuple[_Image, PackedConstant, Stage] | None:
+def _padded_image(
+    anchor: Node, moves: Moves, x: Value, w: Value, graph: Graph
+) -> tuple[_Image, tuple[Stage, ...], tuple[Value, ...], PackedConstant] | None:
     """A copy of an image of few channels in which every line of a window is one run, with the weights to it.
 
     The run's begin moves by a multiple of 16 bytes from pixel to pixel, which takes some channels of zeros; the image's
@@ -235,14 +245,22 @@ def _padded_image(anchor: Node, x: Value, w: Value, graph: Graph) -> tuple[_Imag
     )  # fmt: skip
     weights = PackedConstant(w, runs_recipe(wide, length))
     block = min(256, 1 << (padded - 1).bit_length())
-    constants = {
-        "width": width, "out_width": padded, "PAD": left, "CHANNELS": channels, "WIDE": wide, "BLOCK": block,
-    }  # fmt: skip
-    operands: dict[str, Operand] = {"x": x, "out": copy}
+    source, steps = x, (simplify(lift(height) * width * channels), width * channels, channels, 1)
+    before, values = moves.stages, moves.temporaries
+    if [node.op for node in moves.nodes] == ["permute"] and moves.nodes[0].inputs[0] is not None:
+        # The copy reads in any order.
+        source, before, values = moves.nodes[0].inputs[0], (), ()
+        dense = dense_strides(source.shape)
+        steps = tuple(dense[axis] for axis in moves.nodes[0].attributes["order"])
+    constants: dict[str, Any] = {"PAD": left, "CHANNELS": channels, "WIDE": wide, "BLOCK": block}
+    operands: dict[str, Operand] = {"x": source, "out": copy}
     types: dict[str, str] = {}
+    names = ("image_step", "row_step", "column_step", "channel_step")
+    sizes = {"height": height, "width": width, "out_width": padded, **dict(zip(names, steps, strict=True))}
+    bind_sizes(sizes, operands, types, constants)
     grid = (product([images, height]), ceil_divide(padded, block), 1)
     call = KernelCall(pad_channels, operands, types, constants, grid, options={"num_warps": max(1, block // 64)})
-    return image, weights, Stage((call,))
+    return image, (*before, Stage((call,))), (*values, copy), weights
 
 
 def _beside(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | None:
