@@ -117,8 +117,6 @@ def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group,
     inputs = [image, *(value for value in group.inputs if value in read)]
     moves = Moves((Stage((call,)),), (image,), tuple(group.prologue))
     return Group(group.kind, rest, inputs, group.outputs, anchor, group.name), moves
-        (Stage((call,)),), (image,), tuple(group.prologue)
-    )
 
 
 def window_sizes(x: Value, out: Value) -> dict[str, Size]:
