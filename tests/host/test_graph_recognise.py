@@ -462,6 +462,14 @@ def test_folding_does_not_store_more_than_it_saves():
     assert sum(data.nbytes for data in graph.constants.values()) < 20000
 
 
+def test_one_number_for_all_scores_is_no_bias(rng):
+    b = GraphBuilder("even")
+    q, k, v = (b.input(name, float32, (2, 2, 5, 8)) for name in "qkv")
+    b.output(b.op("attention", [q, k, v, b.constant(np.full((1, 5), -3, np.float32), "even")], scale=0.3), "y")
+    (node,) = check(b.finish(), dict.fromkeys("qkv", (2, 2, 5, 8)), rng).nodes
+    assert len(node.inputs) == 3
+
+
 def test_masks_of_packed_sequences_are_folded_away(rng):
     """As transformers writes them: neighbours whose positions do not follow each other begin a new sequence."""
     b = GraphBuilder("packed")

@@ -32,6 +32,8 @@ PASSES: tuple[Pass, ...] = (
     fold_constants,  # shape arithmetic, norm parameters and transposed weights become data
     share_common_subexpressions,  # patterns compare values by identity: equal ones must be the same
     canonicalize,  # folding and sharing uncover identities
+    fold_constants,  # numbers that stood in large constants
+    canonicalize,
     recognise_activations,  # softmax first of all: attention is found around it
     recognise_norms,  # before scales are folded: a norm's scale must stay the norm's
     recognise_attention,  # the products inside must still be where the model put them

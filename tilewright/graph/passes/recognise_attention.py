@@ -28,7 +28,8 @@ _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take expone
 
 def recognise_attention(graph: Graph) -> Graph:
     """Replace decomposed attention by the `attention` op and simplify the ones that are there."""
-    return apply_rules(graph, {"matmul": [_attention], "attention": [_grouped_heads, _causal_bias, _scaled_operands]})
+    present = [_even_bias, _grouped_heads, _causal_bias, _scaled_operands]
+    return apply_rules(graph, {"matmul": [_attention], "attention": present})
 
 
 @dataclass
@@ -240,6 +241,14 @@ def _unrepeated(value: Value | None, rewriter: Rewriter) -> Value | None:
     if value.shape != (batch, simplify(lift(groups) * repeat), keys, width):
         return None
     return rewriter.op("reshape", [narrow], shape=(batch, groups, keys, width))
+
+
+def _even_bias(node: Node, rewriter: Rewriter) -> Value | None:
+    """One finite number added to all scores changes nothing."""
+    number = rewriter.uniform(node.inputs[3]) if len(node.inputs) > 3 else None
+    if number is None or not math.isfinite(number):
+        return None
+    return rewriter.op("attention", node.inputs[:3], **node.attributes)
 
 
 def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
