@@ -182,3 +182,35 @@ def test_output_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
 def test_help_names_every_command() -> None:
     text = tilewright("--help").stdout
     assert all(command in text for command in ("build", "run", "bench", "inspect", "doctor"))
+
+
+def test_an_engine_is_shown_as_a_page_with_its_times(engine: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    finished = tilewright("inspect", str(engine), "--html", str(page), "--profile", "--size", "batch=4")
+    assert finished.returncode == 0, finished.stderr
+    data = json.loads(page.read_text(encoding="utf-8").split('id="report">')[1].split("</script>")[0])
+    assert {step["time_source"] for step in data["steps"]} == {"profiled"} and data["sizes"] == {"batch": 4}
+    profiled = tilewright("bench", str(engine), "--profile", "--json", "--seconds", "0", "--size", "batch=4")
+    steps = json.loads(profiled.stdout)["steps"]
+    assert all(step["bound"] in ("memory", "arithmetic", "launch") and step["of_roofline"] > 0 for step in steps)
+
+
+def test_recorded_times_are_merged_and_shown(engine: Path, tmp_path: Path) -> None:
+    line = {
+        "device": "gpu",
+        "key": "k",
+        "what": "matmul f16",
+        "context": "",
+        "microseconds": {"x": 2.0},
+        "failures": {},
+    }
+    for name, time in (("a", 3.0), ("b", 2.5)):
+        text = json.dumps({**line, "microseconds": {name: time}})
+        (tmp_path / name).write_text(text + "\n", encoding="utf-8")
+    merged = tmp_path / "merged"
+    finished = tilewright("tune", "merge", *(str(tmp_path / name) for name in "ab"), str(engine), "-o", str(merged))
+    assert finished.returncode == 0 and "1 problems" in finished.stdout, finished.stderr
+    assert json.loads(merged.read_text(encoding="utf-8"))["microseconds"] == {"a": 3.0, "b": 2.5}
+    assert "2.50" in tilewright("tune", "show", str(merged)).stdout
+    refused = tilewright("tune", "merge", str(tmp_path / "missing"), "-o", str(merged))
+    assert refused.returncode == 1 and "TimingCacheError" in refused.stderr

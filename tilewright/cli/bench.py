@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -16,7 +16,11 @@ from rich.table import Table
 from tilewright.cli import peers, tensors
 from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption
 from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.insight.report import report
 from tilewright.settings import settings
+
+if TYPE_CHECKING:
+    from tilewright.engine import Engine
 
 ROUNDS = 4  # runtimes take turns, so that a drift of the machine meets all of them
 
@@ -80,12 +84,28 @@ def bench(
             missing[name] = str(error)
     results = measure(runs, seconds)
     shapes = {name: list(array.shape) for name, array in arrays.items()}
-    steps = loaded.profile(arrays) if profile else []
+    steps = profiled(loaded, arrays, sizes) if profile else []
     if as_json:
         print(json.dumps({"engine": str(engine), "inputs": shapes, "threads": settings.threads, "milliseconds": results,
                           "missing": missing, "steps": steps}, indent=2))  # fmt: skip
         return
     show(Console(), engine, shapes, results, missing, steps)
+
+
+def profiled(loaded: Engine, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> list[dict[str, Any]]:
+    """The steps of the plan with their times, what bounds each, and the part of that bound that it reaches."""
+    rows = loaded.profile(arrays)
+    steps = report(loaded, sizes, rows)["steps"]
+    return [
+        {
+            **row,
+            "share": step["share"],
+            "bound": step["bound"],
+            "of_roofline": step["reached"],
+            "module": step["module"],
+        }
+        for row, step in zip(rows, steps, strict=True)
+    ]
 
 
 def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
@@ -119,10 +139,11 @@ def show(
     for name, reason in missing.items():
         console.print(f"[yellow]{name} was not timed:[/] {reason}")
     if steps:
-        total = sum(step["milliseconds"] for step in steps)
-        table = Table("step", "ms", "share", "GFLOP/s", "GB/s", "kernel", box=None, padding=(0, 1, 0, 0))
+        titles = ("step", "ms", "share", "bound", "of roofline", "GFLOP/s", "GB/s", "kernel")
+        table = Table(*titles, box=None, padding=(0, 1, 0, 0))
         for step in steps:
             duration = step["milliseconds"]
             rates = [f"{step[key] / duration / 1e6:.1f}" if duration else "" for key in ("flops", "bytes")]
-            table.add_row(step["name"], f"{duration:.3f}", f"{duration / total:.1%}", *rates, step["kernel"])
+            parts = (f"{step['share']:.1%}", step["bound"], f"{step['of_roofline']:.0%}")
+            table.add_row(step["name"], f"{duration:.4f}", *parts, *rates, step["kernel"])
         console.print(table)

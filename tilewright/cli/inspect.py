@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +12,9 @@ from rich.table import Table
 
 from tilewright.cli import tensors
 from tilewright.cli.run import EngineArgument, SizeOption
+from tilewright.graph.ops import kind_of
+from tilewright.insight.page import page
+from tilewright.insight.report import report, short
 from tilewright.symbolic import evaluate
 
 
@@ -22,6 +25,11 @@ def inspect(
         str | None, typer.Option(help="Which of the file's programs to show: cpu, cuda, cuda:sm_90a …")
     ] = None,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show why each kernel was chosen.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with times, bounds, memory, graph and kernels considered."),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="With --html: time each step on this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory."""
@@ -29,6 +37,11 @@ def inspect(
 
     loaded = Engine.read(engine, target)  # it may be for another machine
     sizes = tensors.parse_sizes(size or [], loaded.plan)
+    if html is not None:
+        rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None
+        html.write_text(page(report(loaded, sizes, rows)), encoding="utf-8")
+        Console().print(f"{html}: {html.stat().st_size / 1e3:.0f} kB", highlight=False, soft_wrap=True)
+        return
     data = describe(loaded, sizes)
     if as_json:
         print(json.dumps(data, indent=2))
@@ -67,14 +80,18 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "weight_bytes": loaded.weight_bytes,
         "remarks": list(loaded.remarks),
         "steps": steps,
+        "transposes": transposes(steps),
     }
 
 
-def short(operations: list[str]) -> str:
-    """Op names in order, repeats counted: "slice x3, reshape, attention"; --json has the whole text."""
-    names = [operation.split(" ", 1)[0] for operation in operations]
-    runs = [(name, len(list(group))) for name, group in itertools.groupby(names)]
-    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in runs)
+def transposes(steps: list[dict[str, Any]]) -> dict[str, int]:
+    """How many steps do nothing but change the order of a tensor in memory, and the bytes they move."""
+    found = [
+        step
+        for step in steps
+        if "permute" in step["operations"] and all(kind_of(op) in ("movement", "view") for op in step["operations"])
+    ]
+    return {"steps": len(found), "bytes": sum(step["bytes"] for step in found)}
 
 
 def range_text(low: int, high: int) -> str:
@@ -98,6 +115,11 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
         f"{len(data['steps'])} steps, {sum(s['flops'] for s in data['steps']) / 1e9:.2f} GFLOP",
         highlight=False,
     )
+    moved = data["transposes"]
+    if moved["steps"]:
+        console.print(f"{moved['steps']} steps only transpose: {moved['bytes'] / 1e6:.2f} MB", highlight=False)
+    else:
+        console.print("no step only transposes", highlight=False)
     table = Table("#", "step", "kernel", "grid", "fused operations", "MB", "MFLOP", box=None, padding=(0, 1, 0, 0))
     for index, step in enumerate(data["steps"]):
         grid = "x".join(map(str, step["grid"]))

@@ -27,7 +27,7 @@ def merge(
 
     merged = TimingCache(timing for file in files for timing in read_timings(file))
     merged.write(output)
-    Console().print(f"{output}: {len(merged)} problems", highlight=False)
+    Console().print(f"{output}: {len(merged)} problems", highlight=False, soft_wrap=True)
 
 
 @commands.command("show")

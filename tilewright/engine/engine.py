@@ -221,6 +221,16 @@ class Engine:
         return tuple(self._package.manifest.get("remarks", ()))
 
     @property
+    def fusion(self) -> tuple[str, ...]:
+        """What the passes made of the graph, in words."""
+        return tuple(self._package.manifest.get("fusion", ()))
+
+    @property
+    def arena(self) -> tuple[tuple[Any, ...], ...]:
+        """What lies in the arena: name, offset, bytes (as JSON sizes), first and last step."""
+        return tuple(tuple(entry) for entry in self._program.get("arena", ()))
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
         return sum(entry.bytes for entry in self._package.weights.entries.values())
@@ -236,6 +246,17 @@ class Engine:
     def kernel_name(self, key: str) -> str:
         """The readable name of a binary in the plan."""
         return str(self._program["kernels"].get(key, {}).get("name", key))
+
+    def kernel_facts(self, key: str) -> Mapping[str, Any]:
+        """What the file keeps of a binary: constants, seconds of its compilation, launch and resources on GPUs."""
+        facts: Mapping[str, Any] = self._program["kernels"].get(key, {})
+        return facts
+
+    def graph_data(self) -> dict[str, Any]:
+        """The optimised graph as JSON values, without its constants' data."""
+        with self._reading():
+            data: dict[str, Any] = json.loads(self._package.graph)["graph"]
+        return data
 
     def source_graph(self) -> Graph:
         """The optimised graph that the engine was built from, with its constants (imports the compiler)."""

@@ -1,0 +1,100 @@
+"""Looking at engines: bounds of steps, the report, and its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.host.random_graphs import RandomGraph
+from tilewright.dtypes import float32
+from tilewright.engine.builder import build
+from tilewright.engine.engine import Engine
+from tilewright.graph.build import GraphBuilder
+from tilewright.insight.lanes import lanes
+from tilewright.insight.page import page
+from tilewright.insight.report import report, short
+from tilewright.insight.roofline import machine_for
+
+
+def model(rng: np.random.Generator, name: str = "model") -> Engine:
+    b = GraphBuilder(name)
+    batch = b.symbol("batch", 1, 200)
+    x = b.input("x", float32, (batch, 24))
+    w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((24, 40), (40, 16)))
+    hidden = b.op("gelu", [b.op("add", [b.op("matmul", [x, b.constant(w)]), b.constant(w[0])])])
+    b.output(b.op("softmax", [b.op("matmul", [hidden, b.constant(v)])], axis=1), "y")
+    return build(b.finish())
+
+
+def test_lanes_keep_values_apart_until_they_are_read(rng) -> None:
+    assert lanes([[], [0], [0], [1, 2]]) == [0, 1, 0, 0]
+    inputs = [sorted({int(n) for n in rng.integers(0, row, min(row, int(rng.integers(0, 4))))}) for row in range(60)]
+    found = lanes(inputs)
+    last = [max([row, *(user for user in range(60) if row in inputs[user])]) for row in range(60)]
+    for first in range(60):
+        for second in range(first + 1, 60):
+            if found[first] == found[second]:
+                assert last[first] <= second, (first, second)
+
+
+def test_what_bounds_a_step() -> None:
+    gpu = machine_for("cuda:sm_90a", (), 2)
+    assert gpu.bound(10**9, 10**9, 16).kind == "memory"
+    assert gpu.bound(10**6, 10**12, 16).kind == "tensor" and gpu.bound(10**6, 10**12, 32).kind == "arithmetic"
+    assert gpu.bound(10**6, 10**12, 8).seconds == pytest.approx(gpu.bound(10**6, 10**12, 16).seconds / 2)
+    assert gpu.bound(100, 100, 16) == gpu.bound(0, 0, 0) and gpu.bound(0, 0, 0).kind == "launch"
+    narrow, wide = machine_for("cpu", ("avx2",), 1), machine_for("cpu", ("avx2", "avx512f"), 4)
+    assert wide.arithmetic == 8 * narrow.arithmetic and not wide.tensor
+
+
+def test_a_report_tells_of_every_step_and_operation(rng) -> None:
+    engine = model(rng)
+    found = json.loads(json.dumps(report(engine, {"batch": 7})))
+    assert [step["name"] for step in found["steps"]] == [step.name for step in engine.plan.steps]
+    assert sum(step["share"] for step in found["steps"]) == pytest.approx(1)
+    assert {(stay["bytes"], stay["first"], stay["last"]) for stay in found["arena"]} == {(1120, 0, 1), (448, 1, 2)}
+    assert all(stay["offset"] + stay["bytes"] <= found["arena_bytes"] for stay in found["arena"])
+    rows = found["graph"]["rows"]
+    assert [row["op"] for row in rows] == ["input", "matmul", "add", "gelu", "matmul", "softmax"]
+    assert rows[1]["type"] == "f32[batch, 40]" and all(row["step"] is not None for row in rows[1:])
+    profile = [{"milliseconds": 2.0 + number} for number in range(len(engine.plan.steps))]
+    timed = report(engine, {"batch": 7}, profile)
+    assert {step["time_source"] for step in timed["steps"]} == {"profiled"} and timed["steps"][1]["seconds"] == 3e-3
+
+
+def test_reports_of_random_graphs_keep_the_order_of_what_is_read(rng) -> None:
+    drawn = RandomGraph(int(rng.integers(2**32)), 14)
+    engine = build(drawn.graph)
+    sizes = {symbol.name: symbol.low for symbol in engine.plan.symbols.values()}
+    rows = report(engine, sizes)["graph"]["rows"]
+    assert all(source < number for number, row in enumerate(rows) for source in row["inputs"])
+    assert page(report(engine, sizes))
+
+
+def test_a_page_stands_alone_whatever_the_names(rng) -> None:
+    text = page(report(model(rng, "</script><b>&{x}"), {"batch": 7}))
+    assert not re.search(r"(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org)", text)
+    assert text.count("</script>") == 2 and "<b>&{x}" not in text.split("<main")[0]
+    data = re.search(r'id="report">(.*?)</script>', text, re.DOTALL)
+    assert data is not None and json.loads(data[1])["name"] == "</script><b>&{x}"
+
+
+def test_the_script_of_the_page_is_well_formed(tmp_path: Path, rng) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no JavaScript engine: node is not installed")
+    script = page(report(model(rng), {"batch": 7})).rsplit("<script>", 1)[1].split("</script>")[0]
+    (tmp_path / "page.js").write_text(script, encoding="utf-8")
+    checked = subprocess.run([node, "--check", str(tmp_path / "page.js")], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_short_texts_leave_views_out_where_there_is_more() -> None:
+    assert short(["slice %a", "gather %b", "gather %c", "add %d (x.py:3)"]) == "gather x2, add"
+    assert short(["reshape %a", "permute %b"]) == "reshape, permute"

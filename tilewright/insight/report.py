@@ -1,0 +1,214 @@
+"""Everything about an engine's program as one JSON value: steps with times and bounds, memory, graph, choices."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright import dtypes
+from tilewright.insight.lanes import lanes
+from tilewright.insight.roofline import Machine, machine_for
+from tilewright.settings import settings
+from tilewright.symbolic import evaluate, from_json
+
+if TYPE_CHECKING:
+    from tilewright.engine.engine import Engine
+    from tilewright.runtime.plan import Step
+    from tilewright.symbolic import Symbol
+
+_OPERATION = re.compile(r"(\S+) %(\S+)(?: \((.*)\))?")
+_VIEWS = ("reshape", "permute", "slice", "broadcast_to")
+_PRODUCTS = ("matmul", "conv", "attention")
+
+
+def report(
+    engine: Engine, sizes: Mapping[str, int], profile: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The program of `engine` for known sizes of its symbols, as JSON values.
+
+    `profile` are the rows of `Engine.profile`; without it the times of steps are those that were recorded when the
+    engine was built, where kernels were chosen by time, and estimates elsewhere; each step tells which.  Seconds,
+    bytes and operations throughout.
+    """
+    machine = machine_for(engine.target, engine.features, settings.threads)
+    graph = engine.graph_data()
+    types = {output[0]: output[1] for node in graph["nodes"] for output in node["outputs"]}
+    steps = [_step(engine, number, step, sizes, machine, types) for number, step in enumerate(engine.plan.steps)]
+    for step, row in zip(steps, profile or (), strict=False):
+        step["seconds"], step["time_source"] = float(row["milliseconds"]) / 1e3, "profiled"
+    total = sum(step["seconds"] for step in steps)
+    for step in steps:
+        step["share"] = step["seconds"] / total if total else 0.0
+        step["reached"] = step["bound_seconds"] / step["seconds"] if step["seconds"] else 0.0
+    return {
+        "name": engine.name,
+        "source": engine.source,
+        "target": engine.target,
+        "targets": list(engine.targets),
+        "producer": engine.producer,
+        "sizes": dict(sizes),
+        "machine": {"name": machine.name, "memory": machine.memory, "tensor": machine.tensor,
+                    "arithmetic": machine.arithmetic, "launch": machine.launch},
+        "inputs": [_spec(spec) for spec in engine.inputs],
+        "outputs": [_spec(spec) for spec in engine.outputs],
+        "weight_bytes": engine.weight_bytes,
+        "arena_bytes": evaluate(engine.plan.arena_bytes, sizes),
+        "arena": _arena(engine, sizes),
+        "seconds": total,
+        "bound_seconds": sum(step["bound_seconds"] for step in steps),
+        "steps": steps,
+        "graph": _graph(graph, steps, engine.plan.symbols),
+        "remarks": [*engine.remarks, *engine.fusion],
+    }  # fmt: skip
+
+
+def _spec(spec: Any) -> str:
+    return f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]"
+
+
+def short(operations: Sequence[str]) -> str:
+    """Op names in order, repeats counted: ``gather x2, add, layer_norm``; views only where there is nothing else."""
+    names = [operation.split(" ", 1)[0] for operation in operations]
+    names = [name for name in names if name not in _VIEWS] or names
+    runs = [(name, len(list(group))) for name, group in itertools.groupby(names)]
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in runs)
+
+
+def _step(
+    engine: Engine, number: int, step: Step, sizes: Mapping[str, int], machine: Machine, types: Mapping[str, str]
+) -> dict[str, Any]:
+    taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
+    operations = [_operation(text) for text in step.operations]
+    moved, work = evaluate(step.bytes, sizes), evaluate(step.flops, sizes)
+    bits = _product_bits(operations, types)
+    bound = machine.bound(moved, work, bits)
+    seconds, source = _time(step, engine)
+    facts = engine.kernel_facts(taken.kernel)
+    return {
+        "number": number,
+        "name": step.name,
+        "kernel": engine.kernel_name(taken.kernel),
+        "grid": [evaluate(extent, sizes) for extent in taken.grid],
+        "choices": len(step.choices),
+        "operations": operations,
+        "short": short(step.operations),
+        "module": _module(operations),
+        "bytes": moved,
+        "flops": work,
+        "seconds": seconds,
+        "time_source": source,
+        "bound": bound.kind,
+        "bound_seconds": bound.seconds,
+        "evidence": step.evidence,
+        "constants": facts.get("constants", {}),
+        "resources": facts.get("resources"),
+        "launch": {name: facts["launch"][name] for name in ("warps", "shared_bytes", "cluster")}
+        if "launch" in facts
+        else None,
+    }
+
+
+def _operation(text: str) -> dict[str, str]:
+    match = _OPERATION.fullmatch(text)
+    op, value, source = match.groups() if match else (text, "", "")
+    return {"op": op, "value": value, "source": source or ""}
+
+
+def _module(operations: Sequence[Mapping[str, str]]) -> str:
+    """Where in the user's model a step comes from: its product's source, else its last operation's."""
+    products = [entry["source"] for entry in operations if entry["op"].startswith(_PRODUCTS)]
+    sources = [entry["source"] for entry in operations if entry["source"]]
+    return next((source for source in (*products, *sources[::-1]) if source), "")
+
+
+def _product_bits(operations: Sequence[Mapping[str, str]], types: Mapping[str, str]) -> int:
+    """The bits of a product's elements; 0 for a step without a product."""
+    for entry in operations:
+        if entry["op"].startswith(_PRODUCTS) and entry["value"] in types:
+            return dtypes.BY_TEXT[types[entry["value"]]].bits
+    return 0
+
+
+def _time(step: Step, engine: Engine) -> tuple[float, str]:
+    """Seconds of a step by what the builder knew, and how: ``timed`` or ``estimated``."""
+    candidates, choice = step.evidence.get("candidates", []), step.evidence.get("choice", {})
+    if not candidates:
+        return 0.0, "unknown"
+    number = choice.get("number", 0)
+    chosen = candidates[number] if number < len(candidates) else candidates[0]
+    launches = sum(_group(other) == _group(step) for other in engine.plan.steps)
+    if "microseconds" in chosen:
+        return chosen["microseconds"] * 1e-6 / launches, "timed"
+    return chosen["seconds"] / launches, "estimated"
+
+
+def _group(step: Step) -> str:
+    """The group of a step: its name without the number of its launch."""
+    return re.sub(r"\.\d+$", "", step.name)
+
+
+def _arena(engine: Engine, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Tensors in the arena: name, offset, bytes, first and last step."""
+    symbols = engine.plan.symbols
+    return [
+        {
+            "name": name,
+            "offset": evaluate(from_json(offset, symbols), sizes),
+            "bytes": evaluate(from_json(size, symbols), sizes),
+            "first": first,
+            "last": last,
+        }
+        for name, offset, size, first, last in engine.arena
+    ]
+
+
+def _graph(
+    graph: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], symbols: Mapping[str, Symbol]
+) -> dict[str, Any]:
+    """The graph's nodes as rows, ordered by step, with lanes and the rows that each reads."""
+    owner: dict[str, int] = {}
+    for step in steps:
+        for entry in step["operations"]:
+            owner.setdefault(entry["value"], step["number"])
+    nodes = [(node, owner.get(node["outputs"][0][0])) for node in graph["nodes"]]
+    rows: list[dict[str, Any]] = [
+        {"op": "input", "name": name, "type": _type(dtype, shape, symbols), "source": "", "step": None, "inputs": []}
+        for name, dtype, shape in graph["inputs"]
+    ]
+    number_of = {name: row for row, (name, *_) in enumerate(graph["inputs"])}
+    for node, step in _by_step(nodes):
+        inputs = [number_of[name] for name in node["inputs"] if name in number_of]
+        name, dtype, shape = node["outputs"][0]
+        for output in node["outputs"]:
+            number_of[output[0]] = len(rows)
+        rows.append(
+            {"op": node["op"], "name": name, "type": _type(dtype, shape, symbols), "source": node["source"],
+             "step": step, "inputs": sorted(set(inputs))}
+        )  # fmt: skip
+    for row, lane in zip(rows, lanes([row["inputs"] for row in rows]), strict=True):
+        row["lane"] = lane
+    return {"rows": rows, "constants": len(graph["constants"])}
+
+
+def _by_step(nodes: Sequence[tuple[Any, int | None]]) -> list[tuple[Any, int | None]]:
+    """Nodes in the order of their steps, as far as what they read allows; views stay behind what they show."""
+    position = -1
+    keyed = []
+    for node, step in nodes:
+        position = max(position, step) if step is not None else position
+        keyed.append((step if step is not None else position, node, step))
+    ordered = [(node, step) for _, node, step in sorted(keyed, key=lambda entry: entry[0])]
+    produced = {output[0] for node, _ in nodes for output in node["outputs"]}
+    seen: set[str] = set()
+    for node, _ in ordered:
+        if any(name in produced and name not in seen for name in node["inputs"]):
+            return list(nodes)  # a view between two steps that read it: the graph's own order is right
+        seen.update(output[0] for output in node["outputs"])
+    return ordered
+
+
+def _type(dtype: str, shape: Sequence[Any], symbols: Mapping[str, Symbol]) -> str:
+    """``f16[1, 3, 224, 224]``."""
+    return f"{dtype}[{', '.join(str(from_json(size, symbols)) for size in shape)}]"
