@@ -13,7 +13,7 @@ from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
 from tilewright.ops import attentions, products
 from tilewright.ops.attentions import AttentionProblem, choose_form
-from tilewright.ops.candidates import candidates, close
+from tilewright.ops.candidates import close
 from tilewright.ops.problem import MatmulProblem
 
 BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8
@@ -43,7 +43,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
 def test_matmul_forms(problem: MatmulProblem) -> None:
-    chosen = close(candidates(problem.shape_class))
+    chosen = close(problem.shape_class)
     in_turns = [candidate for candidate in chosen if candidate.form.PINGPONG]
     for candidate in [chosen[0], *in_turns[:1]]:
         types = products.kernel_types(candidate.form, problem.operands)

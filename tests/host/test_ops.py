@@ -57,13 +57,13 @@ def problem(M: int, N: int, K: int, dtype: dtypes.DType = dtypes.bfloat16, **oth
      ((1280, 2304, 4160), (128, 192))],
 )  # fmt: skip
 def test_the_tiles_that_were_fastest_on_an_h200_are_timed(sizes: tuple[int, int, int], tile: tuple[int, int]) -> None:
-    chosen = close(candidates(problem(*sizes)))
+    chosen = close(problem(*sizes))
     assert tile in [(candidate.form.BM, candidate.form.BN) for candidate in chosen]
 
 
 def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
     def in_turns(posed: MatmulProblem) -> list[bool]:
-        return [candidate.form.PINGPONG for candidate in close(candidates(posed))]
+        return [candidate.form.PINGPONG for candidate in close(posed)]
 
     heavy = problem(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32"))
     assert sum(in_turns(heavy)) == 3 and not in_turns(heavy)[0]
@@ -73,7 +73,7 @@ def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
 def test_few_rows_load_few_rows_and_split_the_depth_where_columns_are_few() -> None:
     best = candidates(problem(16, 14336, 4096))[0].form
     assert best.BM == 64 and best.A_ROWS == 16 and best.EVICT_B == "evict_first"
-    chosen = close(candidates(problem(64, 4096, 14336)))
+    chosen = close(problem(64, 4096, 14336))
     assert any(candidate.form.SPLIT == 2 for candidate in chosen)
 
 

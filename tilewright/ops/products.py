@@ -27,7 +27,7 @@ from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
 from tilewright.ops import arrays, choices
 from tilewright.ops.arrays import View
-from tilewright.ops.candidates import Candidate, candidates, close
+from tilewright.ops.candidates import Candidate, close
 from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import device
 from tilewright.settings import settings
@@ -289,7 +289,7 @@ class MatmulPlan:
         if problem.exact:
             reason = reason or "float32 is multiplied exactly, not as tf32"
         if not reason:
-            self.ranked = close(candidates(problem.shape_class, self.gpu))
+            self.ranked = list(close(problem.shape_class, self.gpu))
             reason = "" if self.ranked else "no form takes it"
         if reason:
             self._use_portable(reason)

@@ -1,6 +1,6 @@
-"""Which form of the Hopper product suits a problem: candidates, and an estimate that ranks them.
+"""Which form of the Hopper product suits a problem: candidates, an estimate that ranks them, and the ones worth timing.
 
-for form, seconds in ranked_forms(Problem(512, 14336, 4096))[:3]: ...
+(form, seconds), *others = close_forms(Problem(512, 14336, 4096))
 
 The estimate counts clocks of the tensor cores, of operands coming from the L2 cache, of epilogues and of the last,
 partly filled wave, and the bytes of global memory.  It ranks; among the first few the clock decides.
@@ -8,17 +8,26 @@ partly filled wave, and the bytes of global memory.  It ranks; among the first f
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.kernels.hopper.forms import ATOM, SHARED_BYTES, MatmulForm
+from tilewright.kernels.hopper.forms import ATOM, MatmulForm
+
+MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
+Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
+Finish = Callable[[MatmulForm], MatmulForm | None]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """C[rows, columns] = A[rows, depth] @ B[depth, columns], `batches` times."""
+    """C[rows, columns] = A[rows, depth] @ B[depth, columns], `batches` times.
+
+    `at_most`: the forms shall serve every number of rows up to it; `rows` is the one they are ranked by.
+    """
 
     rows: int
     columns: int
@@ -29,6 +38,12 @@ class Problem:
     a_transposed: bool = False
     b_transposed: bool = False
     work: float = 0.0  # clocks of a processor for what comes behind the product, an element
+    at_most: int = 0
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that there are."""
+        return max(self.rows, self.at_most)
 
     @property
     def in_turns(self) -> bool:
@@ -98,7 +113,7 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
 def candidate_forms(problem: Problem) -> list[MatmulForm]:
     """Forms that can be built for a problem, with as many stages as fit."""
     atom = ATOM // problem.input.itemsize
-    few = problem.rows <= 64
+    few, most = problem.rows <= 64, problem.most_rows
     forms = []
     tile_rows = [(64, 1, False)] if few else [(64, 1, False), (128, 2, False), (192, 3, False), (256, 2, False)]
     tile_rows += [(64, 2, True), (128, 2, True)] if problem.in_turns else []
@@ -110,16 +125,22 @@ def candidate_forms(problem: Problem) -> list[MatmulForm]:
                     form = MatmulForm(
                         BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, PINGPONG=in_turns,
                         SHARE_A=share_a, SHARE_B=share_b, SPLIT=split,
-                        A_ROWS=-(-problem.rows // 8) * 8 if problem.rows <= 56 and not problem.a_transposed else 0,
+                        A_ROWS=-(-most // 8) * 8 if most <= 56 and not problem.a_transposed else 0,
                         INPUT=problem.input, OUTPUT=problem.output, SUM=problem.sum, BATCHED=problem.batches > 1,
                         A_TRANSPOSED=problem.a_transposed, B_TRANSPOSED=problem.b_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
-                    free = SHARED_BYTES - (form.shared_bytes - form.STAGES * (form.stage_bytes + 16))
-                    form = form._replace(STAGES=min(16, free // (form.stage_bytes + 16)))
+                    form = filled(form)
                     if buildable(form, problem):
                         forms.append(form)
     return forms
+
+
+def filled(form: MatmulForm) -> MatmulForm:
+    """The form with as many stages as shared memory has room for, 16 at most."""
+    most = min(16, form.shared_limit // (form.stage_bytes + 16))
+    several = (form._replace(STAGES=stages) for stages in range(most, 1, -1))
+    return next((each for each in several if each.shared_bytes <= form.shared_limit), form)
 
 
 def buildable(form: MatmulForm, problem: Problem) -> bool:
@@ -135,7 +156,61 @@ def buildable(form: MatmulForm, problem: Problem) -> bool:
     return many and -(-problem.depth // form.BK) >= form.SPLIT and problem.columns > form.BN * (form.SHARE_A - 1)
 
 
-def ranked_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[tuple[MatmulForm, float]]:
-    """All candidates with their estimates, the quickest first; of equals the simpler, then the one with more stages."""
+def ranked_forms(problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = None) -> list[Ranked]:
+    """All candidates with their estimates, the quickest first; of equals the simpler, then the one with more stages.
+
+    `finish` adds what comes behind the product to a form, or says with None that it cannot be built then.
+    """
     estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem)]
-    return sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].cluster, -entry[0].STAGES))
+    ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].cluster, -entry[0].STAGES))
+    found: list[Ranked] = []
+    for form, seconds in ranked:
+        finished = finish(form) if finish is not None else form
+        if finished is None:
+            continue
+        found.append((finished, seconds))
+        if problem.rows >= MANY_ROWS and finished.cluster == 1:
+            found.append((finished._replace(GROUP=16), seconds))
+    return found
+
+
+def close_forms(
+    problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = None, count: int = 8, within: float = 1.2
+) -> list[Ranked]:
+    """The forms worth timing, the one to take untimed first: those that the estimate cannot tell apart, of different
+    tiles.
+
+    Two of a tile, four of a number of rows: equals by the estimate differ in how they share and walk operands.  The
+    tile of 128 x 256 moves least for what it computes, which keeps the clock up; it comes first within 3 percent.
+    Forms in which warpgroups take turns come behind the others, three tiles that load least for what they compute.
+    """
+    everything = ranked_forms(problem, gpu, finish)
+    ranked = [entry for entry in everything if not entry[0].PINGPONG]
+    limit = within * min((seconds for _, seconds in ranked), default=0.0)
+    largest = [entry for entry in ranked if (entry[0].BM, entry[0].BN) == (128, 256)]
+    steady = [entry for entry in largest if entry[1] <= 1.03 * ranked[0][1]]
+    chosen: list[Ranked] = []
+    tiles: Counter[Any] = Counter()
+    for form, seconds in dict.fromkeys([*steady, *ranked]):
+        if len(chosen) < count and seconds <= limit and tiles[form.BM] < 4 and tiles[form.BM, form.BN] < 2:
+            tiles.update((form.BM, (form.BM, form.BN)))
+            chosen.append((form, seconds))
+    return chosen + [entry for entry in _in_turns(everything) if entry[1] <= limit]
+
+
+def _in_turns(ranked: Sequence[Ranked], count: int = 3) -> list[Ranked]:
+    """The forms in which warpgroups take turns that are worth timing: two of a number of rows, one of a tile."""
+
+    def loaded(entry: Ranked) -> float:  # rows and columns for each element of a tile
+        form = entry[0]
+        return (form.BM / form.SHARE_A + form.BN / form.SHARE_B) / (form.BM * form.BN)
+
+    found = [entry for entry in ranked if entry[0].PINGPONG]
+    chosen: list[Ranked] = []
+    tiles: Counter[Any] = Counter()
+    for entry in sorted((each for each in found if each[1] <= 1.08 * found[0][1]), key=loaded):
+        tile = entry[0].BM, entry[0].BN
+        if len(chosen) < count and tiles[tile[0]] < 2 and not tiles[tile]:
+            tiles.update((tile[0], tile))
+            chosen.append(entry)
+    return chosen

@@ -6,7 +6,6 @@ step then has one choice for each.  Weights that are constants are read before t
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.hopper import matmul as hopper
 from tilewright.kernels.hopper.choice import Problem as HopperProblem
-from tilewright.kernels.hopper.choice import ranked_forms
+from tilewright.kernels.hopper.choice import close_forms
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.packing import halves_recipe
 from tilewright.symbolic import (
@@ -41,8 +40,7 @@ from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import gpu_of
 
-HOPPER_FORMS = 14  # forms that are candidates
-TURNS = 4  # of these, forms in which warpgroups take turns
+HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups take turns
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
@@ -184,25 +182,19 @@ def described(form: MatmulForm) -> str:
 
 
 def _forms(found: _Product, example: int, at_most: int | None) -> tuple[tuple[MatmulForm, float], ...]:
+    most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
     problem = HopperProblem(
         example, found.columns, found.depth, 1, tl.dtype(found.dtype), tl.dtype(found.slots.stored.dtype), False,
-        found.transposed,
+        found.transposed, at_most=most,
     )  # fmt: skip
-    most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
-    return _first_forms(problem, most, found.gate is not None)
+    return _usable_forms(problem, found.gate is not None)
 
 
 @lru_cache(maxsize=1024)
-def _first_forms(problem: HopperProblem, most: int, gated: bool) -> tuple[tuple[MatmulForm, float], ...]:
-    """The forms that the ranking puts first, at most two of a tile, among those that take every number of rows up to
-    `most`; forms in which warpgroups take turns, which are not to be taken untimed, are put behind the others."""
-    found: list[tuple[MatmulForm, float]] = []
-    tiles: Counter[tuple[int, int, bool]] = Counter()
-    for form, seconds in sorted(ranked_forms(problem), key=lambda entry: entry[0].PINGPONG):
-        tile = (form.BM, form.BN, form.PINGPONG)
-        usable = (not form.A_ROWS or form.A_ROWS >= most) and not (gated and (form.SPLIT > 1 or form.BN % 16))
-        room = HOPPER_FORMS - (0 if form.PINGPONG else TURNS)
-        if usable and len(found) < room and tiles[tile] < 2:
-            tiles[tile] += 1
-            found.append((form, max(seconds, 1.01 * found[0][1]) if form.PINGPONG and found else seconds))
-    return tuple(found)
+def _usable_forms(problem: HopperProblem, gated: bool) -> tuple[tuple[MatmulForm, float], ...]:
+    """The forms worth timing, the one to take untimed first."""
+
+    def usable(form: MatmulForm) -> MatmulForm | None:
+        return None if gated and (form.SPLIT > 1 or form.BN % 16) else form
+
+    return tuple(close_forms(problem, finish=usable, count=HOPPER_FORMS))
