@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tilewright.language as tl
-from tilewright.kernels.hopper.choice import Gpu, Problem, candidate_forms, ranked_forms, seconds_of
+from tilewright.kernels.hopper.choice import Gpu, Problem, candidate_forms, close_forms, ranked_forms, seconds_of
 from tilewright.kernels.hopper.forms import MatmulForm
 
 # The quickest of a sweep on one H200, with its time in microseconds.
@@ -43,9 +43,23 @@ def test_candidates_can_be_built_and_fill_shared_memory():
     for problem in problems:
         forms = candidate_forms(problem)
         assert forms and all(form.check() is form for form in forms)
-        assert all(form.STAGES == 16 or form._replace(STAGES=form.STAGES + 1).shared_bytes > 231424 for form in forms)
+        fuller = [form._replace(STAGES=form.STAGES + 1) for form in forms if form.STAGES < 16]
+        assert all(form.shared_bytes > form.shared_limit for form in fuller)
 
 
 def test_a_gpu_with_fewer_processors_takes_longer():
     problem, form = Problem(4096, 4096, 4096), MatmulForm()
     assert seconds_of(form, problem, Gpu(processors=66)) > 1.8 * seconds_of(form, problem)
+
+
+def test_forms_for_a_range_of_rows_take_all_of_it():
+    for end in (8, 40, 56, 64, 128):
+        chosen = close_forms(Problem(5, 4096, 14336, at_most=end))
+        assert chosen and all(not form.A_ROWS or form.A_ROWS >= end for form, _ in chosen)
+
+
+def test_what_cannot_be_finished_is_left_out():
+    problem = Problem(4096, 4096, 4096)
+    chosen = close_forms(problem, finish=lambda form: None if form.BN > 200 else form._replace(EVICT_A="evict_last"))
+    assert chosen and all(form.BN <= 200 and form.EVICT_A == "evict_last" for form, _ in chosen)
+    assert not close_forms(problem, finish=lambda form: None)
