@@ -77,6 +77,16 @@ def test_reports_of_random_graphs_keep_the_order_of_what_is_read(rng) -> None:
     assert page(report(engine, sizes))
 
 
+def test_infinite_constants_of_kernels_are_texts(rng) -> None:
+    b = GraphBuilder("pool")
+    x = b.input("x", float32, (1, 6, 6, 8))
+    b.output(
+        b.op("max_pool", [x], kernel=(2, 2), strides=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1), layout="NHWC")
+    )
+    text = page(report(build(b.finish()), {}))
+    assert json.loads(text.split('id="report">')[1].split("</script>")[0], parse_constant=pytest.fail)
+
+
 def test_a_page_stands_alone_whatever_the_names(rng) -> None:
     text = page(report(model(rng, "</script><b>&{x}"), {"batch": 7}))
     assert not re.search(r"(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org)", text)

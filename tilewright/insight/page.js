@@ -156,6 +156,8 @@ function detail(step) {
     ["roofline", `${time(step.bound_seconds)} (${step.bound})`], ["time", `${time(step.seconds)}, ${SOURCES[step.time_source]}`]];
   if (step.launch) facts.push(["CTA", `${32 * step.launch.warps} threads, ${bytes(step.launch.shared_bytes)} shared`]);
   if (step.resources) facts.push(["registers", `${step.resources.registers}, ${step.resources.spill_stores} bytes spilled`]);
+  const constants = Object.entries(step.constants).map(([name, value]) => `${name} = ${value}`).join(", ");
+  if (constants) facts.push(["constants", constants]);
   if (step.choices > 1) facts.push(["variants", `${step.choices}, by size`]);
   const number = choice(step).number;
   const rows = tried(step).map((candidate, index) => [candidate, index]).sort(([a], [b]) =>

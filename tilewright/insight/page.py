@@ -29,7 +29,7 @@ _PAGE = """<!doctype html>
 
 def page(report: Mapping[str, Any]) -> str:
     """The page of what `insight.report.report` gives."""
-    data = json.dumps(report, separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(report, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     folder = files("tilewright.insight")
     return _PAGE.format(
         title=html.escape(f"{report['name'] or 'engine'} · {report['target']}"),

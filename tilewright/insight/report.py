@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -102,12 +103,17 @@ def _step(
         "bound": bound.kind,
         "bound_seconds": bound.seconds,
         "evidence": step.evidence,
-        "constants": facts.get("constants", {}),
+        "constants": {name: _finite(value) for name, value in facts.get("constants", {}).items()},
         "resources": facts.get("resources"),
         "launch": {name: facts["launch"][name] for name in ("warps", "shared_bytes", "cluster")}
         if "launch" in facts
         else None,
     }
+
+
+def _finite(value: Any) -> Any:
+    """A number as JSON has it: infinities as texts."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _operation(text: str) -> dict[str, str]:
