@@ -17,6 +17,7 @@ from tests.models import blocks  # noqa: E402
 from tilewright import Engine  # noqa: E402
 from tilewright.cli.main import application  # noqa: E402
 from tilewright.engine.builder import build  # noqa: E402
+from tilewright.symbolic import evaluate  # noqa: E402
 
 
 def kernels(engine: Engine) -> list[str]:
@@ -52,8 +53,11 @@ def test_a_transformer_layer_with_a_run_time_length() -> None:
     assert "attention" in kernels(engine) and "hopper matmul" in chosen(engine)
     for step in engine.plan.steps:
         if step.evidence["chosen"] == "hopper matmul":
-            (choice,) = step.choices
-            assert all(isinstance(extent, int) and extent <= 132 for extent in choice.grid)
+            ends = [choice.at_most for choice in step.choices]
+            assert len(ends) > 1 and ends == [*sorted(end for end in ends if end is not None), None]
+            for length in (2, 512):
+                grids = [evaluate(choice.grid[0], {"length": length}) for choice in step.choices]
+                assert all(0 < extent <= 4 * 132 for extent in grids)
 
 
 def test_single_precision_stays_single() -> None:

@@ -84,3 +84,38 @@ def test_other_attention_takes_the_plain_kernel(size: int, dtype, driver: Driver
     x = rng.standard_normal((2, 30, 6 * size)).astype(dtype.numpy)
     exact = run(graph, {"x": x})["y"]
     np.testing.assert_allclose(engine(x).astype(np.float64), exact, rtol=0, atol=2e-2 if dtype == bfloat16 else 1e-4)
+
+
+def decoding(heads: int, key_heads: int, keys: int, masked: bool) -> Graph:
+    """One query for each head against a cache [batch, key heads, keys, size]."""
+    b = GraphBuilder("decoding")
+    batch = b.symbol("batch", 1, 3)
+    q = b.op("permute", [b.op("reshape", [b.input("q", bfloat16, (batch, 1, heads * 64))],
+                              shape=(batch, 1, heads, 64))], order=(0, 2, 1, 3))  # fmt: skip
+    caches = [b.input(name, bfloat16, (batch, key_heads, keys, 64)) for name in ("k", "v")]
+    bias = [b.input("mask", bfloat16, (1, 1, 1, keys))] if masked else []
+    y = b.op("attention", [q, *caches, *bias], scale=0.125, causal=False)
+    b.output(b.op("reshape", [b.op("permute", [y], order=(0, 2, 1, 3))], shape=(batch, 1, heads * 64)), "y")
+    return b.finish()
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "keys", "masked", "launches"),
+    [(4, 1, 1990, True, 2), (3, 3, 2048, False, 2), (4, 2, 90, True, 1)],
+)
+def test_one_query_reads_a_cache_in_parts(
+    heads: int, key_heads: int, keys: int, masked: bool, launches: int, driver: Driver, rng: np.random.Generator
+) -> None:
+    graph = decoding(heads, key_heads, keys, masked)
+    engine = build(graph, "cuda:sm_90a")
+    assert {step.evidence["chosen"] for step in engine.plan.steps} == {"hopper decoding"}
+    assert len(engine.plan.steps) == launches
+    for batch in (1, 3):
+        shapes = {"q": (batch, 1, heads * 64), "k": (batch, key_heads, keys, 64), "v": (batch, key_heads, keys, 64)}
+        inputs = {name: rng.standard_normal(shape).astype(bfloat16.numpy) for name, shape in shapes.items()}
+        if masked:
+            seen = np.arange(keys) < keys - 37
+            inputs["mask"] = np.where(seen, 0, -np.inf).astype(bfloat16.numpy).reshape(1, 1, 1, keys)
+        found = engine.run(inputs)["y"].astype(np.float64)
+        exact = run(graph, inputs)["y"]
+        assert np.max(np.abs(found - exact)) <= 2.0**-6 * np.max(np.abs(exact))

@@ -14,6 +14,7 @@ from tests.host.hopper_support import attention_reference, traced_attention, tra
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
+from tilewright.kernels.gpu_attention import combine_parts
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm, attention_schedule
 from tilewright.kernels.hopper.launch import prepare_attention, prepare_matmul
 from tilewright.passes.pipeline import simplify
@@ -322,6 +323,34 @@ def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
 )
 def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random.Generator):
     attend(form, rng, (2, 2, 1, 150, 136), shared=shared)
+
+
+@pytest.mark.parametrize(("splits", "keys"), [(3, 200), (4, 64), (5, 290)])
+def test_attention_on_parts_of_the_keys(splits: int, keys: int, rng: np.random.Generator):
+    """Parts of whole blocks, the last ones short or empty, and their results put together."""
+    form = ATTENTION._replace(
+        BN=32, CONSUMERS=1, TURNS=False, FLAT=False, SPLITS=splits, LSE=True, BIAS=1, TYPE=tl.float16
+    )
+    batches, heads, group = 2, 3, 4
+    q = numbers(rng, (batches, heads, group, 64), form.TYPE)
+    k, v = (numbers(rng, (batches, heads, keys, 64), form.TYPE) for _ in range(2))
+    bias = numbers(rng, (batches, 1, 1, keys), form.TYPE)
+    parts = np.full((batches, heads * splits, group, 64), 7, q.dtype)
+    sums = np.full((batches, heads * splits, group), 7, np.float32)
+    table = attention_schedule(form, batches, heads * splits, group, keys, 1, 5)
+    numbers_ = (table.shape[1], group, keys, heads * splits, 1, 0, np.log2(np.e) / 8)
+    arguments = [q, k, v, parts, sums, table, table, *numbers_, bias.reshape(-1), keys, 0, 0, 8.0]
+    run(simplify(traced_attention(form)), arguments, (len(table),), order=3)
+    out = np.zeros((batches, heads * group, 64), q.dtype)
+    with settings.scope(interpret=True):
+        combine_parts[(heads * group, batches)](
+            *(torch.from_numpy(array) for array in (parts, sums, out)), heads * group * 64, 64, heads * group,
+            GROUP=group, SPLITS=splits, HEAD=64, BLOCK_P=8, BLOCK_D=64,
+        )  # fmt: skip
+    ends = np.full((batches, 2), (group, keys), np.int32)
+    expected, _ = attention_reference(q, k, v, ends, False, 0, bias.astype(np.float64))
+    error = np.abs(out.reshape(expected.shape).astype(np.float64) - expected)
+    assert error.max() <= 2.0**-10 * np.abs(v.astype(np.float64)).max()
 
 
 def random_attention(draw: np.random.Generator) -> AttentionForm:

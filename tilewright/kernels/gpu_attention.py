@@ -83,3 +83,29 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     inside = query_exists & (value_dim < VALUE_HEAD)
     tl.store(out + query_row * out_row + value_dim, result.to(out.dtype.element_ty), mask=inside)
+
+
+@tilewright.jit
+def combine_parts(parts, sums, out, out_batch, out_head, heads, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+                  HEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Results of parts of the keys put together: out[b, h] = sum over parts of softmax(sums) parts.
+
+    `parts` is [batch, heads / GROUP, SPLITS, GROUP, HEAD], `sums` the same without the last axis: logarithms of the
+    parts' sums, -inf for parts without a key.  `BLOCK_P` and `BLOCK_D` are powers of two that cover `SPLITS` and
+    `HEAD`.  Grid: (heads, batch).  Dao et al., "Flash-Decoding for long-context inference", 2023.
+    """
+    head = tl.program_id(0)
+    batch = tl.program_id(1).to(tl.int64)
+    part = tl.arange(0, BLOCK_P)
+    dim = tl.arange(0, BLOCK_D)
+    row = (batch * (heads // GROUP) + head // GROUP) * (SPLITS * GROUP) + part * GROUP + head % GROUP
+    exists = part < SPLITS
+    logarithms = tl.load(sums + row, mask=exists, other=float("-inf"))
+    greatest = tl.max(logarithms, 0)
+    weights = tl.exp(logarithms - tl.where(greatest == float("-inf"), 0.0, greatest))
+    total = tl.sum(weights, 0)
+    inside = exists[:, None] & (dim[None, :] < HEAD)
+    values = tl.load(parts + row[:, None] * HEAD + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+    result = tl.sum(values * weights[:, None], 0) * (1.0 / tl.where(total == 0.0, 1.0, total))
+    place = batch * out_batch + head.to(tl.int64) * out_head + dim
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD)

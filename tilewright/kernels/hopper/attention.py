@@ -63,7 +63,8 @@ class Tile:
     batch: tl.tensor
     head: tl.tensor
     row: tl.tensor
-    keys: tl.tensor  # of its batch
+    keys: tl.tensor  # of its batch, or its part of them
+    first: tl.tensor  # key of its part
     offset: tl.tensor  # the key that the first query of its batch sees last, when causal
     low: tl.tensor  # blocks low … high - 1
     high: tl.tensor
@@ -87,12 +88,17 @@ def tile_of(entry, sizes, lengths, FORM: tl.constexpr):
     queries, keys = sizes.queries, sizes.keys
     if FORM.LENGTHS:
         queries, keys = tl.load(lengths + 2 * batch), tl.load(lengths + 2 * batch + 1)
+    first = row * 0
+    if FORM.SPLITS > 1:
+        part = tl.cdiv(keys, FORM.SPLITS * FORM.BN) * FORM.BN
+        first = (pair % FORM.SPLITS) * part
+        keys = tl.minimum(keys - first, part)
     offset = keys - queries
     high = blocks_below(tl.minimum(row + FORM.BM, queries) - 1, offset, keys, FORM)
     low = high * 0
     if FORM.WINDOW:
         low = tl.minimum(tl.maximum(row + offset - sizes.window + 1, 0) // FORM.BN, high - 1)
-    return Tile(batch, pair - batch * sizes.heads, row, keys, offset, low, high)
+    return Tile(batch, pair - batch * sizes.heads, row, keys, first, offset, low, high)
 
 
 @tilewright.jit
@@ -103,11 +109,12 @@ def load_block(source, tile, batch, head, row, full):
 
 
 @tilewright.jit
-def load_ring_block(source, ring, tiles, count, batch, head, block, FORM: tl.constexpr):
+def load_ring_block(source, ring, tiles, count, tile, head, block, FORM: tl.constexpr):
     """Start loading a block of keys or values into the ring, once its stage is empty."""
     position = tx.ring_at(count, FORM.STAGES)
     ring.empty[position.stage].wait(1 - position.parity)
-    load_block(source, tiles[position.stage], batch, head, block * FORM.BN, ring.full[position.stage])
+    row = tile.first + block * FORM.BN
+    load_block(source, tiles[position.stage], tile.batch, head, row, ring.full[position.stage])
 
 
 @tilewright.jit
@@ -119,20 +126,21 @@ def load_tiles(copy, q, k, v, memory, sizes, schedule, lengths, FORM: tl.constex
     while entry >= 0:
         following = tl.load(schedule + number + 1)
         tile = tile_of(entry, sizes, lengths, FORM)
-        head = tile.head // sizes.group
+        query_head = tile.head // FORM.SPLITS
+        head = query_head // sizes.group
         blocks = tile.high - tile.low
-        load_ring_block(k, memory.key_ring, memory.keys, count, tile.batch, head, tile.high - 1, FORM)
+        load_ring_block(k, memory.key_ring, memory.keys, count, tile, head, tile.high - 1, FORM)
         slot = tx.ring_at(number, FORM.query_stages)
         for part in tl.static_range(FORM.CONSUMERS):
             index = slot.stage * FORM.CONSUMERS + part
             memory.query_ring.empty[index].wait(1 - slot.parity)
-            load_block(q, memory.queries[index], tile.batch, tile.head, tile.row + 64 * part,
+            load_block(q, memory.queries[index], tile.batch, query_head, tile.row + 64 * part,
                        memory.query_ring.full[index])  # fmt: skip
         for step in range(blocks):
             if step + 1 < blocks:
-                load_ring_block(k, memory.key_ring, memory.keys, count + step + 1, tile.batch, head,
+                load_ring_block(k, memory.key_ring, memory.keys, count + step + 1, tile, head,
                                 tile.high - 2 - step, FORM)  # fmt: skip
-            load_ring_block(v, memory.value_ring, memory.values, count + step, tile.batch, head,
+            load_ring_block(v, memory.value_ring, memory.values, count + step, tile, head,
                             tile.high - 1 - step, FORM)  # fmt: skip
         count += blocks
         number += 1
@@ -185,7 +193,7 @@ def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
 def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
     """What is added to a block's scores, before they are scaled: [1, BN], or [64, BN] where queries differ."""
     column = block * FORM.BN + tl.arange(0, FORM.BN)[None, :]
-    place = sizes.bias + (tile.batch * sizes.bias_batch + tile.head * sizes.bias_head)
+    place = sizes.bias + (tile.batch * sizes.bias_batch + tile.head // FORM.SPLITS * sizes.bias_head + tile.first)
     exists = column < tile.keys
     if FORM.BIAS == 2:
         rows = row + tl.arange(0, 64)[:, None]
@@ -453,7 +461,9 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
     queries and keys of each batch (`LENGTHS`; rows behind them hold nothing of use), `lse` [batch, heads, queries] f32
     the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias` are its pointer, its strides over
-    batches, heads and queries (0 where it is broadcast; keys follow each other), and ln 2 / scale.
+    batches, heads and queries (0 where it is broadcast; keys follow each other), and ln 2 / scale.  With `SPLITS` the
+    keys of a head are divided into so many parts of whole blocks (the last may be empty); `heads` counts parts, part s
+    of head h is number h SPLITS + s, and `out` and `lse` hold the results of parts, to be put together.
     """
     query_tiles = tx.shared((FORM.query_stages * FORM.CONSUMERS, 64, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
     key_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)

@@ -289,6 +289,7 @@ class AttentionForm(NamedTuple):
     TURNS: bool = True
     TYPE: Any = tl.bfloat16
     BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
+    SPLITS: int = 1  # parts of the keys, each with results of its own
 
     @property
     def BM(self) -> int:
@@ -354,6 +355,8 @@ class AttentionForm(NamedTuple):
                 "the first queries of a tile would wait for blocks that the last ones hold up: take a larger BN",
             ),
             (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
+            (self.SPLITS == 1 or not (self.CAUSAL or self.LENGTHS), "keys are split where all are seen"),
+            (self.SPLITS == 1 or self.LSE, "parts are put together by their log-sum-exp"),
             (self.STAGES >= 2, "there are two stages or more"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]

@@ -4,14 +4,15 @@ stride, bias and element type."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import bfloat16, float16
+from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.views import View
-from tilewright.kernels.gpu_attention import attention
+from tilewright.graph.views import View, dense_view
+from tilewright.kernels.gpu_attention import attention, combine_parts
 from tilewright.kernels.hopper import attention as hopper
 from tilewright.kernels.hopper.attention_choice import FEW_QUERIES, AttentionProblem, attention_forms
 from tilewright.kernels.hopper.forms import AttentionForm
@@ -28,7 +29,7 @@ from tilewright.symbolic import (
     upper_bound,
 )
 from tilewright.tactics.attention import Strided, strided_candidate, strided_operands
-from tilewright.tactics.binding import divides
+from tilewright.tactics.binding import bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.generate import next_power_of_2
@@ -43,11 +44,27 @@ _PAIRS = 1 << 15  # of batches and heads, and tiles of queries, that an entry of
 _TILES = 1 << 16
 _TENSOR_RATE = 4096 * 0.7  # operations of a multiprocessor and clock that attention reaches
 _TILE_CLOCKS = 1500.0
+_BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
-    return [*_hopper(group, target), strided_candidate(group, target, _calls)]
+    plain = strided_candidate(group, target, _calls)
+    (call,) = plain.stages[0].calls
+    cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
+    return [*(_decoding(group, target) or _hopper(group, target)), replace(plain, cost=cost)]
+
+
+def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
+    """The expected time of the plain kernel, whose CTAs walk the keys block by block, two on a multiprocessor."""
+    gpu = gpu_of(target)
+    q, keys = strided.views["q"], _typical(strided.views["k"].shape[2])
+    rows, block = call.constants["BLOCK_S"], call.constants["BLOCK_T"]
+    tiles = -(-_typical(q.shape[2]) // rows) * _typical(product(q.shape[:2]), 1 << 20)
+    wide = call.constants["BLOCK_D"] + call.constants["BLOCK_V"]
+    clocks = _BLOCK_CLOCKS + 2.0 * rows * block * wide / (0.5 * gpu.rate(strided.sources["q"].dtype))
+    blocks = -(-keys // block) / (2 if call.constants["CAUSAL"] and tiles > 1 else 1)
+    return LAUNCH + -(-tiles // (2 * gpu.processors)) * (blocks + 1) * clocks / GPU_CLOCK
 
 
 def _calls(
@@ -134,27 +151,31 @@ def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -
 
 
 def _hopper_call(
-    anchor: Node, strided: Strided, form: AttentionForm, condition: tuple[Size, int] | None, target: Target
-) -> KernelCall:
-    """One launch of the Hopper kernel."""
+    anchor: Node, strided: Strided, form: AttentionForm, condition: tuple[Size, int] | None, target: Target,
+    sums: Value | None = None,
+) -> KernelCall:  # fmt: skip
+    """One launch of the Hopper kernel; `sums` are the log-sum-exps of parts of the keys."""
     q, k = strided.views["q"], strided.views["k"]
     batches, heads, queries, size = q.shape
     keys = k.shape[2]
     group = simplify(lift(heads) // k.shape[1])
+    parts = simplify(lift(heads) * form.SPLITS)
     processors = gpu_of(target).processors
     row_bytes = form.D * form.TYPE.itemsize
-    sizes = (batches, heads, group, queries, keys, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
+    share = keys if form.SPLITS == 1 else ceil_divide(keys, form.SPLITS)
+    sizes = (batches, parts, group, queries, share, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
     schedule = Table("attention", sizes)
     scale = float(anchor.attributes["scale"])
-    out = View(q.shape, strided.out_strides)
+    out = View((batches, parts, queries, size), strided.out_strides)
     operands: dict[str, Operand] = {
         name: _tiled(strided.sources[name], strided.views[name], form.query_block if name == "q" else form.key_block)
         for name in ("q", "k", "v")
     }
     operands |= {
-        "out": _tiled(strided.out, out, form.query_block), "lse": schedule, "lengths": schedule, "schedule": schedule,
-        "tiles_per_cta": Table("attention", sizes, columns=True), "queries": queries, "keys": keys, "heads": heads,
-        "group": group, "window": 0, "scale": scale * math.log2(math.e),
+        "out": _tiled(strided.out, out, form.query_block), "lse": schedule if sums is None else sums,
+        "lengths": schedule, "schedule": schedule, "tiles_per_cta": Table("attention", sizes, columns=True),
+        "queries": queries, "keys": keys, "heads": parts, "group": group, "window": 0,
+        "scale": scale * math.log2(math.e),
     }  # fmt: skip
     types = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
     types["scale"] = "f32"
@@ -162,10 +183,119 @@ def _hopper_call(
         operands |= {"bias_0": strided.bias, "bias_4": 1 / scale}
         operands |= {f"bias_{number + 1}": stride for number, stride in enumerate(strided.bias_strides[:3])}
         types |= {"bias_1": "i64", "bias_2": "i64", "bias_3": "i64", "bias_4": "f32"}
-    tiles = simplify(lift(ceil_divide(queries, form.BM)) * batches * heads)
+    tiles = simplify(lift(ceil_divide(queries, form.BM)) * batches * parts)
     return KernelCall(
         hopper.attention, operands, types, {"FORM": form}, (minimum(tiles, processors), 1, 1), condition
     )  # fmt: skip
+
+
+# -- One query --------------------------------------------------------------------------------------------------------
+
+
+def _decoding(group: Group, target: Target) -> list[Candidate]:
+    """One query for each head against many keys: heads that share keys are the rows of one tile, and where there are
+    few of them the keys are divided into parts, whose results a second launch puts together."""
+    anchor = group.anchor
+    assert anchor is not None
+    strided = strided_operands(group)
+    packed = _packed_heads(strided)
+    if packed is None or not getattr(target, "wgmma", False) or not _is_tiled(anchor, strided):
+        return []
+    k = packed.views["k"]
+    pairs = _middle(product(k.shape[:2]))
+    block = 128 if packed.views["q"].shape[3] != 256 else 64
+    found = []
+    for splits in _splits(pairs, _typical(k.shape[2]), block, gpu_of(target).processors):
+        found.append(_decoding_candidate(group, packed, block, splits, target))
+    return found
+
+
+def _packed_heads(strided: Strided) -> Strided | None:
+    """The operands with the query heads that share keys as the queries of one head; None for more queries than one."""
+    q, k = strided.views["q"], strided.views["k"]
+    heads, key_heads = q.shape[1], k.shape[1]
+    one_query = q.shape[2] == 1 and isinstance(heads, int) and isinstance(key_heads, int)
+    if not one_query or heads // key_heads > FEW_QUERIES:
+        return None
+    group = heads // key_heads
+    if strided.bias_form and group > 1 and (strided.bias_strides[1] != 0 or strided.bias_form == 2):
+        return None
+
+    def packed(view: View) -> View:
+        batch, head, _, column = view.strides
+        shape = (view.shape[0], key_heads, group, view.shape[3])
+        return View(shape, (batch, simplify(lift(head) * group), head, column), view.offset)
+
+    out = packed(View(q.shape, strided.out_strides))
+    views = {**strided.views, "q": packed(q)}
+    return replace(strided, views=views, out_strides=out.strides)
+
+
+def _splits(pairs: int, keys: int, block: int, processors: int) -> list[int]:
+    """In how many parts the keys may be divided: such that all processors have about the same to do, fewest first."""
+    most = max(1, keys // block)
+    used = {}
+    for splits in range(1, min(most, 32) + 1):
+        tiles = pairs * splits
+        blocks = -(-most // splits)
+        # Blocks that the busiest processor reads, and what putting parts together takes.
+        used[splits] = -(-tiles // processors) * (blocks + 1) + (2 if splits > 1 else 0)
+    ranked = sorted(used, key=lambda splits: (used[splits], splits))
+    return ranked[:_CANDIDATES]
+
+
+def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, target: Target) -> Candidate:
+    anchor = group.anchor
+    assert anchor is not None
+    q, k = packed.views["q"], packed.views["k"]
+    batches, key_heads, rows, size = q.shape
+    assert isinstance(key_heads, int) and isinstance(rows, int) and isinstance(size, int)
+    dtype = packed.sources["q"].dtype
+    form = AttentionForm(
+        D=size, BN=block, CONSUMERS=1, FLAT=False, TURNS=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
+        BIAS=packed.bias_form, SPLITS=splits,
+    ).check()  # fmt: skip
+    gpu = gpu_of(target)
+    tiles = _middle(product(k.shape[:2])) * splits
+    blocks = -(-_typical(k.shape[2]) // (block * splits))
+    moved = total_bytes(group.inputs, group.outputs)
+    turns = -(-tiles // gpu.processors)
+    read = turns * blocks * 2 * block * size * dtype.itemsize * gpu.processors / gpu.memory
+    clocks = turns * (_TILE_CLOCKS + blocks * _hopper_block_clocks(form))
+    seconds = LAUNCH * (2 if splits > 1 else 1) + max(read, clocks / GPU_CLOCK)
+    flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
+    cost = Cost(moved, flops, seconds)
+    reasons = {"queries": f"{rows} heads x {block} keys, {splits} parts"}
+    if splits == 1:
+        call = _hopper_call(anchor, packed, form, None, target)
+        return Candidate("hopper decoding", (Stage((call,)),), cost, (), reasons)
+    parts = Value(f"{group.name}.parts", dtype, (batches, key_heads * splits, rows, size))
+    sums = Value(f"{group.name}.sums", float32, (batches, key_heads * splits, rows))
+    partial = replace(packed, out=parts, out_strides=dense_view(parts.shape).strides)
+    call = _hopper_call(anchor, partial, form, None, target, sums)
+    together = _combining(packed, parts, sums, splits)
+    return Candidate("hopper decoding", (Stage((call,)), Stage((together,))), cost, (parts, sums), reasons)
+
+
+def _combining(packed: Strided, parts: Value, sums: Value, splits: int) -> KernelCall:
+    """The launch that puts parts together."""
+    batches, key_heads, rows, size = packed.views["q"].shape
+    assert isinstance(key_heads, int) and isinstance(rows, int) and isinstance(size, int)
+    operands: dict[str, Operand] = {"parts": parts, "sums": sums, "out": packed.out}
+    constants: dict[str, Any] = {
+        "GROUP": rows, "SPLITS": splits, "HEAD": size, "BLOCK_P": next_power_of_2(splits),
+        "BLOCK_D": next_power_of_2(size), "heads": key_heads * rows,
+    }  # fmt: skip
+    types: dict[str, str] = {}
+    batch, _, head, _ = packed.out_strides
+    bind_sizes({"out_batch": batch, "out_head": head}, operands, types, constants)
+    grid = (key_heads * rows, batches, 1)
+    return KernelCall(combine_parts, operands, types, constants, grid, options={"num_warps": 4})
+
+
+def _middle(size: Size) -> int:
+    """A size that is known, or the geometric mean of its range."""
+    return int(math.sqrt(lower_bound(size) * min(upper_bound(size), 1 << 20)))
 
 
 def _tiled(value: Value, view: View, block: tuple[int, ...]) -> TiledOperand:
@@ -189,10 +319,15 @@ def _seconds(form: AttentionForm, problem: AttentionProblem, pairs: int, target:
     blocks = -(-problem.keys // form.BN)
     if problem.causal and problem.queries > form.BM:
         blocks = -(-blocks // 2)
-    share = 1.0 if form.CONSUMERS > 1 else 0.6
-    clocks = _TILE_CLOCKS + blocks * form.BM * form.BN * form.D * 4 / (_TENSOR_RATE * share)
+    clocks = _TILE_CLOCKS + blocks * _hopper_block_clocks(form)
     turns = max(1.0, tiles * pairs / gpu.processors) if problem.causal else -(-tiles * pairs // gpu.processors)
     return LAUNCH + turns * clocks / GPU_CLOCK
+
+
+def _hopper_block_clocks(form: AttentionForm) -> float:
+    """Clocks of a block of keys: a single warpgroup has nothing to do while it waits for its products."""
+    work = form.BM * form.BN * form.D * 4 / _TENSOR_RATE
+    return work if form.CONSUMERS > 1 else max(work / 0.6, _BLOCK_CLOCKS)
 
 
 def _described(form: AttentionForm) -> str:
