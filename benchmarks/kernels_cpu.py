@@ -228,8 +228,9 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
     target = get_target("cpu")
     dtype = from_numpy(a.dtype)
     width = target.microtile(dtype)[1] if packed else 0
-    blocks = choose_blocks((rows,), columns, depth, 1, dtype, target, machine_of(target), width)
-    right = packing.apply(packing.panels_recipe(width, False), b) if packed else b
+    group = target.panel_group(dtype, rows, depth) if packed else 1
+    blocks = choose_blocks((rows,), columns, depth, 1, dtype, target, machine_of(target), width, group)
+    right = packing.apply(packing.panels_recipe(width, False, group), b) if packed else b
     held = aligned(*right.shape, dtype=right.dtype)
     held[...] = right
     grid = (-(-rows // blocks.rows), -(-columns // blocks.columns), 1)
@@ -238,7 +239,8 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
         "BLOCK_M": blocks.rows, "BLOCK_N": blocks.columns, "BLOCK_K": blocks.depth, "WIDTH": width,
         "WHOLE_K": blocks.depth == depth, "MASK_M": rows % blocks.rows != 0, "MASK_N": columns % blocks.columns != 0,
         "MASK_K": depth % blocks.depth != 0,
-        "MASK_PANEL": packed and -(-columns // width) % (blocks.columns // width) != 0, "EPILOGUE": identity,
+        "MASK_PANEL": packed and -(-columns // width) % (blocks.columns // width) != 0, "GROUP": group,
+        "EPILOGUE": identity,
     }  # fmt: skip
     launcher = matmul[grid]
 

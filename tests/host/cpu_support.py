@@ -115,7 +115,7 @@ def random_block(rng: np.random.Generator, shape: tuple[int, int], dtype: DType)
 
 
 def arrange_right(block: np.ndarray, layout: str, width: int, depth: int) -> tuple[np.ndarray, int]:
-    """The right operand in memory, and its stride; panels are `depth` deep."""
+    """The right operand in memory, and its stride; panels are `depth` deep, in groups that fill four bytes."""
     if layout == "rows":
         return block, block.shape[1]
     if layout == "columns":
@@ -124,6 +124,9 @@ def arrange_right(block: np.ndarray, layout: str, width: int, depth: int) -> tup
     for number in range(len(panels)):
         part = block[:, number * width : (number + 1) * width]
         panels[number, : part.shape[0], : part.shape[1]] = part
+    if layout == "groups":
+        group = 4 // block.itemsize
+        panels = np.ascontiguousarray(panels.reshape(len(panels), -1, group, width).swapaxes(2, 3))
     return panels, depth * width
 
 

@@ -98,7 +98,7 @@ def _order(call: KernelCall, types: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def run_group(group: Group, memory: Memory, compiled: bool) -> Candidate | None:
+def run_group(group: Group, memory: Memory, compiled: bool, target: CPUTarget) -> Candidate | None:
     """Compute one group's outputs; returns what was chosen (None for a view)."""
     graph = memory.graph
     if group.kind == "view":
@@ -111,7 +111,7 @@ def run_group(group: Group, memory: Memory, compiled: bool) -> Candidate | None:
         if node.op == "scatter_update" and updates_in_place(node, graph):
             assert node.inputs[0] is not None
             memory.arrays[node.output] = memory.array(node.inputs[0])
-    candidate = choose(candidates(group, graph, TARGET))
+    candidate = choose(candidates(group, graph, target))
     for stage in candidate.stages:
         for call in stage.calls:
             if call.condition is None or evaluate(call.condition[0], memory.symbols) <= call.condition[1]:
@@ -121,20 +121,21 @@ def run_group(group: Group, memory: Memory, compiled: bool) -> Candidate | None:
 
 
 def run_graph(
-    graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False
+    graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False, target: CPUTarget = TARGET
 ) -> tuple[dict[str, np.ndarray], list[Candidate]]:
-    """The outputs of a graph, and the candidates that computed them."""
+    """The outputs of a graph, and the candidates that computed them: those of `target`, compiled for this machine."""
     memory = Memory(graph, inputs)
-    chosen = [run_group(group, memory, compiled) for group in fuse(graph).groups]
+    chosen = [run_group(group, memory, compiled, target) for group in fuse(graph).groups]
     outputs = {name: memory.array(value) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
     return outputs, [candidate for candidate in chosen if candidate is not None]
 
 
 def check(
-    graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False, tolerance: float = 1e-5
-) -> list[Candidate]:
+    graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False, tolerance: float = 1e-5,
+    target: CPUTarget = TARGET,
+) -> list[Candidate]:  # fmt: skip
     """Run a graph and compare every output with the float64 reference."""
-    outputs, chosen = run_graph(graph, inputs, compiled)
+    outputs, chosen = run_graph(graph, inputs, compiled, target)
     expected = reference(graph, inputs)
     for name, actual in outputs.items():
         wanted = expected[name]

@@ -136,6 +136,28 @@ def test_tiles(layout: str, types: tuple[DType, DType, DType], shape: DotShape, 
         run_case(Case(shape, layout, types, limits=limits), rng)
 
 
+@pytest.mark.parametrize("types", [BFLOAT16, INT8, UINT8], ids=lambda types: types[0].name)
+@pytest.mark.parametrize("shape", [DotShape(16, 32, 64), DotShape(50, 100, 320), DotShape(64, 48, 1088)], ids=str)
+def test_panels_in_groups(types: tuple[DType, DType, DType], shape: DotShape, rng: np.random.Generator) -> None:
+    """Tile registers read grouped panels where they lie: the same results, limits of rows and columns included."""
+    if not CPUTarget.host().multiplies_in_tiles(*types[:2]):
+        pytest.skip("this CPU has no tile registers")
+    for left in ("rows", "known rows", "columns", "spread"):
+        run_case(Case(shape, "groups", types, left=left, accumulate=left != "columns"), rng)
+    for limits in ((shape.rows - 1, 0, 0), (0, shape.columns - 1, 0), (3, 17, 0)):
+        run_case(Case(shape, "groups", types, limits=limits), rng)
+
+
+def test_groups_only_where_tiles_read_them() -> None:
+    target, plain = CPUTarget.named("sapphirerapids"), CPUTarget.named("x86-64-v4")
+    assert target.panel_group(dtypes.bfloat16, 16, 64) == 2 and target.panel_group(dtypes.int8, 16, 64) == 4
+    assert target.panel_group(dtypes.bfloat16, 15, 64) == 1  # too few rows for tiles
+    assert target.panel_group(dtypes.bfloat16, 16, 48) == 1  # no whole number of them
+    assert target.panel_group(dtypes.float32, 16, 64) == 1 and plain.panel_group(dtypes.bfloat16, 16, 64) == 1
+    assembly = product_code(target, DotShape(32, 64, 64), "groups", BFLOAT16, keep_texts=True).assembly
+    assert assembly is not None and "tileloaddt1" in assembly and "vpermt2w" not in assembly
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 40),

@@ -29,6 +29,21 @@ def test_panels_round_trip(depth: int, columns: int, width: int, transposed: boo
 
 
 @settings(max_examples=40, deadline=None)
+@given(groups=SIZES, columns=SIZES, group=st.sampled_from([2, 4]), transposed=st.booleans())
+def test_grouped_panels_round_trip(groups: int, columns: int, group: int, transposed: bool) -> None:
+    depth, width = groups * group, 8
+    shape = (columns, depth) if transposed else (depth, columns)
+    array = np.arange(depth * columns, dtype=np.float32).reshape(shape)
+    recipe = packing.panels_recipe(width, transposed, group)
+    packed = packing.apply(recipe, array)
+    assert packed.flags.c_contiguous and packed.shape == packing.packed_shape(recipe, shape)
+    row, column = depth - 1, columns - 1
+    found = packed[column // width, row // group, column % width, row % group]
+    assert found == (array.T if transposed else array)[row, column]
+    np.testing.assert_array_equal(packing.invert(recipe, packed, shape), array)
+
+
+@settings(max_examples=40, deadline=None)
 @given(groups=st.integers(1, 3), out=st.integers(1, 20), channels=st.integers(1, 5), kernel=st.integers(1, 3))
 def test_taps_round_trip(groups: int, out: int, channels: int, kernel: int) -> None:
     shape = (groups * out, channels, kernel, kernel + 1)

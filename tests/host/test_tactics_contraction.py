@@ -15,6 +15,7 @@ from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.targets.cpu.target import CPUTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
 
@@ -94,6 +95,20 @@ def test_other_element_types(dtype: DType, draw: Draw, compiled: bool) -> None:
     b.output(b.op("reduce_mean", [x], axes=(1,)))
     tolerance = {float16: 2e-2, bfloat16: 0.15, float64: 1e-6}[dtype]
     check(b.finish(), {"x": draw(2, 6, 16).astype(dtype.numpy)}, compiled, tolerance)
+
+
+@pytest.mark.parametrize("least", [1, 16])
+def test_weights_for_tile_registers(least: int, draw: Draw, compiled: bool) -> None:
+    """Weights are grouped along the depth where every kernel of the product multiplies in tile registers."""
+    b = GraphBuilder("tiles")
+    n = b.symbol("n", least, 64)
+    x = b.input("x", bfloat16, (n, 96))
+    weight, bias = (b.constant(draw(*shape).astype(bfloat16.numpy)) for shape in ((100, 96), (100,)))
+    b.output(b.op("gelu", [b.op("add", [b.op("matmul", [x, weight], transpose_b=True), bias])]), "y")
+    inputs = {"x": draw(37, 96).astype(bfloat16.numpy)}
+    (chosen,) = check(b.finish(), inputs, compiled, 0.05, CPUTarget.named("sapphirerapids"))
+    assert chosen.reasons["B"].startswith("panels, 2 steps" if least == 16 else "panels")
+    assert {call.constants["GROUP"] for call in chosen.stages[0].calls} == {2 if least == 16 else 1}
 
 
 def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **changes: int) -> Case:

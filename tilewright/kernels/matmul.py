@@ -4,7 +4,8 @@ One kernel serves every shape.  What varies is data: block sizes, masks and the 
 
 * B strided: any strides, read as it lies.
 * B in panels (`WIDTH` > 0): a constant repacked by `kernels.packing` as [columns/WIDTH][depth][WIDTH],
-  so that the inner loop of `dot` reads one sequential stream.
+  so that the inner loop of `dot` reads one sequential stream.  With `GROUP` > 1 the panels are
+  [depth/GROUP][WIDTH][GROUP], as tile registers take them.
 
 `depth` is covered in steps of `BLOCK_K` (one step when `BLOCK_K` reaches all of it).  Sizes and
 strides may be run-time scalars or compile-time numbers; `MASK_*` say which edges can be ragged.
@@ -26,9 +27,34 @@ def identity(acc, rows, columns, mask, extra):
 
 
 @tilewright.jit
+def _load_grouped(panels, first_panel, first_depth, depth, last_panel, COUNT: tl.constexpr, BLOCK_K: tl.constexpr,
+                  WIDTH: tl.constexpr, MASK_PANEL: tl.constexpr, MASK_K: tl.constexpr,
+                  GROUP: tl.constexpr):  # fmt: skip
+    """A [BLOCK_K, COUNT * WIDTH] block of a matrix stored as panels [count][depth/GROUP][WIDTH][GROUP]."""
+    panel = first_panel + tl.arange(0, COUNT)[:, None, None, None]
+    group = first_depth // GROUP + tl.arange(0, BLOCK_K // GROUP)[None, :, None, None]
+    lane = tl.arange(0, WIDTH)[None, None, :, None]
+    within = tl.arange(0, GROUP)[None, None, None, :]
+    pointers = panels + panel.to(tl.int64) * (depth * WIDTH) + group * (WIDTH * GROUP) + lane * GROUP + within
+    if MASK_PANEL and MASK_K:
+        block = tl.load(pointers, mask=(panel < last_panel) & (group * GROUP < depth))
+    elif MASK_PANEL:
+        block = tl.load(pointers, mask=panel < last_panel)
+    elif MASK_K:
+        block = tl.load(pointers, mask=group * GROUP < depth)
+    else:
+        block = tl.load(pointers)
+    return tl.reshape(tl.permute(block, (1, 3, 0, 2)), (BLOCK_K, COUNT * WIDTH))
+
+
+@tilewright.jit
 def load_panels(panels, first_panel, first_depth, depth, last_panel, COUNT: tl.constexpr, BLOCK_K: tl.constexpr,
-                WIDTH: tl.constexpr, MASK_PANEL: tl.constexpr, MASK_K: tl.constexpr):  # fmt: skip
-    """A [BLOCK_K, COUNT * WIDTH] block of a matrix stored as panels [count][depth][WIDTH]."""
+                WIDTH: tl.constexpr, MASK_PANEL: tl.constexpr, MASK_K: tl.constexpr,
+                GROUP: tl.constexpr = 1):  # fmt: skip
+    """A [BLOCK_K, COUNT * WIDTH] block of a matrix in panels [count][depth][WIDTH], or in grouped ones."""
+    if GROUP > 1:
+        return _load_grouped(panels, first_panel, first_depth, depth, last_panel, COUNT, BLOCK_K, WIDTH, MASK_PANEL,
+                             MASK_K, GROUP)  # fmt: skip
     panel = first_panel + tl.arange(0, COUNT)[:, None, None]
     step = first_depth + tl.arange(0, BLOCK_K)[None, :, None]
     lane = tl.arange(0, WIDTH)[None, None, :]
@@ -80,7 +106,7 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr = 0,
            BATCHED: tl.constexpr = False, WHOLE_K: tl.constexpr = False, MASK_M: tl.constexpr = True,
            MASK_N: tl.constexpr = True, MASK_K: tl.constexpr = True, MASK_PANEL: tl.constexpr = True,
-           TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+           GROUP: tl.constexpr = 1, TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """C = EPILOGUE(A @ B).
 
     Grid: (row blocks, column blocks, batches).  C is contiguous over batches and its rows are `c_row`
@@ -106,7 +132,7 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
         left = load_strided(a, row, step[None, :], a_row, a_depth, rows, depth, MASK_M, False)
         if WIDTH > 0:
             right = load_panels(b, first_panel, 0, depth, tl.cdiv(columns, WIDTH), BLOCK_N // WIDTH, BLOCK_K, WIDTH,
-                                MASK_PANEL, False)  # fmt: skip
+                                MASK_PANEL, False, GROUP)  # fmt: skip
         else:
             right = load_strided(b, step[:, None], column, b_depth, b_column, depth, columns, False, MASK_N)
         acc = tl.dot(left, right, input_precision="ieee")
@@ -117,7 +143,7 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
             left = load_strided(a, row, step[None, :], a_row, a_depth, rows, depth, MASK_M, MASK_K)
             if WIDTH > 0:
                 right = load_panels(b, first_panel, first_step, depth, tl.cdiv(columns, WIDTH), BLOCK_N // WIDTH,
-                                    BLOCK_K, WIDTH, MASK_PANEL, MASK_K)  # fmt: skip
+                                    BLOCK_K, WIDTH, MASK_PANEL, MASK_K, GROUP)  # fmt: skip
             else:
                 right = load_strided(b, step[:, None], column, b_depth, b_column, depth, columns, MASK_K, MASK_N)
             acc = tl.dot(left, right, acc, input_precision="ieee")

@@ -2,9 +2,10 @@
 
 A recipe is a tuple of (key, value) pairs; `kind` says which:
 
-    panels   ("width", W), ("transposed", bool)
+    panels   ("width", W), ("transposed", bool), and ("group", G) where G > 1 divides the depth
              a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
-             columns are cut into panels of W, the last one filled with zeros
+             columns are cut into panels of W, the last one filled with zeros;
+             with a group as [columns/W][depth/G][W][G]: G steps of the depth lie beside each other
     taps     ("width", W), ("groups", G)
              convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
              of the G groups: the depth runs over kernel positions first, then input channels
@@ -28,9 +29,10 @@ import numpy as np
 Recipe = tuple[tuple[str, Any], ...]
 
 
-def panels_recipe(width: int, transposed: bool) -> Recipe:
-    """The recipe of a matrix in column panels."""
-    return (("kind", "panels"), ("width", width), ("transposed", transposed))
+def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
+    """The recipe of a matrix in column panels; `group` steps of its depth lie beside each other."""
+    recipe: Recipe = (("kind", "panels"), ("width", width), ("transposed", transposed))
+    return recipe if group == 1 else (*recipe, ("group", group))
 
 
 def taps_recipe(width: int, groups: int = 1) -> Recipe:
@@ -58,7 +60,7 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     fields = dict(recipe)
     if fields["kind"] == "panels":
         columns, depth = (shape[0], shape[1]) if fields["transposed"] else (shape[1], shape[0])
-        return (-(-columns // fields["width"]), depth, fields["width"])
+        return _panel_shape(depth, columns, fields["width"], fields.get("group", 1))
     if fields["kind"] == "taps":
         groups = fields["groups"]
         columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
@@ -76,7 +78,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     """The packed form of a constant, C-contiguous."""
     fields = dict(recipe)
     if fields["kind"] == "panels":
-        return _to_panels(array.T if fields["transposed"] else array, fields["width"])
+        panels = _to_panels(array.T if fields["transposed"] else array, fields["width"])
+        return _group_depth(panels, fields.get("group", 1))
     if fields["kind"] == "taps":
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
@@ -106,7 +109,9 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         raise ValueError(f"packed array has shape {array.shape}, expected {packed_shape(recipe, shape)}")
     if fields["kind"] == "panels":
         columns = shape[0] if fields["transposed"] else shape[1]
-        matrix = _from_panels(array, columns)
+        group = fields.get("group", 1)
+        panels = array if group == 1 else array.swapaxes(2, 3).reshape(len(array), -1, fields["width"])
+        matrix = _from_panels(panels, columns)
         return np.ascontiguousarray(matrix.T if fields["transposed"] else matrix)
     if fields["kind"] == "taps":
         groups, kernel = fields["groups"], shape[2:]
@@ -146,6 +151,19 @@ def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:
     if full < count:
         panels[full, :, : columns - full * width] = matrix[:, full * width :]
     return panels
+
+
+def _panel_shape(depth: int, columns: int, width: int, group: int) -> tuple[int, ...]:
+    shape = (-(-columns // width), depth // group, width)
+    return shape if group == 1 else (*shape, group)
+
+
+def _group_depth(panels: np.ndarray, group: int) -> np.ndarray:
+    """[count, depth, width] as [count, depth / group, width, group]."""
+    if group == 1:
+        return panels
+    count, _, width = panels.shape
+    return np.ascontiguousarray(panels.reshape(count, -1, group, width).swapaxes(2, 3))
 
 
 def _from_panels(panels: np.ndarray, columns: int) -> np.ndarray:

@@ -83,11 +83,12 @@ def depth_block(depth: Size, largest: int = LARGEST_DEPTH) -> int:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The innermost product: its register tile, its speed relative to float32, bytes of an operand's element."""
+    """The innermost product."""
 
-    tile: tuple[int, int]
-    rate: float
-    itemsize: int
+    tile: tuple[int, int]  # of registers
+    rate: float  # relative to float32
+    itemsize: int  # of an operand's element
+    in_place: bool  # whether tile registers read B where it lies
 
 
 @lru_cache(maxsize=4096)
@@ -125,7 +126,7 @@ def _seconds(
 ) -> float:
     """The model: register-tile work, traffic from the caches, program starts, balance of the threads."""
     used, tile = min(rows, blocks.rows), kernel.tile
-    row_tiles = ceil(used / tile[0])
+    row_tiles, row_blocks = ceil(used / tile[0]), ceil(rows / blocks.rows)
     # A register tile with few rows waits for loads of B, not for multiplications.
     rows_in_tile = max(used / row_tiles, tile[0] / 3)
     compute = row_tiles * ceil(blocks.columns / tile[1]) * 2 * rows_in_tile * tile[1] * depth
@@ -134,25 +135,34 @@ def _seconds(
     right = blocks.columns * depth * kernel.itemsize
     left = used * depth * kernel.itemsize
     result = used * blocks.columns * 4 * (2 * steps + 1)
-    resident = kernel.itemsize * (blocks.columns + used) * blocks.depth + 4 * used * blocks.columns
-    speed = machine.cache_bandwidth if resident <= machine.l2_bytes * 0.75 else machine.memory_bandwidth / 2
+    if kernel.in_place:
+        # B's block stays in level 2 for the programs of all rows, and sums beside it where they are few.
+        near = 4 * used * blocks.columns <= machine.l2_bytes / 32
+        right /= row_blocks if right <= machine.l2_bytes / 2 else 1
+    else:
+        resident = kernel.itemsize * (blocks.columns + used) * blocks.depth + 4 * used * blocks.columns
+        near = resident <= machine.l2_bytes * 0.75
+    speed = machine.cache_bandwidth if near else machine.memory_bandwidth / 2
     traffic = (right + left) / (machine.memory_bandwidth) + result / speed
-    programs = ceil(rows / blocks.rows) * ceil(columns / blocks.columns) * batches
+    programs = row_blocks * ceil(columns / blocks.columns) * batches
     one = max(compute, 0.5 * traffic) + 0.5 * min(compute, traffic) + machine.program
     return one * programs / balance(programs, machine.threads) / machine.threads
 
 
 def choose_blocks(
     rows: tuple[int, ...], columns: Size, depth: Size, batches: Size, dtype: DType, target: Target, machine: Machine,
-    width: int,
+    width: int, group: int = 1,
 ) -> Blocks:  # fmt: skip
     """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values.
 
-    `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided).
+    `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided), `group` the steps of the
+    depth that lie beside each other in them (more than one: the depth is known, and tile registers read them there).
     """
     tile_rows, tile_columns = target.microtile(dtype)
     rate = target.dot_rate(dtype)
-    kernel = _Kernel((tile_rows, width or tile_columns), rate, dtype.itemsize)
+    kernel = _Kernel((tile_rows, width or tile_columns), rate, dtype.itemsize, group > 1)
     blocks = _choose(rows, expected(columns), expected(depth), expected(batches), kernel, machine)
+    if group > 1:
+        return Blocks(blocks.rows, blocks.columns, expected(depth))
     largest = LARGEST_TILED_DEPTH if rate > 1 else LARGEST_DEPTH  # faster than float32's: tile registers
     return Blocks(blocks.rows, blocks.columns, depth_block(depth, largest))

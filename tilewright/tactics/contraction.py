@@ -18,7 +18,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.matmul import identity, matmul
 from tilewright.kernels.packing import panels_recipe
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.blocks import Blocks, choose_blocks, row_ranges
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
@@ -90,6 +90,7 @@ class Problem:
     b_depth: Size
     b_column: Size
     width: int  # of B's panels; 0 when B is strided
+    group: int = 1  # steps of the depth that lie beside each other in B's panels
     batches: Size = 1
     inner_batches: Size = 1
     a_batch: tuple[Size, Size] = (0, 0)  # strides of the outer and the inner batch dimension
@@ -103,7 +104,9 @@ def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
         return reduction(as_sum_of_products(group), graph, target)
     source = group.anchor.inputs[0]
     assert source is not None
-    problem = describe(group.anchor, graph, target.microtile(source.dtype)[1])
+    rows, depth = lower_bound(product(source.shape[:-1])), simplify(source.shape[-1])
+    beside = target.panel_group(source.dtype, rows, depth) if isinstance(depth, int) else 1
+    problem = describe(group.anchor, graph, target.microtile(source.dtype)[1], beside)
     slots = epilogue_slots(group, graph)
     return [gemm_candidate(problem, slots, group, target)]
 
@@ -134,8 +137,12 @@ def as_sum_of_products(group: Group) -> Group:
                  group.name)  # fmt: skip
 
 
-def describe(node: Node, graph: Graph, width: int) -> Problem:
-    """The problem that a matmul node poses; constants are packed in panels of `width` columns (0: not at all)."""
+def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> Problem:
+    """The problem that a matmul node poses.
+
+    Constants are packed in panels of `width` columns (0: not at all), with `beside` steps of the depth beside
+    each other.
+    """
     a, b = node.inputs
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
@@ -145,8 +152,8 @@ def describe(node: Node, graph: Graph, width: int) -> Problem:
     if all(extent == 1 for extent in b.shape[:-2]):
         rows = product(a.shape[:-1])
         if width and b in graph.constants and b.rank == 2:
-            packed = PackedConstant(b, panels_recipe(width, transposed))
-            return Problem(rows, columns, depth, a, packed, depth, 1, 0, 0, width)
+            packed = PackedConstant(b, panels_recipe(width, transposed, beside))
+            return Problem(rows, columns, depth, a, packed, depth, 1, 0, 0, width, beside)
         return Problem(rows, columns, depth, a, b, depth, 1, b_depth, b_column, 0)
     batch = node.output.shape[:-2]
     coordinates = axes_of(batch)
@@ -166,7 +173,7 @@ def describe(node: Node, graph: Graph, width: int) -> Problem:
     a_batch, b_batch = ((*([0] * (2 - len(item))), *item) for item in strides)
     inner = variables[-1].extent if variables else 1
     return Problem(
-        a.shape[-2], columns, depth, a, b, depth, 1, b_depth, b_column, 0, product(batch), inner,
+        a.shape[-2], columns, depth, a, b, depth, 1, b_depth, b_column, 0, 1, product(batch), inner,
         (a_batch[0], a_batch[1]), (b_batch[0], b_batch[1]),
     )  # fmt: skip
 
@@ -175,7 +182,7 @@ def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target)
     """The tiled kernel, with a variant for each range of rows that can occur."""
     machine = machine_of(target)
     calls: list[KernelCall] = []
-    reasons: dict[str, Any] = {"B": "panels" if problem.width else "strided", "epilogue": slots.function.__name__}
+    reasons: dict[str, Any] = {"B": _form(problem), "epilogue": slots.function.__name__}
     for span in row_ranges(problem.rows):
         at_most = span.at_most
         blocks = choose_blocks(
@@ -187,6 +194,7 @@ def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target)
             target,
             machine,
             problem.width,
+            problem.group,
         )
         condition = None if at_most is None else (problem.rows, at_most)
         calls.append(gemm_call(problem, slots, blocks, condition))
@@ -198,6 +206,13 @@ def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target)
         moved = simplify(lift(moved) + tensor_bytes(value))
     cost = estimate(machine, moved, flops, product(calls[-1].grid), problem.a.dtype, 0.85)
     return Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons)
+
+
+def _form(problem: Problem) -> str:
+    """How B lies, for people."""
+    if not problem.width:
+        return "strided"
+    return "panels" if problem.group == 1 else f"panels, {problem.group} steps of the depth beside each other"
 
 
 def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[Size, int] | None) -> KernelCall:
@@ -219,7 +234,7 @@ def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[S
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDTH": problem.width, "BATCHED": batched,
         "WHOLE_K": problem.depth == block_k, "MASK_M": not divides(block_m, problem.rows),
         "MASK_N": not divides(block_n, problem.columns), "MASK_K": not divides(block_k, problem.depth),
-        "MASK_PANEL": bool(problem.width) and not divides(block_n // problem.width, panels),
+        "MASK_PANEL": bool(problem.width) and not divides(block_n // problem.width, panels), "GROUP": problem.group,
         "TYPE": language_type(problem.a.dtype), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"a": problem.a, "b": problem.b, "c": slots.stored}

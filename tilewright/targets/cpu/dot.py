@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.dot_function import Blocking, emit_function
 from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
-from tilewright.targets.cpu.dot_tiles import TileBlocking, emit_tile_function, uses_tiles
+from tilewright.targets.cpu.dot_tiles import TileBlocking, emit_tile_function, takes_groups, uses_tiles
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
@@ -25,6 +25,7 @@ Extent = LLVMValue | int
 _LINE = 64
 __all__ = [
     "Accumulator", "DotShape", "LeftOperand", "RightOperand", "accumulator_extents", "emit_dot", "scratch_bytes",
+    "takes_groups",
 ]  # fmt: skip
 
 
@@ -47,12 +48,14 @@ class LeftOperand:
 
 @dataclass(frozen=True)
 class RightOperand:
-    """right[k, j] in one of three layouts; strides are in elements.
+    """right[k, j] in one of four layouts; strides are in elements.
 
     - ``rows``: at `pointer + k * stride + j` (contiguous columns).
     - ``columns``: at `pointer + k + j * stride` (contiguous along the depth, a transposed matrix).
     - ``panels``: at `pointer + (j // width) * stride + k * width + j % width` with
       `width == target.microtile(dtype)[1]`; every panel is `width` wide in memory, its padding zero.
+    - ``groups``: panels whose depth comes in groups of `group = target.panel_group(...)` steps (where `takes_groups`),
+      at `pointer + (j // width) * stride + (k // group * width + j % width) * group + k % group`.
     """
 
     pointer: LLVMValue
@@ -88,14 +91,15 @@ def scratch_bytes(
 ) -> int:
     """Bytes of 64-byte aligned scratch that `emit_dot` needs for such a product; reusable between calls."""
     if uses_tiles(target, shape, left, right):
-        return TileBlocking(target, shape, left).scratch_bytes
+        return TileBlocking(target, shape, left, layout).scratch_bytes
     return Blocking(target, shape, accumulator, layout).scratch_bytes
 
 
 def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType) -> str:
     """How such a product is computed, for people."""
     if uses_tiles(target, shape, left, right):
-        return f"tile registers, {TileBlocking(target, shape, left).depth} steps of the depth at once"
+        depth = TileBlocking(target, shape, left, layout).depth
+        return f"tile registers, {depth} steps of the depth at once; the right operand lies in {layout}"
     blocking = Blocking(target, shape, accumulator, layout)
     rows, columns = min(blocking.max_rows, shape.rows), blocking.panels * blocking.width
     vectors = columns // blocking.lanes
@@ -123,8 +127,8 @@ def emit_dot(
 
     `rows`, `columns`, `depth` (i64 values, at most the extents of `shape`) are run-time limits:
     operands are not read beyond them (panels of `right`: whole panels are), results outside are
-    unspecified.  `accumulate` false (a constant or an i1 value) starts from zero instead of reading
-    the accumulator.
+    unspecified; panels in groups take no limit on the depth.  `accumulate` false (a constant or an i1
+    value) starts from zero instead of reading the accumulator.
 
     Element types (left, right, accumulator): (f32, f32, f32), (f64, f64, f64), (bf16 or f16, same,
     f32), (i8 or u8, i8 or u8, i32).

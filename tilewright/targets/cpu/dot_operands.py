@@ -22,6 +22,7 @@ from tilewright.targets.cpu.dot import (
     emit_dot,
     kernel_text,
     scratch_bytes,
+    takes_groups,
 )
 from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices
 from tilewright.targets.cpu.nests import count_of_prefix
@@ -34,10 +35,14 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 @dataclass(frozen=True)
 class Panels:
-    """A right operand in panels: the load of [count, depth, width], reshaped to [depth, columns]."""
+    """A right operand in panels: the load of [count, depth / group, width, group], reshaped to [depth, columns].
+
+    Without the last axis, `group` is 1.
+    """
 
     load: Operation
     width: int
+    group: int
 
 
 @dataclass(frozen=True)
@@ -70,18 +75,19 @@ def panels_of(placement: Placement, value: Value) -> Panels | None:
     permute = permuted.definition
     if permuted in placement.stored or permute is None or permute.opcode != "permute":
         return None
-    if permute.attributes["order"] != (1, 0, 2) or permuted.type.shape[0] != value.type.shape[0]:
+    order, block = permute.attributes["order"], permute.operands[0]
+    if order not in ((1, 0, 2), (1, 3, 0, 2)):
         return None
-    block = permute.operands[0]
     load = block.definition
     if block in placement.stored or load is None or load.opcode != "load":
         return None
-    width = block.type.shape[2]
-    _, depth, lane = placement.analysis.all_axes(load.operands[0])
-    panel = placement.analysis.along(load.operands[0], 0)
-    whole = lane.step == 1 and lane.run == 0 and depth.step == width and depth.run == 0
-    single = block.type.shape[0] == 1
-    return Panels(load, width) if whole and (single or (panel.uniform and panel.run == 0)) else None
+    count, groups, width, group = (*block.type.shape, 1)[:4]
+    if (groups * group, count * width) != value.type.shape:
+        return None
+    panel, depth, lane, *within = placement.analysis.all_axes(load.operands[0])
+    steps = [(depth, width * group), (lane, group), *((axis, 1) for axis in within)]
+    whole = all(axis.step == step and axis.run == 0 for axis, step in steps)
+    return Panels(load, width, group) if whole and (count == 1 or (panel.uniform and panel.run == 0)) else None
 
 
 def address_facts(placement: Placement, value: Value) -> tuple[Along, ...] | None:
@@ -117,10 +123,7 @@ def addressable(placement: Placement, dot: Operation, operand: Value, side: str)
     if source.definition is None or source.definition.opcode != "load" or source.type.dtype.bits < 8:
         return False
     if side == "right" and panels_of(placement, operand) is not None:
-        panels = panels_of(placement, operand)
-        assert panels is not None
-        target_width = placement.target.microtile(dot.operands[2].type.dtype)[1]
-        return panels.width == target_width and mask_parts(placement, dot, operand, side) is not None
+        return _panels_fit(placement, dot, operand)
     facts = address_facts(placement, operand)
     if facts is None:
         return False
@@ -131,6 +134,17 @@ def addressable(placement: Placement, dot: Operation, operand: Value, side: str)
     if side == "right" and not any(fact.step == 1 or extent == 1 for fact, extent in inner):
         return False
     return mask_parts(placement, dot, operand, side) is not None
+
+
+def _panels_fit(placement: Placement, dot: Operation, operand: Value) -> bool:
+    """Whether panels are as wide as the register tile, in groups only where it takes them so."""
+    panels = panels_of(placement, operand)
+    assert panels is not None
+    target, (left, right, accumulator) = placement.target, (value.type.dtype for value in dot.operands)
+    if panels.group != 1 and not takes_groups(target, dot_shape(dot), left, right, panels.group):
+        return False
+    width = target.microtile(accumulator)[1]
+    return panels.width == width and mask_parts(placement, dot, operand, "right") is not None
 
 
 def _buffer_fits(placement: Placement, operand: Value, source: Value, side: str) -> bool:
@@ -167,7 +181,7 @@ def mask_parts(placement: Placement, dot: Operation, operand: Value, side: str) 
         loaded_axis = axes[prefix.axis]
         extent = compare.type.shape[prefix.axis]
         if panels is not None:
-            if loaded_axis not in (0, 1):
+            if loaded_axis > (0 if panels.group > 1 else 1):
                 return None
             parts.append(MaskPart(compare, prefix, 1 - loaded_axis, extent, 1 if loaded_axis else panels.width))
             continue
@@ -365,7 +379,8 @@ class DotEmitter:
 
     def _panel_operand(self, panels: Panels, value: Value) -> RightOperand:
         pointer = panels.load.operands[0]
-        start = self.evaluator.address(pointer, (ZERO, ZERO, ZERO))
+        inner = (ZERO,) * (pointer.type.rank - 1)
+        start = self.evaluator.address(pointer, (ZERO, *inner))
         fact = self.placement.analysis.along(pointer, 0)
         stride: LLVMValue | int
         if pointer.type.shape[0] == 1:
@@ -373,9 +388,9 @@ class DotEmitter:
         elif fact.step is not None:
             stride = fact.step
         else:
-            following = self.evaluator.address(pointer, (Index(self.builder.integer(1)), ZERO, ZERO))
+            following = self.evaluator.address(pointer, (Index(self.builder.integer(1)), *inner))
             stride = self._distance(start, following, value.type.dtype.itemsize)
-        return RightOperand(start, "panels", stride, value.type.dtype)
+        return RightOperand(start, _panel_layout(panels), stride, value.type.dtype)
 
 
 def is_zero(value: Value) -> bool:
@@ -394,11 +409,16 @@ def dot_shape(operation: Operation) -> DotShape:
     return DotShape(rows, columns, operation.operands[0].type.shape[-1])
 
 
+def _panel_layout(panels: Panels) -> str:
+    return "panels" if panels.group == 1 else "groups"
+
+
 def right_layout(placement: Placement, operation: Operation) -> str:
     """The layout that the right operand will have, as `RightOperand` names it."""
     value = operation.operands[1]
-    if panels_of(placement, value) is not None:
-        return "panels"
+    panels = panels_of(placement, value)
+    if panels is not None:
+        return _panel_layout(panels)
     if shape_source(placement, value) in placement.stored:
         return "rows" if value in placement.stored else "columns"
     facts = address_facts(placement, value)

@@ -10,48 +10,57 @@ for each pair of strips of 16 columns:
     copy it to scratch in this form, zero beyond the depth; it stays in the level 1 cache
     for each pair of tiles of rows: 2 x 2 tiles of sums over the depth, 2 tiles of each operand read for each step
 
+Panels that come in this form (layout `groups`) are read where they lie, with the whole depth in one run; then rows
+are the outer loop and stay near, while strips pass by.
+
 Tiles 0 to 3 hold sums (2 * row tile + column tile), 4 and 5 the left operand, 6 and 7 the right.  The shape of
 every tile comes from a table that is loaded before; what is left of the rows has a table of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.dot_pack import BlockCopy, masked_part, transposed
 from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
-from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.cpu.target import LEAST_TILE_ROWS, CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
 _ROWS = 16  # of a tile, and columns of a strip
 _BYTES = 64  # of a row of a tile
 _STRIPS = 2  # taken at once, as many as tiles of rows
-_LEAST_ROWS = 16  # fewer leave tiles empty, and the copy of the right operand is used too seldom
 _LINE = 64
 
 
 def uses_tiles(target: CPUTarget, shape: DotShape, left: DType, right: DType) -> bool:
     """Whether a product of these types and extents is done in tile registers."""
-    return shape.rows >= _LEAST_ROWS and target.multiplies_in_tiles(left, right)
+    return shape.rows >= LEAST_TILE_ROWS and target.multiplies_in_tiles(left, right)
+
+
+def takes_groups(target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int) -> bool:
+    """Whether the right operand may lie in panels with `group` steps of the depth beside each other."""
+    return uses_tiles(target, shape, left, right) and group == target.panel_group(right, shape.rows, shape.depth)
 
 
 class TileBlocking:
     """Block sizes of a product, and where its copies lie in scratch."""
 
-    def __init__(self, target: CPUTarget, shape: DotShape, left: DType) -> None:
+    def __init__(self, target: CPUTarget, shape: DotShape, left: DType, layout: str) -> None:
         self.group = 4 // left.itemsize
         self.step = _BYTES // left.itemsize  # depth of one tile
-        # The copy of two strips takes a third of the level 1 cache at most.
-        longest = target.l1_bytes // 3 // (_STRIPS * _ROWS * left.itemsize) // self.step * self.step
-        runs = -(-shape.depth // longest)
-        self.depth = round_up(-(-shape.depth // runs), self.step)
+        self.depth, self.strip_bytes = shape.depth, 0
+        if layout != "groups":
+            # The copy of two strips takes a third of the level 1 cache at most.
+            longest = target.l1_bytes // 3 // (_STRIPS * _ROWS * left.itemsize) // self.step * self.step
+            runs = -(-shape.depth // longest)
+            self.depth = round_up(-(-shape.depth // runs), self.step)
+            self.strip_bytes = self.depth // self.group * _BYTES
         # Rows of the left copy are an odd number of lines apart, so that they fall into different cache sets.
         self.left_stride = ((self.depth // self.step) | 1) * self.step
         self.left_bytes = shape.rows * self.left_stride * left.itemsize
-        self.strip_bytes = self.depth // self.group * _BYTES
         self.scratch_bytes = round_up(self.left_bytes, _LINE) + _STRIPS * self.strip_bytes
 
 
@@ -65,6 +74,7 @@ class _Run:
     """One run of the depth for one or two strips of columns."""
 
     column: LLVMValue
+    strips: LLVMValue  # the first tile of the right operand
     count: int  # strips
     left: LLVMValue
     left_stride: LLVMValue  # in elements
@@ -89,12 +99,16 @@ class _TileFunction:
         for name in ("left_row_stride", "left_depth_stride", "right_stride"):
             if getattr(plan, name) is not None:
                 setattr(self, name, b.integer(getattr(plan, name)))
-        self.blocking = TileBlocking(target, plan.shape, plan.left)
+        self.blocking = TileBlocking(target, plan.shape, plan.left, plan.layout)
         self.lanes = self.blocking.step  # elements of a vector, which is as wide as a tile
         # Elements are moved, never computed with: integers of their width.
         self.element = f"i{plan.left.bits}"
-        self.strips = b.gep(self.scratch, round_up(self.blocking.left_bytes, _LINE), "i8")
         self.width = target.microtile(plan.accumulator)[1]
+        self.in_place = plan.layout == "groups"
+        # Bytes from row to row of the right operand's tiles, and from strip to strip.
+        self.strip_row = 4 * self.width if self.in_place else _BYTES
+        self.strip_apart = _BYTES if self.in_place else self.blocking.strip_bytes
+        self.strips = b.gep(self.scratch, round_up(self.blocking.left_bytes, _LINE), "i8")
         self.instruction = "llvm.x86.tdpbf16ps"
         if plan.left.is_integer:
             self.instruction = (
@@ -115,36 +129,56 @@ class _TileFunction:
 
     def _run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue) -> None:
         """One run of the depth: all strips of `right` and all rows."""
-        b, shape = self.builder, self.plan.shape
+        b = self.builder
         left, left_stride = self._prepare_left(start, length)
         steps = b.binary("sdiv", b.add(length, self.blocking.step - 1), b.integer(self.blocking.step))
-        whole = shape.rows // (2 * _ROWS) * 2 * _ROWS
-        rest = [min(_ROWS, shape.rows - first) for first in range(whole, shape.rows, _ROWS)]
-        if whole:
+        if self.plan.shape.rows >= 2 * _ROWS:
             self._configure([_ROWS, _ROWS])
-        wide = _STRIPS * _ROWS
-        narrow = shape.columns % wide
-        narrow = narrow if 0 < narrow <= _ROWS else 0
-        end = b.minimum(self.columns, shape.columns - narrow)
 
-        def strips(column: LLVMValue, count: int) -> None:
+        def strips_of(row: LLVMValue, heights: Sequence[int]) -> None:
+            def multiply(column: LLVMValue, count: int) -> None:
+                place, _ = self._right_rows(column, start)
+                self._tiles(row, heights, _Run(column, place, count, left, left_stride, steps, accumulate, None))
+
+            self._each_strip(multiply)
+
+        def rows_of(column: LLVMValue, count: int) -> None:
             self._pack(column, start, length, count)
-            run = _Run(column, count, left, left_stride, steps, accumulate, self._right_ahead(column, start, length))
-            if whole:
-                with b.loop(b.integer(0), b.minimum(self.rows, whole), 2 * _ROWS, hint="rows") as rows:
-                    self._tiles(rows.index, [_ROWS, _ROWS], run)
-            if rest:
-                with b.when(b.compare("sgt", self.rows, whole), hint="rest"):
-                    self._configure(rest)
-                    self._tiles(b.integer(whole), rest, run)
-                    if whole:
-                        self._configure([_ROWS, _ROWS])
+            ahead = self._right_ahead(column, start, length)
+            run = _Run(column, self.strips, count, left, left_stride, steps, accumulate, ahead)
+            self._each_rows(lambda row, heights: self._tiles(row, heights, run))
 
-        with b.loop(b.integer(0), end, wide, hint="strips") as loop:
-            strips(loop.index, _STRIPS)
+        if self.in_place:  # rows of `left` stay in level 1, where there is nothing to copy
+            self._each_rows(strips_of)
+        else:
+            self._each_strip(rows_of)
+
+    def _each_strip(self, body: Callable[[LLVMValue, int], None]) -> None:
+        """Call `body` with the first column of each pair of strips and their number."""
+        b, columns = self.builder, self.plan.shape.columns
+        wide = _STRIPS * _ROWS
+        narrow = columns % wide
+        narrow = narrow if 0 < narrow <= _ROWS else 0
+        with b.loop(b.integer(0), b.minimum(self.columns, columns - narrow), wide, hint="strips") as loop:
+            body(loop.index, _STRIPS)
         if narrow:
-            with b.when(b.compare("sgt", self.columns, shape.columns - narrow), hint="narrow"):
-                strips(b.integer(shape.columns - narrow), 1)
+            with b.when(b.compare("sgt", self.columns, columns - narrow), hint="narrow"):
+                body(b.integer(columns - narrow), 1)
+
+    def _each_rows(self, body: Callable[[LLVMValue, Sequence[int]], None]) -> None:
+        """Call `body` with the first row of each pair of tiles and their heights, which are configured."""
+        b, rows = self.builder, self.plan.shape.rows
+        whole = rows // (2 * _ROWS) * 2 * _ROWS
+        rest = [min(_ROWS, rows - first) for first in range(whole, rows, _ROWS)]
+        if whole:
+            with b.loop(b.integer(0), b.minimum(self.rows, whole), 2 * _ROWS, hint="rows") as loop:
+                body(loop.index, [_ROWS, _ROWS])
+        if rest:
+            with b.when(b.compare("sgt", self.rows, whole), hint="rest"):
+                self._configure(rest)
+                body(b.integer(whole), rest)
+                if whole:
+                    self._configure([_ROWS, _ROWS])
 
     def _configure(self, heights: Sequence[int]) -> None:
         """Load the shapes of all tiles: `heights` are the rows of the one or two tiles of rows."""
@@ -183,15 +217,20 @@ class _TileFunction:
         b.branch(ready)
         b.start(ready)
         first = b.gep(run.left, b.multiply(row, stride), "i8")
-        line = b.integer(_BYTES)
-        following = self._following_sums(row, run)
+        line = b.integer(self.strip_row)
+        following = None if self.in_place else self._following_sums(row, run)
         with b.loop(b.integer(0), run.steps, 1, hint="deep") as loop:
-            self._prefetch_sums(following, loop.index, count)
-            self._prefetch_right(run, row, loop.index)
+            if following is not None:
+                self._prefetch_sums(following, loop.index, count)
+                self._prefetch_right(run, row, loop.index)
+            else:
+                self._prefetch_left(run, row, loop.index)
             place = b.gep(first, b.multiply(loop.index, _BYTES), "i8")
-            strip = b.gep(self.strips, b.multiply(loop.index, _ROWS * _BYTES), "i8")
+            strip = b.gep(run.strips, b.multiply(loop.index, _ROWS * self.strip_row), "i8")
+            # Strips that pass by are loaded with a hint that keeps them from driving the rows out of level 1.
+            load_strip = "llvm.x86.tileloaddt164" if self.in_place else "llvm.x86.tileloadd64"
             for j in range(count):
-                self._move("llvm.x86.tileloadd64", 6 + j, b.gep(strip, j * self.blocking.strip_bytes, "i8"), line)
+                self._move(load_strip, 6 + j, b.gep(strip, j * self.strip_apart, "i8"), line)
             for i in range(len(heights)):
                 self._move("llvm.x86.tileloadd64", 4 + i, b.gep(place, b.multiply(stride, _ROWS * i), "i8"), stride)
                 for j in range(count):
@@ -229,7 +268,7 @@ class _TileFunction:
     ) -> tuple[LLVMValue, LLVMValue] | None:
         """Where the strips after those at `column` lie, and the bytes from one step of the depth to the next."""
         b = self.builder
-        if self.plan.layout == "columns":
+        if self.plan.layout in ("columns", "groups"):
             return None
         following = b.add(column, _STRIPS * _ROWS)
         more = b.compare("slt", following, self.columns)
@@ -250,6 +289,17 @@ class _TileFunction:
         first = b.multiply(turn, lines)
         for line in range(lines):
             self._prefetch(b.gep(place, b.multiply(b.add(first, line), stride), "i8"), level=2)
+
+    def _prefetch_left(self, run: _Run, row: LLVMValue, step: LLVMValue) -> None:
+        """A share of the rows below, which the same strips or the next program takes, into the level 2 cache."""
+        b, wide = self.builder, _STRIPS * _ROWS
+        stride = b.multiply(run.left_stride, self.plan.left.itemsize)
+        rows = -(-2 * _ROWS // -(-self.plan.shape.columns // wide))
+        first = b.multiply(b.binary("udiv", run.column, b.integer(wide)), rows)
+        below = b.add(b.add(row, first), 2 * _ROWS)
+        place = b.gep(b.gep(run.left, b.multiply(below, stride), "i8"), b.multiply(step, _BYTES), "i8")
+        for number in range(rows):
+            self._prefetch(b.gep(place, b.multiply(stride, number), "i8"), level=2)
 
     def _prefetch(self, address: LLVMValue, level: int) -> None:
         arguments = [address, *(self.builder.integer(number, "i32") for number in (0, 4 - level, 1))]

@@ -43,6 +43,9 @@ _NAMED: dict[str, tuple[str, str, str, int, int]] = {
 }
 
 
+LEAST_TILE_ROWS = 16  # fewer leave tiles empty, and a copy of the right operand is used too seldom
+
+
 @dataclass(frozen=True)
 class CPUTarget:
     """One CPU: everything the lowering asks about it, and nothing that changes while it runs."""
@@ -168,6 +171,15 @@ class CPUTarget:
             # 28 accumulators, 2 right vectors, 1 broadcast; NEON has half the load width, so wider tiles
             return (14, 2 * vector) if self.vector_bits >= 256 else (8, 3 * vector)
         return (6, 2 * vector)  # 12 accumulators, 2 right vectors, 1 broadcast of 16
+
+    def panel_group(self, dtype: DType, rows: int, depth: int) -> int:
+        """Steps of the depth that lie beside each other in panels for `dot`, for a product of at least `rows` rows.
+
+        1: panels are [depth][width].  Tile registers take [depth / group][width][group] where they lie, if the
+        depth fills whole tiles.
+        """
+        group = 4 // dtype.itemsize if self.multiplies_in_tiles(dtype, dtype) else 1
+        return group if rows >= LEAST_TILE_ROWS and depth % (16 * group) == 0 else 1
 
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32."""

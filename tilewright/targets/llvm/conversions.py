@@ -177,6 +177,9 @@ class Converter:
         rounded = builder.add(builder.add(bits, odd), builder.constant(word, 0x7FFF))
         quiet = builder.binary("or", bits, builder.constant(word, 0x400000))
         chosen = builder.select(builder.compare("uno", value, value), quiet, rounded)
+        if value.lanes >= 32:  # the upper halves of two registers by one exchange, where truncation takes each alone
+            halves = builder.cast("bitcast", chosen, vector_type("i16", 2 * value.lanes))
+            return builder.shuffle(halves, None, range(1, 2 * value.lanes, 2))
         high = builder.binary("lshr", chosen, builder.constant(word, 16))
         return builder.cast("trunc", high, self._type("i16", value))
 

@@ -161,6 +161,10 @@ class NvidiaTarget:
         """Rows and columns of the smallest tile of `dot`'s instruction: blocks in multiples of it run fastest."""
         return (64, 8) if self.wgmma and dtype.bits <= 32 else (16, 8)
 
+    def panel_group(self, dtype: DType, rows: int, depth: int) -> int:
+        """Steps of the depth that lie beside each other in panels: 1, since operands are taken as they lie."""
+        return 1
+
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:
