@@ -50,7 +50,7 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("CU"):
-            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2, CU_EVENT_DEFAULT=0,
+            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2, CU_EVENT_DEFAULT=0, CU_EVENT_RECORD_EXTERNAL=1,
                                          CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1,
                                          CU_STREAM_CAPTURE_STATUS_NONE=0,
                                          CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)  # fmt: skip

@@ -40,7 +40,7 @@ Progress = Callable[[str, str, float], None]
 logger = logging.getLogger("tilewright.tune")
 
 # By effort: candidates up to so many times the least estimate are timed, and at most so many.
-CLOSE: dict[int, tuple[float, int]] = {0: (1.0, 1), 1: (1.3, 5), 2: (2.0, 12), 3: (math.inf, 1000)}
+CLOSE: dict[int, tuple[float, int]] = {0: (1.0, 1), 1: (1.5, 8), 2: (2.5, 16), 3: (math.inf, 1000)}
 _LARGE_SIZE = 512  # of a symbol without a smaller limit, among the examples that are timed
 
 

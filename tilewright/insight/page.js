@@ -234,8 +234,11 @@ function graph() {
     const step = rows[first].step === null ? null : report.steps[rows[first].step];
     if (step) {
       const top = Y(first) - pitch / 2 + 2, height = pitch * (last - first + 1) - 4;
-      const name = drawing("text", { x: boxes + 16, y: top + height / 2 + 4 }, `${step.number}  ${step.kernel}`);
-      name.append(drawing("tspan", { class: "soft", dx: 10 }, `${time(step.seconds)}  ${percent(step.share)}  ${step.bound}`));
+      const launches = report.steps.filter((other) => other.group === step.group);
+      const sum = (key) => launches.reduce((total, launch) => total + launch[key], 0);
+      const kernels = launches.map((launch) => `${launch.number} ${launch.kernel}`).join(", ");
+      const name = drawing("text", { x: boxes + 16, y: top + height / 2 + 4 }, kernels);
+      name.append(drawing("tspan", { class: "soft", dx: 10 }, `${time(sum("seconds"))}  ${percent(sum("share"))}  ${step.bound}`));
       parts.push(drawing("g", { class: "kernel", "data-step": step.number, onclick: () => select(step.number, true) },
         drawing("rect", { class: "group", x: boxes, y: top, width: 540, height, rx: 5 }),
         drawing("rect", { x: boxes, y: top, width: 5, height, rx: 2, fill: `var(--${step.bound})` }), name));

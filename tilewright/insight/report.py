@@ -90,6 +90,7 @@ def _step(
     return {
         "number": number,
         "name": step.name,
+        "group": _group(step),
         "kernel": engine.kernel_name(taken.kernel),
         "grid": [evaluate(extent, sizes) for extent in taken.grid],
         "choices": len(step.choices),

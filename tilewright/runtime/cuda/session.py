@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilewright.errors import InputError, ShapeError
@@ -23,6 +24,7 @@ from tilewright.runtime.cuda.program import Program
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
 from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
+from tilewright.runtime.cuda.timing import graph_times
 from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices
 from tilewright.runtime.shapes import Binding, Shapes
@@ -105,26 +107,15 @@ class CudaSession:
             return call.results
 
     def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
-        """Milliseconds of every step, run by run, by the GPU's events; kernels are launched one by one."""
-        cuda = api()
+        """Milliseconds of every step, run by run, by events between the kernels of the plan's graph."""
         with self._lock, self.device.active():
             call = self._bind(inputs, {})
             launches = self._launches_for(call)
-            events = [check(cuda.cuEventCreate(0), "making an event") for _ in range(steps + 1)]
-            times = []
+            pieces = [partial(launch, addresses=call.addresses) for launch in launches]
             with _Ordered(self, call):
                 self._copy_in(call)
-                for _ in range(runs + 1):  # the first warms up
-                    check(cuda.cuEventRecord(events[0], call.stream), "timing a plan")
-                    for launch, event in zip(launches, events[1:], strict=True):
-                        launch(call.stream, call.addresses)
-                        check(cuda.cuEventRecord(event, call.stream), "timing a plan")
-                    check(cuda.cuEventSynchronize(events[-1]), "waiting for a plan")
-                    pairs = zip(events, events[1:], strict=False)
-                    times.append([float(check(cuda.cuEventElapsedTime(*pair), "timing a plan")) for pair in pairs])
+                times = graph_times(pieces, call.stream, runs + 1)  # the first warms up
                 self._copy_out(call)
-            for event in events:
-                check(cuda.cuEventDestroy(event), "giving up an event")
         return times[1:]
 
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:

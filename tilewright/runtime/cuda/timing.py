@@ -115,3 +115,37 @@ def replay_times(work: Sequence[Callable[[int], None]], rounds: int) -> list[lis
         for graph in graphs:
             check(cuda.cuGraphExecDestroy(graph), "giving up a graph")
         check(cuda.cuStreamDestroy(stream), "giving up a stream")
+
+
+def graph_times(pieces: Sequence[Callable[[int], None]], stream: int, runs: int) -> list[list[float]]:
+    """Milliseconds of each piece of work within one CUDA graph of all, run by run: events lie between them.
+
+    ``pieces[n](stream)`` enqueues one; the graph is launched on `stream`. A context is current.
+    """
+    cuda = api()
+    inside = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream")
+    events = [check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DEFAULT), "timing") for _ in range(len(pieces) + 1)]
+    external = cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+
+    def enqueue(captured: int) -> None:
+        check(cuda.cuEventRecordWithFlags(events[0], captured, external), "timing")
+        for piece, event in zip(pieces, events[1:], strict=True):
+            piece(captured)
+            check(cuda.cuEventRecordWithFlags(event, captured, external), "timing")
+
+    try:
+        graph = capture(int(inside), enqueue)
+        executable = check(cuda.cuGraphInstantiate(graph, 0), "preparing a graph")
+        check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
+        times = []
+        for _ in range(runs):
+            check(cuda.cuGraphLaunch(executable, stream), "launching a graph")
+            check(cuda.cuStreamSynchronize(stream), "waiting for a GPU")
+            pairs = zip(events, events[1:], strict=False)
+            times.append([float(check(cuda.cuEventElapsedTime(*pair), "timing")) for pair in pairs])
+        check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
+        return times
+    finally:
+        for event in events:
+            check(cuda.cuEventDestroy(event), "timing")
+        check(cuda.cuStreamDestroy(inside), "giving up a stream")
