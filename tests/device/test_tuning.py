@@ -1,0 +1,99 @@
+"""Choosing kernels by time on a GPU: what is timed, kept and asked for again, and how steps are profiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.dtypes import float16
+from tilewright.engine import trials
+from tilewright.engine.builder import build
+from tilewright.engine.tuning import Tuning
+from tilewright.errors import MissingTimingError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.reference import run
+from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.settings import settings
+from tilewright.targets.registry import get_target
+
+
+def towers(rng: np.random.Generator, rows: int | None = None, width: int = 512) -> Graph:
+    """A norm, two equal products and a third."""
+    b = GraphBuilder("towers")
+    count = b.symbol("rows", 1, 900) if rows is None else rows
+    x = b.input("x", float16, (count, width))
+    x = b.op("layer_norm", [x, b.constant(np.ones(width, np.float16))], epsilon=1e-5, axis=1)
+    for _ in range(2):
+        w = (rng.standard_normal((width, width)) / width**0.5).astype(np.float16)
+        x = b.op("relu", [b.op("matmul", [x, b.constant(w)])])
+    w = (rng.standard_normal((width, 96)) / width**0.5).astype(np.float16)
+    b.output(b.op("add", [b.op("matmul", [x, b.constant(w)]), b.constant(w[0])]), "y")
+    return b.finish()
+
+
+def largest_error(engine: Any, graph: Graph, rows: int, rng: np.random.Generator) -> float:
+    x = rng.standard_normal((rows, graph.inputs[0].shape[1])).astype(np.float16)
+    exact = run(graph, {"x": x})["y"]
+    found = engine(DeviceArray.from_numpy(x)).numpy().astype(np.float64)
+    return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))
+
+
+def test_the_fastest_of_the_close_candidates_is_taken_and_kept(rng, caplog, monkeypatch, tmp_path: Path) -> None:
+    graph = towers(rng, 300)
+    with caplog.at_level(logging.INFO, logger="tilewright.engine"):
+        engine = build(graph, "cuda", tuning=Tuning(1))
+    assert settings.threads == 1 or "processes" in caplog.text
+    assert largest_error(engine, graph, 300, rng) <= 2.0**-8
+    compared = 0
+    for step in engine.plan.steps:
+        times = {n: c["microseconds"] for n, c in enumerate(step.evidence["candidates"]) if "microseconds" in c}
+        if times:
+            compared += 1
+            assert step.evidence["choice"]["number"] == min(times, key=lambda number: times[number])
+            assert all(0.3 < time < 300 for time in times.values()), times
+    assert compared >= 3
+    monkeypatch.setattr(trials, "replay_times", None)  # nothing is timed again
+    again = build(graph, "cuda", tuning=Tuning(1))
+    assert again._package.objects == engine._package.objects
+    with settings.scope(cache_directory=tmp_path / "elsewhere"):
+        shipped = build(graph, "cuda", tuning=Tuning(1, engine.timings, reproducible=True))
+        assert shipped._package.objects.keys() == engine._package.objects.keys()
+        with pytest.raises(MissingTimingError, match="a reproducible build times nothing"):
+            build(graph, "cuda", tuning=Tuning(1, reproducible=True))
+
+
+@pytest.mark.parametrize("effort", [0, 3])
+def test_every_effort_gives_right_results(rng, effort: int) -> None:
+    graph = towers(rng, width=256)
+    engine = build(graph, "cuda", tuning=Tuning(effort))
+    for rows in (1, 17, 900):
+        assert largest_error(engine, graph, rows, rng) <= 2.0**-8, rows
+    counts = [sum("microseconds" in c for c in step.evidence["candidates"]) for step in engine.plan.steps]
+    assert max(counts) == (0 if effort == 0 else max(len(step.evidence["candidates"]) for step in engine.plan.steps))
+
+
+def test_cold_weights_take_longer(rng) -> None:
+    """Where a model is said not to fit the L2 cache, reading 2 MB of weights from memory shows."""
+    graph = towers(rng, 16, 1024)
+    times = {}
+    for l2_bytes in (1 << 20, 1 << 40):
+        target = dataclasses.replace(get_target("cuda"), l2_bytes=l2_bytes)
+        engine = build(graph, target, tuning=Tuning(1))
+        product = max(engine.timings, key=lambda timing: timing.what.count("1024"))
+        times[product.context] = min(product.microseconds.values())
+    (cold,) = [context for context in times if "cold" in context]
+    (warm,) = [context for context in times if "cold" not in context]
+    assert times[cold] > times[warm]
+
+
+def test_steps_are_timed_inside_the_plans_graph(rng) -> None:
+    graph = towers(rng, 300)
+    engine = build(graph, "cuda", tuning=Tuning(0))
+    rows = engine.profile({"x": rng.standard_normal((300, 512)).astype(np.float16)}, runs=5)
+    assert len(rows) == len(engine.plan.steps) and all(1e-4 < row["milliseconds"] < 1 for row in rows)
