@@ -124,15 +124,16 @@ class Autotuner(KernelWrapper):
         self._chosen = {name for config in self.configs for name in config.all_kwargs()}
         self.keys = list(key)
         self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # quick keys -> keys
-        self._reset, self._restore = list(reset_to_zero or ()), list(restore_value or ())
+        self.reset_to_zero, self.restore_value = list(reset_to_zero or ()), list(restore_value or ())
         self._check_names()
         self._places = [(name, self.argument_names.index(name)) for name in self.keys]
         self.pre_hook = pre_hook or self._prepare_arguments
         self.post_hook = post_hook or self._restore_arguments
+        self.user_defined_pre_hook, self.user_defined_post_hook = pre_hook is not None, post_hook is not None
         prune = dict(prune_configs_by or {})
         self.early_config_prune: Hook | None = prune.pop("early_config_prune", None)
         self.perf_model: Hook | None = prune.pop("perf_model", None)
-        self.top_k: int | float = prune.pop("top_k", 1.0)
+        self.configs_top_k: int | float = prune.pop("top_k", 1.0)
         if prune:
             raise ValueError(f"prune_configs_by does not know {', '.join(prune)}")
         self.num_warmups, self.num_reps = 25 if warmup is None else warmup, 100 if rep is None else rep
@@ -144,10 +145,10 @@ class Autotuner(KernelWrapper):
         self.configs_timings: dict[Config, Any] = {}
         self.failures: dict[Config, Exception] = {}
         self.bench_time = 0.0
-        self._saved: dict[str, Any] = {}
+        self.restore_copies: dict[str, Any] = {}
 
     def _check_names(self) -> None:
-        given = {"key": self.keys, "reset_to_zero": self._reset, "restore_value": self._restore}
+        given = {"key": self.keys, "reset_to_zero": self.reset_to_zero, "restore_value": self.restore_value}
         for option, names in given.items():
             unknown = [name for name in names if name not in self.argument_names]
             if unknown:
@@ -226,7 +227,7 @@ class Autotuner(KernelWrapper):
             if not configs:
                 raise AutotunerError(f"kernel '{self.name}': early_config_prune left no configuration")
         if self.perf_model is not None:
-            count = self.top_k
+            count = self.configs_top_k
             if isinstance(count, float):
                 if count > 1:
                     raise ValueError(f"top_k is a whole number, or a part of at most 1.0, got {count}")
@@ -355,23 +356,23 @@ class Autotuner(KernelWrapper):
             describe(key, set()),
             repr(sorted((name, describe(unwrap(value), set())) for name, value in named.items())),
             repr(sorted(options.items(), key=lambda item: item[0])),
-            f"{settings.threads} {settings.interpret} {self._reset} {self._restore}",
+            f"{settings.threads} {settings.interpret} {self.reset_to_zero} {self.restore_value}",
         ]
         return f"autotune-{hashlib.sha256(content_key(*parts).encode()).hexdigest()[:40]}"
 
     # The default hooks
 
     def _prepare_arguments(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
-        for name in self._reset:
+        for name in self.reset_to_zero:
             if named[name] is not None:
                 _fill_zero(named[name])
         if not reset_only:
-            self._saved = {name: _copy(named[name]) for name in self._restore if named[name] is not None}
+            self.restore_copies = {name: _copy(named[name]) for name in self.restore_value if named[name] is not None}
 
     def _restore_arguments(self, named: Mapping[str, Any], exception: Exception | None = None) -> None:
-        for name, value in self._saved.items():
+        for name, value in self.restore_copies.items():
             _assign(named[name], value)
-        self._saved = {}
+        self.restore_copies = {}
 
 
 def _machine(values: Iterable[Any]) -> tuple[Target, str]:

@@ -53,7 +53,8 @@ _AUTOTUNER = {
     **_from("tilewright.frontend.heuristics", "Heuristics", "heuristics"),
 }
 _KERNELS = {
-    **_from(_JIT, "JITFunction", "jit", KernelInterface="JITFunction", JITCallable="JITFunction"),
+    **_from(_JIT, "JITFunction", "jit", JITCallable="JITFunction"),
+    **_from("tilewright.shim.interface", "KernelInterface"),
     **_from(_INFO, "KernelParam", "JitFunctionInfo"),
     **_from(_WRAPPERS, "MockTensor", "TensorWrapper", "reinterpret"),
     **_from("tilewright.language.function", "constexpr_function", "ConstexprFunction"),
