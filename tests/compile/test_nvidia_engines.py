@@ -60,6 +60,14 @@ def test_a_transformer_layer_with_a_run_time_length() -> None:
                 assert all(0 < extent <= 4 * 132 for extent in grids)
 
 
+def test_kernels_of_a_plan_start_early() -> None:
+    module, x = blocks.Block(256, 4).half().eval(), torch.zeros(2, 40, 256, dtype=torch.float16)
+    for target, early in (("cuda:sm_90a", True), ("cuda:sm_80", False)):
+        package = tilewright.compile(module, (x,), target=target)._package
+        kernels = package.manifest["programs"][0]["kernels"].values()
+        assert {kernel["launch"]["dependent_launch"] for kernel in kernels} == {early}
+
+
 def test_single_precision_stays_single() -> None:
     engine = tilewright.compile(blocks.Mlp(64).eval(), (torch.zeros(8, 64),), target="cuda:sm_90a")
     assert set(chosen(engine)) == {"tiled matmul", "row kernel"}

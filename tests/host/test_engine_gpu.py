@@ -174,6 +174,7 @@ def test_graphs_follow_memory_that_moves(driver, rng, fail):
     driver.updates_fail = fail
     graph = perceptron(rng)
     engine = build(graph, "cuda:sm_90a")
+    engine._session.graphs.variants = 1
     kept = []
     for _ in range(3):
         x = rng.standard_normal((5, 24), np.float32)
@@ -183,6 +184,58 @@ def test_graphs_follow_memory_that_moves(driver, rng, fail):
         np.testing.assert_allclose(y.numpy(), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
     assert driver.calls["cuGraphExecUpdate"] == 2
     assert driver.calls["cuGraphInstantiate"] == (3 if fail else 1)
+
+
+def test_memory_in_a_few_places_in_turn(driver, rng):
+    from tilewright.runtime.cuda.memory import DeviceArray
+
+    graph = perceptron(rng)
+    engine = build(graph, "cuda:sm_90a")
+    x, outs = rng.standard_normal((5, 24), np.float32), [DeviceArray((5, 16), np.float32) for _ in range(3)]
+    given = DeviceArray.from_numpy(x)
+    for _ in range(3):
+        for out in outs:
+            engine.run({"x": given}, out={"y": out})
+            np.testing.assert_allclose(out.numpy(), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+    assert engine._session.graphs.captures == 3 and "cuGraphExecUpdate" not in driver.calls
+
+
+def test_tensors_that_were_seen_before(driver, rng, monkeypatch):
+    """A repeated call looks nothing up again; other tensors, sizes and types are checked as the first ones were."""
+    torch = pytest.importorskip("torch")
+    from tilewright.runtime.cuda import repeats, streams
+
+    graph = cached(rng)
+    engine = build(graph, "cuda:sm_90a")
+    session = engine._session
+    # To the stand-in the host's tensors, whose GPU has the number -1, are those of a GPU.
+    session._repeats = repeats.Repeats(session.plan, -1)
+    monkeypatch.setattr(streams, "current_stream", lambda library: lambda ordinal: 7)
+    cache, index = torch.from_numpy(rng.standard_normal((5, 8), np.float32)), torch.tensor([2])
+    x = torch.ones(1, 8)
+    engine.run({"x": x, "cache": cache, "index": index})
+    bound = 0
+    original = session._bind
+
+    def counted(*arguments):
+        nonlocal bound
+        bound += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(session, "_bind", counted)
+    for number in range(3):
+        x.fill_(number)
+        results = engine.run({"cache": cache, "index": index, "x": x})
+        assert results["total"].tolist() == pytest.approx(cache.sum(0).tolist(), abs=1e-5)
+        assert cache[2].tolist() == [number] * 8
+    assert bound == 0
+    with pytest.raises(InputError, match="built for float32"):
+        engine.run({"x": x.double(), "cache": cache, "index": index})
+    with pytest.raises(ShapeError):
+        engine.run({"x": x.reshape(8), "cache": cache, "index": index})
+    other = torch.full((1, 8), 9.0)
+    engine.run({"x": other, "cache": cache, "index": index})
+    assert bound == 3 and cache[2].tolist() == [9.0] * 8
 
 
 def test_bounded_cache_of_graphs(driver, rng):

@@ -11,13 +11,15 @@ from tilewright.dtypes import BY_TEXT, DType, int32
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
+from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
 from tilewright.symbolic import Expression, lift, simplify
-from tilewright.tactics.core import KernelCall, Operand, PackedConstant, Table, TiledOperand
+from tilewright.tactics.core import ExternKernel, KernelCall, Operand, PackedConstant, Table, TiledOperand
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:
     from tilewright.frontend.compiled import CompiledKernel
+    from tilewright.frontend.jit import JITFunction
 
 Place = Callable[[Operand], BufferReference]
 
@@ -49,34 +51,37 @@ class KernelSet:
             for name, operand in call.operands.items()
             if _is_tensor(operand)
         }
-        key = self._compile(call, places)
-        binary = self.entries[key].binary
-        names = _parameter_order(call)
-        if len(names) != len(binary.parameters):
-            raise AssertionError(f"{call.kernel.__name__}: {names} against {binary.parameters}")
+        if isinstance(call.kernel, ExternKernel):
+            texts = [_tensor_type(operand) for operand in call.operands.values()]
+            key, names, types = extern_key(call.kernel.function, texts, call.constants), list(call.operands), texts
+        else:
+            key = self._compile(call, call.kernel, places)
+            names, types = _parameter_order(call, call.kernel), list(self.entries[key].binary.parameters)
+        if len(names) != len(types):
+            raise AssertionError(f"{call.kernel.__name__}: {names} against {types}")
         arguments = tuple(
             Argument(text, _argument(call.operands[name], places.get(name)))
-            for name, text in zip(names, binary.parameters, strict=True)
+            for name, text in zip(names, types, strict=True)
         )
         if call.condition is None:
             return Choice(key, arguments, call.grid)
         return Choice(key, arguments, call.grid, *call.condition)
 
-    def _compile(self, call: KernelCall, places: Mapping[str, BufferReference]) -> str:
+    def _compile(self, call: KernelCall, kernel: JITFunction, places: Mapping[str, BufferReference]) -> str:
         """The key of the binary that serves a call."""
-        types = _types(call)
+        types = _types(call, kernel)
         parameters = self._parameters(call, places)
         options = dict(call.options)
         if getattr(self.target, "dependent_launch", False):
             # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
             options["wait_at_entry"] = True
-        identity = (id(call.kernel), *map(_hashable, (types, call.constants, parameters, options)))
+        identity = (id(kernel), *map(_hashable, (types, call.constants, parameters, options)))
         if identity not in self._compiled:
-            name = call.kernel.__name__
+            name = kernel.__name__
             self.progress("compile", name, 0.0)
             started = time.perf_counter()
-            compiled: CompiledKernel = call.kernel.compile(
-                types, call.constants, parameters, target=self.target, options={**call.options, "debug": False}
+            compiled: CompiledKernel = kernel.compile(
+                types, call.constants, parameters, target=self.target, options={**options, "debug": False}
             )
             seconds = time.perf_counter() - started
             binary = compiled.binary
@@ -125,6 +130,12 @@ def _argument(operand: Operand, place: BufferReference | None) -> Any:
     return _number(operand) if place is None else place
 
 
+def _tensor_type(operand: Operand) -> str:
+    """The element type of a library function's operand, as IR text."""
+    assert isinstance(operand, TiledOperand)
+    return _element(operand).text
+
+
 def _element(operand: TiledOperand) -> DType:
     return operand.value.value.dtype if isinstance(operand.value, PackedConstant) else operand.value.dtype
 
@@ -148,10 +159,10 @@ def _type(name: str, call: KernelCall) -> TensorType:
     return scalar(BY_TEXT[call.types[name]])
 
 
-def _types(call: KernelCall) -> dict[str, TensorType | tuple[TensorType, ...]]:
+def _types(call: KernelCall, kernel: JITFunction) -> dict[str, TensorType | tuple[TensorType, ...]]:
     """Types by parameter name; a variadic parameter's operands ``extra_0`` … make a tuple."""
     types: dict[str, TensorType | tuple[TensorType, ...]] = {}
-    for parameter in call.kernel.parameters:
+    for parameter in kernel.parameters:
         if parameter.kind == "variadic":
             types[parameter.name] = tuple(_type(name, call) for name in _variadic(parameter.name, call))
         elif parameter.name in call.operands:
@@ -159,16 +170,16 @@ def _types(call: KernelCall) -> dict[str, TensorType | tuple[TensorType, ...]]:
     return types
 
 
-def _parameter_order(call: KernelCall) -> list[str]:
+def _parameter_order(call: KernelCall, kernel: JITFunction) -> list[str]:
     """The operands' names in the order of the binary's parameters."""
     names: list[str] = []
-    for parameter in call.kernel.parameters:
+    for parameter in kernel.parameters:
         if parameter.kind == "variadic":
             names += _variadic(parameter.name, call)
         elif parameter.name in call.operands:
             names.append(parameter.name)
     if len(names) != len(call.operands):
-        raise AssertionError(f"{call.kernel.__name__} has no parameters for {set(call.operands) - set(names)}")
+        raise AssertionError(f"{kernel.__name__} has no parameters for {set(call.operands) - set(names)}")
     return names
 
 

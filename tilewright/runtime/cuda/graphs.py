@@ -1,4 +1,4 @@
-"""CUDA graphs of whole plans: captured once for each shape, updated in place when the caller's memory has moved."""
+"""CUDA graphs of whole plans: captured for each shape and place of the caller's memory, updated when that moves on."""
 
 from __future__ import annotations
 
@@ -11,60 +11,63 @@ from tilewright.runtime.cuda.driver import api, check
 Key = tuple[int, ...]
 
 
-class _Graph:
-    """An executable graph, and the addresses that it was captured with."""
-
-    def __init__(self, executable: Any, addresses: Key) -> None:
-        self.executable = executable
-        self.addresses = addresses
-
-
 class GraphCache:
-    """Executable graphs by shape, the least recently used of more than `limit` given up."""
+    """Executable graphs by shape and the addresses of the caller's memory.
 
-    def __init__(self, limit: int = 32) -> None:
+    A shape has up to `variants` graphs, for callers whose tensors come to lie in a few places in turn; then the least
+    recently used one is updated in place. Of more than `limit` graphs the least recently used is given up.
+    """
+
+    def __init__(self, limit: int = 32, variants: int = 4) -> None:
         self.limit = limit
+        self.variants = variants
         self.captures = 0  # so far, for tests and people
-        self._graphs: OrderedDict[Key, _Graph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[Key, Key], Any] = OrderedDict()  # the least recently used first
         self._stream: Any = None  # on which nothing but captures happens
 
     def launch(self, shape: Key, addresses: Key, stream: int, enqueue: Callable[[int], None]) -> None:
         """Launch the graph of `shape` on memory at `addresses`; `enqueue(stream)` launches its kernels one by one,
-        and is called when there is no graph yet, or one for other addresses. A context is current."""
-        found = self._graphs.get(shape)
-        if found is None or found.addresses != addresses:
-            found = self._captured(shape, addresses, enqueue)
-        self._graphs.move_to_end(shape)
-        check(api().cuGraphLaunch(found.executable, stream), "launching a plan")
+        and is called when there is no such graph yet. A context is current."""
+        executable = self.find(shape, addresses)
+        if executable is None:
+            executable = self._captured(shape, addresses, enqueue)
+        check(api().cuGraphLaunch(executable, stream), "launching a plan")
+
+    def find(self, shape: Key, addresses: Key) -> Any:
+        """The executable graph of a shape and addresses; None when there is none yet."""
+        key = (shape, addresses)
+        found = self._graphs.get(key)
+        if found is not None:
+            self._graphs.move_to_end(key)
+        return found
 
     def clear(self) -> None:
         """Give all graphs up; none may be running."""
-        for graph in self._graphs.values():
-            check(api().cuGraphExecDestroy(graph.executable), "giving up a graph")
+        for executable in self._graphs.values():
+            check(api().cuGraphExecDestroy(executable), "giving up a graph")
         self._graphs.clear()
 
-    def _captured(self, shape: Key, addresses: Key, enqueue: Callable[[int], None]) -> _Graph:
+    def _captured(self, shape: Key, addresses: Key, enqueue: Callable[[int], None]) -> Any:
         cuda = api()
         graph = self._capture(enqueue)
         try:
-            found = self._graphs.get(shape)
-            if found is not None:
-                status, *_ = cuda.cuGraphExecUpdate(found.executable, graph)
+            others = [key for key in self._graphs if key[0] == shape]
+            if len(others) >= self.variants:
+                executable = self._graphs.pop(others[0])
+                status, *_ = cuda.cuGraphExecUpdate(executable, graph)
                 if int(status) == 0:
-                    found.addresses = addresses
-                    return found
-                self._drop(shape)
+                    self._graphs[shape, addresses] = executable
+                    return executable
+                # The driver frees it when it has run to its end.
+                check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
             executable = check(cuda.cuGraphInstantiate(graph, 0), "preparing a plan's graph")
         finally:
             check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
-        if len(self._graphs) >= self.limit:
-            self._drop(next(iter(self._graphs)))
-        self._graphs[shape] = _Graph(executable, addresses)
-        return self._graphs[shape]
-
-    def _drop(self, shape: Key) -> None:
-        """Give a graph up; the driver frees it when it has run to its end."""
-        check(api().cuGraphExecDestroy(self._graphs.pop(shape).executable), "giving up a graph")
+        while len(self._graphs) >= self.limit:
+            _, oldest = self._graphs.popitem(last=False)
+            check(cuda.cuGraphExecDestroy(oldest), "giving up a graph")
+        self._graphs[shape, addresses] = executable
+        return executable
 
     def _capture(self, enqueue: Callable[[int], None]) -> Any:
         cuda = api()
@@ -89,6 +92,4 @@ def capture(stream: int, enqueue: Callable[[int], None]) -> Any:
 
 def is_capturing(stream: int) -> bool:
     """Whether the caller is capturing this stream into a graph of its own."""
-    cuda = api()
-    status = check(cuda.cuStreamIsCapturing(stream), "asking whether a stream is captured")
-    return bool(status != cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+    return int(check(api().cuStreamIsCapturing(stream), "asking whether a stream is captured")) != 0
