@@ -6,6 +6,7 @@ static key/value cache that it updates in place.  Both share one stack of weight
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,12 +53,22 @@ def rotate_half(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Rotary(nn.Module):
-    """cos and sin [sequence, head_width] of the positions int64 [sequence]."""
+    """cos and sin [sequence, head_width] of the positions int64 [sequence], never narrower than float32.
+
+    Angles grow with the positions: in 16 bits they would be wrong by whole turns.
+    """
 
     def __init__(self, size: LlamaSize) -> None:
         super().__init__()
         exponents = torch.arange(0, size.head_width, 2, dtype=torch.float32) / size.head_width
         self.register_buffer("frequencies", size.theta**-exponents)
+
+    def _apply(self, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Rotary:
+        exact = self.frequencies
+        super()._apply(change, recurse)
+        if self.frequencies.dtype.itemsize < 4:
+            self.frequencies = exact.to(self.frequencies.device)
+        return self
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         angles = positions[:, None].to(self.frequencies.dtype) * self.frequencies[None, :]
@@ -90,7 +101,7 @@ class Attention(nn.Module):
         query = split(self.q_proj(hidden), self.heads)
         key = split(self.k_proj(hidden), self.key_heads)
         value = split(self.v_proj(hidden), self.key_heads)
-        cos, sin = rotary
+        cos, sin = (tensor.to(query.dtype) for tensor in rotary)
         query = query * cos + rotate_half(query) * sin
         key = key * cos + rotate_half(key) * sin
         if cache is not None:
