@@ -66,3 +66,4 @@ _aggregate = aggregate
 _constexpr_to_value = _unwrap_if_constexpr
 tensor_descriptor_base = tensor_descriptor
 TRITON_BUILTIN = BUILTIN
+CONSTEXPR_0 = constexpr(0)  # the default of ``descending``
