@@ -80,8 +80,15 @@ CASES = {
     "shared by eight": Case(_SMALL._replace(SPLIT=8, CHANNELS=256, UNIT=(1, 8, 7)), 1, 7, 7, 128, (1, 1)),
     "shared by two consumers": Case(_SMALL._replace(SPLIT=2, CONSUMERS=2, BN=128, STAGES=3), 2, 10, 9, 136, (1, 1)),
     "beside": Case(ConvolutionForm((1, 1, 64), 128, 64, BESIDE=2, EPILOGUE=add), 1, 1, 200, 136),
+    "beside, together": Case(
+        ConvolutionForm((1, 1, 64), 128, 64, TOGETHER=2, STAGES=3, BUFFERS=1, BESIDE=2, EPILOGUE=add), 1, 1, 700, 264
+    ),
+    "together": Case(
+        ConvolutionForm((4, 4, 4), 256, 72, KERNEL=(3, 3), PAD=(1, 1), TOGETHER=2, STAGES=3), 5, 9, 9, 264, (1, 1)
+    ),
     "beside, wide": Case(
-        ConvolutionForm((1, 1, 64), 256, 128, BESIDE=4, STAGES=2, DEPENDENT=True, EPILOGUE=add), 1, 1, 700, 512
+        ConvolutionForm((1, 1, 64), 256, 128, TOGETHER=2, BUFFERS=1, BESIDE=1, STAGES=3, DEPENDENT=True, EPILOGUE=add),
+        1, 1, 700, 512,
     ),
     "dilated groups": Case(
         ConvolutionForm((1, 8, 8), 32, 32, BK=32, KERNEL=(3, 3), PAD=(2, 2), DILATION=(2, 2), GROUPS=2, CONSUMERS=1),

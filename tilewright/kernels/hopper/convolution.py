@@ -129,6 +129,17 @@ def out_place(tile, place, chunk, work, FORM: tl.constexpr):
 
 
 @tilewright.jit
+def load_beside(beside, besides, full, stage, tile, span, work, FORM: tl.constexpr):
+    """Start loading the second operand of some columns of a tile, for all consumers."""
+    full.expect(FORM.CONSUMERS * besides[0].bytes)
+    for consumer in tl.static_range(FORM.CONSUMERS):
+        place = unit_place(tile, consumer, work, FORM)
+        for part in tl.static_range(FORM.TOGETHER):
+            target = besides[stage * FORM.CONSUMERS + consumer].slice(part * FORM.chunk, FORM.chunk, 1)
+            tx.tma_load(beside, out_place(tile, place, span * FORM.TOGETHER + part, work, FORM), target, full)
+
+
+@tilewright.jit
 def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, work, FORM: tl.constexpr):
     """The loading role: one thread."""
     position = tx.producer_start(FORM.STAGES)
@@ -153,14 +164,10 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
             position = position.next()
         ahead = 0
         if FORM.BESIDE > 0:
-            for chunk in range(FORM.chunks):
+            for span in range(FORM.spans):
                 beside_ring.wait_empty(beside_position)
-                full = beside_ring.full[beside_position.stage]
-                full.expect(FORM.CONSUMERS * besides[0].bytes)
-                for consumer in tl.static_range(FORM.CONSUMERS):
-                    place = unit_place(tile, consumer, work, FORM)
-                    tx.tma_load(beside, out_place(tile, place, chunk, work, FORM),
-                                besides[beside_position.stage * FORM.CONSUMERS + consumer], full)  # fmt: skip
+                load_beside(beside, besides, beside_ring.full[beside_position.stage], beside_position.stage, tile, span,
+                            work, FORM)  # fmt: skip
                 beside_position = beside_position.next()
     if FORM.SPLIT > 1:
         tx.cluster_arrive()
@@ -209,14 +216,19 @@ def finished(value, tile, place, first_column, work, extra, other, FORM: tl.cons
 
 
 @tilewright.jit
-def store_chunk(value, target, out, coordinates, OUTSTANDING: tl.constexpr, FORM: tl.constexpr):
-    """Store a block of results through a staging tile, once the copy that last read it is done: one group."""
+def store_span(value, target, out, tile, place, first, work, OUTSTANDING: tl.constexpr, FORM: tl.constexpr):
+    """Store a block of results, chunks of columns from number `first` on, through a staging tile: one group.
+
+    The copy that last read the tile is done when at most `OUTSTANDING` later ones are not.
+    """
     tx.tma_wait(OUTSTANDING, read=True)
     tx.group_sync()
     out.store(value)
     tx.fence_async()
     tx.group_sync()
-    tx.tma_store(target, coordinates, out.slice(0, FORM.pixels))
+    for part in tl.static_range(FORM.TOGETHER):
+        source = out.slice(part * FORM.chunk, FORM.chunk, 1).slice(0, FORM.pixels)
+        tx.tma_store(target, out_place(tile, place, first + part, work, FORM), source)
     tx.tma_commit()
 
 
@@ -230,20 +242,22 @@ def multiply_tiles(copy, out, lefts, rights, ring, besides, beside_ring, outs, w
         total, position = multiply(lefts, rights, ring, position, copy, work, FORM)
         place = unit_place(tile, copy, work, FORM)
         group, first_column = column_place(tile, work, FORM)
-        for chunk in tl.static_range(FORM.chunks):
-            value = tx.block_slice(total, 1, chunk * FORM.chunk, FORM.chunk)
+        for span in tl.static_range(FORM.spans):
+            value = tx.block_slice(total, 1, span * FORM.span, FORM.span)
             other = 0
             if FORM.BESIDE > 0:
                 beside_ring.wait_full(beside_position)
                 other = besides[beside_position.stage * FORM.CONSUMERS + copy].load()
+            result = finished(value, tile, place, first_column + span * FORM.span, work, extra, other, FORM)
+            # Staging tiles are taken in turns where the spans of a tile fill them evenly, else from the first on.
+            EVEN: tl.constexpr = FORM.spans % FORM.BUFFERS == 0
+            staging = outs[span % FORM.BUFFERS * FORM.CONSUMERS + copy]
+            store_span(result, out, staging, tile, place, span * FORM.TOGETHER, work, FORM.BUFFERS - 1 if EVEN else 0,
+                       FORM)  # fmt: skip
+            if FORM.BESIDE > 0:
+                # Only what was computed from it proves that a tile has been read.
                 beside_ring.release(beside_position)
                 beside_position = beside_position.next()
-            result = finished(value, tile, place, first_column + chunk * FORM.chunk, work, extra, other, FORM)
-            # Staging tiles are taken in turns where the chunks of a tile fill them evenly, else from the first on.
-            TURN: tl.constexpr = chunk % FORM.BUFFERS
-            EVEN: tl.constexpr = FORM.chunks % FORM.BUFFERS == 0
-            store_chunk(result, out, outs[TURN * FORM.CONSUMERS + copy],
-                        out_place(tile, place, chunk, work, FORM), FORM.BUFFERS - 1 if EVEN else 0, FORM)  # fmt: skip
     tx.tma_wait()
 
 
@@ -265,7 +279,7 @@ def multiply_part(copy, out, lefts, rights, ring, parts, outs, work, extra, FORM
     place = unit_place(work.first, copy, work, FORM)
     group, column = column_place(work.first, work, FORM)
     result = finished(value, work.first, place, column + rank * WIDTH, work, extra, 0, FORM)
-    store_chunk(result, out, outs[copy], out_place(work.first, place, rank, work, FORM), 0, FORM)
+    store_span(result, out, outs[copy], work.first, place, rank, work, 0, FORM)
     tx.tma_wait()
 
 
@@ -284,13 +298,13 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
     lefts = tx.shared((FORM.STAGES * FORM.CONSUMERS, FORM.pixels, FORM.BK), FORM.INPUT,
                       swizzle=swizzle(FORM.BK, FORM.INPUT))  # fmt: skip
     rights = tx.shared((FORM.STAGES, FORM.BN, FORM.BK), FORM.INPUT, swizzle=swizzle(FORM.BK, FORM.INPUT))
-    outs = tx.shared((FORM.BUFFERS * FORM.CONSUMERS, 64, FORM.chunk), FORM.OUTPUT,
+    outs = tx.shared((FORM.BUFFERS * FORM.CONSUMERS, 64, FORM.span), FORM.OUTPUT,
                      swizzle=swizzle(FORM.chunk, FORM.OUTPUT))  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     besides = outs
     beside_ring = ring
     if FORM.BESIDE > 0:
-        besides = tx.shared((FORM.BESIDE * FORM.CONSUMERS, 64, FORM.chunk), beside.dtype,
+        besides = tx.shared((FORM.BESIDE * FORM.CONSUMERS, 64, FORM.span), beside.dtype,
                             swizzle=swizzle(FORM.chunk, beside.dtype))  # fmt: skip
         beside_ring = tx.make_ring(FORM.BESIDE, 4 * FORM.CONSUMERS)
     if FORM.DEPENDENT:

@@ -18,12 +18,21 @@ from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.hopper.convolution_forms import UNIT_PIXELS, ConvolutionForm
 from tilewright.kernels.hopper.forms import SHARED_BYTES
 
-_TOGETHER = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
+_BESIDE = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
+_ALONE = 116_736  # with more than these, two CTAs do not fit a processor
 _CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
 _CACHE_RATE = 6e12  # bytes a second of such reads and writes
-_LEAST_TURN = 200.0  # clocks from a stage to the next in one CTA, however little it holds
+# Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,
+# of the barriers and reads with which a cluster adds up.
+_LATENCY = 1900.0
+_EPILOGUE = 700.0
+_SPAN = 900.0
+_JOIN = 3000.0
+_FILL = 1200.0
+_LAUNCH = 1.0e-6
+_LOADED = 60.0  # bytes of the L2 cache that a processor gets in a clock
+_FEW_SHARED = 3  # forms whose CTAs share their depth that are listed before others
 _GPU = Gpu()
-_JOIN = 1800.0  # clocks of the barriers and reads with which a cluster adds up
 
 
 @dataclass(frozen=True)
@@ -79,15 +88,16 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
     blocks = -(-form.blocks // form.SPLIT)
     # A product of 64 rows and 16 elements of depth takes BN / 2 clocks, or as long as its operands take to be read.
     multiplied = form.CONSUMERS * form.BK / 16 * max(form.BN / 2, 16 + form.BN / 4)
-    loaded = form.stage_bytes / gpu.cache_bytes
-    epilogue = 900 + UNIT_PIXELS * form.CONSUMERS * form.BN * (1 / 20 + problem.work) / form.SPLIT
+    loaded = form.stage_bytes / _LOADED
+    elements = UNIT_PIXELS * form.CONSUMERS * form.stored_columns
+    epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
     if form.SPLIT > 1:
         epilogue += _JOIN + UNIT_PIXELS * form.CONSUMERS * form.BN / 24
-    elif problem.beside and not form.BESIDE:
-        epilogue += UNIT_PIXELS * form.CONSUMERS * form.BN / 8
-    slots = gpu.slots(form.SPLIT) * form.resident
+    if problem.beside and not form.BESIDE:
+        epilogue += elements / 3
+    slots = _slots(form.SPLIT, gpu) * form.resident
     turns = -(-ctas // slots)
-    alone = turns * (blocks * max(multiplied, loaded, _LEAST_TURN) + epilogue)
+    alone = turns * (blocks * max(multiplied, loaded, _LATENCY / form.STAGES) + epilogue)
     crowd = -(-ctas // gpu.processors) * blocks * max(multiplied, loaded)
     size = problem.input.itemsize
     results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
@@ -96,9 +106,9 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
     moved = images + weights + results * (2 if problem.beside else 1)
     rate = _CACHE_RATE if moved < _CACHED else gpu.memory
     pulling = min(1.0, min(ctas, slots) / (0.95 * gpu.processors))
-    least, most = sorted(((gpu.fill + max(alone, crowd)) / gpu.clock, moved / (rate * pulling)))
+    least, most = sorted(((_FILL + max(alone, crowd)) / gpu.clock, moved / (rate * pulling)))
     # What is not the limit still gets in its way.
-    return gpu.launch + most + least / 5
+    return _LAUNCH + most + least / 5
 
 
 def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
@@ -110,33 +120,56 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
     if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
         depth = 32  # a second stage of 64 channels would be half empty
     forms = []
-    for columns, consumers, split in product((16, 32, 64, 96, 128, 192, 256), (1, 2), (1, 2, 4, 8)):
-        if columns >= 2 * max(16, problem.columns):
+    for columns, consumers, split in product((16, 32, 64, 96, 128, 192, 256), (1, 2, 3), (1, 2, 4, 8)):
+        if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
             continue
         form = ConvolutionForm(
             UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
             PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth, STAGES=2,
             CONSUMERS=consumers, SPLIT=split, INPUT=problem.input, OUTPUT=problem.output,
         )  # fmt: skip
-        form = form._replace(BUFFERS=1 if form.chunks == 1 else 2)
-        if problem.beside and split == 1 and prod(unit) == UNIT_PIXELS:
-            form = form._replace(BESIDE=min(4, max(2, form.chunks)))
-        forms += [staged for staged in _with_stages(form) if _buildable(staged)]
+        for staged in _with_epilogues(form, problem):
+            forms += [built for built in _with_stages(staged) if _buildable(built)]
     return forms
 
 
+def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[ConvolutionForm]:
+    """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
+    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 else 1
+    form = form._replace(TOGETHER=together)
+    form = form._replace(BUFFERS=1 if form.spans == 1 else 2)
+    if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:
+        return [form]
+    # Short tiles need what comes beside them early.
+    counts = (2, 1) if form.blocks <= 4 else (1,)
+    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in counts]
+
+
 def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:
-    """The form with stages for all shared memory, and for so much that two kernels find room; no more than are used."""
+    """The form with stages for all shared memory, and for so much that two kernels find room; no more than are used.
+
+    CTAs of a cluster get a processor each: they are given so much memory that two do not fit.
+    """
     used = -(-form.blocks // form.SPLIT)
+    limits: tuple[int, ...] = (_BESIDE, SHARED_BYTES)
     if form.SPLIT == 1:
         used = max(4, used + 1)  # stages of the next tile come during the epilogue
-    found = []
-    for limit in (_TOGETHER, SHARED_BYTES):
+    else:
+        fixed = form.shared_bytes - form.STAGES * (form.stage_bytes + 16)
+        used = max(used, (_ALONE - fixed) // (form.stage_bytes + 16) + 1)
+        limits = (SHARED_BYTES,)
+    found: list[ConvolutionForm] = []
+    for limit in limits:
         free = limit - (form.shared_bytes - form.STAGES * (form.stage_bytes + 16))
-        stages = min(12, max(2, used), free // (form.stage_bytes + 16))
+        stages = min(24 if form.SPLIT > 1 else 12, max(2, used), free // (form.stage_bytes + 16))
         if stages >= 2 and all(other.STAGES != stages for other in found):
             found.append(form._replace(STAGES=stages))
     return found
+
+
+def _slots(cluster: int, gpu: Gpu) -> int:
+    """CTAs that run at once with one on a processor."""
+    return 120 if cluster == 8 else gpu.slots(cluster)
 
 
 def _buildable(form: ConvolutionForm) -> bool:
@@ -149,6 +182,11 @@ def _buildable(form: ConvolutionForm) -> bool:
 
 @lru_cache(maxsize=1024)
 def ranked_forms(problem: ConvolutionProblem, gpu: Gpu = _GPU) -> tuple[tuple[ConvolutionForm, float], ...]:
-    """All candidates with their estimates, the quickest first; of equals the one in the smallest clusters."""
+    """All candidates with their estimates, the quickest first; of equals the one in the smallest clusters.
+
+    Of the forms whose CTAs share their depth, of which the estimate knows least, all but the first are listed last.
+    """
     estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem)]
-    return tuple(sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES)))
+    ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES))
+    late = [entry for entry in ranked if entry[0].SPLIT > 1][_FEW_SHARED:]
+    return (*(entry for entry in ranked if entry not in late), *late)

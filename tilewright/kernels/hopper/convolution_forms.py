@@ -37,8 +37,9 @@ class ConvolutionForm(NamedTuple):
     STAGES: int = 4
     CONSUMERS: int = 2
     SPLIT: int = 1
-    BUFFERS: int = 2  # staging tiles of results for each consumer
-    BESIDE: int = 0  # tiles of a second operand of the epilogue that are on their way; 0: there is none
+    TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
+    BUFFERS: int = 2  # staging tiles of results for each consumer, of the chunks that go together
+    BESIDE: int = 0  # such tiles of a second operand of the epilogue that are on their way; 0: there is none
     INPUT: Any = tl.float16
     OUTPUT: Any = tl.float16
     DEPENDENT: bool = False  # weights may be read before the kernels in front of this one have ended
@@ -76,8 +77,18 @@ class ConvolutionForm(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Stores of a unit."""
+        """Chunks of a unit."""
         return -(-self.stored_columns // self.chunk)
+
+    @property
+    def span(self) -> int:
+        """Columns that the epilogue is given at once."""
+        return self.TOGETHER * self.chunk
+
+    @property
+    def spans(self) -> int:
+        """How often it is called for a unit."""
+        return self.chunks // self.TOGETHER
 
     @property
     def image_block(self) -> tuple[int, int, int, int]:
@@ -112,12 +123,12 @@ class ConvolutionForm(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        tile = UNIT_PIXELS * self.chunk * self.OUTPUT.itemsize
+        tile = UNIT_PIXELS * self.span * self.OUTPUT.itemsize
         results = self.CONSUMERS * (self.BUFFERS + self.BESIDE) * tile
         parts = self.CONSUMERS * UNIT_PIXELS * self.BN * 4 if self.SPLIT > 1 else 0
         # What the last rows of a stage of fewer than 64 pixels reach over.
         over = (UNIT_PIXELS - self.pixels) * self.BK * self.INPUT.itemsize
-        return int(self.STAGES * (self.stage_bytes + 16) + results + parts + 16 * self.BESIDE + over + 4096)
+        return int(self.STAGES * (self.stage_bytes + 16) + results + parts + 16 * self.BESIDE + over)
 
     def tiles(self, images: int, rows: int, columns: int, outputs: int) -> int:
         """Tiles of a result [images, rows, columns, outputs]."""
@@ -148,6 +159,7 @@ class ConvolutionForm(NamedTuple):
             (self.stored_columns % self.chunk == 0, "columns are stored in whole chunks"),
             (self.chunk * self.OUTPUT.itemsize in (16, 32, 64, 128), "stored rows are rows of a swizzle, or 16 bytes"),
             (self.SPLIT in (1, 2, 4, 8) and self.SPLIT <= self.blocks, "up to 8 CTAs share the depth of a tile"),
+            (self.chunks % self.TOGETHER == 0, "all chunks go together in the same number"),
             (self.SPLIT == 1 or self.chunks == 1, "each CTA that shares a tile stores one chunk"),
             (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),
             (all(1 <= step <= 8 for step in self.STRIDE), "strides are at most 8"),
