@@ -120,3 +120,23 @@ def test_pools(driver: Driver, rng: np.random.Generator, op: str) -> None:
         attributes["count_include_pad"] = False
     b.output(b.op(op, [x], layout="NCHW", **attributes), "y")
     check(b.finish(), rng, (1, 3), "windows")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "steps"), [((2, 40, 56, 24), (1, 2), 2), ((3, 7, 7, 72), (1, 2), 1), ((5000, 16), (0,), 2)]
+)
+@pytest.mark.parametrize("op", ["reduce_mean", "reduce_max"])
+def test_many_rows_to_few_numbers(
+    driver: Driver, rng: np.random.Generator, op: str, shape: tuple[int, ...], axes: tuple[int, ...], steps: int
+) -> None:
+    """What squeeze-and-excite layers begin with; in two launches where few programs would have all the work."""
+    b = GraphBuilder("rows")
+    x = b.input("x", float16, shape)
+    y = b.op(op, [b.op("multiply", [x, x])], axes=axes, keepdims=False)
+    b.output(b.op("sigmoid", [b.op("subtract", [y, 1.0])]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert len(engine.plan.steps) == steps
+    inputs = {"x": rng.standard_normal(shape).astype(np.float16)}
+    exact = run(graph, inputs)["y"]
+    assert np.max(np.abs(engine.run(inputs)["y"] - exact)) <= 2.0**-10

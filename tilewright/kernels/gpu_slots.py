@@ -85,3 +85,37 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     if MASK:
         inside = index < rows
     tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
+
+
+@tilewright.jit
+def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                   INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr,
+                   PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[outer, inner] = EPILOGUE(reduction of PROLOGUE over the middle dimension), row by row in registers.
+
+    The prologue's rows count [outer, reduced] together.  Grid: (column blocks, outer).
+    """
+    outer = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    partial = tl.full((BLOCK_R, BLOCK), INITIAL, TYPE)
+    for start in range(0, reduced, BLOCK_R):
+        step = start + tl.arange(0, BLOCK_R)[:, None]
+        row = outer * reduced + step
+        mask = None
+        if MASK_R and MASK:
+            mask = (step < reduced) & (column < inner)[None, :]
+        elif MASK_R:
+            mask = step < reduced
+        elif MASK:
+            mask = (column < inner)[None, :]
+        x = PROLOGUE(row, column[None, :], mask, extra).to(TYPE)
+        if MASK_R:
+            x = tl.where(mask, x, INITIAL)
+        partial = combine(partial, x, KIND)
+    value = reduce_axis(partial, 0, KIND)
+    if KIND == "mean":
+        value = value / reduced
+    inside = None
+    if MASK:
+        inside = column < inner
+    tl.store(out + outer * inner + column, EPILOGUE(value, outer, column, inside, extra), mask=inside)

@@ -44,7 +44,7 @@ from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
-from tilewright.tune.gpu import gpu_of
+from tilewright.tune.gpu import LAUNCH, gpu_of
 
 FORMS = 6  # of the Hopper kernel that become candidates
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
@@ -177,6 +177,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
         call = _call(form, image, weights, group, graph, slots, beside, gpu_of(target).processors)
         if call is None:
             continue
+        seconds += LAUNCH * len(stages)
         cost = product_cost(group, product(image.sizes), columns // groups, product(w.shape[1:]), groups, seconds)
         reasons = {"epilogue": slots.function.__name__, "tile": _described(form)}
         candidates.append(Candidate("hopper convolution", (*stages, Stage((call,))), cost, temporaries, reasons))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from tilewright.errors import UnsupportedOperationError
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels import gpu_slots
-from tilewright.kernels.reduce import reduce_columns
 from tilewright.kernels.rows import normalize_chunked, softmax_chunked
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
@@ -26,12 +27,15 @@ from tilewright.tactics.reduction import (
     row_operation,
 )
 from tilewright.targets.base import Target
+from tilewright.tune.cost import expected
+from tilewright.tune.gpu import gpu_of
 
 WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 CHUNK = 2048  # columns of longer rows
 CTA_ELEMENTS = 1024  # short rows are put together until there are so many elements
-COLUMNS = 128  # of a reduction over rows
-ROWS = 32
+COLUMNS = 64  # of a reduction over rows, at most
+COLUMN_ELEMENTS = 8192  # of a block of such a reduction: 32 a thread
+LEAST_ROWS = 128  # that are worth a CTA
 
 
 def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -41,7 +45,7 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
         call = _row_operation(group, graph)
     elif anchor.op in REDUCTIONS:
-        call = _reduce(group, graph)
+        return _reductions(group, graph, target)
     elif anchor.op in ("argmax", "argmin"):
         call = arg_extreme_call(group)
     elif anchor.op == "cumsum":
@@ -80,6 +84,45 @@ def _row_operation(group: Group, graph: Graph) -> KernelCall:
     return KernelCall(kernel, operands, types, constants, grid, options=_warps(block * count))
 
 
+def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """A reduction; one of many rows to few numbers in two launches, the first of which does parts of the rows."""
+    parts = _parts(group, target)
+    if parts == 1:
+        return [row_candidate([_reduce(group, graph)], group, target)]
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    outer, reduced, inner = reduced_space(anchor)
+    length = simplify(lift(reduced) // parts)
+    attributes = {"axes": (2,), "keepdims": False}
+    view = Value(f"{anchor.output.name}.rows", anchor.inputs[0].dtype, (outer, parts, length, inner))
+    partial = Value(f"{anchor.output.name}.parts", compute_type(view.dtype), (outer, parts, inner))
+    total = Value(f"{anchor.output.name}.total", anchor.output.dtype, (outer, inner))
+    split = Node("reshape", [anchor.inputs[0]], [view], {"shape": view.shape}, anchor.source)
+    first = Node(anchor.op, [view], [partial], attributes, anchor.source)
+    second = Node(anchor.op, [partial], [total], {**attributes, "axes": (1,)}, anchor.source)
+    shaped = Node("reshape", [total], [anchor.output], {"shape": anchor.output.shape}, anchor.source)
+    before = Group(group.kind, [*group.prologue, split, first], group.inputs, [partial], first, group.name)
+    rest = [second, shaped, *group.epilogue]
+    read = {value for node in rest for value in node.inputs}
+    inputs = [partial, *(value for value in group.inputs if value in read)]
+    after = Group(group.kind, rest, inputs, group.outputs, second, group.name)
+    candidate = row_candidate([_reduce(before, graph), _reduce(after, graph)], group, target)
+    return [replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts})]
+
+
+def _parts(group: Group, target: Target) -> int:
+    """Into how many parts the rows of a reduction are divided, so that all processors have some."""
+    anchor = group.anchor
+    assert anchor is not None
+    outer, reduced, inner = reduced_space(anchor)
+    stored = [value for node in group.prologue for value in node.outputs if value in group.outputs]
+    if inner == 1 or stored or not isinstance(reduced, int):
+        return 1
+    programs = expected(outer) * ceil(expected(inner) / COLUMNS)
+    most = min(4 * gpu_of(target).processors // programs, reduced // LEAST_ROWS)
+    return max((count for count in range(1, most + 1) if reduced % count == 0), default=1)
+
+
 def _reduce(group: Group, graph: Graph) -> KernelCall:
     """A reduction over neighbouring axes: along rows, or over rows column by column."""
     anchor = group.anchor
@@ -101,11 +144,13 @@ def _reduce(group: Group, graph: Graph) -> KernelCall:
         together = simplify(lift(outer) * reduced)
         prologue, epilogue, extra = reduce_slots(group, graph, (together, inner), (outer, inner))
         block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
-        block_r = min(next_power_of_2(reduced), ROWS) if isinstance(reduced, int) else ROWS
+        block_r = COLUMN_ELEMENTS // block
+        block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
         constants |= {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
                       "MASK": not divides(block, inner)}  # fmt: skip
         bind_sizes({"reduced": reduced, "inner": inner}, operands, types, constants)
-        kernel, grid, elements = reduce_columns, (ceil_divide(inner, block), outer, 1), block * block_r
+        kernel, grid = gpu_slots.reduce_columns, (ceil_divide(inner, block), outer, 1)
+        elements = block * block_r // 2
     constants |= {"PROLOGUE": prologue, "EPILOGUE": epilogue}
     bind_extra(extra, operands, types)
     return KernelCall(kernel, operands, types, constants, grid, options=_warps(elements))
