@@ -22,6 +22,7 @@ def compile(
     effort: int | None = None,
     timing_cache: str | Path | None = None,
     reproducible: bool = False,
+    vendor: bool = False,
 ) -> Engine:
     """Build an engine from a model.
 
@@ -33,7 +34,8 @@ def compile(
 
     Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times
     nothing, 1 (the default) the close ones, 3 all; `timing_cache` names recorded times (a file of `tilewright tune`,
-    or an engine) to use before others; `reproducible` lets recorded times alone decide.
+    or an engine) to use before others; `reproducible` lets recorded times alone decide.  With `vendor`, PyTorch's
+    products and convolutions are candidates as well, taken where they are faster; such an engine needs PyTorch.
 
     Raises `UnsupportedOperationError` listing every operation that no rule knows, `ImportModelError`
     when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`
@@ -42,4 +44,4 @@ def compile(
     source = str(Path(model).resolve()) if isinstance(model, (str, Path)) else type(model).__qualname__
     graph = import_model(model, example_inputs, dynamic_shapes)
     recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
-    return build(graph, target, progress, source, Tuning(effort, recorded, reproducible))
+    return build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))

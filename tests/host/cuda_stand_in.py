@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import struct
 import types
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tilewright.dtypes import DType
+from tilewright.dtypes import BY_TEXT, DType
 from tilewright.engine import trials
 from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
@@ -50,7 +51,8 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("CU"):
-            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2, CU_EVENT_DEFAULT=0, CU_EVENT_RECORD_EXTERNAL=1,
+            return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2,
+                                         CU_EVENT_DEFAULT=0, CU_EVENT_RECORD_EXTERNAL=1,
                                          CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1,
                                          CU_STREAM_CAPTURE_STATUS_NONE=0,
                                          CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)  # fmt: skip
@@ -190,11 +192,25 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
         return start
 
+    def extern(key: str, device: Device) -> Callable[..., None]:
+        _, function, text = key.split(" ", 2)
+        facts = json.loads(text)
+        elements = [BY_TEXT[name] for name in facts["dtypes"]]
+
+        def start(x: int, y: int, z: int, stream: int, *operands: Any) -> None:
+            arrays = [_array(address, element, shape, strides)
+                      for element, (address, shape, strides) in zip(elements, operands, strict=True)]  # fmt: skip
+            driver.enqueue(stream, lambda: _library(function, arrays, facts["options"]))
+
+        return start
+
     gpu = Device(0, "stand-in", (9, 0), 132, 50 << 20, 1 << 37, 227 << 10, True)
     monkeypatch.setattr(NvidiaTarget, "compile", compile_kernel)
     monkeypatch.setattr(NvidiaTarget, "load", lambda target, key: None)
     monkeypatch.setattr(session, "launcher", launcher)
     monkeypatch.setattr(trials, "launcher", launcher)
+    for module in (session, trials):
+        monkeypatch.setattr(module, "extern_start", extern)
     monkeypatch.setattr(settings, "tune", False)
     monkeypatch.setattr(settings, "threads", 1)  # kernels are compiled in this process
     # Modules hold the functions themselves, so that what these return is exchanged.
@@ -211,6 +227,20 @@ def _without_machine_text(operation: Operation) -> None:
     assert "tanh.approx.f32" in str(operation.attributes)
     operation.opcode = "tanh"
     operation.attributes.clear()
+
+
+def _library(function: str, arrays: list[np.ndarray], options: Mapping[str, Any]) -> None:
+    """What PyTorch's functions compute, the last array is the result."""
+    *operands, out = arrays
+    wide = [operand.astype(np.float64) for operand in operands]
+    if function != "convolution":
+        out[...] = wide[0] @ wide[1] + (wide[2] if function == "addmm" else 0)
+        return
+    import torch
+
+    sizes = (options["strides"], options["padding"], options["dilation"], options["groups"])
+    result = torch.nn.functional.conv2d(*map(torch.from_numpy, wide), None, *sizes)
+    out[...] = result.numpy()
 
 
 def _interpreted(type_: TensorType, value: Any) -> Any:

@@ -68,9 +68,18 @@ def build(
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Choose kernels by recorded times alone; fail where there are none.")
     ] = False,
+    vendor: Annotated[
+        str,
+        typer.Option(
+            help="allow: PyTorch's products and convolutions (cuBLAS, cuDNN) may be taken where they are faster; the "
+            "engine then needs PyTorch on the GPU. never: only our own kernels."
+        ),
+    ] = "never",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
+    if vendor not in ("allow", "never"):
+        raise typer.BadParameter(f"--vendor {vendor}: expected allow or never")
     ranges = parse_shapes(shapes or [])
     path = output or Path(f"{model.resolve().stem}.engine")
     _check_output(model, path, given=output is not None)
@@ -78,7 +87,7 @@ def build(
     from tilewright.engine.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
 
-    tuning = Tuning(effort, _recorded(model, timing_cache, reproducible), reproducible)
+    tuning = Tuning(effort, _recorded(model, timing_cache, reproducible), reproducible, vendor == "allow")
 
     progress = BuildProgress(f"Building {path.name}", Console(stderr=True, quiet=quiet))
     with progress:

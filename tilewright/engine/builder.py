@@ -138,7 +138,7 @@ class _Builder:
         for group in fused.groups:
             if group.kind != "view":
                 with self._stage("choose kernels", group.name), _naming(group):
-                    found[group.name] = candidates(group, self.graph, self.target)
+                    found[group.name] = candidates(group, self.graph, self.target, self.tuning.libraries)
         computed = [group for group in fused.groups if group.name in found]
         selections = tuner.choose([(group, found[group.name]) for group in computed])
         chosen = {group.name: selection for group, selection in zip(computed, selections, strict=True)}

@@ -79,12 +79,13 @@ def session(program: Mapping[str, Any], plan: Plan, package: Package) -> CudaSes
     Raises `DeviceError`, and `ValueError` and the like for a manifest that is malformed.
     """
     from tilewright.runtime.cuda.device import current_device
+    from tilewright.runtime.cuda.extern import is_extern
     from tilewright.runtime.cuda.session import CudaSession
 
     weights, kernels = package.weights, program["kernels"]
     if program["symbol"] != symbol(program["plan"], kernels, weights.offsets):
         raise ValueError("the machine code belongs to another plan")
-    used = {choice.kernel for step in plan.steps for choice in step.choices}
+    used = {choice.kernel for step in plan.steps for choice in step.choices if not is_extern(choice.kernel)}
     programs = {
         key: program_from_json(kernels[key]["launch"], package.objects[member(key)], kernels[key]["name"])
         for key in used

@@ -245,6 +245,11 @@ class Engine:
 
     def kernel_name(self, key: str) -> str:
         """The readable name of a binary in the plan."""
+        if self._program["target"]["name"] == "cuda":
+            from tilewright.runtime.cuda.extern import extern_name, is_extern
+
+            if is_extern(key):
+                return extern_name(key)
         return str(self._program["kernels"].get(key, {}).get("name", key))
 
     def kernel_facts(self, key: str) -> Mapping[str, Any]:

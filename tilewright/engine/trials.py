@@ -21,6 +21,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.kernels import packing
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.extern import extern_start, is_extern
 from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.launches import Binder, Launch
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -148,7 +149,9 @@ class Trials:
         calls = [taken_call(stage.calls, tensors.sizes) for stage in candidate.stages]
         choices = [self.kernels.choice(call, tensors.place) for call in calls]
         for choice in choices:
-            if choice.kernel not in self._starts:
+            if choice.kernel not in self._starts and is_extern(choice.kernel):
+                self._starts[choice.kernel] = extern_start(choice.kernel, self.device)
+            elif choice.kernel not in self._starts:
                 entry = self.kernels.entries[choice.kernel]
                 assert isinstance(entry.binary, CudaBinary)
                 self._starts[choice.kernel] = launcher(entry.binary.program(entry.name), self.device)

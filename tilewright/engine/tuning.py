@@ -26,7 +26,7 @@ from tilewright.graph.fusion import Group
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import Size, free_symbols
-from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant
+from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Operand, PackedConstant
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import kernel_digest, source_digest
@@ -50,11 +50,13 @@ class Tuning:
 
     `effort`: 0 by estimate alone, 1 the close ones are timed, 2 more of them, 3 all. `recorded` are times that are
     looked up besides those of the cache directory, and before them. `reproducible`: times on record alone decide.
+    `libraries`: calls of PyTorch's products and convolutions are candidates, for engines that run where it is.
     """
 
     effort: int | None = None
     recorded: tuple[Timing, ...] = ()
     reproducible: bool = False
+    libraries: bool = False
 
     @property
     def level(self) -> int:
@@ -195,6 +197,8 @@ class Tuner:
         jobs: dict[str, Callable[[], Any]] = {}
         for candidate in candidates:
             for call in (call for stage in candidate.stages for call in stage.calls):
+                if isinstance(call.kernel, ExternKernel):
+                    continue
                 jobs.setdefault(_signature(call), partial(kernels.choice, call, _anywhere))
         self.progress("compile", f"{len(jobs)} kernels", 0.0)
         started = time.perf_counter()

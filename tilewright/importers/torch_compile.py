@@ -19,6 +19,7 @@ from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from tilewright.engine.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, a_kind
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -45,19 +46,24 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph; `options` may hold ``target`` (as in `tilewright.compile`).
+    """Compile one Dynamo graph; `options` may hold ``target``, ``effort`` and ``vendor`` (as in `tilewright.compile`).
 
+    The mode ``max-autotune`` stands for an effort of 2 with PyTorch's own products and convolutions as candidates.
     Never raises for a model that it cannot compile: the graph's own `forward` is returned and the
     reason is logged.  An unknown option raises `TilewrightError`.
     """
     settings = dict(options or {})
     target = settings.pop("target", "auto")
+    thorough = str(mode).startswith("max-autotune")
+    effort, vendor = settings.pop("effort", 2 if thorough else None), bool(settings.pop("vendor", thorough))
     if settings:
-        raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: target")
+        known = "target, effort, vendor"
+        raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: {known}")
     try:
         device = _check_inference(gm, example_inputs)
         static = _static_positions(gm, example_inputs)
-        compiler: Any = _Compiler(static, device if target == "auto" else str(target))
+        tuning = Tuning(effort, libraries=vendor)
+        compiler: Any = _Compiler(static, device if target == "auto" else str(target), tuning)
         return aot_module_simplified(gm, example_inputs, fw_compiler=compiler, decompositions=decompositions())
     except (_Declined, TilewrightError) as reason:
         if isinstance(reason, MissingDependencyError):
@@ -109,15 +115,16 @@ def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list
 class _Compiler:
     """AOT's inner compiler for one graph."""
 
-    def __init__(self, static: Sequence[int], target: str) -> None:
+    def __init__(self, static: Sequence[int], target: str, tuning: Tuning) -> None:
         self.static = static
         self.target = target
+        self.tuning = tuning
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         if self.static and max(self.static) >= len(placeholders):
             raise _Declined("its arguments were rearranged by AOT")
-        return _Runner(gm, self.static, self.target)
+        return _Runner(gm, self.static, self.target, self.tuning)
 
 
 class _Runner:
@@ -126,10 +133,11 @@ class _Runner:
     An entry of None stands for parameters whose engine could not be built.
     """
 
-    def __init__(self, gm: fx.GraphModule, static: Sequence[int], target: str) -> None:
+    def __init__(self, gm: fx.GraphModule, static: Sequence[int], target: str, tuning: Tuning) -> None:
         self.gm = gm
         self.static = tuple(static)
         self.target = target
+        self.tuning = tuning
         self.engines: dict[Any, Any] = {}
         self.watched: dict[int, _Watched] = {}
         self.kept: list[Any] = []  # parameters of all engines: their addresses must not be used again
@@ -183,7 +191,7 @@ class _Runner:
         graph = self._graph({position: arguments[position] for position in self.static})
         self.kept += [arguments[position].untyped_storage() for position in self.static]
         try:
-            self.engines[key] = build(graph, target=self.target)
+            self.engines[key] = build(graph, target=self.target, tuning=self.tuning)
         except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
             reason = error if isinstance(error, TilewrightError) else repr(error)
             logger.warning("torch.compile: a graph stays with PyTorch: the engine was not built: %s", reason)

@@ -58,6 +58,18 @@ Operand = Union[Value, PackedConstant, TiledOperand, Table, Size, float]
 
 
 @dataclass(frozen=True)
+class ExternKernel:
+    """A function of another library in place of a kernel (`runtime.cuda.extern`): its operands are `TiledOperand`s in
+    order, its constants JSON values."""
+
+    function: str
+
+    @property
+    def __name__(self) -> str:
+        return f"torch.{self.function}"
+
+
+@dataclass(frozen=True)
 class KernelCall:
     """One launch: parameters by name (`operands`), compile-time constants, grid.
 
@@ -66,7 +78,7 @@ class KernelCall:
     target's compiler (``num_warps``).
     """
 
-    kernel: JITFunction
+    kernel: Union[JITFunction, ExternKernel]
     operands: dict[str, Operand]
     types: dict[str, str]
     constants: dict[str, Any]

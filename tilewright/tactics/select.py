@@ -19,6 +19,7 @@ from tilewright.tactics.elementwise import elementwise
 from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
 from tilewright.tactics.gpu.convolution import gpu_convolution
+from tilewright.tactics.gpu.library import library_candidates
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.window import gpu_pool
 from tilewright.tactics.movement import movement
@@ -65,8 +66,8 @@ MAKERS: dict[str, dict[str, Maker]] = {
 }
 
 
-def candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """Every way we know to compute a group, at least one.
+def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:
+    """Every way we know to compute a group, at least one; calls of other libraries among them where they are allowed.
 
     Raises `UnsupportedOperationError` naming the op and its source when there is none.
     """
@@ -74,6 +75,14 @@ def candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if maker is None:
         raise UnsupportedOperationError(f"group {group.name}: no kernels for the class {group.kind!r}")
     group = _normal_form(group)
+    found = _own(group, graph, target, maker)
+    if libraries and target.name == "cuda" and group.kind == "contraction":
+        found += library_candidates(group, graph, target, min(candidate.cost.seconds for candidate in found))
+    return found
+
+
+def _own(group: Group, graph: Graph, target: Target, maker: Maker) -> list[Candidate]:
+    """The candidates of our own kernels."""
     try:
         return maker(group, graph, target)
     except NotImplementedError as reason:

@@ -8,6 +8,7 @@ x.numpy()
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,8 @@ class DeviceArray:
         with device(self.ordinal).active():
             what = f"allocating {self.nbytes} bytes on GPU {self.ordinal}"
             self.address = int(check(api().cuMemAlloc(max(self.nbytes, 1)), what))
-        weakref.finalize(self, _free, self.address, self.ordinal).atexit = False  # the driver may be gone by then
+        release = weakref.finalize(self, _free, self.address, self.ordinal, os.getpid())
+        release.atexit = False  # the driver may be gone by then
 
     @classmethod
     def from_numpy(cls, values: np.ndarray, ordinal: int | None = None) -> DeviceArray:
@@ -64,7 +66,9 @@ class DeviceArray:
         }
 
 
-def _free(address: int, ordinal: int) -> None:
+def _free(address: int, ordinal: int, process: int) -> None:
+    if os.getpid() != process:  # a fork has the object, but not the memory
+        return
     with device(ordinal).active():
         check(api().cuMemFree(address), "freeing memory of a GPU")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 
 import numpy as np
@@ -57,11 +58,13 @@ class PinnedBuffer:
         with self._device.active():
             found = check(api().cuMemHostAlloc(size, 0), f"locking {size} bytes of host memory")
         self.address, self.bytes = int(found), size
-        self._release = weakref.finalize(self, _free, self.address, self._device)
+        self._release = weakref.finalize(self, _free, self.address, self._device, os.getpid())
         self._release.atexit = False  # the driver may be gone by then
 
 
-def _free(address: int, device: Device) -> None:
+def _free(address: int, device: Device, process: int) -> None:
+    if os.getpid() != process:  # a fork has the object, but not the memory
+        return
     with device.active():
         check(api().cuMemFreeHost(address), "freeing locked host memory")
 
