@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright import Engine
 from tilewright.dtypes import float16
 from tilewright.engine import trials
 from tilewright.engine.builder import build
@@ -97,3 +98,36 @@ def test_steps_are_timed_inside_the_plans_graph(rng) -> None:
     engine = build(graph, "cuda", tuning=Tuning(0))
     rows = engine.profile({"x": rng.standard_normal((300, 512)).astype(np.float16)}, runs=5)
     assert len(rows) == len(engine.plan.steps) and all(1e-4 < row["milliseconds"] < 1 for row in rows)
+
+
+def test_library_calls_work_inside_plans(torch: Any, rng, monkeypatch, tmp_path: Path) -> None:
+    """Products and convolutions of PyTorch as steps: in trials, in graphs, after loading, beside our kernels."""
+
+    class LibraryFirst(trials.Trials):
+        def microseconds(self, candidates: Any, sizes: Any) -> Any:
+            times, failures = super().microseconds(candidates, sizes)
+            assert not failures, failures
+            return {n: time / 1e3 if candidates[n].name == "PyTorch" else time for n, time in times.items()}, failures
+
+    monkeypatch.setattr(trials, "Trials", LibraryFirst)
+    b = GraphBuilder("library")
+    count = b.symbol("batch", 1, 16)
+    x = b.input("x", float16, (count, 14, 14, 32))
+    w, bias, v, c = (
+        (rng.standard_normal(shape) / 8).astype(np.float16) for shape in ((64, 32, 3, 3), (64,), (64, 48), (48,))
+    )
+    window = {"strides": (2, 1), "padding": ((1, 1), (0, 0)), "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
+    y = b.op("relu", [b.op("conv", [x, b.constant(w), b.constant(bias)], **window)])
+    y = b.op("add", [b.op("matmul", [y, b.constant(v)]), b.constant(c)])
+    b.output(y, "y")
+    graph = b.finish()
+    engine = build(graph, "cuda", tuning=Tuning(1, libraries=True))
+    names = [engine.kernel_name(step.choices[0].kernel) for step in engine.plan.steps]
+    assert [name for name in names if name.startswith("torch.")] == ["torch.convolution", "torch.addmm"]
+    engine.save(tmp_path / "library.engine")
+    for built in (engine, Engine.load(tmp_path / "library.engine")):
+        for batch in (3, 16, 3):
+            given = (rng.standard_normal((batch, 14, 14, 32))).astype(np.float16)
+            exact = run(graph, {"x": given})["y"]
+            found = built(torch.from_numpy(given).cuda()).double().cpu().numpy()
+            assert np.max(np.abs(found - exact)) <= 2.0**-8 * np.max(np.abs(exact))
