@@ -15,6 +15,9 @@ from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.tactics.contraction import epilogue_slots
+from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
 from tilewright.targets.cpu.target import CPUTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
@@ -208,3 +211,22 @@ def test_pools(layout: str, ceil_mode: bool, draw: Draw, compiled: bool) -> None
     b.output(b.op("average_pool", [x], **window))
     b.output(b.op("average_pool", [x], count_include_pad=True, **window))
     check(b.finish(), {"x": draw(2, *shape)}, compiled)
+
+
+def test_epilogues_of_tiles_are_cheaper(rng):
+    """What does not depend on the row is masked by columns; activations are those of 16-bit results, where they are."""
+    for dtype, rounded in ((float16, True), (float32, False)):
+        b = GraphBuilder("product")
+        x, r = b.input("x", dtype, (32, 16)), b.input("r", dtype, (32, 24))
+        w, bias = (b.constant(np.ones(shape, dtype.numpy)) for shape in ((16, 24), (24,)))
+        b.output(b.op("add", [b.op("gelu", [b.op("add", [b.op("matmul", [x, w]), bias])]), r]), "y")
+        graph = b.finish()
+        (group,) = fuse(graph).groups
+        slots = epilogue_slots(group, graph)
+        found = tile_epilogue(slots, 24)
+        assert (found.column_loads, found.element_loads, found.activations) == (1, 1, 1)
+        text = found.slots.function.source
+        assert text.count("mask=column < 24") == 1 and text.count("mask=mask") == 1
+        exact = slots.function.function.__globals__["gelu"]
+        assert (found.slots.function.function.__globals__["gelu"] is not exact) == rounded
+        assert tile_epilogue(slots, 24).slots.function is found.slots.function

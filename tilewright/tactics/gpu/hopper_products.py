@@ -35,7 +35,7 @@ from tilewright.tactics.contraction import Problem, Slots
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.gate import GateSlots
-from tilewright.tactics.gpu.rounded import rounded_function, rounded_slots
+from tilewright.tactics.gpu.tile_epilogue import TileEpilogue, tile_epilogue, tile_function
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import gpu_of
@@ -57,12 +57,16 @@ class _Product:
     b: Value | PackedConstant
     transposed: bool  # b is [depth, columns]
     ready: bool  # b is a constant
-    slots: Slots
+    epilogue: TileEpilogue
     gate: JITFunction | None = None
 
     @property
     def dtype(self) -> DType:
         return self.a.dtype
+
+    @property
+    def slots(self) -> Slots:
+        return self.epilogue.slots
 
 
 def hopper_products(
@@ -74,7 +78,7 @@ def hopper_products(
     if not isinstance(b, (Value, PackedConstant)):
         return []
     ready = isinstance(b, PackedConstant) or (graph is not None and b in graph.constants)
-    return _candidates(_described(problem, b, ready, rounded_slots(slots)), group, target)
+    return _candidates(_described(problem, b, ready, slots), group, target)
 
 
 def gated_products(problem: Problem, slots: GateSlots, group: Group, target: Target) -> list[Candidate]:
@@ -83,23 +87,28 @@ def gated_products(problem: Problem, slots: GateSlots, group: Group, target: Tar
         return []
     transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
     weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
-    found = _described(problem, weights, True, rounded_slots(slots.rest))
-    rounded = found is not None and found.slots.stored.dtype.bits == 16
-    gate = rounded_function(slots.gate) if rounded else slots.gate
-    return _candidates(None if found is None else replace(found, gate=gate), group, target)
+    found = _described(problem, weights, True, slots.rest, 2)
+    if found is None:
+        return []
+    gate = tile_function(slots.gate, found.slots.stored.dtype.bits == 16)
+    epilogue = replace(found.epilogue, activations=found.epilogue.activations + 1)
+    return _candidates(replace(found, gate=gate, epilogue=epilogue), group, target)
 
 
-def _described(problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots) -> _Product | None:
-    """The product, if the kernel can compute it."""
+def _described(
+    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, sums: int = 1
+) -> _Product | None:
+    """The product, if the kernel can compute it; `sums` go into one result."""
     columns, depth = problem.columns, problem.depth
     if problem.batches != 1 or not isinstance(columns, int) or not isinstance(depth, int):
         return None
     b_type = b.dtype if isinstance(b, Value) else b.value.dtype
-    aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns, depth))
+    aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns // sums, depth))
     inputs, outputs = (float16, bfloat16), (float16, bfloat16, float32)
     if not aligned or problem.a.dtype not in inputs or b_type != problem.a.dtype or slots.stored.dtype not in outputs:
         return None
-    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots)
+    epilogue = tile_epilogue(slots, columns // sums)
+    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, epilogue)
 
 
 def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
@@ -185,16 +194,24 @@ def _forms(found: _Product, example: int, at_most: int | None) -> tuple[tuple[Ma
     most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
     problem = HopperProblem(
         example, found.columns, found.depth, 1, tl.dtype(found.dtype), tl.dtype(found.slots.stored.dtype), False,
-        found.transposed, at_most=most,
+        found.transposed, work=found.epilogue.work, at_most=most,
     )  # fmt: skip
-    return _usable_forms(problem, found.gate is not None)
+    epilogue = found.epilogue
+    return _usable_forms(problem, found.gate is not None, epilogue.column_loads > 0, epilogue.element_loads > 0)
 
 
 @lru_cache(maxsize=1024)
-def _usable_forms(problem: HopperProblem, gated: bool) -> tuple[tuple[MatmulForm, float], ...]:
+def _usable_forms(
+    problem: HopperProblem, gated: bool, by_column: bool, by_element: bool
+) -> tuple[tuple[MatmulForm, float], ...]:
     """The forms worth timing, the one to take untimed first."""
 
     def usable(form: MatmulForm) -> MatmulForm | None:
-        return None if gated and (form.SPLIT > 1 or form.BN % 16) else form
+        many = form.PINGPONG and form.BM * form.BN > 128 * 128  # sums of a thread
+        if (gated and (form.SPLIT > 1 or form.BN % 16)) or (many and by_element):
+            return None
+        # Of operands for each column, few registers hold many; those of each element are as many as the sums.
+        together = by_column and not (by_element or gated or many) and form.SPLIT == 1
+        return form._replace(TOGETHER=2 if together else 1)
 
     return tuple(close_forms(problem, finish=usable, count=HOPPER_FORMS))

@@ -1,0 +1,79 @@
+"""Epilogues for kernels whose tensor cores wait while a tile's results are computed.
+
+Generated epilogues (`tactics.generate`) become cheaper there: activations behind which results are stored in 16 bits
+are as exact as these can tell, by one instruction of the hardware; and what is loaded for each column is masked by
+columns alone, so that a thread loads it once for all its rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tilewright
+from tilewright.dtypes import bfloat16, float16
+from tilewright.frontend.jit import JITFunction
+from tilewright.kernels.epilogues import OF_HALF
+from tilewright.tactics.contraction import Slots
+
+_LOAD = re.compile(r"tl\.load\((extra\[\d+\]) \+ \((.*)\), mask=mask\)")
+_ISSUED = 128  # instructions of a multiprocessor and clock
+
+
+def _rounded(of_half: Any) -> Any:
+    @tilewright.jit
+    def activation(x):  # type: ignore[no-untyped-def]
+        return of_half(0.5 * x)
+
+    return activation
+
+
+_ROUNDED: dict[str, Any] = {name: _rounded(of_half) for name, of_half in OF_HALF.items()}
+_FUNCTIONS: dict[tuple[JITFunction, bool, int | None], JITFunction] = {}
+
+
+@dataclass(frozen=True)
+class TileEpilogue:
+    """An epilogue, and how much it does for an element: loads by column and by element, activations."""
+
+    slots: Slots
+    column_loads: int
+    element_loads: int
+    activations: int
+
+    @property
+    def work(self) -> float:
+        """Clocks of a multiprocessor for an element."""
+        return (9.0 * self.activations + 2.0 * self.column_loads + 5.0 * self.element_loads) / _ISSUED
+
+
+def tile_epilogue(slots: Slots, columns: int) -> TileEpilogue:
+    """The epilogue of a product with so many columns, made cheaper where it is a generated one."""
+    rounds = slots.stored.dtype in (float16, bfloat16)
+    function = tile_function(slots.function, rounds, columns)
+    loads = [match[2] for match in _LOAD.finditer(slots.function.source)]
+    by_element = sum("row" in offset for offset in loads)
+    activations = sum(slots.function.source.count(f"{name}(") for name in _ROUNDED)
+    return TileEpilogue(replace(slots, function=function), len(loads) - by_element, by_element, activations)
+
+
+def tile_function(function: JITFunction, rounds: bool, columns: int | None = None) -> JITFunction:
+    """A generated function with the activations of `_ROUNDED` if it `rounds`, and the masks of an epilogue over so many
+    columns; other functions as they are. Always the same object for the same arguments."""
+    names = function.function.__globals__
+    if not names["__name__"].startswith("tilewright.generated."):
+        return function
+    key = (function, rounds, columns)
+    if key not in _FUNCTIONS:
+        text = (
+            function.source if columns is None else _LOAD.sub(lambda load: _by_column(load, columns), function.source)
+        )
+        given = {**names, **(_ROUNDED if rounds else {})}
+        _FUNCTIONS[key] = JITFunction.from_source(text, function.__name__, given)
+    return _FUNCTIONS[key]
+
+
+def _by_column(load: re.Match[str], columns: int) -> str:
+    """A load of generated text: masked by columns if it does not depend on the row."""
+    return load[0] if "row" in load[2] else f"tl.load({load[1]} + ({load[2]}), mask=column < {columns})"
