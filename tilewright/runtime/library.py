@@ -1,4 +1,6 @@
-"""Machine code into this process: object files are linked with LLVM's JIT linker, nothing is compiled.
+"""Machine code into this process: object files are linked, nothing is compiled.
+
+Plain objects for x86-64 under Linux are placed by `runtime.elf`, all others are given to LLVM's JIT linker.
 
 library = load_objects([image], ["my_kernel"])
 launch(library.address("my_kernel"), …)
@@ -16,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
+
+from tilewright.runtime import elf
 
 # What compiled code may call: memory intrinsics, prints, scalar math, and the conversions that LLVM turns into
 # calls where the CPU has no instruction for them.  A name that this system lacks is left out: linking
@@ -43,9 +47,9 @@ _numbers = itertools.count()
 class NativeLibrary:
     """Linked machine code. Its addresses are valid for as long as this object lives."""
 
-    def __init__(self, tracker: Any, symbols: Sequence[str]) -> None:
-        self._tracker = tracker
-        self._addresses: dict[str, int] = {symbol: tracker[symbol] for symbol in symbols}
+    def __init__(self, owner: Any, addresses: Mapping[str, int]) -> None:
+        self._owner = owner  # of the memory
+        self._addresses = addresses
 
     def address(self, symbol: str) -> int:
         """The address of an exported symbol; raises `KeyError` for one that was not asked for."""
@@ -61,17 +65,26 @@ def load_objects(
     (name to address).  Raises `RuntimeError` when an object is malformed or a symbol is missing; LLVM writes
     the name of a missing one to the standard error.
     """
-    builder = llvm.JITLibraryBuilder()
     loaded = list(images)
+    known = imports or {}
+    memory = elf.link(loaded, lambda name: known.get(name) or (_known_address(name) if name in _SYSTEM else None))
+    if memory is not None and all(symbol in memory.symbols for symbol in symbols):
+        return NativeLibrary(memory, {symbol: memory.symbols[symbol] for symbol in symbols})
+    return _load_with_llvm(loaded, symbols, known)
+
+
+def _load_with_llvm(loaded: Sequence[bytes], symbols: Sequence[str], imports: Mapping[str, int]) -> NativeLibrary:
+    """The same by LLVM's JIT linker."""
+    builder = llvm.JITLibraryBuilder()
     for image in loaded:
         builder.add_object_img(image)
-    for name, address in {**_system_symbols(loaded), **(imports or {})}.items():
+    for name, address in {**_system_symbols(loaded), **imports}.items():
         builder.import_symbol(name, address)
     for symbol in symbols:
         builder.export_symbol(symbol)
     with _lock:
         tracker = builder.link(_linker(), f"tilewright.{next(_numbers)}")
-    return NativeLibrary(tracker, symbols)
+    return NativeLibrary(tracker, {symbol: tracker[symbol] for symbol in symbols})
 
 
 def system_address(name: str) -> int | None:
@@ -127,7 +140,6 @@ def _system_symbols(images: Sequence[bytes]) -> dict[str, int]:
     return {name: address for name in names if (address := _known_address(name)) is not None}
 
 
-_ELF = b"\x7fELF\2\1"  # 64 bits, little endian
 _STRING_TABLE = 3  # a section's type
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, …
 
@@ -137,7 +149,7 @@ def _elf_names(image: bytes) -> set[str] | None:
 
     Finding the address of every function that an object may call takes longer than linking a small one.
     """
-    if not image.startswith(_ELF) or len(image) < 64:
+    if not image.startswith(elf.MAGIC) or len(image) < 64:
         return None
     (sections,) = struct.unpack_from("<Q", image, 40)
     size, count = struct.unpack_from("<HH", image, 58)

@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ _MAGIC = b"TWOBJ001"
 _HEADER = len(_MAGIC) + 32 + 8
 _SUFFIX = ".kernel"
 _CLEAN_EVERY = 64  # writes between looks at the cache's size
+_FIELD, _LINE = "\0", "\n"
 _SETTLED = 2_000_000_000  # nanoseconds after which another change of a file has another time
 
 logger = logging.getLogger("tilewright.cache")
@@ -146,32 +147,43 @@ def source_digest(*folders: str, without: frozenset[str] = frozenset()) -> str:
     under what the system says of the files (size, inode, times of change), which changes whenever one of them does.
     """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    files = sorted(entry for folder in folders for entry in _files(f"{package}/{folder}", folder, without))
-    key = f"sources-{hashlib.sha256(repr(files).encode()).hexdigest()[:40]}"
+    states: list[str] = []
+    newest = max((_add_states(states, f"{package}/{folder}", without) for folder in folders), default=0)
+    states.sort()
+    key = f"sources-{hashlib.sha256(_LINE.join(states).encode()).hexdigest()[:40]}"
     cache = ObjectCache(settings.cache_directory)
     entry = cache.get(key)
     if entry is not None:
         return str(entry.metadata["digest"])
     digest = hashlib.sha256()
-    for name, *_ in files:
-        digest.update(name.encode())
-        digest.update(Path(package, name).read_bytes())
+    for state in states:
+        path = state.split(_FIELD)[0]
+        digest.update(path.removeprefix(package).encode())
+        digest.update(Path(path).read_bytes())
     found = digest.hexdigest()
-    newest = max((changed for *_, changed in files), default=0)
     if time.time_ns() - newest > _SETTLED:
         cache.put(key, {"digest": found}, b"")
     return found
 
 
-def _files(folder: str, name: str, without: frozenset[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Name within the package, size, inode, times of modification and of change of every Python source."""
+def _add_states(states: list[str], folder: str, without: frozenset[str]) -> int:
+    """Add path, size, inode, times of modification and of change of every Python source below `folder`.
+
+    Returns the latest change.  Each is one string: hundreds of tuples would start a garbage collection, which takes
+    longer than all of this.
+    """
+    newest = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(".py"):
+            name = entry.name
+            if name.endswith(".py"):
                 status = entry.stat()
-                yield f"{name}/{entry.name}", status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-            elif entry.name != "__pycache__" and entry.name not in without and entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, f"{name}/{entry.name}", without)
+                changed = status.st_ctime_ns
+                newest = max(newest, changed)
+                states.append(f"{entry.path}{_FIELD}{status.st_size} {status.st_ino} {status.st_mtime_ns} {changed}")
+            elif name != "__pycache__" and name not in without and entry.is_dir(follow_symlinks=False):
+                newest = max(newest, _add_states(states, entry.path, without))
+    return newest
 
 
 def _encode(metadata: Mapping[str, Any], image: bytes) -> bytes:
