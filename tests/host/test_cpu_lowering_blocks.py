@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 
 import ml_dtypes
@@ -16,6 +17,7 @@ import tilewright
 import tilewright.language as tl
 from tests.host.kernel_support import check
 from tilewright.ir.core import Parameter
+from tilewright.runtime.memory import scratch_pool
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f64": np.float64, "i32": np.int32,
          "i8": np.int8, "u8": np.uint8, "i64": np.int64}  # fmt: skip
@@ -369,3 +371,21 @@ def test_atomics():
     values = np.array([random.randint(-3, 9) for _ in range(64)], np.int32)
     arguments = [values, np.zeros(16, np.int32), np.zeros(4, np.int32)]
     check(traced(counted, {"x": "*i32", "counts": "*i32", "total": "*i32"}, {"N": 64}), arguments)
+
+
+@tilewright.jit
+def stores_again(x, n, K: tl.constexpr, R: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr):
+    r, c = tl.arange(0, R), tl.arange(0, C)
+    inside = (r < K)[:, None] & (c < (WIDE if WIDE else n))[None, :]
+    for step in range(n):
+        at = x + step.to(tl.int64) * (K * C) + r[:, None] * C + c[None, :]
+        tl.store(at, tl.zeros((R, C), tl.float32) + step, mask=inside)
+
+
+@pytest.mark.parametrize("wide", [0, 32, 20])
+def test_a_mask_that_a_loop_reads_again_is_whole(wide, rng):
+    """The rows that a mask leaves out are false in it, not whatever its buffer held."""
+    function = traced(stores_again, {"x": "*f32", "n": "i32"}, {"K": 24, "R": 64, "C": 32, "WIDE": wide})
+    with scratch_pool.borrow(1 << 16) as buffer:  # which the kernel gets next
+        ctypes.memset(buffer.address, 1, 1 << 16)
+    check(function, [rng.normal(size=(3, 24, 32)).astype(np.float32), 3], (1,))

@@ -53,8 +53,8 @@ class _Demand:
 
     def _use(self, value: Value, axis: int, user: Operation) -> bool:
         opcode = user.opcode
-        if opcode == "store":
-            return len(user.operands) > 2 and self._masked(user.operands[2], axis)
+        if opcode == "store":  # the mask itself is read everywhere
+            return len(user.operands) > 2 and user.operands[2] is not value and self._masked(user.operands[2], axis)
         if opcode == "load":
             return len(user.operands) > 1 and user.operands[1] is not value and self._masked(user.operands[1], axis)
         if opcode == "select" and self._dropped(value, axis, user):
