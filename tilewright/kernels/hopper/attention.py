@@ -1,6 +1,6 @@
 """Attention forward on Hopper: out = softmax(scale Q K^T) V, one pass over keys and values.
 
-One elected thread loads Q, K and V by TMA; two or three warpgroups own 64 queries each and walk the blocks of keys
+One elected thread loads Q, K and V by TMA; two to four warpgroups own 64 queries each and walk the blocks of keys
 downwards.  Three things overlap with the products:
 
 * the softmax of a block runs while the product of the block before it with its values is in flight;
@@ -178,14 +178,17 @@ def pass_unread(ring, count, blocks, copy, TURNS: tl.constexpr, FORM: tl.constex
 def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
     """Scores with minus infinity where a query does not see a key. `row` is this warpgroup's first."""
     first = block * FORM.BN
+    # A thread has the columns 8 n + 2 (lane % 4) and the next ones: its own part goes to the limit, and what is left is
+    # a constant for each register, so that no column numbers are held beside the scores.
     column = tl.arange(0, FORM.BN)[None, :]
+    own, rest = column & 6, column & -7
     limit = tl.zeros((64,), tl.int32) + (tile.keys - 1 - first)
     diagonal = row + tile.offset - first + tl.arange(0, 64)
     if FORM.CAUSAL:
         limit = tl.minimum(limit, diagonal)
-    seen = column <= limit[:, None]
+    seen = rest <= limit[:, None] - own
     if FORM.WINDOW:
-        seen = seen & (column > (diagonal - sizes.window)[:, None])
+        seen = seen & (rest > (diagonal - sizes.window)[:, None] - own)
     return tl.where(seen, scores, float("-inf"))
 
 
@@ -234,21 +237,6 @@ def rescaled(out, sums, maximum, greatest, scale):
 
 
 @tilewright.jit
-def retired(pending, sums, maximum, greatest, scale, FORM: tl.constexpr):
-    """Wait for the results so far; they and the sums, referred to new maxima."""
-    if FORM.LAZY:
-        # The wait stands in both branches, behind the exponentials that the caller has asked for: in one block with
-        # them, ptxas puts it in front, and nothing is left that runs under the product.
-        if tx.warp_any(greatest > maximum):
-            out, sums = rescaled(tx.wgmma_wait(pending), sums, maximum, greatest, scale)
-        else:
-            out = tx.wgmma_wait(pending)
-    else:
-        out, sums = rescaled(tx.wgmma_wait(pending), sums, maximum, greatest, scale)
-    return out, sums
-
-
-@tilewright.jit
 def products(queries, memory, powers, out, key_count, value_count, copy, FORM: tl.constexpr):
     """Issue the scores of one block and the values of the block before it; wait for the scores."""
     key = tx.ring_at(key_count, FORM.STAGES)
@@ -277,7 +265,17 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
         if MASKED:
             scores = masked(scores, top - step, row, tile, sizes, FORM)
         exponentials, greatest, added = softmax(scores, maximum, scale, FORM)
-        out, sums = retired(pending, sums, maximum, greatest, scale, FORM)
+        if FORM.LAZY:
+            # All warps of a group wait at one place, votes differ between them.  Waiting for the next keys is no
+            # loss, and keeps the assembler from moving the wait for the values in front of the exponentials.
+            grown = tx.warp_any(greatest > maximum)
+            if step + 1 < end:
+                memory.key_ring.wait_full(tx.ring_at(count + step + 1, FORM.STAGES))
+            out = tx.wgmma_wait(pending)
+            if grown:
+                out, sums = rescaled(out, sums, maximum, greatest, scale)
+        else:
+            out, sums = rescaled(tx.wgmma_wait(pending), sums, maximum, greatest, scale)
         memory.value_ring.release(tx.ring_at(count + step - 1, FORM.STAGES))
         sums += added
         maximum = greatest

@@ -319,7 +319,7 @@ class AttentionForm(NamedTuple):
     @property
     def registers(self) -> tuple[int, int]:
         """Budgets of loading and multiplying threads."""
-        return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
+        return {1: (0, 0), 2: (24, 240), 3: (32, 160), 4: (24, 112)}[self.CONSUMERS]
 
     @property
     def loaded_bytes(self) -> int:
@@ -345,7 +345,7 @@ class AttentionForm(NamedTuple):
     def check(self) -> AttentionForm:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
         rules = [
-            (self.CONSUMERS in (1, 2, 3), "there are one to three consumers"),
+            (self.CONSUMERS in (1, 2, 3, 4), "there are one to four consumers"),
             (self.D % 16 == 0 and 16 <= self.D <= 256, "D is a multiple of 16 up to 256"),
             (self.BN % 16 == 0 and 16 <= self.BN <= 256, "BN is a multiple of 16 up to 256"),
             (self.TYPE.itemsize == 2, "operands have 16 bits"),
