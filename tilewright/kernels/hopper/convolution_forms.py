@@ -118,7 +118,7 @@ class ConvolutionForm(NamedTuple):
     @property
     def registers(self) -> tuple[int, int]:
         """Budgets of loading and multiplying threads; with one consumer all have enough."""
-        return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
+        return {1: (0, 0), 2: (40, 232), 3: (40, 152)}[self.CONSUMERS]
 
     @property
     def shared_bytes(self) -> int:

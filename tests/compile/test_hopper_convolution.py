@@ -1,0 +1,52 @@
+"""The Hopper convolution compiles for sm_90a in every form: no spill, no serialised product, one copy for each box."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.convolution_cases import CASES
+from tests.host.hopper_support import tensor_map
+from tilewright.kernels.hopper.convolution import convolution
+from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, candidate_forms, ranked_forms
+from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
+from tilewright.targets.nvidia.assemble import AssemblyOptions
+from tilewright.targets.nvidia.compile import assemble_kernel
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+TARGET = NvidiaTarget.named("sm_90a")
+
+
+def compiled(form: ConvolutionForm) -> None:
+    """Compile a form; its boxes must be whole, and its guess at shared memory right."""
+    result = tensor_map(form.out_block, form.OUTPUT)
+    types = {
+        "x": tensor_map(form.image_block, form.INPUT), "w": tensor_map(form.weight_block, form.INPUT),
+        "beside": result, "out": result, **dict.fromkeys(("images", "height", "width", "columns"), "i32"),
+    }  # fmt: skip
+    lowered = lower(convolution.trace(types, {"FORM": form.check()}), TARGET, {})
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    assert assembly.resources.spill_stores == 0
+    assert abs(lowered.shared_bytes - form.shared_bytes) <= 1024
+    boxes = {use.parameter: use.box for use in lowered.tensor_maps}
+    assert boxes[0] == form.image_block and boxes[1] == form.weight_block and boxes[3] == form.out_block
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms(name: str) -> None:
+    compiled(CASES[name].form)
+
+
+@pytest.mark.parametrize("images", [1, 8, 128])
+@pytest.mark.parametrize("size", [56, 14])
+def test_first_forms(images: int, size: int) -> None:
+    """Those that a build without timing takes, for layers like ResNet's."""
+    problem = ConvolutionProblem(images, size, size, 256, 256, kernel=(3, 3), pad=(1, 1))
+    compiled(ranked_forms(problem)[0][0])
+
+
+def test_candidates_leave_no_processor_memory_unused() -> None:
+    """CTAs of clusters are alone on their processors."""
+    problem = ConvolutionProblem(1, 7, 7, 512, 512, kernel=(3, 3), pad=(1, 1))
+    shared = [form for form in candidate_forms(problem) if form.SPLIT > 1]
+    assert shared and all(form.resident == 1 for form in shared)
