@@ -31,7 +31,7 @@ def test_the_quickest_form_is_among_the_first(problem: Problem, best: dict[str, 
     ranked = ranked_forms(problem)
     fitting = [(form, seconds) for form, seconds in ranked if best.items() <= form._asdict().items()]
     (_, first), (_, seconds) = ranked[0], fitting[0]
-    assert seconds <= 1.06 * first
+    assert seconds <= 1.1 * first and any(best.items() <= form._asdict().items() for form, _ in close_forms(problem))
     assert 0.75 * microseconds <= seconds * 1e6 <= 1.15 * microseconds
 
 

@@ -66,7 +66,7 @@ def _finished(form: MatmulForm, problem: MatmulProblem) -> MatmulForm | None:
 def work(spec: epilogues.Epilogue) -> float:
     """Clocks of a processor for an epilogue, an element: its instructions, 128 of which are issued in a clock."""
     columns = spec.bias + (spec.scale_b == "column") + (spec.scale_a == "row")
-    return (9.0 * bool(spec.activation or spec.gate) + 2.0 * columns + 5.0 * spec.residual) / 128
+    return (8.0 * bool(spec.activation or spec.gate) + 1.0 * columns + 3.0 * spec.residual) / 128
 
 
 def posed(problem: MatmulProblem) -> Problem:

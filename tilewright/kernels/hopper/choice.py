@@ -17,7 +17,9 @@ import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.kernels.hopper.forms import ATOM, MatmulForm
 
+FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
+_CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 1, 4))  # that share A, that share B, that split the depth
 Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulForm], MatmulForm | None]
 
@@ -48,7 +50,7 @@ class Problem:
     @property
     def in_turns(self) -> bool:
         """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
-        return self.rows > 64 and (self.work > 0 or self.depth * self.input.itemsize < 4096)
+        return self.rows > FEW_ROWS and (self.work > 0 or self.depth * self.input.itemsize <= 16384)
 
     @property
     def sum(self) -> Any:
@@ -64,11 +66,12 @@ class Gpu:
     clusters_of_two: int = 66  # that are resident with one CTA a processor
     clusters_of_four: int = 30
     clock: float = 1.6e9  # under load
-    cache_bytes: float = 52.0  # of one processor and clock, from L2
+    cache_bytes: float = 58.0  # of one processor and clock, from L2
     memory: float = 4.4e12
     launch: float = 1.5e-6  # until the first product and after the last
     fill: float = 1800.0  # clocks from the first copy to the first product
     turn: float = 300.0  # clocks until products of another warpgroup follow (assumed)
+    stage: float = 300.0  # clocks at least, for the copies and barriers of one
     bytes_in_flight: float = 90e3  # of one processor, for all of the memory's rate
 
     def slots(self, cluster: int) -> int:
@@ -89,7 +92,7 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     turns = -(-ctas // slots)
     # An instruction of 64 rows and 32 bytes of depth takes BN / 2 clocks, or as long as its operands take to be read.
     steps = depth * size / 32 * form.BM / 64
-    product = steps * max(form.BN / 2, 16 + form.BN / 4)
+    product = max(steps * max(form.BN / 2, 16 + form.BN / 4), depth / form.BK * gpu.stage)
     loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / gpu.cache_bytes
     if form.PINGPONG:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
@@ -110,7 +113,7 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     return gpu.launch + max(clocks / gpu.clock, memory)
 
 
-def candidate_forms(problem: Problem) -> list[MatmulForm]:
+def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
     """Forms that can be built for a problem, with as many stages as fit."""
     atom = ATOM // problem.input.itemsize
     few, most = problem.rows <= 64, problem.most_rows
@@ -120,7 +123,7 @@ def candidate_forms(problem: Problem) -> list[MatmulForm]:
     step = 16 if problem.input.is_int() else 8
     for BM, consumers, in_turns in tile_rows:
         for BN in range(32, 257, step):
-            for share_a, share_b, split in ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2)):
+            for share_a, share_b, split in _CLUSTERS if problem.rows <= FEW_ROWS else _CLUSTERS[:4]:
                 for depth in (atom, 2 * atom):
                     form = MatmulForm(
                         BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, PINGPONG=in_turns,
@@ -130,10 +133,27 @@ def candidate_forms(problem: Problem) -> list[MatmulForm]:
                         A_TRANSPOSED=problem.a_transposed, B_TRANSPOSED=problem.b_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
-                    form = filled(form)
+                    # Few rows leave most CTAs one tile; what stages its results makes room for another stage.
+                    one = problem.rows <= FEW_ROWS and form.grid(problem.rows, problem.columns)[0] <= gpu.slots(
+                        form.cluster
+                    )
+                    form = filled(form._replace(SINGLE=one and split == 1 and not in_turns))
+                    if form.STAGES >= 4 and consumers == 2 and problem.work > 0 and not in_turns and split == 1:
+                        form = form._replace(LAG=2)
                     if buildable(form, problem):
                         forms.append(form)
     return forms
+
+
+def finished(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
+    """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
+    if form.SPLIT > 1 or form.PINGPONG:
+        return filled(form)
+    # Where few rows leave a CTA one tile, its results are staged in the room of the stages.
+    ctas = form.grid(problem.rows, problem.columns, problem.batches)[0]
+    form = filled(form._replace(SINGLE=problem.rows <= FEW_ROWS and ctas <= gpu.slots(form.cluster)))
+    apart = problem.work > 0 and form.CONSUMERS == 2 and form.STAGES >= 4 and not form.SINGLE
+    return form._replace(LAG=2 if apart else 0)
 
 
 def filled(form: MatmulForm) -> MatmulForm:
@@ -149,7 +169,7 @@ def buildable(form: MatmulForm, problem: Problem) -> bool:
         form.check()
     except LaunchError:
         return False
-    if form.rows // 64 * form.BN // 2 > (176 if form.PINGPONG else 128):
+    if form.rows // 64 * form.BN // 2 > (128 if not form.PINGPONG else 176 if problem.work else 208):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
     many = form.BK * form.INPUT.itemsize == ATOM or form.STAGES >= 4
@@ -161,7 +181,7 @@ def ranked_forms(problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = Non
 
     `finish` adds what comes behind the product to a form, or says with None that it cannot be built then.
     """
-    estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem)]
+    estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem, gpu)]
     ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].cluster, -entry[0].STAGES))
     found: list[Ranked] = []
     for form, seconds in ranked:
@@ -180,9 +200,10 @@ def close_forms(
     """The forms worth timing, the one to take untimed first: those that the estimate cannot tell apart, of different
     tiles.
 
-    Two of a tile, four of a number of rows: equals by the estimate differ in how they share and walk operands.  The
-    tile of 128 x 256 moves least for what it computes, which keeps the clock up; it comes first within 3 percent.
-    Forms in which warpgroups take turns come behind the others, three tiles that load least for what they compute.
+    Two of a tile, four of a number of rows (two of those that split the depth as often): equals by the estimate differ
+    in how they share and walk operands.  The tile of 128 x 256 moves least for what it computes, which keeps the clock
+    up; it comes first within 3 percent.  Forms in which warpgroups take turns come behind the others, three tiles that
+    load least for what they compute.
     """
     everything = ranked_forms(problem, gpu, finish)
     ranked = [entry for entry in everything if not entry[0].PINGPONG]
@@ -192,8 +213,9 @@ def close_forms(
     chosen: list[Ranked] = []
     tiles: Counter[Any] = Counter()
     for form, seconds in dict.fromkeys([*steady, *ranked]):
-        if len(chosen) < count and seconds <= limit and tiles[form.BM] < 4 and tiles[form.BM, form.BN] < 2:
-            tiles.update((form.BM, (form.BM, form.BN)))
+        rows, tile = (form.BM, form.SPLIT), (form.BM, form.BN, form.SPLIT)
+        if len(chosen) < count and seconds <= limit and tiles[rows] < (4 if form.SPLIT == 1 else 2) and tiles[tile] < 2:
+            tiles.update((rows, tile))
             chosen.append((form, seconds))
     return chosen + [entry for entry in _in_turns(everything) if entry[1] <= limit]
 

@@ -103,7 +103,7 @@ class MatmulForm(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """Whether a CTA has one tile, so that there are as many as tiles."""
+        """Whether a CTA has one tile, so that there are as many as tiles, and results lie where operands were."""
         return self.SINGLE or self.SPLIT > 1
 
     @property
@@ -187,6 +187,22 @@ class MatmulForm(NamedTuple):
         return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
 
     @property
+    def left_bytes(self) -> int:
+        """Shared memory of the stages of A."""
+        return int(self.STAGES * self.BK * self.INPUT.itemsize * self.loaded_rows)
+
+    @property
+    def right_bytes(self) -> int:
+        """Shared memory of the stages of B."""
+        return int(self.STAGES * self.BK * self.INPUT.itemsize * self.BN)
+
+    @property
+    def sums_right(self) -> bool:
+        """Whether the sums of a part of the depth lie where B was, for want of room where A was; results then lie
+        there, else where B was."""
+        return self.SPLIT > 1 and self.BM * self.BN * 4 > self.left_bytes
+
+    @property
     def staging_bytes(self) -> int:
         """Shared memory of whole chunks of results on their way out."""
         return int(self.CONSUMERS * self.stored_rows * self.BUFFERS * self.chunk * self.OUTPUT.itemsize)
@@ -199,13 +215,14 @@ class MatmulForm(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: tiles that are swizzled begin at multiples of 1024 bytes, others at those of 128."""
-        size = self.INPUT.itemsize
-        lefts, rights = (self.STAGES * self.BK * size * extent for extent in (self.loaded_rows, self.BN))
+        lefts, rights = self.left_bytes, self.right_bytes
         staging, tail = self.staging_bytes, self.tail_bytes
-        if self.SINGLE:  # results lie where operands were
+        if self.sums_right:
+            lefts, staging = max(lefts, staging), 0
+        elif self.single:
             rights, staging = max(rights, staging), 0
-            if self.SPLIT == 1:
-                lefts, tail = max(lefts, tail), 0
+        if self.single and self.SPLIT == 1:
+            lefts, tail = max(lefts, tail), 0
         tiles = [(lefts, ATOM), (rights, ATOM)]
         tiles += [(staging, swizzle_of(self.chunk * self.OUTPUT.itemsize))] * (staging > 0)
         tiles += [(tail, swizzle_of(self.tail * self.OUTPUT.itemsize))] * (tail > 0)
@@ -225,7 +242,7 @@ class MatmulForm(NamedTuple):
         row = self.BK * self.INPUT.itemsize
         accumulators = self.rows // 64 * self.BN // 2 * (2 if self.PROMOTE else 1)
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
-        partial, left = self.BM * self.BN * 4, self.STAGES * self.loaded_rows * row
+        partial, ring = self.BM * self.BN * 4, max(self.left_bytes, self.right_bytes)
         whole_rows = self.BM % (64 * self.sharers) == 0
         entry = min(255, 65536 // (128 * (self.CONSUMERS + 1) * self.RESIDENT) // 8 * 8)
         most, limit = 104 if self.CONSUMERS == 3 else 208, self.shared_limit
@@ -242,7 +259,7 @@ class MatmulForm(NamedTuple):
             (self.loaded_rows % (8 * self.SHARE_A) == 0, "each CTA loads a multiple of 8 rows of A"),
             (self.A_ROWS == 0 or (self.BM == 64 and not self.A_TRANSPOSED), "A_ROWS is for BM = 64"),
             (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
-            (self.SPLIT == 1 or partial <= left, "partial sums lie where the stages of A were: use more stages"),
+            (self.SPLIT == 1 or partial <= ring, "partial sums lie where the stages of A or B were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
             (not self.PINGPONG or (self.CONSUMERS == 2 and self.SPLIT == 1), "PINGPONG takes two consumers, unsplit"),
             (self.TOGETHER == 1 or (self.SPLIT == 1 and not self.GATE), "chunks go together unsplit, ungated"),

@@ -148,6 +148,8 @@ def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
             load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
         ahead = task.blocks * 0
+    if FORM.DEPENDENT and FORM.RESIDENT > 1:
+        tx.grid_launch_dependents()  # there is nothing left to load: the next kernel's CTAs, beside this one's, may
     if FORM.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
@@ -392,20 +394,20 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
     staging = FORM.CONSUMERS * FORM.BUFFERS
     outs = tx.shared((staging, FORM.stored_rows, FORM.chunk), FORM.OUTPUT,
                      swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize),
-                     over=rights if FORM.SINGLE else None)  # fmt: skip
+                     over=None if not FORM.single else lefts if FORM.sums_right else rights)  # fmt: skip
     tails = outs
     if FORM.tail > 0:
         tails = tx.shared((FORM.CONSUMERS, FORM.stored_rows, FORM.tail), FORM.OUTPUT,
                           swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
-                          over=lefts if FORM.SINGLE and FORM.SPLIT == 1 else None)  # fmt: skip
+                          over=lefts if FORM.single and FORM.SPLIT == 1 else None)  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
-    if FORM.DEPENDENT:
-        tx.grid_launch_dependents()
+    if FORM.DEPENDENT and FORM.RESIDENT == 1:
+        tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
     task = make_task(M, N, K, batches, FORM)
     loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0], elected=True)
     if FORM.SPLIT > 1:
         partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
-                             over=lefts)  # fmt: skip
+                             over=rights if FORM.sums_right else lefts)  # fmt: skip
         multiplying = tx.role(
             multiply_part, (c, c_tail, lefts, rights, ring, outs, tails, partials, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
