@@ -13,6 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.frontend.sizes import cdiv, next_power_of_2
 from tilewright.kernels.attention import attention as portable_attention
+from tilewright.kernels.hopper import attention_choice
 from tilewright.kernels.hopper.attention import attention as hopper_attention
 from tilewright.kernels.hopper.forms import AttentionForm, attention_schedule
 from tilewright.kernels.hopper.launch import prepare_attention
@@ -45,23 +46,19 @@ class AttentionProblem:
 
 
 def choose_form(problem: AttentionProblem) -> AttentionForm:
-    """The form by head size: the tiles that were fastest on an H200, and that fit the registers.
-
-    Three warpgroups of 64 queries share the keys they read; larger heads leave registers for two.
-    """
-    masks: dict[str, Any] = {
-        "D": problem.size, "CAUSAL": problem.causal, "WINDOW": problem.window > 0, "LENGTHS": problem.ragged,
-        "LSE": problem.statistics, "TYPE": tl.dtype(problem.dtype),
-    }  # fmt: skip
-    if problem.queries <= 64:
-        return AttentionForm(BN=64 if problem.size > 128 else 128, CONSUMERS=1, TURNS=False, FLAT=False, **masks)
-    if problem.size > 128:
-        return AttentionForm(BN=80, CONSUMERS=2, FLAT=False, **masks)
-    if problem.window > 0:
-        return AttentionForm(BN=128 if problem.size > 64 else 160, CONSUMERS=2, **masks)
-    if problem.size > 64:
-        return AttentionForm(BN=80, CONSUMERS=3, **masks)
-    return AttentionForm(BN=96, CONSUMERS=3, **masks)
+    """The form that promises most for the sizes of a problem."""
+    return attention_choice.attention_forms(
+        attention_choice.AttentionProblem(
+            problem.size,
+            problem.queries,
+            problem.keys,
+            problem.causal,
+            problem.window > 0,
+            problem.ragged,
+            problem.statistics,
+            type=tl.dtype(problem.dtype),
+        )  # fmt: skip
+    )[0]
 
 
 class AttentionPlan:
