@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
@@ -10,6 +10,7 @@ from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.tactics.core import Candidate, KernelCall, Stage
 from tilewright.tactics.expressions import OPERATION_WEIGHTS
 from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.index import dense_strides
 from tilewright.tactics.joint import together
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
@@ -40,15 +41,49 @@ def total_bytes(inputs: Sequence[Value], outputs: Sequence[Value]) -> Size:
 def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """A loop for each shape among the group's results: one generated kernel, or one each.
 
-    A `scatter_update` of one position stores its updates where its index says.
+    The parts of a concat are results that are stored beside each other; a `scatter_update` of one position stores its
+    updates where its index says.
     """
-    updates = {node.output: node for node in group.nodes if node.op == "scatter_update"}
-    by_extent: dict[Size, list[Result]] = {}
+    producers = {output: node for node in group.nodes for output in node.outputs}
+    by_shape: dict[tuple[Size, ...], list[Result]] = {}
     for output in group.outputs:
-        result = _updated(updates[output]) if output in updates else Result(output, output)
-        by_extent.setdefault(product(result.value.shape), []).append(result)
-    calls = [elementwise_call(group.nodes, results, graph.constants, target) for results in by_extent.values()]
+        for result in _results(output, producers):
+            by_shape.setdefault(_loop_shape(result.value, producers), []).append(result)
+    calls = [
+        elementwise_call(_needed(group.nodes, results), results, graph.constants, target)
+        for results in by_shape.values()
+    ]
     return [copy_candidate("generated", together(calls, target), group, target)]
+
+
+def _results(output: Value, producers: Mapping[Value, Node]) -> list[Result]:
+    """What is stored for one of a group's outputs."""
+    node = producers.get(output)
+    if node is not None and node.op == "scatter_update":
+        return [_updated(node)]
+    if node is None or node.op != "concat":
+        return [Result(output, output)]
+    axis, strides = node.attributes["axis"], dense_strides(output.shape)
+    parts: list[Result] = []
+    start: Size = 0
+    for part in node.inputs:
+        assert part is not None
+        if part.shape[axis] != 0:
+            parts.append(Result(part, output, strides, simplify(lift(start) * strides[axis])))
+        start = simplify(lift(start) + part.shape[axis])
+    return parts
+
+
+def _needed(nodes: Sequence[Node], results: Sequence[Result]) -> list[Node]:
+    """The nodes that compute results, and the places of updates."""
+    wanted = {result.value for result in results}
+    wanted |= {result.update.inputs[1] for result in results if result.update is not None}
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if node.output in wanted:
+            found.insert(0, node)
+            wanted.update(item for item in node.inputs if item is not None)
+    return found
 
 
 def _updated(update: Node) -> Result:
@@ -56,6 +91,15 @@ def _updated(update: Node) -> Result:
     value = update.inputs[2]
     assert value is not None
     return Result(value, update.output, update=update)
+
+
+def _loop_shape(value: Value, producers: Mapping[Value, Node]) -> tuple[Size, ...]:
+    """The dimensions other than 1 in which a value is computed: reshapes of one value share a loop."""
+    while value in producers and producers[value].op == "reshape":
+        source = producers[value].inputs[0]
+        assert source is not None
+        value = source
+    return tuple(extent for extent in value.shape if extent != 1)
 
 
 def copy_candidate(name: str, calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:

@@ -1,16 +1,15 @@
-"""Movement groups: permutes, slices, gathers, pads as one generated copy; concat and scatter as several."""
+"""Movement groups: permutes, slices, gathers, pads and concats as generated copies; scatter."""
 
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.scatter import scatter_rows
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, product
 from tilewright.tactics.core import Candidate, KernelCall
-from tilewright.tactics.elementwise import copy_candidate
+from tilewright.tactics.elementwise import copy_candidate, elementwise
 from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.tactics.index import dense_strides
-from tilewright.tactics.joint import together
 from tilewright.targets.base import Target
 
 SCATTER_BLOCK = 2048
@@ -19,30 +18,15 @@ SCATTER_BLOCK = 2048
 def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """Copies of each output's elements to their new places."""
     anchor = group.nodes[-1] if group.anchor is None else group.anchor
-    if anchor.op == "concat" and group.nodes == [anchor]:
-        calls = _concat(anchor, graph, target)
-    elif anchor.op == "scatter_update":
+    if anchor.op == "concat":
+        return elementwise(group, graph, target)
+    if anchor.op == "scatter_update":
         calls = _scatter(anchor, graph, target)
     else:
         calls = [
             elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)
         ]
     return [copy_candidate("generated", calls, group, target)]
-
-
-def _concat(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
-    """A copy of each input to its part of the output, in one launch or several."""
-    output, axis = node.output, node.attributes["axis"]
-    strides = dense_strides(output.shape)
-    calls: list[KernelCall] = []
-    start: Size = 0
-    for source in node.inputs:
-        assert source is not None
-        offset = simplify(lift(start) * strides[axis])
-        if source.shape[axis] != 0:
-            calls.append(elementwise_call([], [Result(source, output, strides, offset)], graph.constants, target))
-        start = simplify(lift(start) + source.shape[axis])
-    return together(calls, target)
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:

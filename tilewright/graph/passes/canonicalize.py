@@ -338,6 +338,8 @@ def _matmul_of_batches(node: Node, rewriter: Rewriter) -> Value | None:
     left, right = sources
     if left is None or right is None or left.shape[:-2] != right.shape[:-2] or node.output.rank < 3:
         return None
+    if [extent for extent in left.shape if extent != 1] == [extent for extent in inner[0].output.shape if extent != 1]:
+        return None  # a reshape that only drops 1s is no merge
     product = rewriter.op("matmul", sources, **node.attributes)
     return rewriter.op("reshape", [product], shape=node.output.shape)
 

@@ -5,14 +5,15 @@ The rules, in this order:
    (Bias, activation, scale and residual add are done while the result is in registers.)  A product whose
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
-   before it that nobody else reads.
+   before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
-   so do independent ones that read the same tensor, and, as loops of one launch, those of other shapes.
-   An update of one place of a caller's tensor (a key of a cache) is a store of such a group.
+   so do independent ones that read the same tensor.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.
 5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.
 6. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
    again in every generated kernel that reads it.
+7. Generated kernels store what a concat, a permute or an update of a cache would only move, and independent
+   ones over one tensor share a launch.
 A merge never makes two groups wait for each other, and every decision is noted in the remarks.
 """
 
@@ -25,7 +26,10 @@ from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.passes.fuse_stores import join_stores
+from tilewright.symbolic import product
 
+LONGEST_ROW = 16384  # elements that kernels keep in registers
 FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
 
 
@@ -48,8 +52,7 @@ def fuse(graph: Graph) -> FusedGraph:
     _join_elementwise(drafts)
     _join_siblings(drafts)
     absorb(drafts)
-    _join_updates(drafts)
-    _join_launches(drafts)
+    join_stores(drafts)
     return FusedGraph(graph, _ordered(drafts, remarks), remarks)
 
 
@@ -145,7 +148,10 @@ def _halves(drafts: Drafts, draft: Draft) -> list[int] | None:
 
 
 def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
-    """Merge elementwise nodes that only this reduction reads and that have its input's shape."""
+    """Merge elementwise nodes that only this reduction reads and that have its input's shape.
+
+    Others may read the input itself: a residual sum is stored by the norm that reads it, from registers.
+    """
     assert draft.anchor is not None
     anchor = drafts.nodes[draft.anchor]
     source = anchor.inputs[0]
@@ -155,11 +161,15 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     while waiting:
         value = waiting.pop()
         index = drafts.producer(value)
-        if index is None or drafts.owner[index].kind != "elementwise" or len(drafts.owner[index].nodes) > 1:
+        if index is None or len(drafts.owner[index].nodes) > 1:
             continue
         node = drafts.nodes[index]
+        looked_up = value is source and node.op == "gather"  # an embedding
+        if drafts.owner[index].kind != "elementwise" and not looked_up:
+            continue
         readers = drafts.readers.get(value, [])
-        if value in drafts.results or any(reader not in draft.nodes for reader in readers):
+        shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
+        if shared and not (value is source and _is_whole_row(anchor)):
             continue
         if node.output.shape != source.shape or drafts.depends_through_others(draft, drafts.owner[index]):
             continue
@@ -168,6 +178,15 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         waiting += [item for item in node.inputs if item is not None]
     if taken:
         remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(reversed(taken))} as its prologue")
+
+
+def _is_whole_row(anchor: Node) -> bool:
+    """Whether a kernel holds a row of the anchor at once, and so computes each element of its input once."""
+    source = anchor.inputs[0]
+    if anchor.op not in ("softmax", "layer_norm", "rms_norm") or source is None:
+        return False
+    columns = product(source.shape[anchor.attributes["axis"] :])
+    return isinstance(columns, int) and columns <= LONGEST_ROW
 
 
 # 3: elementwise loops --------------------------------------------------------------------------------
@@ -202,44 +221,6 @@ def _join_siblings(drafts: Drafts) -> None:
             other = first.setdefault(shape, draft)
             if other is not draft and drafts.may_merge(other, draft):
                 drafts.merge(other, draft)
-
-
-def _join_updates(drafts: Drafts) -> None:
-    """Let an elementwise group store what it computes for one place of a tensor of the caller's (a key of a cache)."""
-    for index in sorted(drafts.updates):
-        drafts.owner[index].kind = "elementwise"
-        for value in drafts.inputs(drafts.owner[index]):
-            draft, source = drafts.owner[index], drafts.producer(value)
-            if source is None or drafts.owner[source].kind != "elementwise" or drafts.owner[source] is draft:
-                continue
-            if drafts.may_merge(drafts.owner[source], draft) and not _reads_mutated(drafts, drafts.owner[source]):
-                drafts.merge(drafts.owner[source], draft)
-
-
-def _reads_mutated(drafts: Drafts, draft: Draft) -> bool:
-    """Whether a group reads a tensor that is updated in place: it has to wait for nobody who updates another."""
-    updated = {drafts.nodes[index].inputs[0] for index in draft.nodes & drafts.updates}
-    return any(value in drafts.graph.mutations and value not in updated for value in drafts.inputs(draft))
-
-
-_MOST_OUTPUTS = 8  # of loops in one launch
-
-
-def _join_launches(drafts: Drafts) -> None:
-    """Merge independent elementwise groups of any shapes that read the same computed tensor: loops of one launch."""
-    readers: dict[Value, list[Draft]] = {}
-    for draft in drafts.live():
-        if draft.kind == "elementwise" and not _reads_mutated(drafts, draft):
-            for value in drafts.inputs(draft):
-                if drafts.producer(value) is not None:
-                    readers.setdefault(value, []).append(draft)
-    for found in readers.values():
-        for member in found[1:]:
-            first, draft = drafts.owner[found[0].first], drafts.owner[member.first]
-            if first is draft or drafts.depends(first, draft) or drafts.depends(draft, first):
-                continue
-            if len(drafts.outputs(first)) + len(drafts.outputs(draft)) <= _MOST_OUTPUTS:
-                drafts.merge(first, draft)
 
 
 def _joins(drafts: Drafts, source: int, node: Node) -> bool:

@@ -17,7 +17,7 @@ EXPENSIVE = frozenset({"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "si
 _VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are strides
 _FREE = frozenset({"reshape", "slice"})  # reading through them costs nothing, whoever else reads them
 _INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "gather", "gather_elements"}
-_READS_THROUGH = frozenset({"permute", "slice", "pad", "gather", "gather_elements", "broadcast_to"})
+_READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements", "broadcast_to"})
 _ROWS = frozenset({"softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min",
                    "reduce_product"})  # fmt: skip
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
@@ -143,8 +143,22 @@ def _worth_repeating(drafts: Drafts, node: Node, readers: list[int], vanishing: 
         return True
     if node.op == "concat" and len(node.inputs) > _MOST_CONCATENATED:
         return False
-    groups = {id(drafts.owner[reader]) for reader in readers}
-    return len(groups) == 1
+    return len(_destinations(drafts, readers, vanishing)) == 1
+
+
+def _destinations(drafts: Drafts, readers: list[int], vanishing: set[int]) -> set[int]:
+    """The groups (by identity) in which movement ends up that `readers` read, through movement that vanishes too."""
+    found: set[int] = set()
+    waiting, seen = list(readers), set(readers)
+    while waiting:
+        reader = waiting.pop()
+        if reader not in vanishing:
+            found.add(id(drafts.owner[reader]))
+            continue
+        following = set(drafts.readers.get(drafts.nodes[reader].output, ())) - seen
+        seen |= following
+        waiting += following
+    return found
 
 
 def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) -> None:

@@ -5,7 +5,7 @@
 Accepted on the way: the scale before or after the product, on q and k separately; any number of
 additive masks; `where(mask, scores, low)` with a low of -1e9 or less; a guard that turns the NaNs of
 rows without a visible key into zeros (attention gives zeros there); keys and values repeated for
-grouped heads; causal masks built from comparisons of positions, which become a flag.
+grouped heads; causal masks built from comparisons of positions, which become a flag; masks for each window of a batch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.inference import broadcast_shapes
+from tilewright.graph.inference import Shape, broadcast_shapes
 from tilewright.graph.passes.causal import is_causal, is_causal_array
 from tilewright.graph.rewrite import Rewriter, apply_rules
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, floor_divide, lift, simplify
 
 _LOW_ENOUGH = -1e9  # after softmax such a score is zero beside any other
 _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
@@ -42,6 +42,7 @@ class _Scores:
     masks: list[Value] = field(default_factory=list)  # boolean, true where a key may be seen
     fills: list[float] = field(default_factory=list)
     causal: bool = False
+    windows: Size = 1  # of a batch, where masks differ by window: they are heads to the op
 
 
 def _attention(node: Node, rewriter: Rewriter) -> Value | None:
@@ -63,6 +64,8 @@ def _attention(node: Node, rewriter: Rewriter) -> Value | None:
         values = rewriter.op("permute", [values], order=(*range(values.rank - 2), values.rank - 1, values.rank - 2))
     bias = _joined_bias(scores, query, rewriter)
     operands = [query, key, values]
+    if scores.windows != 1:
+        operands = [_windows_as_heads(operand, scores.windows, rewriter) for operand in operands]
     if weights.rank == 3:  # one head
         operands = [rewriter.op("reshape", [x], shape=(x.shape[0], 1, *x.shape[1:])) for x in operands]
         if bias is not None and bias.rank == 3:
@@ -73,7 +76,7 @@ def _attention(node: Node, rewriter: Rewriter) -> Value | None:
     result = rewriter.op("attention", inputs, scale=scores.scale, causal=scores.causal)
     mask = " and ".join(["a causal mask"] * scores.causal + ["a bias"] * (bias is not None)) or "no mask"
     rewriter.remark(f"attention %{node.output.name} was found in its parts, with {mask}")
-    return result if weights.rank == 4 else rewriter.op("reshape", [result], shape=node.output.shape)
+    return result if result.shape == node.output.shape else rewriter.op("reshape", [result], shape=node.output.shape)
 
 
 def _fit(operands: list[Value], bias: Value | None) -> bool:
@@ -132,19 +135,19 @@ def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> 
 
 def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
     """Peel scales and masks off until the product of queries and keys."""
-    found: _Scores | None = None
     scale = 1.0
     biases: list[Value] = []
+    levels: list[Shape] = []  # of the scores that each bias is added to
     masks: list[Value] = []
     fills: list[float] = []
-    while found is None:
-        node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where")
+    while True:
+        node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where", "reshape")
         if node is None:
             return None
-        left, right = node.inputs[0], node.inputs[1]
+        left, right = (*node.inputs, None)[:2]
         if node.op == "matmul":
-            found = _Scores(node, scale, biases, masks, fills)
-        elif node.op in ("multiply", "divide"):
+            break
+        if node.op in ("multiply", "divide"):
             factor = rewriter.uniform(right)
             value = left
             if factor is None and node.op == "multiply":
@@ -159,19 +162,59 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
             value, bias = (left, right) if first else (right, left)
             assert bias is not None
             biases.append(bias)
+            levels.append(node.output.shape)
+        elif node.op == "reshape":
+            if left is None or {left.rank, node.output.rank} != {4, 5} or left.shape[-2:] != node.output.shape[-2:]:
+                return None
+            value = left
         else:
             chosen = _masked(node, rewriter)
-            if chosen is None:
+            if chosen is None or node.output.rank == 5:
                 return None
             value, mask, fill = chosen
             masks.append(mask)
             fills.append(fill)
-    return found
+    found = _Scores(node, scale, biases, masks, fills)
+    return found if _settle_windows(found, levels, rewriter) else None
+
+
+def _settle_windows(scores: _Scores, levels: list[Shape], rewriter: Rewriter) -> bool:
+    """Make biases of scores [batch, windows, heads, rows, keys] ones of [batch, windows * heads, rows, keys].
+
+    Shifted windows (Swin) add a mask for each window, and one for each head, the same for all images.
+    Returns whether that can be done.
+    """
+    wide = [level for level in levels if len(level) == 5]
+    product = scores.product.output
+    if not wide:
+        return True
+    _, windows, heads, rows, keys = wide[0]
+    if product.rank != 4 or scores.masks or any(level != wide[0] for level in wide) or product.shape[1] != heads:
+        return False
+    total: Value | None = None
+    for bias, level in zip(scores.biases, levels, strict=True):
+        shape = (1,) * (len(level) - bias.rank) + bias.shape
+        if shape[0] != 1:
+            return False
+        spread = rewriter.op("reshape", [bias], shape=shape if len(level) == 5 else (1, *shape))
+        total = spread if total is None else rewriter.op("add", [total, spread])
+    assert total is not None
+    total = rewriter.op("broadcast_to", [total], shape=(1, windows, heads, rows, keys))
+    scores.windows = windows
+    scores.biases = [rewriter.op("reshape", [total], shape=(1, simplify(lift(windows) * heads), rows, keys))]
+    return True
+
+
+def _windows_as_heads(value: Value, windows: Size, rewriter: Rewriter) -> Value:
+    """[batch * windows, heads, rows, width] as [batch, windows * heads, rows, width]."""
+    batch, heads, rows, width = value.shape
+    shape = (floor_divide(batch, windows), simplify(lift(windows) * heads), rows, width)
+    return rewriter.op("reshape", [value], shape=shape)
 
 
 def _leads_to_matmul(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
     """Whether a value is a product, perhaps scaled and masked."""
-    node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where")
+    node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where", "reshape")
     if node is None or node.op == "matmul" or depth == 0:
         return node is not None and node.op == "matmul"
     return any(_leads_to_matmul(item, rewriter, depth - 1) for item in node.inputs)

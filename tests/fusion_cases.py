@@ -1,0 +1,256 @@
+"""Small graphs, one for each fusion, with the groups that they must become; run on every target.
+
+A case is a graph, the shapes of its float inputs (drawn at random), its other inputs, and the expected groups as
+(kind, ops of the graph that compute).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.dtypes import DType, float32, int64
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import FusedGraph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import optimize
+
+QUIET = {"reshape", "permute", "slice", "broadcast_to", "iota", "concat", "pad"}
+Groups = list[tuple[str, list[str]]]
+
+
+@dataclass
+class Case:
+    """See the module. `draws` are inputs that are not drawn from the normal distribution."""
+
+    graph: Graph
+    groups: Groups
+    draws: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Arrays for the graph's inputs, whose shapes are all fixed."""
+        found: dict[str, np.ndarray] = {}
+        for value in self.graph.inputs:
+            shape = [int(str(extent)) for extent in value.shape]
+            array = self.draws.get(value.name)
+            found[value.name] = rng.standard_normal(shape).astype(value.dtype.numpy) if array is None else array.copy()
+        return found
+
+    def fused(self) -> FusedGraph:
+        return fuse(optimize(self.graph))
+
+
+def groups_of(fused: FusedGraph) -> Groups:
+    """Each group's kind and its ops, movement left out."""
+    return [
+        (group.kind, [node.op for node in group.nodes if node.op not in QUIET])
+        for group in fused.groups
+        if group.kind != "view"
+    ]
+
+
+class Builder(GraphBuilder):
+    """With the layers that models are made of, in one element type."""
+
+    def __init__(self, name: str, rng: np.random.Generator, dtype: DType) -> None:
+        super().__init__(name)
+        self.rng, self.dtype = rng, dtype
+
+    def x(self, *shape: int, name: str = "x") -> Value:
+        return self.input(name, self.dtype, shape)
+
+    def weights(self, *shape: int, scale: float = 1.0) -> Value:
+        return self.constant((self.rng.standard_normal(shape) * scale).astype(self.dtype.numpy), "w")
+
+    def number(self, value: float) -> Value:
+        return self.constant(np.array(value, self.dtype.numpy), "number")
+
+    def linear(self, x: Value, width: int, bias: bool = False) -> Value:
+        depth = int(str(x.shape[-1]))
+        y = self.op("matmul", [x, self.weights(width, depth, scale=depth**-0.5)], transpose_b=True)
+        return self.op("add", [y, self.weights(width)]) if bias else y
+
+    def heads(self, x: Value, heads: int) -> Value:
+        batch, sequence, width = (int(str(extent)) for extent in x.shape)
+        split = self.op("reshape", [x], shape=(batch, sequence, heads, width // heads))
+        return self.op("permute", [split], order=(0, 2, 1, 3))
+
+    def rotary(self, x: Value, cos: Value, sin: Value) -> Value:
+        half = int(str(x.shape[-1])) // 2
+        low, high = (self.op("slice", [x], axis=-1, start=s, stop=s + half) for s in (0, half))
+        turned = self.op("concat", [self.op("negate", [high]), low], axis=-1)
+        return self.op("add", [self.op("multiply", [x, cos]), self.op("multiply", [turned, sin])])
+
+
+def projections(b: Builder) -> Groups:
+    """Queries of four heads, keys and values of two, some with biases."""
+    x = b.x(2, 7, 32)
+    q, k, v = b.heads(b.linear(x, 64, True), 4), b.heads(b.linear(x, 32), 2), b.heads(b.linear(x, 32, True), 2)
+    context = b.op("permute", [b.op("attention", [q, k, v], scale=0.25, causal=True)], order=(0, 2, 1, 3))
+    b.output(b.op("add", [b.linear(b.op("reshape", [context], shape=(2, 7, 64)), 32, True), x]), "y")
+    return [("contraction", ["matmul", "add"]), ("attention", ["attention"]), ("contraction", ["matmul", "add", "add"])]
+
+
+def gate(b: Builder) -> Groups:
+    x = b.x(6, 32)
+    y = b.op("multiply", [b.op("silu", [b.linear(x, 48)]), b.linear(x, 48)])
+    b.output(b.op("add", [b.linear(y, 32), x]), "y")
+    return [("contraction", ["matmul", "silu", "multiply"]), ("contraction", ["matmul", "add"])]
+
+
+def gate_of_halves(b: Builder) -> Groups:
+    """One product whose columns a model halves itself, with a bias."""
+    p = b.linear(b.x(6, 32), 96, True)
+    left, right = (b.op("slice", [p], axis=1, start=s, stop=s + 48) for s in (0, 48))
+    b.output(b.op("multiply", [left, b.op("gelu", [right])]), "y")
+    return [("contraction", ["matmul", "add", "gelu", "multiply"])]
+
+
+def rotary_positions(b: Builder) -> Groups:
+    x, cos, sin = b.x(2, 7, 32), b.x(7, 16, name="cos"), b.x(7, 16, name="sin")
+    q, k = (b.rotary(b.heads(b.linear(x, 16 * heads), heads), cos, sin) for heads in (4, 2))
+    b.output(b.op("attention", [q, k, b.heads(b.linear(x, 32), 2)], scale=0.25, causal=True), "y")
+    turn = ["negate", "multiply", "multiply", "add"]
+    return [("contraction", ["matmul"]), ("elementwise", turn * 2), ("attention", ["attention"])]
+
+
+def decode_step(b: Builder) -> Groups:
+    """One token against caches that are updated in place."""
+    x, cos, sin = b.x(2, 1, 32), b.x(1, 16, name="cos"), b.x(1, 16, name="sin")
+    place = b.input("place", int64, (1,))
+    caches = [b.x(2, 2, 12, 16, name=name) for name in ("keys", "values")]
+    q, k = (b.rotary(b.heads(b.linear(x, 16 * heads), heads), cos, sin) for heads in (4, 2))
+    new = (k, b.heads(b.linear(x, 32), 2))
+    stored = [b.op("scatter_update", [cache, place, part], axis=2) for cache, part in zip(caches, new, strict=True)]
+    for cache, value in zip(caches, stored, strict=True):
+        b.mutate(cache, value)
+    b.output(b.op("attention", [q, *stored], scale=0.25), "y")
+    turn = ["negate", "multiply", "multiply", "add"]
+    return [
+        ("contraction", ["matmul"]),
+        ("elementwise", turn * 2 + ["scatter_update"] * 2),
+        ("attention", ["attention"]),
+    ]
+
+
+def partial_rotary(b: Builder) -> Groups:
+    """Only the first half of a head is turned; the rest goes beside it."""
+    x, cos, sin = b.x(2, 7, 32), b.x(7, 8, name="cos"), b.x(7, 8, name="sin")
+    qkv = b.heads(b.linear(x, 96), 2)
+    q, k, v = (b.op("slice", [qkv], axis=3, start=s, stop=s + 16) for s in (0, 16, 32))
+    parts = []
+    for part in (q, k):
+        low, high = (b.op("slice", [part], axis=3, start=s, stop=s + 8) for s in (0, 8))
+        parts.append(b.op("concat", [b.rotary(low, cos, sin), high], axis=3))
+    b.output(b.op("attention", [*parts, v], scale=0.25, causal=True), "y")
+    turn = ["negate", "multiply", "multiply", "add"]
+    return [("contraction", ["matmul"]), ("elementwise", turn * 2), ("attention", ["attention"])]
+
+
+def residual_norm(b: Builder) -> Groups:
+    """The sum is stored by the norm that reads it."""
+    x, r, scale = b.x(6, 40), b.x(6, 40, name="r"), b.weights(40)
+    total = b.op("add", [b.op("relu", [x]), r])
+    b.output(b.op("rms_norm", [total, scale], axis=-1, epsilon=1e-5), "normal")
+    b.output(total, "total")
+    return [("reduction", ["relu", "add", "rms_norm"])]
+
+
+def embedding_norm(b: Builder) -> Groups:
+    """Looked up and normalised by one kernel, which keeps the sum for the residual."""
+    ids = b.input("ids", int64, (2, 5))
+    words = b.op("gather", [b.weights(11, 24), ids], axis=0)
+    h = b.op("add", [words, b.weights(5, 24)])
+    normal = b.op("layer_norm", [h, b.weights(24), b.weights(24)], axis=-1, epsilon=1e-5)
+    b.output(b.op("add", [b.linear(normal, 24), h]), "y")
+    return [("reduction", ["gather", "add", "layer_norm"]), ("contraction", ["matmul", "add"])]
+
+
+def decomposed_attention(b: Builder) -> Groups:
+    """Scaled queries, a causal mask from positions, padded keys, a guard against rows without a key."""
+    q, k, v = (b.x(2, 2, 9, 16, name=name) for name in "qkv")
+    padding = b.x(2, 1, 1, 9, name="padding")
+    rows, columns = (
+        b.op("reshape", [b.op("iota", shape=(9,), dtype=int64)], shape=shape) for shape in ((9, 1), (1, 9))
+    )
+    scores = b.op("matmul", [b.op("multiply", [q, b.number(0.25)]), k], transpose_b=True)
+    scores = b.op("where", [b.op("less_equal", [columns, rows]), scores, b.number(-np.inf)])
+    weights = b.op("softmax", [b.op("add", [scores, padding])], axis=-1)
+    weights = b.op("where", [b.op("isnan", [weights]), b.number(0.0), weights])
+    context = b.op("permute", [b.op("matmul", [weights, v])], order=(0, 2, 1, 3))
+    b.output(b.op("reshape", [context], shape=(2, 9, 32)), "y")
+    return [("attention", ["attention"])]
+
+
+def window_attention(b: Builder) -> Groups:
+    """Swin: a window shifted over padded images, heads with a bias of their own, the window put back."""
+    x = b.x(2, 6, 6, 16)
+    padded = b.op("pad", [x], pads=((0, 0), (0, 2), (0, 2), (0, 0)))
+    rolled = padded
+    for axis in (1, 2):
+        parts = [b.op("slice", [rolled], axis=axis, start=s, stop=e) for s, e in ((2, 8), (0, 2))]
+        rolled = b.op("concat", parts, axis=axis)
+    split = b.op("reshape", [rolled], shape=(2, 2, 4, 2, 4, 16))
+    rows = b.op("reshape", [b.op("permute", [split], order=(0, 1, 3, 2, 4, 5))], shape=(8, 16, 16))
+    heads = b.op("reshape", [b.linear(rows, 48)], shape=(8, 16, 3, 2, 8))
+    heads = b.op("permute", [heads], order=(2, 0, 3, 1, 4))
+    pieces = [b.op("slice", [heads], axis=0, start=index, stop=index + 1) for index in range(3)]
+    q, k, v = (b.op("reshape", [piece], shape=(8, 2, 16, 8)) for piece in pieces)
+    scores = b.op("matmul", [b.op("multiply", [q, b.number(0.35)]), k], transpose_b=True)
+    scores = b.op("add", [scores, b.weights(1, 2, 16, 16)])
+    windows = b.op("reshape", [scores], shape=(2, 4, 2, 16, 16))
+    hidden = b.constant(np.where(b.rng.random((1, 4, 1, 16, 16)) < 0.3, -100, 0).astype(b.dtype.numpy), "hidden")
+    scores = b.op("reshape", [b.op("add", [windows, hidden])], shape=(8, 2, 16, 16))
+    context = b.op("permute", [b.op("matmul", [b.op("softmax", [scores], axis=-1), v])], order=(0, 2, 1, 3))
+    b.output(b.linear(b.op("reshape", [context], shape=(8, 16, 16)), 16), "y")
+    return [
+        ("movement", []),
+        ("contraction", ["matmul"]),
+        ("movement", []),
+        ("attention", ["attention"]),
+        ("movement", []),
+        ("contraction", ["matmul"]),
+    ]
+
+
+def several_loops(b: Builder) -> Groups:
+    """What reads one tensor in several ways, parts of a concat and a transposed result."""
+    y = b.op("softmax", [b.x(4, 6, 40)], axis=-1)
+    first = b.op("exp", [b.op("slice", [y], axis=1, start=0, stop=2)])
+    second = b.op("tanh", [b.op("slice", [y], axis=1, start=2, stop=5)])
+    b.output(b.op("concat", [first, second], axis=1), "joined")
+    b.output(b.op("permute", [b.op("sigmoid", [y])], order=(0, 2, 1)), "turned")
+    return [("reduction", ["softmax"]), ("elementwise", ["exp", "tanh", "sigmoid"])]
+
+
+def chain(b: Builder) -> Groups:
+    """A deep chain before and behind a reduction."""
+    x, r = b.x(5, 33), b.x(5, 33, name="r")
+    y = x
+    ops = ("tanh", "exp", "sigmoid", "sqrt", "absolute", "sin")
+    for op in ops:
+        y = b.op("add", [b.op(op, [y]), r])
+    total = b.op("reduce_sum", [y], axes=(1,), keepdims=True)
+    b.output(b.op("multiply", [b.op("rsqrt", [b.op("absolute", [total])]), total]), "y")
+    before = [name for op in ops for name in (op, "add")]
+    return [("reduction", [*before, "reduce_sum", "absolute", "rsqrt", "multiply"])]
+
+
+CASES: dict[str, Callable[[Builder], Groups]] = {
+    function.__name__: function
+    for function in (
+        projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
+        embedding_norm, decomposed_attention, window_attention, several_loops, chain,
+    )
+}  # fmt: skip
+
+
+def case(name: str, rng: np.random.Generator, dtype: DType = float32) -> Case:
+    """A case with random weights."""
+    builder = Builder(name, rng, dtype)
+    groups = CASES[name](builder)
+    draws = {"place": np.array([7]), "ids": rng.integers(0, 11, (2, 5))}
+    return Case(builder.finish(), groups, {key: array for key, array in draws.items()})

@@ -1,0 +1,48 @@
+"""Each fusion by itself: what groups a graph becomes, and what they compute on the CPU and on a stand-in for a GPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.fusion_cases import CASES, Case, case, groups_of
+from tests.host.cuda_stand_in import Driver, install
+from tilewright.engine.builder import build
+from tilewright.graph.reference import run
+from tilewright.settings import settings
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
+        yield install(monkeypatch)
+    gc.collect()
+
+
+def compare(found: Case, target: str, rng: np.random.Generator) -> None:
+    """An engine's outputs and updated inputs against the unfused graph in float64."""
+    inputs = found.inputs(rng)
+    exact = run(found.graph, inputs)
+    results = {**inputs, **build(found.graph, target).run(inputs)}  # mutated inputs hold their new values
+    for name, wanted in exact.items():
+        np.testing.assert_allclose(results[name], wanted, rtol=1e-5, atol=1e-5 * (1 + np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_groups(name: str, rng: np.random.Generator) -> None:
+    found = case(name, rng)
+    assert groups_of(found.fused()) == found.groups
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_cpu(name: str, rng: np.random.Generator) -> None:
+    compare(case(name, rng), "cpu", rng)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_for_gpus(driver: Driver, name: str, rng: np.random.Generator) -> None:
+    compare(case(name, rng), "cuda:sm_90a", rng)

@@ -1,0 +1,129 @@
+"""Groups of several loops: what stores move, and independent loops that share a launch.
+
+A generated kernel stores wherever index arithmetic says.  So the elementwise group that computes the parts of a
+concat, what a permute moves, or the new place of a tensor of the caller's stores it there; and groups
+that read the same tensor and do not wait for each other become loops of one launch.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Value
+from tilewright.graph.passes.fuse_absorb import EXPENSIVE
+from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.symbolic import lift, product, simplify, upper_bound
+
+_MOVES = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements"})
+_KEEPS = frozenset({"reshape", "permute", "slice", "pad"})  # no element is read twice through these
+_MOST_OUTPUTS = 8  # of loops in one launch
+
+
+def join_stores(drafts: Drafts) -> None:
+    """Give the movement behind elementwise groups to them, then join loops that read what others move, and
+    independent loops over one tensor."""
+    _join_sinks(drafts)
+    _join_chains(drafts)
+    _join_launches(drafts)
+
+
+def _is_generated(drafts: Drafts, draft: Draft) -> bool:
+    """Whether a group's kernel is loops that are generated from its nodes."""
+    if draft.kind in ("elementwise", "update"):
+        return True
+    return draft.kind == "movement" and draft.anchor is not None and drafts.nodes[draft.anchor].op in _MOVES
+
+
+def _merge(drafts: Drafts, into: Draft, other: Draft) -> None:
+    """One group of loops."""
+    drafts.merge(into, other)
+    into.kind, into.anchor = "elementwise", None
+
+
+def _join_sinks(drafts: Drafts) -> None:
+    """Merge movement and updates with the elementwise groups that compute what they store."""
+    readers = _readers(drafts)
+    for draft in list(drafts.live()):
+        if draft.kind == "elementwise" or not _is_generated(drafts, draft):
+            continue
+        sink = min(draft.nodes)
+        for value in drafts.inputs(draft):
+            draft, source = drafts.owner[sink], drafts.producer(value)
+            if source is None or drafts.owner[source].kind != "elementwise" or drafts.owner[source] is draft:
+                continue
+            earlier = drafts.owner[source]
+            if _stores_for(drafts, sink, value, earlier, readers) and drafts.may_merge(earlier, draft):
+                _merge(drafts, earlier, draft)
+    for index in drafts.updates:
+        drafts.owner[index].kind = "elementwise"
+
+
+def _stores_for(drafts: Drafts, sink: int, value: Value, earlier: Draft, readers: dict[Value, int]) -> bool:
+    """Whether the group that computes a value had better store it where movement `sink` does."""
+    if _reads_mutated(drafts, earlier):
+        return False
+    if sink in drafts.updates:
+        return True
+    if value in drafts.results or readers[value] > 1:
+        return False
+    draft = drafts.owner[sink]
+    op, between = drafts.nodes[sink].op, [drafts.nodes[index].op for index in draft.copies]
+    if op not in (_KEEPS | {"concat"}) or not _KEEPS.issuperset(between):
+        return False
+    return op == "concat" or drafts.outputs(earlier) == [value]  # in its own order a loop stores only one result
+
+
+def _join_chains(drafts: Drafts) -> None:
+    """Merge elementwise groups with the only group that reads them, through movement, where that computes cheap
+    elements at most twice (angles that are repeated for both halves of a head)."""
+    readers = _readers(drafts)
+    for draft in list(drafts.live()):
+        if draft.kind != "elementwise":
+            continue
+        for value in drafts.inputs(draft):
+            source = drafts.producer(value)
+            if source is None or drafts.owner[source].kind != "elementwise" or readers[value] > 1:
+                continue
+            earlier, later = drafts.owner[source], drafts.owner[draft.first]
+            if earlier is later or drafts.outputs(earlier) != [value] or (earlier.nodes & drafts.updates):
+                continue
+            if any(drafts.nodes[index].op in EXPENSIVE for index in earlier.nodes):
+                continue
+            if all(_at_most_twice(value, output) for output in drafts.outputs(later)):
+                if drafts.may_merge(earlier, later):
+                    drafts.merge(later, earlier)
+
+
+def _at_most_twice(value: Value, output: Value) -> bool:
+    """Whether a tensor has at most twice the elements of another."""
+    return upper_bound(simplify(lift(product(output.shape)) - lift(product(value.shape)) * 2)) <= 0
+
+
+def _readers(drafts: Drafts) -> dict[Value, int]:
+    """How many groups read a value."""
+    found: dict[Value, int] = {}
+    for draft in drafts.live():
+        for value in drafts.inputs(draft):
+            found[value] = found.get(value, 0) + 1
+    return found
+
+
+def _reads_mutated(drafts: Drafts, draft: Draft) -> bool:
+    """Whether a group reads a tensor that is updated in place: it has to wait for nobody who updates another."""
+    updated = {drafts.nodes[index].inputs[0] for index in draft.nodes & drafts.updates}
+    return any(value in drafts.graph.mutations and value not in updated for value in drafts.inputs(draft))
+
+
+def _join_launches(drafts: Drafts) -> None:
+    """Merge independent groups of loops, of any shapes, that read the same tensor: first one that is computed."""
+    readers: dict[Value, list[Draft]] = {}
+    for draft in drafts.live():
+        if _is_generated(drafts, draft) and not _reads_mutated(drafts, draft):
+            for value in drafts.inputs(draft):
+                if value.rank and value not in drafts.graph.constants:
+                    readers.setdefault(value, []).append(draft)
+    for _, found in sorted(readers.items(), key=lambda item: drafts.producer(item[0]) is None):
+        for member in found[1:]:
+            first, draft = drafts.owner[found[0].first], drafts.owner[member.first]
+            if first is draft or drafts.depends(first, draft) or drafts.depends(draft, first):
+                continue
+            if len(drafts.outputs(first)) + len(drafts.outputs(draft)) <= _MOST_OUTPUTS:
+                _merge(drafts, first, draft)
