@@ -46,6 +46,7 @@ class Driver:
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
         self.captured: dict[int, list[Work]] = {}  # by stream
+        self.marked: dict[int, list[Work]] = {}  # events of a capture
         self.handles = 100
         self.updates_fail = False
 
@@ -72,8 +73,8 @@ class Driver:
     def _nothing(self, *arguments: Any) -> tuple[int]:
         return (0,)
 
-    _cuInit = _cuCtxSetCurrent = _cuGraphDestroy = _cuGraphExecDestroy = _cuEventRecord = _nothing
-    _cuEventDestroy = _cuStreamWaitEvent = _cuEventSynchronize = _cuStreamSynchronize = _nothing
+    _cuInit = _cuCtxSetCurrent = _cuGraphDestroy = _cuGraphExecDestroy = _nothing
+    _cuEventDestroy = _cuEventSynchronize = _cuStreamSynchronize = _nothing
 
     def _cuDriverGetVersion(self) -> int:
         return 13000
@@ -116,7 +117,20 @@ class Driver:
         return (0,)
 
     def _cuStreamEndCapture(self, stream: int) -> list[Work]:
-        return self.captured.pop(stream)
+        graph = self.captured[stream]
+        self.captured = {other: found for other, found in self.captured.items() if found is not graph}
+        self.marked.clear()
+        return graph
+
+    def _cuEventRecord(self, event: int, stream: int) -> tuple[int]:
+        if stream in self.captured:
+            self.marked[event] = self.captured[stream]
+        return (0,)
+
+    def _cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[int]:
+        if event in self.marked:  # the stream is captured from here on
+            self.captured[stream] = self.marked[event]
+        return (0,)
 
     def _cuGraphInstantiate(self, graph: list[Work], flags: int) -> list[Work]:
         return list(graph)
@@ -270,6 +284,6 @@ _NONE = Resources(0, 0, 0, 0, 0, 0)
 
 
 def _modules() -> list[types.ModuleType]:
-    from tilewright.runtime.cuda import graphs, memory, staging, streams, timing
+    from tilewright.runtime.cuda import branches, graphs, memory, staging, streams, timing
 
-    return [drivers, devices, graphs, memory, session, staging, streams, timing, trials]
+    return [branches, drivers, devices, graphs, memory, session, staging, streams, timing, trials]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +19,14 @@ import numpy as np
 
 import tilewright
 from tilewright.dtypes import from_numpy
-from tilewright.engine import cuda_program, plan_codegen
+from tilewright.engine import branches, cuda_program, plan_codegen
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.graph_json import Placement, graph_to_json
 from tilewright.engine.index_ranges import check_constant_indices, index_ranges
 from tilewright.engine.kernels import KernelEntry, KernelSet
 from tilewright.engine.plan_json import plan_to_json
-from tilewright.engine.storage import Storage, Task, assign_storage
+from tilewright.engine.storage import Access, Storage, Task, assign_storage, in_order
 from tilewright.engine.tuning import Selection, Tuner, Tuning, labels
 from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, TargetError
@@ -124,7 +125,9 @@ class _Builder:
         tuner = Tuner(self.graph, target, self.tuning, self.progress)
         scheduled, evidence = self._choose(fused, tuner)
         with self._stage("plan memory", self.graph.name):
-            storage = assign_storage(self.graph, scheduled, self._copy)
+            storage = assign_storage(
+                self.graph, scheduled, self._copy, lambda accesses: self._spread(accesses, evidence)
+            )
         plan, timings = self._plan(storage, evidence), tuple(tuner.used.values())
         return _Program(target, plan, self.kernels, timings, _arena(storage))
 
@@ -156,8 +159,15 @@ class _Builder:
 
     def _plan(self, storage: Storage, evidence: dict[str, dict[str, Any]]) -> Plan:
         steps: list[Step] = []
+        known = [evidence.get(task.group.name, {"group": "copy"}) for task in storage.tasks]
+        lanes = storage.lanes
+        ends: list[int] = []  # the last step of each task
         for number, task in enumerate(storage.tasks):
-            steps += self._steps(number, task, storage, evidence.get(task.group.name, {"group": "copy"}))
+            first, *others = self._steps(number, task, storage, known[number])
+            after = tuple(ends[other] for other in lanes[number].after)
+            others = [dataclasses.replace(step, lane=lanes[number].lane) for step in others]
+            steps += [dataclasses.replace(first, lane=lanes[number].lane, after=after), *others]
+            ends.append(len(steps) - 1)
         nanoseconds: Size = 0
         for step in steps:
             nanoseconds = simplify(lift(nanoseconds) + estimate_nanoseconds(step.bytes, step.flops))
@@ -176,6 +186,19 @@ class _Builder:
             nanoseconds=nanoseconds,
             index_ranges=index_ranges(self.graph),
         )
+
+    def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.Place]:
+        """A lane for each task: several where a GPU gains by it."""
+        if isinstance(self.target, CPUTarget):
+            return in_order(accesses)
+        processors = getattr(self.target, "multiprocessors", 1)
+        work = []
+        for access in accesses:
+            candidate = access.task.candidate
+            fills = any(_ctas(call.grid) >= processors for stage in candidate.stages for call in stage.calls)
+            seconds = _seconds(candidate, evidence.get(access.task.group.name, {}))
+            work.append(branches.Work(access.reads, access.writes, seconds, fills))
+        return branches.places(work)
 
     def _steps(self, number: int, task: Task, storage: Storage, evidence: dict[str, Any]) -> list[Step]:
         """A step for each stage of the task's candidate."""
@@ -370,6 +393,19 @@ def _evidence(group: Group, found: list[Candidate], selection: Selection) -> dic
         ],
         "sizes": middle,
     }
+
+
+def _seconds(candidate: Candidate, evidence: Mapping[str, Any]) -> float:
+    """The time of a chosen candidate, measured if it was."""
+    choice = evidence.get("choice")
+    measured = evidence["candidates"][choice["number"]].get("microseconds") if choice else None
+    return candidate.cost.seconds if measured is None else float(measured) * 1e-6
+
+
+def _ctas(grid: tuple[Size, Size, Size]) -> float:
+    """The CTAs of a launch; more than any number where it depends on sizes."""
+    extents = [extent for extent in grid if isinstance(extent, int)]
+    return math.prod(extents) if len(extents) == len(grid) else math.inf
 
 
 def _jsonable(value: Any) -> Any:

@@ -21,6 +21,7 @@ from tilewright.symbolic import Symbol, from_json, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
 _LARGEST_SIZE = 2**62
+_LANES = 63  # a plan has at most
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def plan_from_json(data: Any, with_steps: bool = True) -> Plan:
             symbols=symbols,
             inputs=inputs,
             outputs=[_spec_from_json(spec, symbols) for spec in data["outputs"]],
-            steps=[_step_from_json(step, symbols) for step in data["steps"]] if with_steps else [],
+            steps=[_step_from_json(n, step, symbols) for n, step in enumerate(data["steps"])] if with_steps else [],
             arena_bytes=from_json(data["arena_bytes"], symbols),
             scratch_bytes=_natural(data["scratch_bytes"]),
             nanoseconds=from_json(data["nanoseconds"], symbols),
@@ -84,7 +85,9 @@ def _index_range_from_json(data: Any, symbols: dict[str, Symbol], inputs: list[T
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:
+    lanes = {"lane": step.lane, "after": list(step.after)} if step.lane or step.after else {}
     return {
+        **lanes,
         "name": step.name,
         "operations": list(step.operations),
         "bytes": to_json(step.bytes),
@@ -94,8 +97,11 @@ def _step_to_json(step: Step) -> dict[str, Any]:
     }
 
 
-def _step_from_json(data: Any, symbols: dict[str, Symbol]) -> Step:
+def _step_from_json(number: int, data: Any, symbols: dict[str, Symbol]) -> Step:
     evidence = data["evidence"]
+    lane, after = _natural(data.get("lane", 0)), tuple(map(_natural, data.get("after", ())))
+    if lane > _LANES or any(other >= number for other in after):
+        raise ValueError("a step waits for a later one, or has an unknown lane")
     if not isinstance(evidence, dict):
         raise ValueError("a step's evidence is no object")
     return Step(
@@ -105,6 +111,8 @@ def _step_from_json(data: Any, symbols: dict[str, Symbol]) -> Step:
         from_json(data["bytes"], symbols),
         from_json(data["flops"], symbols),
         evidence,
+        lane,
+        after,
     )
 
 

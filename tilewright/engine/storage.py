@@ -7,9 +7,10 @@ at the end.  All other tensors get a place in the arena for the steps in which t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tilewright.engine.branches import Place, last_beside
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.memory import Interval, plan_memory
@@ -25,6 +26,24 @@ class Task:
 
     group: Group
     candidate: Candidate
+
+
+@dataclass(frozen=True)
+class Access:
+    """A task and the tensors that it reads and writes, by names that tell their memory apart."""
+
+    task: Task
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+# Says where tasks run: on which lane, and behind which tasks of others.
+Spreader = Callable[[Sequence[Access]], Sequence[Place]]
+
+
+def in_order(accesses: Sequence[Access]) -> list[Place]:
+    """All tasks one after the other."""
+    return [Place(0, ())] * len(accesses)
 
 
 # Makes the task that copies a tensor's elements to another tensor of the same shape.
@@ -53,6 +72,7 @@ class Storage:
     roots: dict[Value, Value]
     redirected: dict[tuple[int, Value], Value] = field(default_factory=dict)  # (task, root) -> its saved copy
     arena: list[Stay] = field(default_factory=list)
+    lanes: Sequence[Place] = ()  # of the tasks
 
     def place(self, task: int, value: Value) -> BufferReference:
         """Where `value` lies for a task; raises `KeyError` for constants."""
@@ -60,15 +80,23 @@ class Storage:
         return self.places[self.redirected.get((task, root), root)]
 
 
-def assign_storage(graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier) -> Storage:
-    """Places for all values of a graph whose groups run in this order; views have no candidate."""
-    return _Planner(graph, scheduled, copier).plan()
+def assign_storage(
+    graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier, spread: Spreader = in_order
+) -> Storage:
+    """Places for all values of a graph whose groups run in this order; views have no candidate.
+
+    `spread` may let tasks run beside each other: what they share is then kept apart.
+    """
+    return _Planner(graph, scheduled, copier, spread).plan()
 
 
 class _Planner:
-    def __init__(self, graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier) -> None:
+    def __init__(
+        self, graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier, spread: Spreader
+    ) -> None:
         self.graph = graph
         self.copier = copier
+        self.spread = spread
         self.roots = _roots(scheduled)
         self.tasks = [Task(group, candidate) for group, candidate in scheduled if candidate is not None]
         self.places: dict[Value, BufferReference] = {
@@ -82,8 +110,9 @@ class _Planner:
             self._place_mutation(target, value)
         outputs = self._place_outputs()
         redirected = self._insert_copies()
-        arena_bytes, arena = self._place_in_arena(redirected)
-        return Storage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected, arena)
+        lanes = self.spread([self._access(number, redirected) for number in range(len(self.tasks))])
+        arena_bytes, arena = self._place_in_arena(redirected, lanes)
+        return Storage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected, arena, lanes)
 
     def root(self, value: Value) -> Value:
         return self.roots.get(value, value)
@@ -157,30 +186,48 @@ class _Planner:
 
     # -- The arena ------------------------------------------------------------------------------
 
-    def _place_in_arena(self, redirected: dict[tuple[int, Value], Value]) -> tuple[Size, list[Stay]]:
+    def _memory(self, value: Value, number: int, redirected: dict[tuple[int, Value], Value]) -> Value:
+        """The value in whose memory a task finds another."""
+        root = self.root(value)
+        return redirected.get((number, root), root)
+
+    def _access(self, number: int, redirected: dict[tuple[int, Value], Value]) -> Access:
+        """What a task reads and writes: tensors of the caller by their names, others by their identity."""
+        task = self.tasks[number]
+
+        def names(values: Iterable[Value]) -> frozenset[str]:
+            memories = [self._memory(value, number, redirected) for value in values]
+            return frozenset(
+                f"{place.kind} {place.name}"
+                if (place := self.places.get(memory)) is not None
+                else f"value {id(memory)}"
+                for memory in memories
+                if memory not in self.graph.constants
+            )
+
+        return Access(task, names(task.group.inputs), names((*task.group.outputs, *task.candidate.temporaries)))
+
+    def _place_in_arena(
+        self, redirected: dict[tuple[int, Value], Value], lanes: Sequence[Place]
+    ) -> tuple[Size, list[Stay]]:
         """The arena's size, and what lies in it when."""
-        first: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-
-        def use(value: Value, number: int) -> None:
-            root = self.root(value)
-            root = redirected.get((number, root), root)
-            if root not in self.places and root not in self.graph.constants:
-                first.setdefault(root, number)
-                last[root] = number
-
+        users: dict[Value, list[int]] = {}
         for number, task in enumerate(self.tasks):
             for value in (*task.group.outputs, *task.candidate.temporaries, *task.group.inputs):
-                use(value, number)
-        names = {value: f"{number}" for number, value in enumerate(first)}
-        intervals = [Interval(names[value], _bytes(value), begin, last[value]) for value, begin in first.items()]
-        memory = plan_memory(intervals)
-        for value, name in names.items():
-            self.places[value] = BufferReference("arena", value.name, memory.offsets[name])
-        stays = [
-            Stay(value.name, memory.offsets[interval.name], interval.bytes, interval.first, interval.last)
-            for value, interval in zip(names, intervals, strict=True)
+                memory = self._memory(value, number, redirected)
+                if memory not in self.places and memory not in self.graph.constants:
+                    users.setdefault(memory, []).append(number)
+        beside = last_beside(lanes)
+        intervals = [
+            Interval(str(number), _bytes(value), tasks[0], max(tasks[-1], beside(tasks)))
+            for number, (value, tasks) in enumerate(users.items())
         ]
+        memory = plan_memory(intervals)
+        stays = []
+        for value, interval in zip(users, intervals, strict=True):
+            self.places[value] = BufferReference("arena", value.name, memory.offsets[interval.name])
+            offset = memory.offsets[interval.name]
+            stays.append(Stay(value.name, offset, interval.bytes, interval.first, interval.last))
         return memory.total, stays
 
 

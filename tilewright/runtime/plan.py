@@ -85,7 +85,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Step:
-    """One fused group's launch: the first choice whose condition holds; the last has none."""
+    """One fused group's launch: the first choice whose condition holds; the last has none.
+
+    On a GPU, steps of one `lane` run in order; a step waits for those of other lanes that `after` counts.
+    """
 
     name: str
     choices: tuple[Choice, ...]
@@ -93,6 +96,8 @@ class Step:
     bytes: Size = 0  # read and written
     flops: Size = 0
     evidence: dict[str, Any] = field(default_factory=dict)
+    lane: int = 0
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.cuda import streams
+from tilewright.runtime.cuda.branches import Branches
 from tilewright.runtime.cuda.device import Device, primary_context
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.extern import extern_start, is_extern
@@ -58,6 +59,7 @@ class CudaSession:
         self._launches: dict[tuple[int, ...], list[Launch]] = {}
         self._lock = threading.Lock()
         self._last_stream: int | None = None
+        self._branches = Branches(plan)
         self._repeats = Repeats(plan, device.ordinal)
         self._context = int(primary_context(device.ordinal))
         self._torch_stream: Callable[[int], int] = int  # PyTorch's, once it is known to be there
@@ -161,8 +163,7 @@ class CudaSession:
         return dict(zip(self.plan.symbols, self._shapes.symbols(self._bind_inputs(inputs)), strict=True))
 
     def _enqueue(self, launches: Sequence[Launch], stream: int, addresses: Sequence[int]) -> None:
-        for launch in launches:
-            launch(stream, addresses)
+        self._branches.enqueue(launches, stream, addresses)
 
     # -- Inputs and outputs -------------------------------------------------------------------------------------------
 

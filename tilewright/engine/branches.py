@@ -1,0 +1,113 @@
+"""Independent branches of a plan: which steps may run beside each other, on which of a few lanes, and where it pays.
+
+Two tasks depend on each other when one writes a tensor that the other reads or writes.  Tasks are put on lanes in their
+order, each behind the task that it waits for last, if it can be.  Lanes are used where the estimates promise that they
+save a tenth of the time: a task whose CTAs fill the GPU gains nothing from company.  Places in the arena are given
+afterwards: a tensor keeps its place until everything that may run beside its users is done (`last_beside`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+LANES = 4
+_WORTH_IT = 0.9  # of the time on one lane
+_CROSSING = 1.5e-6  # seconds that waiting for another lane costs
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task: the tensors that it reads and writes, its estimated seconds, and whether it fills the GPU."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    seconds: float
+    fills: bool
+
+    def conflicts(self, later: Work) -> bool:
+        """Whether `later` must wait for this task."""
+        return bool(self.writes & (later.reads | later.writes) or self.reads & later.writes)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The lane of a task, and the tasks of other lanes that it waits for."""
+
+    lane: int
+    after: tuple[int, ...]
+
+
+def direct_dependencies(work: Sequence[Work]) -> list[list[int]]:
+    """For each task the earlier ones that it must wait for, without those that these wait for."""
+    found: list[list[int]] = []
+    behind: list[int] = []  # all that a task waits for, as bits
+    for number, task in enumerate(work):
+        covered = 0
+        direct = []
+        for other in range(number - 1, -1, -1):
+            if not covered >> other & 1 and work[other].conflicts(task):
+                direct.append(other)
+                covered |= behind[other] | 1 << other
+        found.append(direct)
+        behind.append(covered)
+    return found
+
+
+def places(work: Sequence[Work]) -> list[Place]:
+    """A place for each task: all on lane 0 where more lanes do not pay."""
+    alone = [Place(0, ())] * len(work)
+    needed = direct_dependencies(work)
+    if all(number - 1 in needed[number] for number in range(1, len(work))):
+        return alone
+    found, end = _spread(work, needed)
+    return found if end <= _WORTH_IT * sum(task.seconds for task in work) else alone
+
+
+def last_beside(found: Sequence[Place]) -> Callable[[Iterable[int]], int]:
+    """A function that gives the last task that does not come after all of some tasks: it may run beside one of them."""
+    before: list[int] = []  # all tasks that are done when one begins, as bits
+    last: dict[int, int] = {}
+    for number, place in enumerate(found):
+        ordered = [*place.after, *([last[place.lane]] if place.lane in last else [])]
+        bits = 0
+        for other in ordered:
+            bits |= before[other] | 1 << other
+        before.append(bits)
+        last[place.lane] = number
+
+    def found_last(tasks: Iterable[int]) -> int:
+        wanted = sum(1 << task for task in set(tasks))
+        return max(number for number, bits in enumerate(before) if wanted & ~bits)
+
+    return found_last
+
+
+def _spread(work: Sequence[Work], needed: Sequence[Sequence[int]]) -> tuple[list[Place], float]:
+    """Tasks on lanes, and the estimated time of all."""
+    last: list[int | None] = [None] * LANES  # task of each lane
+    ends = [0.0] * len(work)
+    lane_ends = [0.0] * LANES
+    barrier = 0.0  # the end of the last task that fills the GPU
+    found: list[Place] = []
+    for number, task in enumerate(work):
+        lane = _lane(needed[number], last, lane_ends, ends)
+        after = tuple(sorted(other for other in needed[number] if found[other].lane != lane))
+        ready = max([lane_ends[lane], barrier, *(ends[other] + _CROSSING for other in after)])
+        if task.fills:
+            ready = max(ready, *lane_ends)
+        ends[number] = lane_ends[lane] = ready + task.seconds
+        barrier = ends[number] if task.fills else barrier
+        last[lane] = number
+        found.append(Place(lane, after))
+    return found, max(ends, default=0.0)
+
+
+def _lane(needed: Sequence[int], last: Sequence[int | None], lane_ends: Sequence[float], ends: Sequence[float]) -> int:
+    """Behind the needed task that ends last and is the last of its lane; else the lane that is free first."""
+    followed = [lane for lane in range(LANES) if last[lane] in needed]
+    if followed:
+        return max(followed, key=lambda lane: lane_ends[lane])
+    ready = max((ends[other] for other in needed), default=0.0)
+    idle = [lane for lane in range(LANES) if lane_ends[lane] <= ready]
+    return idle[0] if idle else min(range(LANES), key=lambda lane: lane_ends[lane])
