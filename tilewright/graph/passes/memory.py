@@ -34,6 +34,8 @@ from tilewright.symbolic import (
 )
 
 ALIGNMENT = 64
+_TRIES = 64  # of an order
+_TRIED_PAIRS = 400_000  # of tensors, over all tries of an order
 _LEAST_FACTOR = 1024  # rounding a smaller factor up to the alignment would waste more than 6 percent
 
 
@@ -120,9 +122,39 @@ def _family(size: Size) -> tuple[Monomial, int] | None:
 
 
 def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
-    """Offsets for integer sizes: largest first, each at the lowest gap between its live neighbours."""
+    """Offsets for integer sizes: in some order, each at the lowest gap between its live neighbours.
+
+    Largest first is near the least in most cases.  Where it is not, other orders are tried, and those in which what
+    reached highest comes first.
+    """
+    least = _most_alive(members)
+    orders = (
+        lambda member: (-member[1], member[0].first),
+        lambda member: (-member[1] * (1 + member[0].last - member[0].first), member[0].first),
+        lambda member: (member[0].first - member[0].last, -member[1]),
+        lambda member: (member[0].first, -member[1]),
+    )
+    best: tuple[dict[str, int], int] = {}, 0
+    tries = max(1, min(_TRIES, _TRIED_PAIRS // max(1, len(members) ** 2)))
+    for order in orders:
+        ordered = sorted(members, key=order)
+        for _ in range(tries):
+            places, extent = _placed(ordered)
+            if not best[0] or extent < best[1]:
+                best = places, extent
+            if best[1] <= least:
+                return best
+            highest = max(range(len(ordered)), key=lambda number: places[ordered[number][0].name] + ordered[number][1])
+            if highest == 0:
+                break
+            ordered.insert(0, ordered.pop(highest))
+    return best
+
+
+def _placed(ordered: Sequence[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
+    """Each at the lowest gap where it fits, in this order; offsets and the end."""
     placed: list[tuple[Interval, int, int]] = []
-    for item, size in sorted(members, key=lambda member: (-member[1], member[0].first)):
+    for item, size in ordered:
         busy = sorted((start, end) for other, start, end in placed if item.overlaps(other))
         start = 0
         for low, high in busy:
@@ -131,6 +163,12 @@ def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
             start = max(start, high)
         placed.append((item, start, start + size))
     return {item.name: start for item, start, _ in placed}, max((end for _, _, end in placed), default=0)
+
+
+def _most_alive(members: Sequence[tuple[Interval, int]]) -> int:
+    """The most that is alive at one step: no packing takes less."""
+    steps = {item.first for item, _ in members}
+    return max((sum(size for item, size in members if item.first <= step <= item.last) for step in steps), default=0)
 
 
 def _slots(intervals: list[Interval]) -> list[tuple[list[Interval], Size]]:
