@@ -131,3 +131,29 @@ def test_library_calls_work_inside_plans(torch: Any, rng, monkeypatch, tmp_path:
             exact = run(graph, {"x": given})["y"]
             found = built(torch.from_numpy(given).cuda()).double().cpu().numpy()
             assert np.max(np.abs(found - exact)) <= 2.0**-8 * np.max(np.abs(exact))
+
+
+def experts(rng: np.random.Generator, width: int = 1024) -> Graph:
+    """Three chains of small products with softmax between them, added up."""
+    b = GraphBuilder("experts")
+    x = b.input("x", float16, (16, width))
+    results = []
+    for _ in range(3):
+        hidden = x
+        for _ in range(3):
+            w = (rng.standard_normal((width, width)) / width**0.5).astype(np.float16)
+            hidden = b.op("softmax", [b.op("matmul", [hidden, b.constant(w)])], axis=1)
+        results.append(hidden)
+    b.output(b.op("add", [b.op("add", results[:2]), results[2]]), "y")
+    return b.finish()
+
+
+def test_branches_beside_each_other_are_right(rng) -> None:
+    graph = experts(rng)
+    engine = build(graph, "cuda", tuning=Tuning(0))
+    assert len({step.lane for step in engine.plan.steps}) > 1
+    for _ in range(30):
+        given = rng.standard_normal((16, 1024)).astype(np.float16)
+        exact = run(graph, {"x": given})["y"]
+        found = engine(DeviceArray.from_numpy(given)).numpy().astype(np.float64)
+        assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
