@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.host.test_engine_gpu_attention import packed
+from tests.host.test_engine_gpu_attention import decoding, packed
 from tilewright.dtypes import bfloat16, float16
 from tilewright.engine.builder import build
 from tilewright.graph.core import Graph
@@ -49,3 +49,28 @@ def test_packed_attention(name: str, torch: Any, rng: np.random.Generator) -> No
         assert np.max(np.abs(found - exact)) <= 2 * unit * np.max(np.abs(inputs["x"].astype(np.float64)))
         again = engine.run(inputs)["y"].astype(np.float64)
         np.testing.assert_array_equal(found, again)
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "keys", "masked", "size"),
+    [(32, 8, 2048, True, 128), (8, 2, 1990, True, 64), (3, 3, 2048, False, 64), (4, 1, 90, True, 256)],
+)
+def test_one_query_reads_a_cache(
+    heads: int, key_heads: int, keys: int, masked: bool, size: int, torch: Any, rng: np.random.Generator
+) -> None:
+    graph = decoding(heads, key_heads, keys, masked, size)
+    engine = build(graph, "cuda")
+    for batch in (1, 3):
+        shapes = {
+            "q": (batch, 1, heads * size),
+            "k": (batch, key_heads, keys, size),
+            "v": (batch, key_heads, keys, size),
+        }
+        inputs = {name: rng.standard_normal(shape).astype(bfloat16.numpy) for name, shape in shapes.items()}
+        if masked:
+            seen = np.arange(keys) < keys - 37
+            inputs["mask"] = np.where(seen, 0, -np.inf).astype(bfloat16.numpy).reshape(1, 1, 1, keys)
+        exact = run(graph, inputs)["y"]
+        found = engine.run(inputs)["y"].astype(np.float64)
+        assert np.max(np.abs(found - exact)) <= 2.0**-6 * np.max(np.abs(exact))
+        np.testing.assert_array_equal(found, engine.run(inputs)["y"].astype(np.float64))

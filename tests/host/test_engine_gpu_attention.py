@@ -86,16 +86,15 @@ def test_other_attention_takes_the_plain_kernel(size: int, dtype, driver: Driver
     np.testing.assert_allclose(engine(x).astype(np.float64), exact, rtol=0, atol=2e-2 if dtype == bfloat16 else 1e-4)
 
 
-def decoding(heads: int, key_heads: int, keys: int, masked: bool) -> Graph:
+def decoding(heads: int, key_heads: int, keys: int, masked: bool, size: int = 64) -> Graph:
     """One query for each head against a cache [batch, key heads, keys, size]."""
     b = GraphBuilder("decoding")
     batch = b.symbol("batch", 1, 3)
-    q = b.op("permute", [b.op("reshape", [b.input("q", bfloat16, (batch, 1, heads * 64))],
-                              shape=(batch, 1, heads, 64))], order=(0, 2, 1, 3))  # fmt: skip
-    caches = [b.input(name, bfloat16, (batch, key_heads, keys, 64)) for name in ("k", "v")]
+    q = b.op("reshape", [b.input("q", bfloat16, (batch, 1, heads * size))], shape=(batch, 1, heads, size))
+    caches = [b.input(name, bfloat16, (batch, key_heads, keys, size)) for name in ("k", "v")]
     bias = [b.input("mask", bfloat16, (1, 1, 1, keys))] if masked else []
-    y = b.op("attention", [q, *caches, *bias], scale=0.125, causal=False)
-    b.output(b.op("reshape", [b.op("permute", [y], order=(0, 2, 1, 3))], shape=(batch, 1, heads * 64)), "y")
+    y = b.op("attention", [b.op("permute", [q], order=(0, 2, 1, 3)), *caches, *bias], scale=size**-0.5, causal=False)
+    b.output(b.op("reshape", [b.op("permute", [y], order=(0, 2, 1, 3))], shape=(batch, 1, heads * size)), "y")
     return b.finish()
 
 
