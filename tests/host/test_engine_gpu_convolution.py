@@ -75,6 +75,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deep": ({"channels": 256, "outputs": 64, "size": (7, 7)}, window(3, pad=1)),
     "few channels": ({"channels": 3, "outputs": 32, "size": (20, 22)}, window(7, stride=2, pad=3)),
     "patches": ({"channels": 3, "outputs": 48, "size": (16, 24)}, window(4, stride=4)),
+    "patches of many channels": ({"channels": 24, "outputs": 40, "size": (12, 10)}, window(2, stride=2)),
+    "large patches": ({"channels": 3, "outputs": 32, "size": (48, 32)}, window(16, stride=16)),
+    "patches in the corner": ({"channels": 8, "outputs": 16, "size": (14, 13)}, window(4, stride=4)),
     "lines": ({"channels": 3, "outputs": 16, "size": (9, 11)}, window(3, pad=(0, 1))),
 }
 

@@ -163,6 +163,10 @@ class ConvolutionForm(NamedTuple):
             (self.SPLIT == 1 or self.chunks == 1, "each CTA that shares a tile stores one chunk"),
             (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),
             (all(1 <= step <= 8 for step in self.STRIDE), "strides are at most 8"),
+            (
+                all(side * step <= 256 for side, step in zip(self.UNIT[1:], self.STRIDE, strict=True)),
+                "a unit reaches over at most 256 pixels of the image",
+            ),
             (self.STAGES >= 2, "there are two stages or more"),
             (self.BN <= (192 if self.CONSUMERS == 3 else 256), "accumulators fit the registers"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),

@@ -36,7 +36,7 @@ from tilewright.tactics.convolution import (
 )
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
-from tilewright.tactics.generate import epilogue_function
+from tilewright.tactics.generate import epilogue_function, next_power_of_2
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
 from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.index import dense_strides
@@ -150,7 +150,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     stored = slots.stored.dtype
     fits = getattr(target, "wgmma", False) and len(group.outputs) == 1 and x.rank == 4 and w.dtype == x.dtype
     fits = fits and x.dtype in (float16, bfloat16) and stored in (float16, bfloat16, float32)
-    fits = fits and product(slots.stored.shape) == product(out.shape) and max(anchor.attributes["strides"]) <= 8
+    fits = fits and product(slots.stored.shape) == product(out.shape)
     if not fits or columns // groups * min(2, stored.itemsize) % _TILED_BYTES:
         return []
     stages: tuple[Stage, ...] = ()
@@ -165,6 +165,9 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
         if found is None:
             return []
         image, stages, temporaries, weights = found
+    image = _by_lines(image)
+    if max(image.stride) > _LARGEST_STEP:
+        return []
     beside = _beside(group, slots, (x, w))
     problem = ConvolutionProblem(
         *map(expected, image.sizes), columns // groups, image.channels, groups, image.kernel, image.stride,  # type: ignore[misc]
@@ -204,13 +207,32 @@ def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
     kernel, steps, dilation = w.shape[2:], attributes["strides"], attributes["dilation"]
     pad = tuple(low for low, _ in attributes["padding"])
     sizes = (images, out_height, out_width)
-    if kernel == (1, 1) and not any(low or high for low, high in attributes["padding"]):
+    padded = any(low or high for low, high in attributes["padding"])
+    if kernel == steps and groups == 1 and dilation == (1, 1) and not padded:
+        # Patches side by side: a line of one is a run of memory.
+        run = kernel[1] * channels
+        shape = (images, height, out_width, run)
+        return _Image(x, shape, (strides[0], strides[1], run, 1), sizes, run, (kernel[0], 1), (kernel[0], 1))
+    if kernel == (1, 1) and not padded:
         shape = (images, out_height, out_width, channels)
         strides = (strides[0], simplify(lift(strides[1]) * steps[0]), channels * steps[1], 1)
         return _Image(x, shape, strides, sizes, channels // groups)
     return _Image(
         x, (images, height, width, channels), strides, sizes, channels // groups, kernel, steps, pad, dilation
     )
+
+
+def _by_lines(image: _Image) -> _Image:
+    """Where lines of windows neither share pixels nor leave any out, each line of the result as an image of its own."""
+    lines, step = image.kernel[0], image.stride[0]
+    _, height, width = image.sizes
+    apart = lines == step > 1 and image.pad[0] == 0 and image.dilation[0] == 1 and image.stride[1] == 1
+    if not apart or simplify(lift(height) * lines) != image.shape[1]:
+        return image
+    images = simplify(lift(image.sizes[0]) * height)
+    row = image.strides[1]
+    shape, strides = (images, lines, *image.shape[2:]), (simplify(lift(row) * lines), *image.strides[1:])
+    return replace(image, shape=shape, strides=strides, sizes=(images, 1, width), stride=(1, 1))
 
 
 def _padded_image(
@@ -230,9 +252,8 @@ def _padded_image(
     if not fixed or attributes["groups"] != 1 or attributes["dilation"][1] != 1 or w not in graph.constants:
         return None
     unit = _TILED_BYTES // x.dtype.itemsize
-    multiple = unit // gcd(unit, step_x)
-    wide = -(-channels // multiple) * multiple
-    if wide & (wide - 1) or kernel_x * wide > _LONGEST_RUN:
+    wide = max(unit // gcd(unit, step_x), next_power_of_2(channels))
+    if kernel_x * wide > _LONGEST_RUN:
         return None
     along = unit // gcd(unit, wide)
     padded = -(-max(left + width, (out_width - 1) * step_x + kernel_x) // along) * along
