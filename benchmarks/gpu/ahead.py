@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tilewright.ops.problem import MatmulProblem
 from tilewright.ops.products import MatmulPlan
+from tilewright.settings import settings
 
 
 def compile_one(task: tuple[MatmulProblem, int]) -> None:
@@ -19,7 +20,9 @@ def compile_one(task: tuple[MatmulProblem, int]) -> None:
 
 
 def compile_ahead(problems: Iterable[MatmulProblem]) -> None:
-    """All candidates of the problems' shape classes; failures show when the forms are tuned."""
+    """All candidates of the problems' shape classes, where they will be timed; failures show when they are."""
+    if not settings.tune:
+        return
     classes = {problem.shape_class for problem in problems}
     tasks = [(problem, index) for problem in classes for index in range(len(MatmulPlan(problem, None, 0).ranked))]
     context = multiprocessing.get_context("spawn")
