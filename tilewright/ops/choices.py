@@ -100,9 +100,8 @@ def choose(kind: str, device: str, key: str, names: Sequence[str], prepare: Call
     best = min(times, key=lambda index: times[index])
     measured = {names[index]: value for index, value in times.items()}
     choice = Choice(best, "timed", measured, failures)
-    TimingCache.of_settings().add(
-        Timing(device, _key(kind, key, names), f"{kind} {key}", measured, failures, "L2 flushed before each call")
-    )
+    how = "one behind the other over cold weights" if chains else "L2 flushed before each call"
+    TimingCache.of_settings().add(Timing(device, _key(kind, key, names), f"{kind} {key}", measured, failures, how))
     logger.info("%s %s: %s of %d candidates", kind, key, names[best], len(names))
     return choice
 
