@@ -71,9 +71,11 @@ def work(spec: epilogues.Epilogue) -> float:
 
 def posed(problem: MatmulProblem) -> Problem:
     """The problem as `kernels.hopper.choice` knows it."""
+    spec = problem.epilogue
+    bare = not (spec.operands or spec.activation or spec.gate)
     return Problem(
         problem.rows, problem.columns, problem.depth, problem.batches, tl.dtype(problem.input),
-        tl.dtype(problem.output), problem.left_transposed, problem.right_transposed, work(problem.epilogue),
+        tl.dtype(problem.output), problem.left_transposed, problem.right_transposed, work(spec), bare=bare,
     )  # fmt: skip
 
 

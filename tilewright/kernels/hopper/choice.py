@@ -41,6 +41,7 @@ class Problem:
     b_transposed: bool = False
     work: float = 0.0  # clocks of a processor for what comes behind the product, an element
     at_most: int = 0
+    bare: bool = False  # nothing comes behind the product
 
     @property
     def most_rows(self) -> int:
@@ -169,7 +170,7 @@ def buildable(form: MatmulForm, problem: Problem) -> bool:
         form.check()
     except LaunchError:
         return False
-    if form.rows // 64 * form.BN // 2 > (128 if not form.PINGPONG else 176 if problem.work else 208):
+    if form.rows // 64 * form.BN // 2 > (128 if not form.PINGPONG else 208 if problem.bare else 176):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
     many = form.BK * form.INPUT.itemsize == ATOM or form.STAGES >= 4
