@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tilewright.dtypes import float32, int64
+from tilewright.dtypes import float16, float32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
@@ -460,6 +460,16 @@ def test_folding_does_not_store_more_than_it_saves():
     graph = optimize(b.finish())
     assert ops_of(graph) == ["add", "add"]
     assert sum(data.nbytes for data in graph.constants.values()) < 20000
+
+
+def test_the_least_half_hides_a_key():
+    """Masks of models in float16 are filled with -65504."""
+    b = GraphBuilder("half")
+    q, k, v = (b.input(name, float16, (2, 2, 9, 16)) for name in "qkv")
+    hidden = b.constant(np.where(np.tri(9, dtype=bool), 0, np.finfo(np.float16).min).astype(np.float16), "mask")
+    b.output(b.op("attention", [q, k, v, hidden], scale=0.25), "y")
+    (node,) = optimize(b.finish()).nodes
+    assert node.attributes["causal"] and len(node.inputs) == 3
 
 
 def test_one_number_for_all_scores_is_no_bias(rng):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewright.dtypes import float16
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
@@ -22,7 +23,9 @@ from tilewright.graph.passes.causal import is_causal, is_causal_array
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Size, floor_divide, lift, simplify
 
-_LOW_ENOUGH = -1e9  # after softmax such a score is zero beside any other
+# After softmax such a score is zero beside any other. The least number of float16 is -65504.
+_LOW_ENOUGH = -1e9
+_LOW_ENOUGH_IN_HALF = -3e4
 _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
 
 
@@ -225,12 +228,19 @@ def _masked(node: Node, rewriter: Rewriter) -> tuple[Value, Value, float] | None
     condition, left, right = node.inputs
     assert condition is not None and left is not None and right is not None
     fill = rewriter.uniform(right)
-    if fill is not None and fill <= _LOW_ENOUGH:
+    if _is_low(fill, left):
+        assert fill is not None
         return left, condition, fill
     fill = rewriter.uniform(left)
-    if fill is not None and fill <= _LOW_ENOUGH:
+    if _is_low(fill, right):
+        assert fill is not None
         return right, rewriter.op("logical_not", [condition]), fill
     return None
+
+
+def _is_low(number: float | None, scores: Value) -> bool:
+    """Whether a key whose score becomes this number (or gets it added) is not seen."""
+    return number is not None and number <= (_LOW_ENOUGH_IN_HALF if scores.dtype == float16 else _LOW_ENOUGH)
 
 
 def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | None:
@@ -316,7 +326,7 @@ def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter, dep
     if data is not None:
         seen = data == 0
         hidden = data[~seen]
-        if hidden.size and np.all(hidden <= _LOW_ENOUGH) and is_causal_array(seen, rows, keys):
+        if hidden.size and _is_low(float(hidden.max()), bias) and is_causal_array(seen, rows, keys):
             return None
         return bias
     if node is None or depth == 0:
@@ -336,10 +346,10 @@ def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter, dep
         return None if rest is None else bias
     condition, shown, hidden_value = node.inputs
     low = rewriter.uniform(hidden_value)
-    if rewriter.uniform(shown) == 0 and low is not None and low <= _LOW_ENOUGH:
+    if rewriter.uniform(shown) == 0 and _is_low(low, bias):
         return _split_condition(node, condition, rows, keys, rewriter)
     low = rewriter.uniform(shown)
-    if rewriter.uniform(hidden_value) == 0 and low is not None and low <= _LOW_ENOUGH:
+    if rewriter.uniform(hidden_value) == 0 and _is_low(low, bias):
         inverse = rewriter.op("logical_not", [condition])
         return None if is_causal(inverse, rows, keys, rewriter) else bias
     return bias
