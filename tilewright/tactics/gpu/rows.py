@@ -13,7 +13,7 @@ from tilewright.kernels import gpu_slots
 from tilewright.kernels.rows import normalize_chunked, softmax_chunked
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
-from tilewright.tactics.core import Candidate, KernelCall, Operand
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.expressions import compute_type, language_type
 from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.reduction import (
@@ -35,6 +35,7 @@ CHUNK = 2048  # columns of longer rows
 CTA_ELEMENTS = 1024  # short rows are put together until there are so many elements
 COLUMNS = 64  # of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of a block of such a reduction: 32 a thread
+MOST_WARPS = 16  # of a CTA
 LEAST_ROWS = 128  # that are worth a CTA
 
 
@@ -43,10 +44,10 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     anchor = group.anchor
     assert anchor is not None
     if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
-        call = _row_operation(group, graph)
-    elif anchor.op in REDUCTIONS:
-        return _reductions(group, graph, target)
-    elif anchor.op in ("argmax", "argmin"):
+        return _with_warps(row_candidate([_row_operation(group, graph)], group, target))
+    if anchor.op in REDUCTIONS:
+        return [other for candidate in _reductions(group, graph, target) for other in _with_warps(candidate)]
+    if anchor.op in ("argmax", "argmin"):
         call = arg_extreme_call(group)
     elif anchor.op == "cumsum":
         call = cumulative_sum_call(group)
@@ -55,9 +56,30 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     return [row_candidate([call], group, target)]
 
 
+def _with_warps(candidate: Candidate) -> list[Candidate]:
+    """A candidate, and the same with half, twice and four times as many warps, which the estimate cannot tell apart."""
+    found = [candidate]
+    for factor in (2, 4, 0.5):
+        stages = tuple(
+            Stage(
+                tuple(
+                    replace(call, options={"num_warps": int(call.options["num_warps"] * factor)})
+                    for call in stage.calls
+                )
+            )
+            for stage in candidate.stages
+        )
+        counts = [call.options["num_warps"] for stage in stages for call in stage.calls]
+        if min(counts) >= 1 and max(counts) <= MOST_WARPS:
+            cost = replace(candidate.cost, seconds=candidate.cost.seconds * 1.01)
+            reasons = {**candidate.reasons, "warps": ", ".join(map(str, counts))}
+            found.append(replace(candidate, stages=stages, cost=cost, reasons=reasons))
+    return found
+
+
 def _warps(elements: int) -> dict[str, Any]:
     """Up to sixteen elements a thread, and from one warp to sixteen."""
-    return {"num_warps": min(16, max(1, elements // 512))}
+    return {"num_warps": min(MOST_WARPS, max(1, elements // 512))}
 
 
 def _row_operation(group: Group, graph: Graph) -> KernelCall:
