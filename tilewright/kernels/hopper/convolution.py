@@ -59,16 +59,16 @@ def make_work(images, height, width, columns, FORM: tl.constexpr):
         blocks = FORM.blocks * (rank + 1) // FORM.SPLIT - start
     units = tl.cdiv(images, FORM.UNIT[0]) * tl.cdiv(height, FORM.UNIT[1]) * tl.cdiv(width, FORM.UNIT[2])
     column_tiles = tl.cdiv(columns, FORM.BN) * FORM.GROUPS
-    tiles = tl.cdiv(units, FORM.CONSUMERS) * column_tiles
+    tiles = tl.cdiv(units, FORM.units) * column_tiles
     first = tl.program_id(0) // FORM.SPLIT
     step = tl.num_programs(0) // FORM.SPLIT
     return Work(images, height, width, columns, column_tiles, tiles, first, step, start, blocks)
 
 
 @tilewright.jit
-def unit_place(tile, copy, work, FORM: tl.constexpr):
-    """The place of a consumer's unit in a tile.  Units past the last lie behind the last image."""
-    unit = tile // work.column_tiles * FORM.CONSUMERS + copy
+def unit_place(tile, number, work, FORM: tl.constexpr):
+    """The place of a unit of a tile.  Units past the last lie behind the last image."""
+    unit = tile // work.column_tiles * FORM.units + number
     across = tl.cdiv(work.width, FORM.UNIT[2])
     down = tl.cdiv(work.height, FORM.UNIT[1])
     line = unit // across
@@ -110,11 +110,11 @@ def load_image(x, lefts, full, stage, tile, k, work, FORM: tl.constexpr):
     tap_x = tap - tap_y * FORM.KERNEL[1]
     down = tap_y * FORM.DILATION[0] - FORM.PAD[0]
     right = tap_x * FORM.DILATION[1] - FORM.PAD[1]
-    for copy in tl.static_range(FORM.CONSUMERS):
-        place = unit_place(tile, copy, work, FORM)
+    for number in tl.static_range(FORM.units):
+        place = unit_place(tile, number, work, FORM)
         row = place.row * FORM.STRIDE[0] + down
         tx.tma_load(x, (place.image, row, place.column * FORM.STRIDE[1] + right, channel),
-                    lefts[stage * FORM.CONSUMERS + copy], full)  # fmt: skip
+                    lefts[stage * FORM.units + number], full)  # fmt: skip
 
 
 @tilewright.jit
@@ -130,12 +130,12 @@ def out_place(tile, place, chunk, work, FORM: tl.constexpr):
 
 @tilewright.jit
 def load_beside(beside, besides, full, stage, tile, span, work, FORM: tl.constexpr):
-    """Start loading the second operand of some columns of a tile, for all consumers."""
-    full.expect(FORM.CONSUMERS * besides[0].bytes)
-    for consumer in tl.static_range(FORM.CONSUMERS):
-        place = unit_place(tile, consumer, work, FORM)
+    """Start loading the second operand of some columns of a tile, for all units."""
+    full.expect(FORM.units * besides[0].bytes)
+    for number in tl.static_range(FORM.units):
+        place = unit_place(tile, number, work, FORM)
         for part in tl.static_range(FORM.TOGETHER):
-            target = besides[stage * FORM.CONSUMERS + consumer].slice(part * FORM.chunk, FORM.chunk, 1)
+            target = besides[stage * FORM.units + number].slice(part * FORM.chunk, FORM.chunk, 1)
             tx.tma_load(beside, out_place(tile, place, span * FORM.TOGETHER + part, work, FORM), target, full)
 
 
@@ -176,22 +176,31 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
 
 @tilewright.jit
 def multiply(lefts, rights, ring, position, copy, work, FORM: tl.constexpr):
-    """The sums of one unit, and the position behind it."""
-    acc = tx.accumulator((64, FORM.BN), tl.float32)
+    """The sums of a consumer's units, and the position behind them."""
+    sums = (tx.accumulator((64, FORM.BN), tl.float32),)
+    if FORM.EACH == 2:
+        sums = sums + (tx.accumulator((64, FORM.BN), tl.float32),)
     before = position
     for k in range(work.blocks):
         ring.wait_full(position)
-        left = lefts[position.stage * FORM.CONSUMERS + copy]
-        acc = tx.wgmma(left, rights[position.stage].T, acc, keep=k > 0)
-        # The product before this one has ended, and its stage is free.
-        tx.wgmma_wait(outstanding=1)
+        right = rights[position.stage].T
+        first = position.stage * FORM.units + copy * FORM.EACH
+        started = ()
+        for number in tl.static_range(FORM.EACH):
+            started = started + (tx.wgmma(lefts[first + number], right, sums[number], keep=k > 0),)
+        sums = started
+        # The products before these have ended, and their stage is free.
+        tx.wgmma_wait(outstanding=FORM.EACH)
         if k > 0:
             ring.release(before)
         before = position
         position = position.next()
-    total = tx.wgmma_wait(acc)
+    if FORM.EACH == 2:
+        totals = tx.wgmma_wait(sums[0], sums[1])
+    else:
+        totals = (tx.wgmma_wait(sums[0]),)
     ring.release(before)
-    return total, position
+    return totals, position
 
 
 @tilewright.jit
@@ -238,22 +247,26 @@ def multiply_tiles(copy, out, lefts, rights, ring, besides, beside_ring, outs, w
     position = tx.consumer_start(FORM.STAGES)
     if FORM.BESIDE > 0:
         beside_position = tx.consumer_start(FORM.BESIDE)
+    STORES: tl.constexpr = FORM.spans * FORM.EACH
     for tile in range(work.first, work.tiles, work.step):
-        total, position = multiply(lefts, rights, ring, position, copy, work, FORM)
-        place = unit_place(tile, copy, work, FORM)
+        totals, position = multiply(lefts, rights, ring, position, copy, work, FORM)
         group, first_column = column_place(tile, work, FORM)
         for span in tl.static_range(FORM.spans):
-            value = tx.block_slice(total, 1, span * FORM.span, FORM.span)
-            other = 0
             if FORM.BESIDE > 0:
                 beside_ring.wait_full(beside_position)
-                other = besides[beside_position.stage * FORM.CONSUMERS + copy].load()
-            result = finished(value, tile, place, first_column + span * FORM.span, work, extra, other, FORM)
-            # Staging tiles are taken in turns where the spans of a tile fill them evenly, else from the first on.
-            EVEN: tl.constexpr = FORM.spans % FORM.BUFFERS == 0
-            staging = outs[span % FORM.BUFFERS * FORM.CONSUMERS + copy]
-            store_span(result, out, staging, tile, place, span * FORM.TOGETHER, work, FORM.BUFFERS - 1 if EVEN else 0,
-                       FORM)  # fmt: skip
+            for number in tl.static_range(FORM.EACH):
+                place = unit_place(tile, copy * FORM.EACH + number, work, FORM)
+                value = tx.block_slice(totals[number], 1, span * FORM.span, FORM.span)
+                other = 0
+                if FORM.BESIDE > 0:
+                    other = besides[beside_position.stage * FORM.units + copy * FORM.EACH + number].load()
+                result = finished(value, tile, place, first_column + span * FORM.span, work, extra, other, FORM)
+                # Staging tiles are taken in turns where the stores of a tile fill them evenly, else from the first on.
+                STORE: tl.constexpr = span * FORM.EACH + number
+                EVEN: tl.constexpr = STORES % FORM.BUFFERS == 0
+                staging = outs[STORE % FORM.BUFFERS * FORM.CONSUMERS + copy]
+                store_span(result, out, staging, tile, place, span * FORM.TOGETHER, work,
+                           FORM.BUFFERS - 1 if EVEN else 0, FORM)  # fmt: skip
             if FORM.BESIDE > 0:
                 # Only what was computed from it proves that a tile has been read.
                 beside_ring.release(beside_position)
@@ -266,9 +279,9 @@ def multiply_part(copy, out, lefts, rights, ring, parts, outs, work, extra, FORM
     """The multiplying role when CTAs share the depth of a tile: each finishes a part of its columns."""
     WIDTH: tl.constexpr = FORM.stored_columns
     position = tx.consumer_start(FORM.STAGES)
-    total, position = multiply(lefts, rights, ring, position, copy, work, FORM)
+    totals, position = multiply(lefts, rights, ring, position, copy, work, FORM)
     for part in tl.static_range(FORM.SPLIT):
-        parts[copy * FORM.SPLIT + part].store(tx.block_slice(total, 1, part * WIDTH, WIDTH))
+        parts[copy * FORM.SPLIT + part].store(tx.block_slice(totals[0], 1, part * WIDTH, WIDTH))
     tx.cluster_arrive()
     tx.cluster_wait()
     rank = tx.cluster_rank()
@@ -295,7 +308,7 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
     """
     if FORM.SPLIT > 1:
         tx.cluster((FORM.SPLIT,))
-    lefts = tx.shared((FORM.STAGES * FORM.CONSUMERS, FORM.pixels, FORM.BK), FORM.INPUT,
+    lefts = tx.shared((FORM.STAGES * FORM.units, FORM.pixels, FORM.BK), FORM.INPUT,
                       swizzle=swizzle(FORM.BK, FORM.INPUT))  # fmt: skip
     rights = tx.shared((FORM.STAGES, FORM.BN, FORM.BK), FORM.INPUT, swizzle=swizzle(FORM.BK, FORM.INPUT))
     outs = tx.shared((FORM.BUFFERS * FORM.CONSUMERS, 64, FORM.span), FORM.OUTPUT,
@@ -304,7 +317,7 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
     besides = outs
     beside_ring = ring
     if FORM.BESIDE > 0:
-        besides = tx.shared((FORM.BESIDE * FORM.CONSUMERS, 64, FORM.span), beside.dtype,
+        besides = tx.shared((FORM.BESIDE * FORM.units, 64, FORM.span), beside.dtype,
                             swizzle=swizzle(FORM.chunk, beside.dtype))  # fmt: skip
         beside_ring = tx.make_ring(FORM.BESIDE, 4 * FORM.CONSUMERS)
     if FORM.DEPENDENT:

@@ -87,12 +87,12 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
     ctas = tiles * form.SPLIT
     blocks = -(-form.blocks // form.SPLIT)
     # A product of 64 rows and 16 elements of depth takes BN / 2 clocks, or as long as its operands take to be read.
-    multiplied = form.CONSUMERS * form.BK / 16 * max(form.BN / 2, 16 + form.BN / 4)
+    multiplied = form.units * form.BK / 16 * max(form.BN / 2, 16 + form.BN / 4)
     loaded = form.stage_bytes / _LOADED
-    elements = UNIT_PIXELS * form.CONSUMERS * form.stored_columns
-    epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
+    elements = UNIT_PIXELS * form.units * form.stored_columns
+    epilogue = _EPILOGUE + form.spans * form.EACH * _SPAN + elements * (1 / 20 + problem.work)
     if form.SPLIT > 1:
-        epilogue += _JOIN + UNIT_PIXELS * form.CONSUMERS * form.BN / 24
+        epilogue += _JOIN + UNIT_PIXELS * form.units * form.BN / 24
     if problem.beside and not form.BESIDE:
         epilogue += elements / 3
     slots = _slots(form.SPLIT, gpu) * form.resident
@@ -120,13 +120,14 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
     if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
         depth = 32  # a second stage of 64 channels would be half empty
     forms = []
-    for columns, consumers, split in product((16, 32, 64, 96, 128, 192, 256), (1, 2, 3), (1, 2, 4, 8)):
+    shares = ((1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 2, 1), (2, 2, 1), *((c, 1, s) for c in (1, 2) for s in (2, 4, 8)))
+    for columns, (consumers, each, split) in product((16, 32, 64, 96, 128, 192, 256), shares):
         if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
             continue
         form = ConvolutionForm(
             UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
             PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth, STAGES=2,
-            CONSUMERS=consumers, SPLIT=split, INPUT=problem.input, OUTPUT=problem.output,
+            CONSUMERS=consumers, EACH=each, SPLIT=split, INPUT=problem.input, OUTPUT=problem.output,
         )  # fmt: skip
         for staged in _with_epilogues(form, problem):
             forms += [built for built in _with_stages(staged) if _buildable(built)]
@@ -135,9 +136,11 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
 
 def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[ConvolutionForm]:
     """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
-    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 else 1
+    # Two CTAs with two units each share a processor's registers, which pairs beside a second operand are too many for.
+    crowded = form.EACH == 2 and form.CONSUMERS == 1 and problem.beside
+    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 and not crowded else 1
     form = form._replace(TOGETHER=together)
-    form = form._replace(BUFFERS=1 if form.spans == 1 else 2)
+    form = form._replace(BUFFERS=1 if form.spans * form.EACH == 1 else 2)
     if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:
         return [form]
     # Short tiles need what comes beside them early.

@@ -16,7 +16,8 @@ UNIT_PIXELS = 64  # at most: the rows of one warpgroup's product
 class ConvolutionForm(NamedTuple):
     """A convolution by CTAs of one warp that loads and `CONSUMERS` warpgroups that multiply.
 
-    A warpgroup's part of a tile is a unit: a box of `UNIT` = (images, rows, columns) of output pixels, by `BN` columns.
+    A warpgroup's part of a tile is `EACH` units: boxes of `UNIT` = (images, rows, columns) of output pixels, by `BN`
+    columns.
     What a tap of the window sees of a unit is a box of the image, which one tensor copy brings, `BK` channels at a
     time, zeros where the window reaches over the edge.  `SPLIT` CTAs of a cluster share the taps and channels of a
     tile.  Without `SPLIT` CTAs are persistent.
@@ -36,6 +37,7 @@ class ConvolutionForm(NamedTuple):
     BK: int = 64
     STAGES: int = 4
     CONSUMERS: int = 2
+    EACH: int = 1
     SPLIT: int = 1
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
     BUFFERS: int = 2  # staging tiles of results for each consumer, of the chunks that go together
@@ -49,6 +51,11 @@ class ConvolutionForm(NamedTuple):
     def pixels(self) -> int:
         """Output pixels of a unit."""
         return prod(self.UNIT)
+
+    @property
+    def units(self) -> int:
+        """Units of a tile."""
+        return self.CONSUMERS * self.EACH
 
     @property
     def taps(self) -> int:
@@ -113,7 +120,7 @@ class ConvolutionForm(NamedTuple):
     @property
     def stage_bytes(self) -> int:
         """Bytes that come to a stage."""
-        return int((self.CONSUMERS * self.pixels + self.BN) * self.BK * self.INPUT.itemsize)
+        return int((self.units * self.pixels + self.BN) * self.BK * self.INPUT.itemsize)
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -124,7 +131,7 @@ class ConvolutionForm(NamedTuple):
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
         tile = UNIT_PIXELS * self.span * self.OUTPUT.itemsize
-        results = self.CONSUMERS * (self.BUFFERS + self.BESIDE) * tile
+        results = (self.CONSUMERS * self.BUFFERS + self.units * self.BESIDE) * tile
         parts = self.CONSUMERS * UNIT_PIXELS * self.BN * 4 if self.SPLIT > 1 else 0
         # What the last rows of a stage of fewer than 64 pixels reach over.
         over = (UNIT_PIXELS - self.pixels) * self.BK * self.INPUT.itemsize
@@ -133,7 +140,7 @@ class ConvolutionForm(NamedTuple):
     def tiles(self, images: int, rows: int, columns: int, outputs: int) -> int:
         """Tiles of a result [images, rows, columns, outputs]."""
         units = prod(-(-extent // box) for extent, box in zip((images, rows, columns), self.UNIT, strict=True))
-        return -(-units // self.CONSUMERS) * -(-(outputs // self.GROUPS) // self.BN) * self.GROUPS
+        return -(-units // self.units) * -(-(outputs // self.GROUPS) // self.BN) * self.GROUPS
 
     def grid(self, tiles: int, processors: int = 132) -> tuple[int, int, int]:
         """CTAs to launch for so many tiles; persistent ones are at most those that run at once."""
@@ -144,7 +151,8 @@ class ConvolutionForm(NamedTuple):
     @property
     def resident(self) -> int:
         """CTAs that one processor holds at once, by shared memory and a guess at registers."""
-        return max(1, min(SHARED_BYTES // self.shared_bytes, 3 if self.CONSUMERS == 1 and self.BN <= 128 else 1))
+        registers = 160 * min(255, self.EACH * self.BN // 2 + 72) if self.CONSUMERS == 1 else 65536
+        return max(1, min(3, SHARED_BYTES // self.shared_bytes, 65536 // registers))
 
     def check(self) -> ConvolutionForm:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
@@ -161,6 +169,7 @@ class ConvolutionForm(NamedTuple):
             (self.SPLIT in (1, 2, 4, 8) and self.SPLIT <= self.blocks, "up to 8 CTAs share the depth of a tile"),
             (self.chunks % self.TOGETHER == 0, "all chunks go together in the same number"),
             (self.SPLIT == 1 or self.chunks == 1, "each CTA that shares a tile stores one chunk"),
+            (self.EACH in (1, 2) and (self.EACH == 1 or self.SPLIT == 1), "a consumer has one unit, or two unshared"),
             (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),
             (all(1 <= step <= 8 for step in self.STRIDE), "strides are at most 8"),
             (
@@ -168,7 +177,7 @@ class ConvolutionForm(NamedTuple):
                 "a unit reaches over at most 256 pixels of the image",
             ),
             (self.STAGES >= 2, "there are two stages or more"),
-            (self.BN <= (192 if self.CONSUMERS == 3 else 256), "accumulators fit the registers"),
+            (self.EACH * self.BN <= (192 if self.CONSUMERS == 3 else 256), "accumulators fit the registers"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
         for holds, reason in rules:

@@ -189,7 +189,8 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
 
 def _described(form: ConvolutionForm) -> str:
     unit = " x ".join(map(str, form.UNIT))
-    text = f"{form.CONSUMERS} units of {unit} pixels by {form.BN}, depth {form.BK}, {form.STAGES} stages"
+    text = f"{form.units} units of {unit} pixels by {form.BN}, {form.CONSUMERS} warpgroups, depth {form.BK}, "
+    text += f"{form.STAGES} stages"
     return text if form.SPLIT == 1 else f"{text}, depth shared by {form.SPLIT}"
 
 
@@ -348,7 +349,7 @@ def _grid(form: ConvolutionForm, image: _Image, columns: int, processors: int) -
     for extent, side in zip(image.sizes, form.UNIT, strict=True):
         units = simplify(lift(units) * ceil_divide(extent, side))
     across = -(-(columns // form.GROUPS) // form.BN) * form.GROUPS
-    tiles = simplify(lift(ceil_divide(units, form.CONSUMERS)) * across)
+    tiles = simplify(lift(ceil_divide(units, form.units)) * across)
     if isinstance(tiles, int):
         return form.grid(tiles, processors)
     return (simplify(lift(tiles) * form.SPLIT) if form.SPLIT > 1 else processors * form.resident, 1, 1)
