@@ -27,7 +27,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (r"test_changed_line_numbers", r"", "a cached kernel stays valid here when its lines move"),
     (r"", r"no remote cache", "there is no remote cache here"),
     (r"test_preload", r"the signature is one of", "a preloaded signature is held to its kernel's name here"),
-    (r"", r"Regex pattern did not match|should (mention|point)|not in err_msg|AutotunerError", _WORDS),
+    (r"", r"Regex pattern did not match|should (mention|point)|not in err_msg|AutotunerError|The result o", _WORDS),
     (r"", r"timeout", "takes longer than the limit on two cores"),
 )
 

@@ -58,6 +58,7 @@ def test_kernels_use_them() -> None:
 def test_on_the_host() -> None:
     assert _unwrap_if_constexpr([tl.constexpr(2), (tl.constexpr(3), "x")]) == [2, (3, "x")]
     assert tl.core._constexpr_to_value(tl.constexpr(None)) is None and tl.random.N_ROUNDS_DEFAULT == 10
+    assert tl.core.CONSTEXPR_0 == 0
     assert isinstance(tl.constexpr(1), base_value) and not isinstance(1, base_value)
     assert isinstance(tl.float32, base_type) and isinstance(tl.pointer_type(tl.int8), base_type)
     for base in (base_value, base_type):

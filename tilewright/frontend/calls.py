@@ -46,7 +46,7 @@ class Calls(Expressions):
     def visit_Call(self, node: ast.Call) -> Any:
         function = self.evaluate(node.func)
         if node is self.discarded:
-            _check_result_may_be_dropped(function)
+            _check_result_may_be_dropped(function, ast.unparse(node.func))
         arguments = self._spread(node.args)
         keywords: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -210,10 +210,9 @@ def _constants(value: Any, what: str) -> Any:
     return constant_of(value, what) if isinstance(value, tensor) else value
 
 
-def _check_result_may_be_dropped(function: Any) -> None:
-    """Raise `LanguageError` for a call on its own of a function marked with `must_use_result`."""
+def _check_result_may_be_dropped(function: Any, name: str) -> None:
+    """Raise `LanguageError` for a call on its own of a function marked with `must_use_result`, written as `name`."""
     called = function.function if isinstance(function, BoundMethod) else function
     reason = getattr(called, MUST_USE, None)
     if reason is not None:
-        name = getattr(called, "__name__", "this function")
         raise LanguageError(f"The result of {name} is not being used. {reason}".rstrip(), "assign it, or drop the call")
