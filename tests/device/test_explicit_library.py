@@ -82,6 +82,8 @@ ATTENTION = {
     "two consumers": AttentionForm(BN=128, CONSUMERS=2, CAUSAL=True),
     "simple": AttentionForm(BN=128, CONSUMERS=2, FLAT=False, LAZY=False, TURNS=False),
     "64 dimensions": AttentionForm(D=64, BN=96),
+    "four consumers": AttentionForm(D=64, BN=64, CONSUMERS=4, STAGES=4, FLAT=False),
+    "four consumers, causal": AttentionForm(D=64, BN=64, CONSUMERS=4, STAGES=4, CAUSAL=True, TURNS=False),
 }
 
 

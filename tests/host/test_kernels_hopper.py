@@ -286,6 +286,8 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
         (ATTENTION._replace(CAUSAL=True, LSE=True), (1, 2, 2, 150, 220)),
         (ATTENTION._replace(CAUSAL=True, LSE=True), (1, 1, 1, 250, 120)),
         (ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=80), (1, 2, 2, 250, 250)),
+        (ATTENTION._replace(CONSUMERS=4, BN=64, STAGES=4, FLAT=False), (1, 2, 1, 300, 200)),
+        (ATTENTION._replace(CAUSAL=True, CONSUMERS=4, BN=64, STAGES=4, TURNS=False), (1, 1, 1, 300, 300)),
         (ATTENTION._replace(FLAT=False), (1, 2, 1, 200, 136)),
         (ATTENTION._replace(FLAT=False, CAUSAL=True, LAZY=False, TURNS=False), (1, 2, 1, 200, 136)),
         (ATTENTION._replace(FLAT=False, CONSUMERS=1, TURNS=False), (1, 1, 1, 100, 136)),

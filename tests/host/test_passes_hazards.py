@@ -112,6 +112,12 @@ def expects(copy, full):
 
 
 @tilewright.jit
+def waits_by_vote(copy, x):
+    if tx.warp_any(tl.load(x + tl.arange(0, 128)) > 0):
+        tx.group_sync()
+
+
+@tilewright.jit
 def wrong(x, CASE: tl.constexpr):
     if CASE == "registers":
         tx.warp_roles(tx.role(nothing, registers=40), tx.role(nothing, copies=2, registers=248))
@@ -131,6 +137,8 @@ def wrong(x, CASE: tl.constexpr):
         tx.warp_roles(tx.role(goes_on, (x,), elected=True))
     elif CASE == "elected loop":
         tx.warp_roles(tx.role(in_a_loop, (x,), elected=True))
+    elif CASE == "behind a vote":
+        tx.warp_roles(tx.role(waits_by_vote, (x,)))
     elif CASE == "threads":
         tx.warp_roles(tx.role(sync, (128,), copies=2))
     elif CASE == "more threads than there are":
@@ -147,7 +155,7 @@ def wrong(x, CASE: tl.constexpr):
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        ("registers", "the roles want 68608 registers, a multiprocessor has 65536"),
+        ("registers", "the roles want 68608 registers, a CTA has 65536"),
         ("shared memory", "262144 bytes of shared memory, a CTA may have 232448"),
         ("memory in a role", "inside a loop, branch or role"),
         ("memory in a loop", "inside a loop, branch or role"),
@@ -155,6 +163,7 @@ def wrong(x, CASE: tl.constexpr):
         ("elected group", "'group', an elected role: it is one thread"),
         ("elected goes on", "goes on behind its cluster barrier"),
         ("elected loop", "inside a loop or branch of 'in_a_loop'"),
+        ("behind a vote", "group_sync depends on a vote that each warp takes for itself"),
         ("threads", "number 1 waits for 128 threads, 'sync' has 256"),
         ("more threads than there are", "a barrier of 512 threads in a CTA of 256"),
         ("two numbers of threads", "used for 128 and for 256 threads"),

@@ -3,7 +3,8 @@
 Checks only say no when they are sure: a kernel passes whose barriers might fit.  What depends on the order in which
 things happen is for the interpreter (`ir.asynchrony`).
 
-    structure    allocations and roles stand at the top level; an elected role does what one thread can do
+    structure    allocations and roles stand at the top level; an elected role does what one thread can do; nothing that
+                 warps do together depends on one warp's vote
     budgets      registers of all roles, threads, shared memory
     arrivals     the warps that arrive at a barrier can add up to its count
     bytes        what a barrier expects can be brought by the copies that complete on it
@@ -35,6 +36,7 @@ _ONE_THREAD = frozenset(
     "grid_launch_dependents".split()
 )
 _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))
+_TOGETHER = frozenset("wgmma wgmma_wait group_sync named_sync named_arrive barrier_arrive".split()) | _CLUSTER
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +105,17 @@ class _Check:
         for role in self.roles:
             if role.elected:
                 self.one_thread(role)
+        for operation in self.function.walk():
+            if operation.opcode in ("if", "for"):
+                self.vote(operation)
+
+    def vote(self, branch: Operation) -> None:
+        """Warps may differ about a vote: what they have to do at one place is not behind it."""
+        if any(_is_voted(value) for value in branch.operands[: 3 if branch.opcode == "for" else 1]):
+            for operation in branch.walk():
+                if operation.opcode in _TOGETHER:
+                    message = f"{operation.opcode} depends on a vote that each warp takes for itself"
+                    raise self.fail(operation, message, "do it in front of the branch or behind it, in all warps")
 
     def one_thread(self, role: Role) -> None:
         for operation in _walk(role):
@@ -440,6 +453,20 @@ def _inputs(value: Value) -> set[Value]:
         else:
             pending += current.definition.operands
     return found
+
+
+def _is_voted(value: Value) -> bool:
+    """Whether a number is computed from a warp's vote."""
+    pending, seen = [value], set()
+    while pending:
+        current = pending.pop()
+        if current in seen or current.definition is None:
+            continue
+        seen.add(current)
+        if current.definition.opcode == "warp_any":
+            return True
+        pending += current.definition.operands
+    return False
 
 
 def _key(value: Value | None) -> Any:
