@@ -16,7 +16,7 @@ from tilewright.engine import precompile, trials
 from tilewright.engine.builder import build
 from tilewright.engine.precompile import compile_ahead
 from tilewright.engine.tuning import Tuning, closest
-from tilewright.errors import LaunchError, MissingTimingError
+from tilewright.errors import DeviceError, LaunchError, MissingTimingError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
@@ -114,6 +114,23 @@ def test_a_reproducible_build_takes_recorded_times_alone(driver, timed, rng, tmp
     assert not timed and len(engine.timings) == 2
     assert [e["number"] for e in chosen(shipped)] == [e["number"] for e in chosen(named)] == \
         [e["number"] for e in chosen(engine)]  # fmt: skip
+
+
+def test_recorded_times_choose_where_there_is_no_gpu(driver, timed, rng, monkeypatch, tmp_path) -> None:
+    graph = towers(rng)
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(1))
+    timed.clear()
+
+    def no_device() -> Any:
+        raise DeviceError("no GPU")
+
+    monkeypatch.setattr("tilewright.runtime.cuda.device.current_device", no_device)
+    with settings.scope(cache_directory=tmp_path / "elsewhere"):
+        estimated = build(graph, "cuda:sm_90a", tuning=Tuning(1))
+        shipped = build(graph, "cuda:sm_90a", tuning=Tuning(1, engine.timings))
+    assert not timed and all("no GPU" in entry["why"] for entry in chosen(estimated))
+    assert [entry["number"] for entry in chosen(shipped)] == [entry["number"] for entry in chosen(engine)]
+    assert all(entry["source"] == "recorded" and "stand-in" in entry["why"] for entry in chosen(shipped))
 
 
 def test_candidates_that_do_not_run_are_left_out(driver, timed, rng, monkeypatch) -> None:
