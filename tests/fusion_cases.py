@@ -226,6 +226,23 @@ def several_loops(b: Builder) -> Groups:
     return [("reduction", ["softmax"]), ("elementwise", ["exp", "tanh", "sigmoid"])]
 
 
+def cross_entropy(b: Builder) -> Groups:
+    """As PyTorch decomposes it: in float32, with targets that count for nothing."""
+    x, target = b.x(6, 300), b.input("target", int64, (6,))
+    kept = b.op("not_equal", [target, b.constant(np.array(-100), "ignored")])
+    index = b.op("where", [kept, target, b.constant(np.array(0), "zero")])
+    logarithm = b.op("log_softmax", [b.op("cast", [x], dtype=float32)], axis=1)
+    chosen = b.op("gather_elements", [logarithm, b.op("reshape", [index], shape=(6, 1))], axis=1)
+    loss = b.op("negate", [b.op("reshape", [chosen], shape=(6,))])
+    loss = b.op("where", [kept, loss, b.constant(np.array(0, np.float32), "nothing")])
+    b.output(b.op("reduce_sum", [loss], axes=(0,)), "y")
+    return [
+        ("elementwise", ["not_equal", "where"]),
+        ("reduction", ["reduce_log_sum_exp", "gather_elements", "subtract"]),
+        ("reduction", ["negate", "where", "reduce_sum"]),
+    ]
+
+
 def chain(b: Builder) -> Groups:
     """A deep chain before and behind a reduction."""
     x, r = b.x(5, 33), b.x(5, 33, name="r")
@@ -243,7 +260,7 @@ CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
-        embedding_norm, decomposed_attention, window_attention, several_loops, chain,
+        embedding_norm, decomposed_attention, window_attention, several_loops, cross_entropy, chain,
     )
 }  # fmt: skip
 
@@ -253,4 +270,5 @@ def case(name: str, rng: np.random.Generator, dtype: DType = float32) -> Case:
     builder = Builder(name, rng, dtype)
     groups = CASES[name](builder)
     draws = {"place": np.array([7]), "ids": rng.integers(0, 11, (2, 5))}
+    draws["target"] = np.array([5, -100, 299, 0, 17, -100])
     return Case(builder.finish(), groups, {key: array for key, array in draws.items()})

@@ -137,18 +137,21 @@ _op("reduction", "reduce_max", 1, infer.reduce, compute.reduction(np.max), "larg
 _op("reduction", "reduce_min", 1, infer.reduce, compute.reduction(np.min), "smallest", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_product", 1, infer.reduce, compute.reduction(np.prod), "product",
     axes=REQUIRED, keepdims=False)
+_op("reduction", "reduce_log_sum_exp", 1, infer.reduce_mean, compute.reduction(compute.log_sum_exp),
+    "log(sum(e^x))", axes=REQUIRED, keepdims=False)
 _op("reduction", "argmax", 1, infer.arg_reduce, compute.arg_reduction(np.argmax),
     "i64 position of the first largest", axis=REQUIRED, keepdims=False)
 _op("reduction", "argmin", 1, infer.arg_reduce, compute.arg_reduction(np.argmin),
     "i64 position of the first smallest", axis=REQUIRED, keepdims=False)
 _op("reduction", "cumsum", 1, infer.unary, compute.cumsum, "running sum", axis=REQUIRED)
 _op("reduction", "softmax", 1, infer.unary_float, compute.softmax, "e^x / sum e^x along `axis`", axis=REQUIRED)
+_op("reduction", "log_softmax", 1, infer.unary_float, compute.log_softmax, "log(softmax(x)) along `axis`",
+    axis=REQUIRED)
 _op("reduction", "layer_norm", (1, 3), infer.norm, compute.layer_norm,
     "(x - mean)/sqrt(variance + epsilon) over dimensions from `axis` on, times scale, plus bias",
     axis=REQUIRED, epsilon=REQUIRED)
 _op("reduction", "rms_norm", (1, 2), infer.norm, compute.rms_norm,
     "x/sqrt(mean(x^2) + epsilon) over dimensions from `axis` on, times scale", axis=REQUIRED, epsilon=REQUIRED)
-_op("composite", "log_softmax", 1, infer.unary_float, compute.log_softmax, "log(softmax(x))", axis=REQUIRED)
 _op("composite", "batch_norm", 5, infer.channel_norm, compute.batch_norm,
     "x, scale, bias, mean, variance: channels are dimension 1; inference form", epsilon=REQUIRED)
 _op("composite", "group_norm", (1, 3), infer.channel_norm, compute.group_norm,

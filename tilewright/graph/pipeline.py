@@ -17,6 +17,7 @@ from tilewright.graph.passes.merge_matmuls import merge_matmuls
 from tilewright.graph.passes.move_row_permutes import move_row_permutes
 from tilewright.graph.passes.recognise_activations import recognise_activations
 from tilewright.graph.passes.recognise_attention import recognise_attention
+from tilewright.graph.passes.recognise_losses import recognise_losses
 from tilewright.graph.passes.recognise_norms import recognise_norms
 from tilewright.graph.passes.separate_outputs import separate_outputs
 from tilewright.graph.printer import print_graph
@@ -35,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     fold_constants,  # numbers that stood in large constants
     canonicalize,
     recognise_activations,  # softmax first of all: attention is found around it
+    recognise_losses,  # what reads a few elements of a log softmax
     recognise_norms,  # before scales are folded: a norm's scale must stay the norm's
     recognise_attention,  # the products inside must still be where the model put them
     canonicalize,  # what the recognisers left around their ops (reshapes, masks)

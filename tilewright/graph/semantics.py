@@ -203,6 +203,15 @@ def arg_reduction(function: Callable[..., Any]) -> Rule:
     return rule
 
 
+def log_sum_exp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """max + log(sum(e^(x - max)))."""
+    largest = np.max(x, axis=axis, keepdims=True)
+    with np.errstate(all="ignore"):
+        shift = np.where(np.isfinite(largest), largest, 0)
+        total = np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True)) + shift
+    return total if keepdims else np.squeeze(total, axis)
+
+
 def cumsum(inputs: Arrays, attributes: Attributes) -> Array:
     return np.cumsum(inputs[0], axis=attributes["axis"]).astype(inputs[0].dtype)
 

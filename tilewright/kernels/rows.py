@@ -1,4 +1,4 @@
-"""Row operations: softmax, layer and RMS normalisation over the last dimension of [rows, columns].
+"""Row operations over the last dimension of [rows, columns]: softmax, the logarithm of its sum, norms.
 
 Two slots join them to their neighbours in a graph.  `PROLOGUE(row, columns, mask, extra)` gives the
 input block, `EPILOGUE(value, row, columns, mask, extra)` turns the result into what is stored; `extra`
@@ -65,6 +65,30 @@ def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.co
             else:
                 result = tl.exp(shifted) * (1.0 / total)
             tl.store(out + row * columns + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
+def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
+                PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row] = EPILOGUE(log(sum(exp(PROLOGUE(row))))), one reading of a row of any length.
+
+    Every lane keeps its own largest element and the sum beside it.
+    """
+    first = tl.program_id(0) * ROWS
+    for index in range(first, tl.minimum(first + ROWS, rows)):
+        row = index.to(tl.int64)
+        largest = tl.full((BLOCK,), -3.0e38, TYPE)  # finite, so that no difference of infinities is taken
+        total = tl.zeros((BLOCK,), TYPE)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < columns
+            x = tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), float("-inf"))
+            larger = maximum_of(largest, x)
+            total = total * tl.exp(largest - larger) + tl.exp(x - larger)
+            largest = larger
+        shift = tl.reduce(largest, 0, maximum_of)
+        value = tl.log(tl.sum(total * tl.exp(largest - shift), 0)) + shift
+        tl.store(out + row, EPILOGUE(value, row, 0, None, extra))
 
 
 @tilewright.jit

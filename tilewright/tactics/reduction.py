@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.reduce import arg_extreme, cumulative_sum, reduce_columns, reduce_rows
-from tilewright.kernels.rows import normalize, normalize_chunked, softmax, softmax_chunked
+from tilewright.kernels.rows import log_sum_exp, normalize, normalize_chunked, softmax, softmax_chunked
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
@@ -45,6 +45,8 @@ def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         calls = [arg_extreme_call(group)]
     elif anchor.op == "cumsum":
         calls = [cumulative_sum_call(group)]
+    elif anchor.op == "reduce_log_sum_exp":
+        calls = [log_sum_exp_call(group, graph, rows_per_program)]
     else:
         raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
     return [row_candidate(calls, group, target)]
@@ -269,6 +271,29 @@ def reduce_slots(
     shaped = Node("reshape", [flat], [anchor.output], {"shape": anchor.output.shape})
     epilogue = epilogue_function([shaped, *nodes], flat, following[-1], graph.constants, extra, following[:-1])
     return prologue, epilogue, extra
+
+
+def log_sum_exp_call(group: Group, graph: Graph, deal: Callable[[Size, Size], int], block: int = CHUNK) -> KernelCall:
+    """The launch of `kernels.rows.log_sum_exp`; `deal` gives the rows of a program for all rows and columns.
+
+    Raises `NotImplementedError` unless the last axes are reduced.
+    """
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    outer, reduced, inner = reduced_space(anchor)
+    if inner != 1:
+        raise NotImplementedError(f"{group.name}: only the last axes have a kernel")
+    prologue, epilogue, extra = reduce_slots(group, graph, (outer, reduced), (outer, 1))
+    count = deal(outer, reduced)
+    constants: dict[str, Any] = {
+        "ROWS": count, "BLOCK": block, "PROLOGUE": prologue, "EPILOGUE": epilogue,
+        "TYPE": language_type(compute_type(anchor.inputs[0].dtype)),
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"out": group.outputs[-1]}
+    types: dict[str, str] = {}
+    bind_sizes({"rows": outer, "columns": reduced}, operands, types, constants)
+    bind_extra(extra, operands, types)
+    return KernelCall(log_sum_exp, operands, types, constants, (ceil_divide(outer, count), 1, 1))
 
 
 def arg_extreme_call(group: Group) -> KernelCall:

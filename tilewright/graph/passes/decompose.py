@@ -1,4 +1,4 @@
-"""Composite ops in terms of others: batch_norm, group_norm, log_softmax."""
+"""Composite ops in terms of others: batch_norm, group_norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.symbolic import floor_divide, product
 
 def decompose(graph: Graph) -> Graph:
     """The graph without composite ops."""
-    return apply_rules(graph, {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "log_softmax": [_log_softmax]})
+    return apply_rules(graph, {"batch_norm": [_batch_norm], "group_norm": [_group_norm]})
 
 
 def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:
@@ -40,11 +40,3 @@ def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:
     if scale is not None:
         result = rewriter.op("multiply", [result, _per_channel(scale, x.rank, rewriter)])
     return result if bias is None else rewriter.op("add", [result, _per_channel(bias, x.rank, rewriter)])
-
-
-def _log_softmax(node: Node, rewriter: Rewriter) -> Value | None:
-    """x - max - log(sum(exp(x - max)))."""
-    x, axis = node.inputs[0], node.attributes["axis"]
-    shifted = rewriter.op("subtract", [x, rewriter.op("reduce_max", [x], axes=(axis,), keepdims=True)])
-    total = rewriter.op("reduce_sum", [rewriter.op("exp", [shifted])], axes=(axis,), keepdims=True)
-    return rewriter.op("subtract", [shifted, rewriter.op("log", [total])])

@@ -183,7 +183,7 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
 def _is_whole_row(anchor: Node) -> bool:
     """Whether a kernel holds a row of the anchor at once, and so computes each element of its input once."""
     source = anchor.inputs[0]
-    if anchor.op not in ("softmax", "layer_norm", "rms_norm") or source is None:
+    if anchor.op not in ("softmax", "log_softmax", "layer_norm", "rms_norm") or source is None:
         return False
     columns = product(source.shape[anchor.attributes["axis"] :])
     return isinstance(columns, int) and columns <= LONGEST_ROW

@@ -18,8 +18,8 @@ _VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are st
 _FREE = frozenset({"reshape", "slice"})  # reading through them costs nothing, whoever else reads them
 _INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "gather", "gather_elements"}
 _READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements", "broadcast_to"})
-_ROWS = frozenset({"softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min",
-                   "reduce_product"})  # fmt: skip
+_ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max",
+                   "reduce_min", "reduce_product", "reduce_log_sum_exp"})  # fmt: skip
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
 
 

@@ -20,6 +20,7 @@ from tilewright.tactics.reduction import (
     REDUCTIONS,
     arg_extreme_call,
     cumulative_sum_call,
+    log_sum_exp_call,
     neutral_element,
     reduce_slots,
     reduced_space,
@@ -51,6 +52,8 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
         call = arg_extreme_call(group)
     elif anchor.op == "cumsum":
         call = cumulative_sum_call(group)
+    elif anchor.op == "reduce_log_sum_exp":
+        call = replace(log_sum_exp_call(group, graph, lambda rows, columns: 1, CHUNK), options=_warps(2 * CHUNK))
     else:
         raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
     return [row_candidate([call], group, target)]
