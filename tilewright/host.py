@@ -6,14 +6,22 @@ whose code needs a feature that `host_features()` lacks.  Features carry LLVM's 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
+import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
+
+from tilewright.settings import settings
 
 # The features that generated code may use. Others (sgx, rtm, …) say nothing about arithmetic, and
 # naming them would make an engine refuse a CPU on which its code runs.
@@ -24,6 +32,7 @@ _X86_FEATURES = frozenset(
 )
 _AARCH64_FEATURES = frozenset("neon fp-armv8 fullfp16 dotprod bf16 i8mm sve sve2 lse".split())
 
+_OF_THE_MODEL = (b"vendor_id", b"cpu family", b"model", b"stepping", b"flags")  # lines of /proc/cpuinfo
 _SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE = 188, 191  # glibc's numbers, which Python has no names for
 
 _DEFAULT_L1 = 32 << 10
@@ -44,23 +53,73 @@ class HostCPU:
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCPU:
     """This machine's CPU, read once."""
-    triple = llvm.get_process_triple()
-    features = host_features()
+    known = _known_to_llvm()
     l1, l2 = _cache_bytes()
-    return HostCPU(triple, llvm.get_host_cpu_name(), features, l1, l2)
+    return HostCPU(known.triple, known.name, host_features(), l1, l2)
 
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
     """The instruction set features of this CPU that generated code may use (LLVM's names)."""
-    architecture = llvm.get_process_triple().split("-")[0]
+    cpu = _known_to_llvm()
+    architecture = cpu.triple.split("-")[0]
     known = arithmetic_features(architecture)
-    found = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    found = set(cpu.features)
     if not any(name.startswith("amx") for name in found) or not _allow_tile_registers():
         found = {name for name in found if not name.startswith("amx")}
     if architecture in ("aarch64", "arm64"):
         found |= {"neon", "fp-armv8"}  # part of every AArch64 application CPU; LLVM does not list them everywhere
     return frozenset(found & known)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What LLVM finds out about this machine."""
+
+    triple: str
+    name: str
+    features: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def _known_to_llvm() -> _Known:
+    """From LLVM, or from a file in the cache: LLVM's first answers in a process take most of a millisecond.
+
+    The file is found by what Linux says of the CPU, instruction set features included.
+    """
+    path = _record_path()
+    if path is not None:
+        try:
+            record = json.loads(path.read_bytes())
+            return _Known(str(record["triple"]), str(record["name"]), tuple(map(str, record["features"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # not there yet, or damaged: written below
+    features = tuple(sorted(name for name, present in llvm.get_host_cpu_features().items() if present))
+    known = _Known(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
+    if path is not None:
+        with contextlib.suppress(OSError):  # a disk that refuses costs time, no more
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".host-", dir=path.parent)
+            with os.fdopen(handle, "w") as file:
+                json.dump(asdict(known), file)
+            os.replace(temporary, path)
+    return known
+
+
+def _record_path() -> Path | None:
+    """Where LLVM's answers for this CPU are kept; None where Linux does not list its features."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            first, end, _ = file.read(8192).partition(b"\n\n")
+    except OSError:
+        return None
+    if not end or b"\nflags" not in first:
+        return None
+    lines = [line for line in first.splitlines() if line.startswith(_OF_THE_MODEL)]
+    text = b"\n".join([f"{llvmlite.__version__} {sys.maxsize}".encode(), *lines])
+    return settings.cache_directory / f"host-{hashlib.sha256(text).hexdigest()[:40]}.json"
 
 
 def _allow_tile_registers() -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import llvmlite.binding as llvm
 import pytest
 
-from tilewright import dtypes
+from tilewright import dtypes, host
 from tilewright.errors import TargetError
 from tilewright.host import host_cpu, host_features, missing_features
+from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
 
@@ -73,3 +77,23 @@ def test_registry() -> None:
 def test_missing_features() -> None:
     assert missing_features(tuple(host_features())) == ()
     assert missing_features(("quantum",)) == ("quantum",)
+
+
+def test_what_llvm_says_of_the_host_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept where Linux names the CPU's features; a damaged record is written again; the answer is LLVM's."""
+    triple, name = llvm.get_process_triple(), llvm.get_host_cpu_name()
+    features = {feature for feature, present in llvm.get_host_cpu_features().items() if present}
+    ask = host._known_to_llvm.__wrapped__
+    with settings.scope(cache_directory=tmp_path):
+        path = host._record_path()
+        for damage in (None, b"", b"[]", b'{"triple": 1}'):
+            if path is not None and damage is not None:
+                path.write_bytes(damage)
+            for _ in range(2):
+                known = ask()
+                assert (known.triple, known.name, set(known.features)) == (triple, name, features)
+        if path is None:
+            return
+        assert path.parent == tmp_path and path.is_file()
+        monkeypatch.setattr(host.llvm, "get_host_cpu_features", lambda: pytest.fail("the record was not read"))
+        assert set(ask().features) == features
