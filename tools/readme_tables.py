@@ -30,6 +30,8 @@ def table(name: str) -> str:
         return accuracy_table(data)
     if "models" in data:
         return model_table(data)
+    if any("cached_ms" in case for case in data["cases"]):
+        return compile_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
 
 
@@ -114,6 +116,17 @@ def kernel_table(data: dict[str, Any]) -> str:
         row = [case["name"], f"{times['tilewright']:.3g}", f"{times[peer]:.3g}", peer]
         rates = [f"{case[key]:.0f} {unit}" for key, unit in RATES.items() if key in case]
         lines.append([*row, f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}", str(floor or ""), "".join(rates)])
+    environment = data["environment"]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{text}\n\n{environment['processor']}, {environment['date']}; {_versions(environment)}.\n"
+
+
+def compile_table(data: dict[str, Any]) -> str:
+    """A row a kernel: its first launch when it is compiled, when it is found on disk, and what the run itself takes."""
+    lines = [["", "compiled ms", "limit", "found on disk ms", "limit", "of which it runs ms"], ["---", *["---:"] * 5]]
+    for case in data["cases"]:
+        times = [f"{case['compiled_ms']:.1f}", f"{case['limit_ms']:.0f}", f"{case['cached_ms']:.2f}"]
+        lines.append([case["name"], *times, f"{case['cached_limit_ms']:.0f}", f"{case['kernel_ms']:.2f}"])
     environment = data["environment"]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{text}\n\n{environment['processor']}, {environment['date']}; {_versions(environment)}.\n"
