@@ -275,7 +275,7 @@ def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
     if isinstance(total, int) and not loops.blocks:
         programs = 1 if total <= 2048 else 2 * -(-total // (2 * FLAT_BLOCK))
         block = -(-total // programs)
-    masked = not isinstance(total, int) or total % block != 0
+    masked = bool(variables) and (not isinstance(total, int) or total % block != 0)
     writer = Writer(traced.tracer, references, variables, ["column"][: len(variables)], "mask" if masked else "")
     head = ["column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"]
     if masked:

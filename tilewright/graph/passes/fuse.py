@@ -157,6 +157,7 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     source = anchor.inputs[0]
     assert source is not None
     taken: list[str] = []
+    kept = {source}  # what the kernel may store, too: its input before and after a change of type
     waiting = [source]
     while waiting:
         value = waiting.pop()
@@ -164,13 +165,14 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         if index is None or len(drafts.owner[index].nodes) > 1:
             continue
         node = drafts.nodes[index]
-        looked_up = value is source and node.op == "gather"  # an embedding
+        looked_up = value in kept and node.op == "gather"  # an embedding
         if drafts.owner[index].kind != "elementwise" and not looked_up:
             continue
         readers = drafts.readers.get(value, [])
         shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
-        if shared and not (value is source and _is_whole_row(anchor)):
+        if shared and not (value in kept and _is_whole_row(anchor)):
             continue
+        kept = set(node.inputs) if value in kept and node.op == "cast" and not shared else set()
         if node.output.shape != source.shape or drafts.depends_through_others(draft, drafts.owner[index]):
             continue
         drafts.merge(draft, drafts.owner[index])

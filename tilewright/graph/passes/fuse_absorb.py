@@ -32,7 +32,7 @@ def absorb(drafts: Drafts) -> None:
     cheap = _cheap_nodes(drafts)
     vanishing = _vanishing_nodes(drafts, cheap)
     for draft in list(drafts.all()):
-        if _reads_through(drafts, draft):
+        if reads_through(drafts, draft):
             _take(drafts, draft, vanishing, cheap)
 
 
@@ -86,7 +86,7 @@ def _take_views_before(drafts: Drafts, draft: Draft) -> None:
 # Generated kernels -----------------------------------------------------------------------------------
 
 
-def _reads_through(drafts: Drafts, draft: Draft) -> bool:
+def reads_through(drafts: Drafts, draft: Draft) -> bool:
     """Whether the group's kernel is generated from expressions, so that any index can be followed."""
     if draft.kind in ("elementwise", "update", "contraction"):
         return True
@@ -134,7 +134,7 @@ def _reaches(drafts: Drafts, index: int, reader: int, vanishing: set[int]) -> bo
         return True
     if draft.kind == "contraction" and reader == draft.anchor:
         return False
-    return _reads_through(drafts, draft)
+    return reads_through(drafts, draft)
 
 
 def _worth_repeating(drafts: Drafts, node: Node, readers: list[int], vanishing: set[int]) -> bool:

@@ -8,13 +8,14 @@ that read the same tensor and do not wait for each other become loops of one lau
 from __future__ import annotations
 
 from tilewright.graph.core import Value
-from tilewright.graph.passes.fuse_absorb import EXPENSIVE
+from tilewright.graph.passes.fuse_absorb import EXPENSIVE, reads_through
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.symbolic import lift, product, simplify, upper_bound
 
 _MOVES = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements"})
 _KEEPS = frozenset({"reshape", "permute", "slice", "pad"})  # no element is read twice through these
 _MOST_OUTPUTS = 8  # of loops in one launch
+_FEW = 4  # cheap ops that may be repeated for every element that reads their result
 
 
 def join_stores(drafts: Drafts) -> None:
@@ -72,24 +73,32 @@ def _stores_for(drafts: Drafts, sink: int, value: Value, earlier: Draft, readers
 
 
 def _join_chains(drafts: Drafts) -> None:
-    """Merge elementwise groups with the only group that reads them, through movement, where that computes cheap
-    elements at most twice (angles that are repeated for both halves of a head)."""
+    """Merge elementwise groups of cheap ops with the only group that reads them, through movement or broadcast,
+    where that computes elements at most twice (angles that are repeated for both halves of a head) or few ops."""
     readers = _readers(drafts)
     for draft in list(drafts.live()):
-        if draft.kind != "elementwise":
+        if draft.kind not in ("elementwise", "reduction", "contraction") or not reads_through(drafts, draft):
             continue
+        anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
+        kept = anchor.inputs if anchor is not None and draft.kind == "contraction" else []
         for value in drafts.inputs(draft):
             source = drafts.producer(value)
-            if source is None or drafts.owner[source].kind != "elementwise" or readers[value] > 1:
+            if source is None or drafts.owner[source].kind != "elementwise" or readers[value] > 1 or value in kept:
                 continue
             earlier, later = drafts.owner[source], drafts.owner[draft.first]
-            if earlier is later or drafts.outputs(earlier) != [value] or (earlier.nodes & drafts.updates):
+            if earlier is later or drafts.outputs(earlier) != [value] or not drafts.may_merge(earlier, later):
                 continue
-            if any(drafts.nodes[index].op in EXPENSIVE for index in earlier.nodes):
-                continue
-            if all(_at_most_twice(value, output) for output in drafts.outputs(later)):
-                if drafts.may_merge(earlier, later):
-                    drafts.merge(later, earlier)
+            if _is_cheap(drafts, earlier, value, later):
+                drafts.merge(later, earlier)
+
+
+def _is_cheap(drafts: Drafts, earlier: Draft, value: Value, later: Draft) -> bool:
+    """Whether a group had better be computed where its one result is read."""
+    if earlier.nodes & drafts.updates or any(drafts.nodes[index].op in EXPENSIVE for index in earlier.nodes):
+        return False
+    if len(earlier.nodes) <= _FEW and len(drafts.inputs(earlier)) <= 2:
+        return True
+    return later.kind == "elementwise" and all(_at_most_twice(value, output) for output in drafts.outputs(later))
 
 
 def _at_most_twice(value: Value, output: Value) -> bool:
