@@ -18,7 +18,7 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.insight.lanes import lanes
 from tilewright.insight.page import page
-from tilewright.insight.report import report, short
+from tilewright.insight.report import report, short, transposes
 from tilewright.insight.roofline import machine_for
 
 
@@ -108,3 +108,13 @@ def test_the_script_of_the_page_is_well_formed(tmp_path: Path, rng) -> None:
 def test_short_texts_leave_views_out_where_there_is_more() -> None:
     assert short(["slice %a", "gather %b", "gather %c", "add %d (x.py:3)"]) == "gather x2, add"
     assert short(["reshape %a", "permute %b"]) == "reshape, permute"
+
+
+def test_steps_that_only_transpose_are_counted() -> None:
+    steps = [
+        {"operations": ["permute %a (m.py:1)"], "bytes": 10},
+        {"operations": [{"op": "reshape"}, {"op": "permute"}], "bytes": 5},
+        {"operations": ["permute %a", "add %b"], "bytes": 7},
+        {"operations": ["concat %c"], "bytes": 1},
+    ]
+    assert transposes(steps) == {"steps": 2, "bytes": 15}

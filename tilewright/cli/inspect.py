@@ -12,9 +12,8 @@ from rich.table import Table
 
 from tilewright.cli import tensors
 from tilewright.cli.run import EngineArgument, SizeOption
-from tilewright.graph.ops import kind_of
 from tilewright.insight.page import page
-from tilewright.insight.report import report, short
+from tilewright.insight.report import report, short, transposes
 from tilewright.symbolic import evaluate
 
 
@@ -82,16 +81,6 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "steps": steps,
         "transposes": transposes(steps),
     }
-
-
-def transposes(steps: list[dict[str, Any]]) -> dict[str, int]:
-    """How many steps do nothing but change the order of a tensor in memory, and the bytes they move."""
-    found = [
-        step
-        for step in steps
-        if "permute" in step["operations"] and all(kind_of(op) in ("movement", "view") for op in step["operations"])
-    ]
-    return {"steps": len(found), "bytes": sum(step["bytes"] for step in found)}
 
 
 def range_text(low: int, high: int) -> str:

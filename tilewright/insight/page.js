@@ -81,6 +81,7 @@ function head() {
       figure(`${report.graph.rows.filter((row) => row.op !== "input").length} → ${report.steps.length}`, "operations → kernels"),
       figure(rate(flops, "FLOP"), `${rate(report.seconds ? flops / report.seconds : 0, "FLOP/s")}`),
       figure(bytes(moved), `moved, ${rate(report.seconds ? moved / report.seconds : 0, "B/s")}`),
+      figure(String(report.transposes.steps), `steps only transpose: ${bytes(report.transposes.bytes)}`),
       figure(bytes(report.weight_bytes), "weights"),
       figure(bytes(report.arena_bytes), "memory of one call")));
 }

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewright import dtypes
+from tilewright.graph.ops import kind_of
 from tilewright.insight.lanes import lanes
 from tilewright.insight.roofline import Machine, machine_for
 from tilewright.settings import settings
@@ -57,6 +58,7 @@ def report(
         "weight_bytes": engine.weight_bytes,
         "arena_bytes": evaluate(engine.plan.arena_bytes, sizes),
         "arena": _arena(engine, sizes),
+        "transposes": transposes(steps),
         "seconds": total,
         "bound_seconds": sum(step["bound_seconds"] for step in steps),
         "steps": steps,
@@ -75,6 +77,20 @@ def short(operations: Sequence[str]) -> str:
     names = [name for name in names if name not in _VIEWS] or names
     runs = [(name, len(list(group))) for name, group in itertools.groupby(names)]
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in runs)
+
+
+def transposes(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many steps do nothing but change the order of a tensor in memory, and the bytes that they move.
+
+    `steps` have ``operations``, as texts or as entries of a report, and ``bytes``.
+    """
+    found = [step for step in steps if _only_transposes(step["operations"])]
+    return {"steps": len(found), "bytes": sum(step["bytes"] for step in found)}
+
+
+def _only_transposes(operations: Sequence[Any]) -> bool:
+    names = [entry["op"] if isinstance(entry, Mapping) else entry.split(" ", 1)[0] for entry in operations]
+    return "permute" in names and all(kind_of(name) in ("movement", "view") for name in names)
 
 
 def _step(
