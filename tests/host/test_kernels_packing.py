@@ -87,3 +87,17 @@ def test_halves_in_turns(transposed: bool) -> None:
 def test_unknown_recipe_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown packing recipe"):
         packing.apply((("kind", "spiral"),), np.zeros((2, 2)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(channels=st.integers(1, 4), rows=st.integers(1, 8), columns=st.integers(1, 8), fold=st.sampled_from([1, 2, 4]))
+def test_runs_round_trip(channels: int, rows: int, columns: int, fold: int) -> None:
+    array = np.arange(1, 1 + 3 * channels * rows * columns, dtype=np.float32).reshape(3, channels, rows, columns)
+    recipe = packing.runs_recipe(4, fold, columns * fold * 4 + 3)
+    packed = packing.apply(recipe, array)
+    assert packed.shape == packing.packed_shape(recipe, array.shape)
+    row, column = rows - 1, columns - 1
+    place = (column * fold + row % fold) * 4
+    np.testing.assert_array_equal(packed[2, row // fold, place : place + channels], array[2, :, row, column])
+    assert np.count_nonzero(packed) == array.size
+    np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)

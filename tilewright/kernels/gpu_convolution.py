@@ -74,19 +74,23 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
 
 
 @tilewright.jit
-def pad_channels(x, out, height, width, out_width, image_step, row_step, column_step, channel_step,
-                 PAD: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """out [images, height, out_width, WIDE] = x [images, height, width, CHANNELS], which lies in any order (steps in
-    elements), with zeros around: `PAD` pixels in front, the others behind, and behind the channels.
+def pad_channels(x, out, height, width, lines, out_width, image_step, row_step, column_step, channel_step,
+                 TOP: tl.constexpr, LEFT: tl.constexpr, CHANNELS: tl.constexpr, FOLD: tl.constexpr, WIDE: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """out [images, lines, out_width, FOLD, WIDE] = x [images, height, width, CHANNELS], which lies in any order (steps
+    in elements), `FOLD` rows together, with zeros around: `TOP` rows and `LEFT` pixels in front, the others behind.
 
-    Grid: (images * height, blocks of `BLOCK` pixels).
+    Grid: (images * lines, blocks of `BLOCK` pixels).
     """
-    line = tl.program_id(0).to(tl.int64)
-    image = line // height
-    x += image * image_step + (line - image * height) * row_step
+    place = tl.program_id(0)
+    image = place // lines
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    channel = tl.arange(0, WIDE)[None, :]
-    column = pixel - PAD
-    inside = (column >= 0) & (column < width) & (channel < CHANNELS)
-    values = tl.load(x + column * column_step + channel * channel_step, mask=inside, other=0.0)
-    tl.store(out + (line * out_width + pixel) * WIDE + channel, values, mask=(pixel < out_width) & (channel < WIDE))
+    entry = tl.arange(0, FOLD * WIDE)[None, :]
+    channel = entry % WIDE
+    row = (place - image * lines) * FOLD + entry // WIDE - TOP
+    column = pixel - LEFT
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (channel < CHANNELS)
+    x += image.to(tl.int64) * image_step
+    values = tl.load(x + (row * row_step + column * column_step + channel * channel_step), mask=inside, other=0.0)
+    place = (place.to(tl.int64) * out_width + pixel) * (FOLD * WIDE) + entry
+    tl.store(out + place, values, mask=(pixel < out_width) & (entry < FOLD * WIDE))

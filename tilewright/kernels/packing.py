@@ -14,9 +14,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     halves   ("width", W), ("transposed", bool)
              a matrix [depth, 2n] (or [2n, depth] when transposed) of the same shape: columns 2W i + j are
              columns W i + j of the left half, columns 2W i + W + j are columns W i + j of the right half
-    runs     ("channels", C), ("length", L)
-             convolution weights [O, I, rows, columns] as [O][rows][L]: the taps of a line one after the other,
-             C >= I channels each, then zeros
+    runs     ("channels", C), ("fold", F), ("length", L)
+             convolution weights [O, I, rows, columns] as [O][rows / F][L]: of F lines together the taps one after
+             the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def halves_recipe(width: int, transposed: bool) -> Recipe:
     return (("kind", "halves"), ("width", width), ("transposed", transposed))
 
 
-def runs_recipe(channels: int, length: int) -> Recipe:
-    """The recipe of convolution weights in lines of the window."""
-    return (("kind", "runs"), ("channels", channels), ("length", length))
+def runs_recipe(channels: int, fold: int, length: int) -> Recipe:
+    """The recipe of convolution weights in lines of the window, `fold` of them together."""
+    return (("kind", "runs"), ("channels", channels), ("fold", fold), ("length", length))
 
 
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     if fields["kind"] == "halves":
         return tuple(shape)
     if fields["kind"] == "runs":
-        return (shape[0], shape[2], fields["length"])
+        return (shape[0], -(-shape[2] // fields["fold"]), fields["length"])
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -90,10 +90,12 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         return _regrouped(array, 0 if fields["transposed"] else 1, (2, -1, fields["width"]))
     if fields["kind"] == "runs":
         outputs, channels, rows, columns = array.shape
-        lines = np.zeros((outputs, rows, columns, fields["channels"]), array.dtype)
-        lines[..., :channels] = array.transpose(0, 2, 3, 1)
-        runs = np.zeros((outputs, rows, fields["length"]), array.dtype)
-        runs[..., : columns * fields["channels"]] = lines.reshape(outputs, rows, -1)
+        fold, width = fields["fold"], columns * fields["fold"] * fields["channels"]
+        lines = np.zeros((outputs, -(-rows // fold) * fold, columns, fields["channels"]), array.dtype)
+        lines[:, :rows, :, :channels] = array.transpose(0, 2, 3, 1)
+        together = lines.reshape(outputs, -1, fold, columns, fields["channels"]).swapaxes(2, 3)
+        runs = np.zeros((outputs, together.shape[1], fields["length"]), array.dtype)
+        runs[..., :width] = together.reshape(outputs, -1, width)
         return runs
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
@@ -123,8 +125,10 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
     if fields["kind"] == "halves":
         return _regrouped(array, 0 if fields["transposed"] else 1, (-1, 2, fields["width"]))
     if fields["kind"] == "runs":
-        lines = array[..., : shape[3] * fields["channels"]].reshape(shape[0], *shape[2:], fields["channels"])
-        return np.ascontiguousarray(lines[..., : shape[1]].transpose(0, 3, 1, 2))
+        fold, channels = fields["fold"], fields["channels"]
+        together = array[..., : shape[3] * fold * channels].reshape(shape[0], -1, shape[3], fold, channels)
+        lines = together.swapaxes(2, 3).reshape(shape[0], -1, shape[3], channels)
+        return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
 
 

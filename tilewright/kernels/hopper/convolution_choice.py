@@ -24,9 +24,9 @@ _CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel read
 _CACHE_RATE = 6e12  # bytes a second of such reads and writes
 # Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,
 # of the barriers and reads with which a cluster adds up.
-_LATENCY = 1900.0
-_EPILOGUE = 700.0
-_SPAN = 900.0
+_LATENCY = 1400.0
+_EPILOGUE = 600.0
+_SPAN = 700.0
 _JOIN = 3000.0
 _FILL = 1200.0
 _LAUNCH = 1.0e-6
@@ -95,9 +95,11 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
         epilogue += _JOIN + UNIT_PIXELS * form.units * form.BN / 24
     if problem.beside and not form.BESIDE:
         epilogue += elements / 3
+    elif problem.beside and form.BESIDE < 2 * form.spans:
+        epilogue += _LATENCY  # the next tile's comes only when this one's has been read
     slots = _slots(form.SPLIT, gpu) * form.resident
     turns = -(-ctas // slots)
-    alone = turns * (blocks * max(multiplied, loaded, _LATENCY / form.STAGES) + epilogue)
+    alone = turns * (blocks * max(multiplied, loaded, _LATENCY / (form.STAGES - 1)) + epilogue)
     crowd = -(-ctas // gpu.processors) * blocks * max(multiplied, loaded)
     size = problem.input.itemsize
     results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
@@ -108,7 +110,7 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
     pulling = min(1.0, min(ctas, slots) / (0.95 * gpu.processors))
     least, most = sorted(((_FILL + max(alone, crowd)) / gpu.clock, moved / (rate * pulling)))
     # What is not the limit still gets in its way.
-    return _LAUNCH + most + least / 5
+    return _LAUNCH + most + least / 8
 
 
 def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
@@ -120,7 +122,7 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
     if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
         depth = 32  # a second stage of 64 channels would be half empty
     forms = []
-    shares = ((1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 2, 1), (2, 2, 1), *((c, 1, s) for c in (1, 2) for s in (2, 4, 8)))
+    shares = ((1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 1, 2), (1, 1, 4))
     for columns, (consumers, each, split) in product((16, 32, 64, 96, 128, 192, 256), shares):
         if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
             continue
@@ -136,16 +138,13 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
 
 def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[ConvolutionForm]:
     """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
-    # Two CTAs with two units each share a processor's registers, which pairs beside a second operand are too many for.
-    crowded = form.EACH == 2 and form.CONSUMERS == 1 and problem.beside
-    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 and not crowded else 1
+    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 else 1
     form = form._replace(TOGETHER=together)
     form = form._replace(BUFFERS=1 if form.spans * form.EACH == 1 else 2)
     if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:
         return [form]
-    # Short tiles need what comes beside them early.
-    counts = (2, 1) if form.blocks <= 4 else (1,)
-    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in counts]
+    # What comes beside a tile is asked for while the tile before is finished.
+    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in (1, 2, 3)]
 
 
 def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:

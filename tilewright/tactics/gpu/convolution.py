@@ -48,7 +48,8 @@ from tilewright.tune.gpu import LAUNCH, gpu_of
 
 FORMS = 6  # of the Hopper kernel that become candidates
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
-_LONGEST_RUN = 256  # elements of a line of the window that is read as one run
+_LONGEST_RUN = 2048  # elements of a line of the window that is read as one run
+_LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
 _LARGEST_STEP = 8  # of a tensor copy
 
 
@@ -71,8 +72,10 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         problem = Problem(
             product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, w.shape[0], 1, 0
         )
+        # Tiles of `tl.dot` are for what tensor copies cannot move.
         found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
-                 for candidate in product_candidates(problem, slots, group, target)]  # fmt: skip
+                 for candidate in product_candidates(problem, slots, group, target)
+                 if not copied or candidate.name != "tiled matmul"]  # fmt: skip
     elif not copied:
         found = [_implicit(group, slots, weights.operand, target)]
     return [*(_behind(moves, _with_weights(candidate, weights)) for candidate in found), *copied]
@@ -242,7 +245,8 @@ def _padded_image(
     """A copy of an image of few channels in which every line of a window is one run, with the weights to it.
 
     The run's begin moves by a multiple of 16 bytes from pixel to pixel, which takes some channels of zeros; the image's
-    left and right edge are filled with zeros, too.
+    edges are filled with zeros, too.  Where the window moves down by several rows, these become channels as well, so
+    that the lines of a window are fewer and longer.
     """
     attributes = anchor.attributes
     images, height, width, channels = x.shape
@@ -250,24 +254,29 @@ def _padded_image(
     (kernel_y, kernel_x), (step_y, step_x) = w.shape[2:], attributes["strides"]
     (top, _), (left, _) = attributes["padding"]
     fixed = isinstance(width, int) and isinstance(out_width, int) and isinstance(kernel_x, int)
-    if not fixed or attributes["groups"] != 1 or attributes["dilation"][1] != 1 or w not in graph.constants:
+    if not fixed or attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or w not in graph.constants:
         return None
     unit = _TILED_BYTES // x.dtype.itemsize
-    wide = max(unit // gcd(unit, step_x), next_power_of_2(channels))
-    if kernel_x * wide > _LONGEST_RUN:
+    fold = step_y if step_y & (step_y - 1) == 0 else 1
+    wide = max(unit // gcd(unit, step_x * fold), next_power_of_2(channels))
+    taps = -(-kernel_y // fold)
+    step = step_y // fold
+    lines = simplify(lift(out_height) * step + (taps - step))
+    pixel = fold * wide
+    run = kernel_x * pixel
+    if pixel > _LARGEST_PIXEL or run > _LONGEST_RUN:
         return None
-    along = unit // gcd(unit, wide)
+    along = unit // gcd(unit, pixel)
     padded = -(-max(left + width, (out_width - 1) * step_x + kernel_x) // along) * along
-    copy = Value(f"{x.name}.runs", x.dtype, (images, height, padded, wide))
-    run = kernel_x * wide
-    row = padded * wide
+    copy = Value(f"{x.name}.runs", x.dtype, (images, lines, padded, pixel))
+    row = padded * pixel
     length = -(-run // unit) * unit
     image = _Image(
-        copy, (images, height, out_width, run), (simplify(lift(height) * row), row, step_x * wide, 1),
-        (images, out_height, out_width), length, (kernel_y, 1), (step_y, 1), (top, 0), (attributes["dilation"][0], 1),
+        copy, (images, lines, out_width, run), (simplify(lift(lines) * row), row, step_x * pixel, 1),
+        (images, out_height, out_width), length, (taps, 1), (step, 1),
     )  # fmt: skip
-    weights = PackedConstant(w, runs_recipe(wide, length))
-    block = min(256, 1 << (padded - 1).bit_length())
+    weights = PackedConstant(w, runs_recipe(wide, fold, length))
+    block = min(256, next_power_of_2(padded), max(1, 1024 // pixel))
     source, steps = x, (simplify(lift(height) * width * channels), width * channels, channels, 1)
     before, values = moves.stages, moves.temporaries
     if [node.op for node in moves.nodes] == ["permute"] and moves.nodes[0].inputs[0] is not None:
@@ -275,14 +284,19 @@ def _padded_image(
         source, before, values = moves.nodes[0].inputs[0], (), ()
         dense = dense_strides(source.shape)
         steps = tuple(dense[axis] for axis in moves.nodes[0].attributes["order"])
-    constants: dict[str, Any] = {"PAD": left, "CHANNELS": channels, "WIDE": wide, "BLOCK": block}
+    constants: dict[str, Any] = {
+        "TOP": top, "LEFT": left, "CHANNELS": channels, "FOLD": fold, "WIDE": wide, "BLOCK": block,
+    }  # fmt: skip
     operands: dict[str, Operand] = {"x": source, "out": copy}
     types: dict[str, str] = {}
     names = ("image_step", "row_step", "column_step", "channel_step")
-    sizes = {"height": height, "width": width, "out_width": padded, **dict(zip(names, steps, strict=True))}
+    sizes = {
+        "height": height, "width": width, "lines": lines, "out_width": padded, **dict(zip(names, steps, strict=True)),
+    }  # fmt: skip
     bind_sizes(sizes, operands, types, constants)
-    grid = (product([images, height]), ceil_divide(padded, block), 1)
-    call = KernelCall(pad_channels, operands, types, constants, grid, options={"num_warps": max(1, block // 64)})
+    grid = (product([images, lines]), ceil_divide(padded, block), 1)
+    options = {"num_warps": max(1, block * pixel // 256)}
+    call = KernelCall(pad_channels, operands, types, constants, grid, options=options)
     return image, (*before, Stage((call,))), (*values, copy), weights
 
 
