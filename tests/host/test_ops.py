@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -121,6 +123,27 @@ def test_the_fastest_is_chosen_once_and_kept(tmp_path: Any, monkeypatch: pytest.
         assert again is not None and (again.index, again.source) == (2, "kept")
         assert choices.kept("matmul", "other gpu", "key", names) is None
         assert choices.kept("matmul", "gpu", "key", ["a", "c"]) is None
+
+
+def test_chains_are_timed_whole(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch of a chain is enqueued, on the stream of the graph; times are those of one launch."""
+    enqueued: list[tuple[int, int]] = []
+
+    def replay_times(work: Any, rounds: int) -> list[list[float]]:
+        for enqueue in work:
+            enqueue(7)
+        return [[0.012, 0.006, 0.009], [0.006, 0.003, 0.006]]
+
+    monkeypatch.setattr(choices, "replay_times", replay_times)
+    monkeypatch.setattr(choices, "device_of", lambda ordinal: SimpleNamespace(active=nullcontext))
+
+    def prepare(index: int) -> choices.Chain:
+        return choices.Chain(0, tuple(lambda stream, n=n: enqueued.append((n, stream)) for n in range(3)))
+
+    with settings.scope(cache_directory=tmp_path):
+        choice = choices.choose("matmul", "gpu", "key", ["a", "b"], prepare)
+    assert choice.index == 1 and choice.microseconds == pytest.approx({"a": 3.0, "b": 2.0})
+    assert enqueued == [(0, 1), (0, 1), *[(n, 7) for n in range(3)] * 2]
 
 
 def test_nothing_that_runs_is_an_error(tmp_path: Any) -> None:
