@@ -157,11 +157,11 @@ def test_gated_products_in_an_engine(driver, rng, rows):
 def test_a_graph_for_each_shape(driver, rng):
     graph = perceptron(rng)
     engine = build(graph, "cuda:sm_90a")
-    for batch in (3, 130, 3, 17, 130):
+    for batch in (3, 130, 3, 17, 130, 3, 17):
         x = rng.standard_normal((batch, 24), np.float32)
         np.testing.assert_allclose(engine(x), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
     captures = engine._session.graphs.captures
-    assert 3 <= captures <= 5  # the arena and the buffers for copies may have grown
+    assert captures == 3  # when they came for the second time
     again = rng.standard_normal((17, 24), np.float32)
     engine(again)
     assert engine._session.graphs.captures == captures
@@ -175,13 +175,13 @@ def test_graphs_follow_memory_that_moves(driver, rng, fail):
     graph = perceptron(rng)
     engine = build(graph, "cuda:sm_90a")
     engine._session.graphs.variants = 1
-    kept = []
+    out, kept = DeviceArray((5, 16), np.float32), []
     for _ in range(3):
         x = rng.standard_normal((5, 24), np.float32)
         kept.append(DeviceArray.from_numpy(x))
-        y = engine(kept[-1])
-        assert isinstance(y, DeviceArray)
-        np.testing.assert_allclose(y.numpy(), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+        for _ in range(2):
+            assert engine.run({"x": kept[-1]}, out={"y": out})["y"] is out
+            np.testing.assert_allclose(out.numpy(), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
     assert driver.calls["cuGraphExecUpdate"] == 2
     assert driver.calls["cuGraphInstantiate"] == (3 if fail else 1)
 

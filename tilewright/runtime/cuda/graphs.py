@@ -9,13 +9,15 @@ from typing import Any
 from tilewright.runtime.cuda.driver import api, check
 
 Key = tuple[int, ...]
+_MET = 64
 
 
 class GraphCache:
     """Executable graphs by shape and the addresses of the caller's memory.
 
-    A shape has up to `variants` graphs, for callers whose tensors come to lie in a few places in turn; then the least
-    recently used one is updated in place. Of more than `limit` graphs the least recently used is given up.
+    What is run for the first time is launched kernel by kernel, and captured when it comes again. A shape has up to
+    `variants` graphs, for callers whose tensors come to lie in a few places in turn; then the least recently used one
+    is updated in place. Of more than `limit` graphs the least recently used is given up.
     """
 
     def __init__(self, limit: int = 32, variants: int = 4) -> None:
@@ -23,13 +25,17 @@ class GraphCache:
         self.variants = variants
         self.captures = 0  # so far, for tests and people
         self._graphs: OrderedDict[tuple[Key, Key], Any] = OrderedDict()  # the least recently used first
+        self._met: OrderedDict[tuple[Key, Key], None] = OrderedDict()  # once, and not captured yet
         self._stream: Any = None  # on which nothing but captures happens
 
     def launch(self, shape: Key, addresses: Key, stream: int, enqueue: Callable[[int], None]) -> None:
-        """Launch the graph of `shape` on memory at `addresses`; `enqueue(stream)` launches its kernels one by one,
-        and is called when there is no such graph yet. A context is current."""
+        """Run a plan of `shape` on memory at `addresses`: its graph, or what `enqueue(stream)` launches one by one,
+        of which a graph is made. A context is current."""
         executable = self.find(shape, addresses)
         if executable is None:
+            if not self._came_before((shape, addresses)):
+                enqueue(stream)
+                return
             executable = self._captured(shape, addresses, enqueue)
         check(api().cuGraphLaunch(executable, stream), "launching a plan")
 
@@ -41,8 +47,19 @@ class GraphCache:
             self._graphs.move_to_end(key)
         return found
 
+    def _came_before(self, key: tuple[Key, Key]) -> bool:
+        """Whether a plan was run like this lately."""
+        if key in self._met:
+            del self._met[key]
+            return True
+        if len(self._met) >= _MET:
+            self._met.popitem(last=False)
+        self._met[key] = None
+        return False
+
     def clear(self) -> None:
         """Give all graphs up; none may be running."""
+        self._met.clear()
         for executable in self._graphs.values():
             check(api().cuGraphExecDestroy(executable), "giving up a graph")
         self._graphs.clear()

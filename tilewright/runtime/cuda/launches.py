@@ -8,13 +8,15 @@ launch(stream, addresses)                                  # of the caller's ten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.runtime.cuda.launch import Start
 from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.plan import Argument, BufferReference, Choice, Step, TableReference, TiledReference
-from tilewright.symbolic import Size, evaluate
+from tilewright.symbolic import Expression, Size, evaluate
+
+_VARIES = object()
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,25 @@ class Binder:
     numbers: Mapping[tuple[str, str], int]
     address: Callable[[BufferReference], int]
     tables: DeviceTables
+    _fixed: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # by choice: arguments that no symbol changes
 
     def launch(self, choice: Choice, symbols: Mapping[str, int]) -> Launch:
         """The launch of a choice for the symbols' values."""
         x, y, z = (evaluate(extent, symbols) for extent in choice.grid)
-        arguments = [self._argument(argument, symbols) for argument in choice.arguments]
-        pointers = [(n, argument) for n, argument in enumerate(arguments) if isinstance(argument, Pointer)]
-        return Launch(self.starts[choice.kernel], (x, y, z), tuple(arguments), tuple(pointers))
+        fixed = self._fixed.get(id(choice))
+        if fixed is None:
+            fixed = tuple(_VARIES if _varies(item) else self._argument(item, {}) for item in choice.arguments)
+            self._fixed[id(choice)] = fixed
+        arguments = tuple(
+            self._argument(item, symbols) if known is _VARIES else known
+            for item, known in zip(choice.arguments, fixed, strict=True)
+        )
+        pointers = tuple((n, argument) for n, argument in enumerate(arguments) if isinstance(argument, Pointer))
+        return Launch(self.starts[choice.kernel], (x, y, z), arguments, pointers)
+
+    def forget(self) -> None:
+        """Ask for addresses anew: what lies elsewhere has moved."""
+        self._fixed.clear()
 
     def _argument(self, argument: Argument, symbols: Mapping[str, int]) -> Any:
         value = argument.value
@@ -84,6 +98,21 @@ class Binder:
             return Pointer(self.numbers[value.kind, value.name], offset, tiled)
         address = offset + self.address(value)
         return address if tiled is None else (address, *tiled)
+
+
+def _varies(argument: Argument) -> bool:
+    """Whether an argument depends on symbols."""
+    value = argument.value
+    if isinstance(value, TableReference):
+        return True  # tables are given up from time to time
+    sizes: tuple[Size, ...] = ()
+    if isinstance(value, TiledReference):
+        sizes, value = (*value.shape, *value.strides), value.place
+    if isinstance(value, BufferReference):
+        sizes = (*sizes, value.offset)
+    elif not isinstance(value, float):
+        sizes = (value,)
+    return any(isinstance(size, Expression) for size in sizes)
 
 
 def place_of(argument: Argument) -> BufferReference | None:

@@ -6,7 +6,9 @@ alignment, overlaps) follows from these, so that a repeated call has only to loo
 
 from __future__ import annotations
 
+import operator
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,28 +22,56 @@ Signature = tuple[Any, ...]
 
 
 def signature(values: Sequence[Any], ordinal: int) -> Signature | None:
-    """What tensors are known by, four entries each; None when one of them is no contiguous tensor of GPU `ordinal`."""
+    """What tensors are known by: all addresses, then all shapes, then all element types; None when one of them is no
+    contiguous tensor of GPU `ordinal`."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     kind = torch.Tensor
-    found: list[Any] = []
-    for value in values:
-        if type(value) is not kind or value.get_device() != ordinal:
+    if any(type(value) is not kind for value in values) or any(map(kind.is_neg, values)):
+        return None
+    if not all(map(kind.is_contiguous, values)) or any(number != ordinal for number in map(kind.get_device, values)):
+        return None
+    shapes, kinds = [value.shape for value in values], [value.dtype for value in values]
+    return (*map(kind.data_ptr, values), *shapes, *kinds)
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The tensors of the last call, and what they were known by: as long as they are the same objects at the same
+    addresses, which nothing has changed in place, so is the rest."""
+
+    tensors: tuple[weakref.ref[Any], ...]
+    versions: list[int]
+    addresses: list[int]
+    key: Signature
+
+    @classmethod
+    def of(cls, values: Sequence[Any], key: Signature) -> _Last | None:
+        """None for tensors of PyTorch's inference mode, which do not count their changes."""
+        if any(value.is_inference() for value in values):
             return None
-        if not value.is_contiguous() or value.is_neg():
-            return None
-        found += (value.data_ptr(), value.shape, value.dtype)
-    return tuple(found)
+        references = tuple(weakref.ref(value) for value in values)
+        return cls(references, [value._version for value in values], list(key[: len(values)]), key)
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Whether these are the tensors, unchanged."""
+        if len(values) != len(self.tensors) or not all(map(operator.is_, values, map(operator.call, self.tensors))):
+            return False
+        return [v._version for v in values] == self.versions and [v.data_ptr() for v in values] == self.addresses
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A call that was checked: values of the symbols, addresses of the inputs, and where outputs come from."""
+    """A call that was checked: values of the symbols, addresses of inputs and outputs, and what outputs are.
+
+    `fresh` are outputs that are allocated unless they are given: number among the addresses, name, shape, type.
+    """
 
     values: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[tuple[str, str, tuple[int, ...], Any], ...]  # name, input that it is ("": none), shape, dtype
+    addresses: tuple[int, ...]  # 0 for fresh outputs
+    sources: tuple[tuple[str, str], ...]  # by output, the input that it is, or ""
+    fresh: tuple[tuple[int, str, tuple[int, ...], Any], ...]
 
 
 class Repeats:
@@ -53,6 +83,7 @@ class Repeats:
         self._fresh = [spec.name for spec in plan.outputs if spec.mutates is None]
         self._ordinal = ordinal
         self._known: dict[Signature, Repeat] = {}
+        self._last: _Last | None = None
 
     def key(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> Signature | None:
         """What a call is known by; None for calls that are not of this kind."""
@@ -64,7 +95,13 @@ class Repeats:
                 values += [out[name] for name in self._fresh]
         except KeyError:
             return None
-        return signature(values, self._ordinal)
+        if self._last is not None and self._last.holds(values):
+            return self._last.key
+        self._last = None
+        key = signature(values, self._ordinal)
+        if key is not None:
+            self._last = _Last.of(values, key)
+        return key
 
     def find(self, key: Signature) -> Repeat | None:
         """The call of a key, if it was remembered."""
@@ -74,26 +111,27 @@ class Repeats:
         """A call that was checked and run: the symbols' values, and the outputs' shapes."""
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)))
-        outputs = tuple(
-            (name, source, shape, torch_dtype(dtype))
-            for (name, source, dtype), shape in zip(self._outputs, shapes, strict=True)
+        inputs = dict(zip(self._names, key, strict=False))
+        addresses = [*inputs.values(), *(inputs[source] if source else 0 for _, source, _ in self._outputs)]
+        fresh = tuple(
+            (len(inputs) + number, name, shape, torch_dtype(dtype))
+            for number, ((name, source, dtype), shape) in enumerate(zip(self._outputs, shapes, strict=True))
+            if not source
         )
-        self._known[key] = Repeat(values, key[: 3 * len(self._names) : 3], outputs)
+        sources = tuple((name, source) for name, source, _ in self._outputs)
+        self._known[key] = Repeat(values, tuple(addresses), sources, fresh)
 
     def results(
         self, repeat: Repeat, inputs: Mapping[str, Any], out: Mapping[str, Any]
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """The outputs of a call, fresh where they are not given, and all addresses, as sessions number them."""
-        empty = sys.modules["torch"].empty
-        like = inputs[self._names[0]].device
-        results: dict[str, Any] = {}
-        addresses = [*repeat.inputs]
-        for name, source, shape, dtype in repeat.outputs:
-            if source:
-                results[name] = inputs[source]
-            elif out:
-                results[name] = out[name]
+        results = {name: inputs[source] if source else None for name, source in repeat.sources}
+        addresses = list(repeat.addresses)
+        for number, name, shape, dtype in repeat.fresh:
+            if out:
+                result = out[name]
             else:
-                results[name] = empty(shape, dtype=dtype, device=like)
-            addresses.append(results[name].data_ptr())
+                result = sys.modules["torch"].empty(shape, dtype=dtype, device=inputs[self._names[0]].device)
+            results[name] = result
+            addresses[number] = result.data_ptr()
         return results, tuple(addresses)

@@ -274,6 +274,7 @@ class CudaSession:
             self._wait()
             self.graphs.clear()
             self._launches.clear()
+            self._binder.forget()
             self._arena.reserve(call.binding.arena_bytes)
         found = self._launches.get(call.values)
         if found is None:
