@@ -76,6 +76,7 @@ def posed(problem: MatmulProblem) -> Problem:
     return Problem(
         problem.rows, problem.columns, problem.depth, problem.batches, tl.dtype(problem.input),
         tl.dtype(problem.output), problem.left_transposed, problem.right_transposed, work(spec), bare=bare,
+        early=problem.weights_ready,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class Problem:
     work: float = 0.0  # clocks of a processor for what comes behind the product, an element
     at_most: int = 0
     bare: bool = False  # nothing comes behind the product
+    early: bool = False  # weights may be read before the kernels in front have ended
 
     @property
     def most_rows(self) -> int:
@@ -89,7 +90,7 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     tiles_of_rows = -(-problem.rows // (form.BM * form.SHARE_B)) * form.SHARE_B
     tiles = tiles_of_rows * -(-problem.columns // (form.BN * form.SHARE_A)) * form.SHARE_A * problem.batches
     ctas = tiles * form.SPLIT
-    slots = gpu.slots(form.cluster)
+    slots = gpu.slots(form.cluster) * form.RESIDENT
     turns = -(-ctas // slots)
     # An instruction of 64 rows and 32 bytes of depth takes BN / 2 clocks, or as long as its operands take to be read.
     steps = depth * size / 32 * form.BM / 64
@@ -134,19 +135,16 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
                         A_TRANSPOSED=problem.a_transposed, B_TRANSPOSED=problem.b_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
-                    # Few rows leave most CTAs one tile; what stages its results makes room for another stage.
-                    one = problem.rows <= FEW_ROWS and form.grid(problem.rows, problem.columns)[0] <= gpu.slots(
-                        form.cluster
-                    )
-                    form = filled(form._replace(SINGLE=one and split == 1 and not in_turns))
-                    if form.STAGES >= 4 and consumers == 2 and problem.work > 0 and not in_turns and split == 1:
-                        form = form._replace(LAG=2)
+                    form = completed(form, problem, gpu)
                     if buildable(form, problem):
                         forms.append(form)
+                    if problem.early and problem.rows <= FEW_ROWS and share_a == share_b == 1:
+                        both = side_by_side(form, gpu, problem)
+                        forms += [both] if both is not None else []
     return forms
 
 
-def finished(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
+def completed(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
     """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
     if form.SPLIT > 1 or form.PINGPONG:
         return filled(form)
@@ -155,6 +153,15 @@ def finished(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
     form = filled(form._replace(SINGLE=problem.rows <= FEW_ROWS and ctas <= gpu.slots(form.cluster)))
     apart = problem.work > 0 and form.CONSUMERS == 2 and form.STAGES >= 4 and not form.SINGLE
     return form._replace(LAG=2 if apart else 0)
+
+
+def side_by_side(form: MatmulForm, gpu: Gpu, problem: Problem) -> MatmulForm | None:
+    """The form with half a processor's shared memory, so that the CTAs of the next kernel are there when this one's
+    end; None where that leaves too few stages or several waves."""
+    both = filled(form._replace(RESIDENT=2, SINGLE=True, LAG=0))
+    ctas = both.grid(problem.rows, problem.columns, problem.batches)[0]
+    enough = both.STAGES >= 4 and both.STAGES * both.stage_bytes >= 0.9 * gpu.bytes_in_flight
+    return both if enough and ctas <= 2 * gpu.slots(both.cluster) and buildable(both, problem) else None
 
 
 def filled(form: MatmulForm) -> MatmulForm:
@@ -186,12 +193,12 @@ def ranked_forms(problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = Non
     ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].cluster, -entry[0].STAGES))
     found: list[Ranked] = []
     for form, seconds in ranked:
-        finished = finish(form) if finish is not None else form
-        if finished is None:
+        whole = finish(form) if finish is not None else form
+        if whole is None:
             continue
-        found.append((finished, seconds))
-        if problem.rows >= MANY_ROWS and finished.cluster == 1:
-            found.append((finished._replace(GROUP=16), seconds))
+        found.append((whole, seconds))
+        if problem.rows >= MANY_ROWS and whole.cluster == 1:
+            found.append((whole._replace(GROUP=16), seconds))
     return found
 
 
@@ -204,10 +211,10 @@ def close_forms(
     Two of a tile, four of a number of rows (two of those that split the depth as often): equals by the estimate differ
     in how they share and walk operands.  The tile of 128 x 256 moves least for what it computes, which keeps the clock
     up; it comes first within 3 percent.  Forms in which warpgroups take turns come behind the others, three tiles that
-    load least for what they compute.
+    load least for what they compute; then, when kernels start early, two of which two CTAs fit a processor.
     """
     everything = ranked_forms(problem, gpu, finish)
-    ranked = [entry for entry in everything if not entry[0].PINGPONG]
+    ranked = [entry for entry in everything if not entry[0].PINGPONG and entry[0].RESIDENT == 1]
     limit = within * min((seconds for _, seconds in ranked), default=0.0)
     largest = [entry for entry in ranked if (entry[0].BM, entry[0].BN) == (128, 256)]
     steady = [entry for entry in largest if entry[1] <= 1.03 * ranked[0][1]]
@@ -218,7 +225,12 @@ def close_forms(
         if len(chosen) < count and seconds <= limit and tiles[rows] < (4 if form.SPLIT == 1 else 2) and tiles[tile] < 2:
             tiles.update((rows, tile))
             chosen.append((form, seconds))
-    return chosen + [entry for entry in _in_turns(everything) if entry[1] <= limit]
+    beside: dict[bool, Ranked] = {}  # by whether they fill both places
+    for form, seconds in everything:
+        if form.RESIDENT == 2:
+            full = form.grid(problem.rows, problem.columns, problem.batches)[0] > gpu.slots(form.cluster)
+            beside.setdefault(full, (form, seconds))
+    return chosen + [entry for entry in (*_in_turns(everything), *beside.values()) if entry[1] <= limit]
 
 
 def _in_turns(ranked: Sequence[Ranked], count: int = 3) -> list[Ranked]:
