@@ -224,7 +224,9 @@ def test_windows_and_lengths(torch: Any, seed: int) -> None:
                 assert relative(result[one, :, :queries], expected) <= 4e-3
 
 
-@pytest.mark.parametrize("shape", [(5, 100), (1000, 64), (77, 8192), (3, 40000), (2, 3, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5, 100), (1000, 64), (77, 8192), (300, 5120), (9, 11008), (3, 40000), (2, 3, 1000)], ids=str
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rows(torch: Any, shape: tuple[int, ...], dtype: str, seed: int) -> None:
     F = torch.nn.functional

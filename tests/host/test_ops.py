@@ -357,6 +357,8 @@ def test_forms_of_rows_fill_processors() -> None:
     assert rows.row_form(16384, 8192).warps == 8
     assert rows.row_form(100000, 64).rows * 64 == 2048 and rows.row_form(10, 64).rows == 1
     assert rows.row_form(10, 100000).long
+    form = rows.row_form(16384, 5120)
+    assert (form.block, form.warps) == (5120, 4)  # five vectors a thread, none of them cut off
 
 
 def test_every_name_is_there() -> None:

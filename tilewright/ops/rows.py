@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,15 @@ class RowForm:
     long: bool = False
 
 
+def block_of(columns: int) -> int:
+    """The block for so many columns: a multiple of an eighth of the next power of two, so that few kernels serve all
+    lengths, and few threads have nothing to do."""
+    step = max(16, next_power_of_2(columns) // 8)
+    return cdiv(columns, step) * step
+
+
 def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, processors: int = 132) -> RowForm:
-    """The blocks for so many rows: 32 elements a thread, rows together until a CTA has 2048 elements.
+    """The blocks for so many rows: about 32 elements a thread, rows together until a CTA has 2048 elements.
 
     Few threads with many bytes in flight each beat many that wait for each other (measured on an H200: 8 warps at 8192
     columns, 16 lose 10%, but not with two inputs).  More rows share `weights`, which every CTA reads; fewer rows a CTA
@@ -34,11 +42,16 @@ def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, pr
     """
     if columns > REGISTER_COLUMNS:
         return RowForm(1, _CHUNK, 16, long=True)
-    block = max(16, next_power_of_2(columns))
+    block = block_of(columns)
     together = 1
     while together * block < (8192 if weights else 2048) and cdiv(rows, 2 * together) >= 4 * processors:
         together *= 2
-    return RowForm(together, block, max(1, min(16, together * block * inputs // 1024)))
+    return RowForm(together, block, warps_for(together * block * inputs, 1024))
+
+
+def warps_for(elements: int, each: int) -> int:
+    """The number of warps, a power of two up to 16, of which each has about `each` elements."""
+    return 1 << max(0, min(4, round(math.log2(max(1, elements) / each))))
 
 
 def _rows_of(found: View, name: str) -> tuple[int, int, int]:
