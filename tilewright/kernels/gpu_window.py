@@ -1,6 +1,6 @@
 """Windows over channels-last images on GPUs: depthwise convolution and pools.
 
-A program has a block of places by neighbouring channels; a thread takes several channels of a pixel at once.
+A thread takes several neighbouring channels of a pixel at once.
 """
 
 # mypy: ignore-errors
@@ -31,31 +31,32 @@ def added(sums, value, weights, j, STRIDE: tl.constexpr, DILATION: tl.constexpr)
 def depthwise(x, w, out, lines, columns, height, width, out_height, out_width, *extra,
               KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
               PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-              RUN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+              RUN: tl.constexpr, ITEMS: tl.constexpr, VECTOR: tl.constexpr, TYPE: tl.constexpr = tl.float32,
               EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns], `lines` are those of all results.
 
-    A thread computes `RUN` neighbouring pixels of a line, and loads once what their windows share.
-    Grid: (blocks of `ROWS` runs, blocks of `BLOCK` channels).
+    An item is `VECTOR` neighbouring channels, which divide the columns, of `RUN` neighbouring pixels of a line; a
+    thread has one, and loads once what their windows share.  Grid: (blocks of `ITEMS`,).
     """
     across = tl.cdiv(out_width, RUN)
-    run = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    vectors = columns // VECTOR
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)[:, None]
+    run = item // vectors
+    channel = (item - run * vectors) * VECTOR + tl.arange(0, VECTOR)[None, :]
     line = run // across
     first = (run - line * across) * RUN
     image = line // out_height
     top = (line - image * out_height) * STRIDE_Y - PAD_Y
     left = first * STRIDE_X - PAD_X
-    there = (line < lines) & (channel < columns)
+    there = line < lines
     x += image.to(tl.int64) * (height * width * columns)
     SEEN: tl.constexpr = (RUN - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X + 1
 
-    sums = (tl.zeros((ROWS, BLOCK), TYPE),) * RUN
+    sums = (tl.zeros((ITEMS, VECTOR), TYPE),) * RUN
     for tap_y in tl.static_range(KERNEL_Y):
         weights = ()
         for tap_x in tl.static_range(KERNEL_X):
-            place = w + (tap_y * KERNEL_X + tap_x) * columns + channel
-            weights = weights + (tl.load(place, mask=channel < columns, other=0.0).to(TYPE),)
+            weights = weights + (tl.load(w + (tap_y * KERNEL_X + tap_x) * columns + channel).to(TYPE),)
         y = top + tap_y * DILATION_Y
         inside = there & (y >= 0) & (y < height)
         for j in tl.static_range(SEEN):
@@ -66,7 +67,7 @@ def depthwise(x, w, out, lines, columns, height, width, out_height, out_width, *
                 sums = added(sums, value, weights, j, STRIDE_X, DILATION_X)
     for i in tl.static_range(RUN):
         row = line.to(tl.int64) * out_width + first + i
-        mask = there & (first + i < out_width)
+        mask = there & (first + i < out_width) & (channel < columns)
         tl.store(out + row * columns + channel, EPILOGUE(sums[i], row, channel, mask, extra), mask=mask)
 
 

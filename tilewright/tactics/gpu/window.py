@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from tilewright.graph.core import Graph
@@ -22,7 +23,9 @@ from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _CTA_ELEMENTS = 1024  # eight for each of 128 threads
 _CHANNELS = 128  # at most, of a block
-_RUNS = (4, 7, 5, 3)  # neighbouring pixels of a thread
+_RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a thread
+_VECTOR = 8  # channels of a thread, at most
+_ITEMS = 128  # threads of a CTA
 _TAPS = 64  # that are unrolled
 _WORKING = 1 << 20  # elements of a result from which on threads may have several pixels
 _CLOCK = 1.5e9
@@ -45,36 +48,41 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     columns, out = w.shape[0], anchor.output
     assert isinstance(columns, int)
     taps = product(w.shape[2:])
-    if not isinstance(taps, int) or taps > _TAPS or upper_bound(product(x.shape[1:])) >= 2**31:
+    if x.rank != 4 or not isinstance(taps, int) or taps > _TAPS or upper_bound(product(x.shape[1:])) >= 2**31:
         return [depthwise_candidate(group, slots, weights, target)]
     sizes = window_sizes(x, out)
+    del sizes["pixels"]
     out_width = sizes["out_width"]
-    run = 1
-    if expected(product(out.shape)) >= _WORKING:
-        width = expected(out_width)
-        run = min(_RUNS, key=lambda count: (-(-width // count) * count, _RUNS.index(count)))
-    block = channel_block(columns)
-    rows = max(1, _CTA_ELEMENTS // block)
-    lines = simplify(lift(sizes.pop("pixels")) // out_width)
-    lines = product(out.shape[:-2]) if x.rank == 4 else lines
+    vector = gcd(columns, _VECTOR)
+    lines = product(out.shape[:-2])
     constants: dict[str, Any] = {
-        **window_constants(w.shape[2:], anchor.attributes), "RUN": run, "ROWS": rows, "BLOCK": block,
+        **window_constants(w.shape[2:], anchor.attributes), "ITEMS": _ITEMS, "VECTOR": vector,
         "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes({**sizes, "lines": lines, "columns": columns}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    runs = simplify(lift(lines) * ceil_divide(out_width, run))
-    grid = (ceil_divide(runs, rows), ceil_divide(columns, block), 1)
-    call = KernelCall(
-        gpu_window.depthwise, operands, types, constants, grid, options={"num_warps": _warps(rows * block)}
-    )
     flops = simplify(lift(product(out.shape)) * taps * 2)
     cost = _cost(group, flops, target)
-    return [
-        Candidate("depthwise runs", (Stage((call,)),), cost, (), {"block": f"{rows} runs of {run} pixels x {block}"})
-    ]
+    found = []
+    for run in _runs(expected(out_width), expected(product(out.shape))):
+        items = simplify(lift(lines) * ceil_divide(out_width, run) * (columns // vector))
+        call = KernelCall(
+            gpu_window.depthwise, operands, types, {**constants, "RUN": run}, (ceil_divide(items, _ITEMS), 1, 1),
+            options={"num_warps": _ITEMS // 32},
+        )  # fmt: skip
+        reasons = {"block": f"{vector} channels of runs of {run} pixels"}
+        found.append(Candidate("depthwise runs", (Stage((call,)),), cost, (), reasons))
+    return found
+
+
+def _runs(width: int, elements: int) -> list[int]:
+    """Pixels of a thread worth trying, the likeliest first: few where there is little work, none that are wasted."""
+    if elements < _WORKING:
+        return [1, 2] if width % 2 == 0 else [1]
+    least = min(-(-width // run) * run for run in _RUNS)
+    return [run for run in _RUNS if -(-width // run) * run <= 1.1 * least]
 
 
 def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
