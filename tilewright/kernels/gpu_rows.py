@@ -220,23 +220,53 @@ def reduce_rows(x, out, rows, columns, factor, KIND: tl.constexpr, INITIAL: tl.c
 
 
 @tilewright.jit
-def reduce_columns(x, out, reduced, inner, part, factor, KIND: tl.constexpr, INITIAL: tl.constexpr,
-                   ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """out[outer, piece, inner] = reduction over `part` rows of x[outer, reduced, inner] * factor.
+def lines_of(value, KIND: tl.constexpr, LINES: tl.constexpr):
+    """Rows of a block put together to `LINES` rows of float32, which are all that is kept of it."""
+    value = value.to(tl.float32)
+    return along(tl.reshape(value, (value.shape[0] // LINES, LINES, value.shape[1])), 0, KIND)
 
-    Grid: (column blocks, pieces, outer).  Pieces are reduced by a second launch, in order: results do not vary.
+
+@tilewright.jit
+def accumulate_rows(x, start, end, inner, column, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
+                    LINES: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+    """Rows start, …, end - 1 of columns [1, block], every `LINES`-th of them put together: [LINES, block].
+
+    `ROWS` rows are loaded at once, the next ones while these are added.  `MASK`: some of the columns do not exist.
+    """
+    row = start + tl.arange(0, ROWS)[:, None]
+    place = x + row.to(tl.int64) * inner + column
+    mask = row < end
+    if MASK:
+        mask = mask & (column < inner)
+    coming = tl.load(place, mask=mask, other=INITIAL, eviction_policy="evict_first")
+    total = tl.full((LINES, column.shape[1]), INITIAL, tl.float32)
+    for _ in range(start + ROWS, end, ROWS):
+        value = coming
+        place += ROWS * inner
+        row += ROWS
+        mask = row < end
+        if MASK:
+            mask = mask & (column < inner)
+        coming = tl.load(place, mask=mask, other=INITIAL, eviction_policy="evict_first")
+        total = combine(total, lines_of(value, KIND, LINES), KIND)
+    return combine(total, lines_of(coming, KIND, LINES), KIND)
+
+
+@tilewright.jit
+def reduce_columns(x, out, reduced, inner, factor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
+                   LINES: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+    """out[outer, piece, inner] = reduction over a piece of the rows of x[outer, reduced, inner] * factor.
+
+    Grid: (column blocks, pieces, outer).  Pieces are equal but for a row, and are reduced by a second launch, in order:
+    results do not vary.
     """
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    start = tl.program_id(1) * part
-    end = tl.minimum(start + part, reduced)
+    piece, pieces = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    start = (piece * reduced // pieces).to(tl.int32)
+    end = ((piece + 1) * reduced // pieces).to(tl.int32)
     outer = tl.program_id(2).to(tl.int64)
-    x += outer * reduced * inner
-    total = tl.full((ROWS, BLOCK), INITIAL, tl.float32)
-    for first in range(start, end, ROWS):
-        row = first + tl.arange(0, ROWS)[:, None]
-        mask = (row < end) & (column < inner)
-        total = combine(total, read_once(x, row.to(tl.int64) * inner + column, mask, INITIAL), KIND)
+    total = accumulate_rows(x + outer * reduced * inner, start, end, inner, column, KIND, INITIAL, ROWS, LINES, MASK)
     result = along(total, 0, KIND) * factor
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = (outer * tl.num_programs(1) + tl.program_id(1)) * inner + index
+    place = (outer * pieces + piece) * inner + index
     tl.store(out + place, result.to(out.dtype.element_ty), mask=index < inner)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from tilewright import dtypes
+from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.frontend.sizes import cdiv, next_power_of_2
 from tilewright.kernels import gpu_rows
@@ -13,8 +14,9 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
-_CTAS = 132 * 5
-_ELEMENTS = 8192  # of a CTA at once: 16 KiB on their way
+_CTAS = 132 * 5  # of reductions over rows, which 132 processors have room for at once
+_WARPS = 4  # of each
+_VECTORS = 8  # of 16 bytes that a thread has on their way
 
 
 def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dtype: Any = None) -> Any:
@@ -76,26 +78,33 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind:
 
 
 def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
-    """Along another axis: 32 rows of 256 columns at a time, in as many pieces as keep all processors busy."""
+    """Along another axis: strips of 256 columns, in as many pieces of their rows as processors take at once."""
     block = min(256, max(16, next_power_of_2(inner)))
-    rows = max(1, _ELEMENTS // block)
-    columns = cdiv(inner, block)
-    pieces = max(1, min(cdiv(_CTAS, columns * outer), cdiv(length, 2 * rows)))
-    part = cdiv(cdiv(length, pieces), rows) * rows
-    pieces = cdiv(length, part)
-    constants = {"KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "num_warps": 4}
+    strips = cdiv(inner, block)
+    rows = _lines(source.element, block) * _VECTORS
+    pieces = max(1, min(_CTAS // (strips * outer), length // (2 * rows)))
     if pieces == 1:
-        gpu_rows.reduce_columns[(columns, 1, outer)](
-            source.base, out, length, inner, part, factor, ROWS=rows, BLOCK=block, **constants
-        )
+        _launch_columns(source.base, source.element, out, length, inner, factor, kind, block, (strips, 1, outer))
         return
     partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
-    gpu_rows.reduce_columns[(columns, pieces, outer)](
-        source.base, partial, length, inner, part, 1.0, ROWS=rows, BLOCK=block, **constants
-    )
+    _launch_columns(source.base, source.element, partial, length, inner, 1.0, kind, block, (strips, pieces, outer))
     # Few columns and many rows at once: what is left is small, and should not take long because few work on it.
     block = min(32, block)
-    rows = min(next_power_of_2(pieces), 4096 // block)
-    gpu_rows.reduce_columns[(cdiv(inner, block), 1, outer)](
-        partial, out, pieces, inner, pieces, factor, ROWS=rows, BLOCK=block, **constants
-    )
+    grid = (cdiv(inner, block), 1, outer)
+    _launch_columns(partial, dtypes.float32, out, pieces, inner, factor, kind, block, grid)
+
+
+def _lines(element: DType, block: int) -> int:
+    """Rows of a block of which every thread has one vector of 16 bytes."""
+    return max(1, 32 * _WARPS * (16 // element.itemsize) // block)
+
+
+def _launch_columns(
+    x: Any, element: DType, out: Any, length: int, inner: int, factor: float, kind: str, block: int,
+    grid: tuple[int, int, int],
+) -> None:  # fmt: skip
+    lines = _lines(element, block)
+    gpu_rows.reduce_columns[grid](
+        x, out, length, inner, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind],
+        ROWS=lines * _VECTORS, LINES=lines, BLOCK=block, MASK=inner % block != 0, num_warps=_WARPS,
+    )  # fmt: skip
