@@ -6,12 +6,13 @@ A map is 128 bytes that the driver writes (cuTensorMapEncodeTiled) and a kernel 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.dtypes import DType, float32
 from tilewright.errors import LaunchError
-from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.driver import api, check, failure
 from tilewright.runtime.cuda.program import TensorMapUse
 
 BYTES = 128
@@ -73,61 +74,93 @@ def encode(
     Raises `LaunchError` naming the rule that the tensor or the box breaks.
     """
     steps = steps or (1,) * len(shape)
-    _validate(use, address, shape, strides, steps, name)
-    cuda = api()
-    element = use.element
-    kind = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_kind(element, rounded)}")
-    swizzle = f"{use.swizzle}B" if use.swizzle else "NONE"
-    promotion = f"L2_{use.l2_promotion}B" if use.l2_promotion else "NONE"
-    fill = "NAN_REQUEST_ZERO_FMA" if use.fill == "nan" else "NONE"
-    encoded = check(
-        cuda.cuTensorMapEncodeTiled(
-            kind,
-            len(shape),
-            address,
-            [cuda.cuuint64_t(extent) for extent in reversed(shape)],
-            [cuda.cuuint64_t(stride * element.itemsize) for stride in reversed(strides[:-1])],
-            [cuda.cuuint32_t(extent * step) for extent, step in zip(reversed(use.box), reversed(steps), strict=True)],
-            [cuda.cuuint32_t(step) for step in reversed(steps)],
-            cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-            getattr(cuda.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
-            getattr(cuda.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
-        ),
-        f"describing '{name}', {list(shape)} of {element.name}, in boxes of {list(use.box)}",
+    problem = _problem(use, address, shape, strides, steps)
+    if problem:
+        raise LaunchError(f"'{name}' cannot be read by tiles in hardware: {problem}")
+    rank, size = len(shape), use.element.itemsize
+    kind, interleave, swizzle, promotion, fill = _codes(
+        _kind(use.element, rounded), use.swizzle, use.l2_promotion, use.fill
     )
-    return _bytes(encoded)
-
-
-def _validate(
-    use: TensorMapUse, address: int, shape: _Extents, strides: _Extents, steps: _Extents, name: str
-) -> None:  # fmt: skip
-    size = use.element.itemsize
-
-    def require(condition: bool, problem: str) -> None:
-        if not condition:
-            raise LaunchError(f"'{name}' cannot be read by tiles in hardware: {problem}")
-
-    require(len(shape) == len(strides) == len(use.box), f"it has {len(shape)} axes, the kernel's tile {len(use.box)}")
-    require(1 <= len(shape) <= 5, f"tensors of 1 to 5 axes can be described, it has {len(shape)}")
-    require(address % 16 == 0, f"its address {address:#x} is not a multiple of 16 bytes")
-    require(strides[-1] == 1, f"its last axis has a stride of {strides[-1]} elements, and must be contiguous")
-    require(all(0 < extent < 1 << 32 for extent in shape), f"its extents {list(shape)} must be 1 to 2**32 - 1")
-    for stride in strides[:-1]:
-        require(
-            stride * size % 16 == 0 and 0 <= stride * size < 1 << 40,
-            f"a stride of {stride} elements of {size} bytes is not a multiple of 16 bytes",
-        )
-    require(len(steps) == len(shape) and steps[-1] == 1, f"its steps {list(steps)} are not one an axis, the last 1")
-    require(all(1 <= step <= 8 for step in steps), f"its steps {list(steps)} must be 1 to 8")
+    memory = ctypes.create_string_buffer(BYTES + 64)
+    start = -(-ctypes.addressof(memory) // 64) * 64
     reach = [extent * step for extent, step in zip(use.box, steps, strict=True)]
-    require(all(1 <= extent <= 256 for extent in reach), f"the box {reach} has extents beyond 256")
-    row = use.box[-1] * size
-    require(row % 16 == 0, f"the last axis of the box {list(use.box)} is {row} bytes, and must be a multiple of 16")
-    require(
-        not use.swizzle or row <= use.swizzle,
-        f"the last axis of the box is {row} bytes, more than the pattern of {use.swizzle}",
+    status = _driver_encode()(
+        start, kind, rank, address, _longs(shape), _longs([stride * size for stride in strides[:-1]]), _words(reach),
+        _words(steps), interleave, swizzle, promotion, fill,
+    )  # fmt: skip
+    if status:
+        raise failure(status, f"describing '{name}', {list(shape)} of {use.element.name}, in boxes of {list(use.box)}")
+    return ctypes.string_at(start, BYTES)
+
+
+@functools.cache
+def _driver_encode() -> Callable[..., int]:
+    """The driver's cuTensorMapEncodeTiled, called with numbers and arrays: a new shape may ask for hundreds of maps."""
+    cuda = api()
+    found = check(cuda.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0), "finding cuTensorMapEncodeTiled")
+    address = found[0] if isinstance(found, tuple) else found
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    prototype = ctypes.CFUNCTYPE(
+        number, pointer, number, ctypes.c_uint32, pointer, pointer, pointer, pointer, pointer, *[number] * 4
     )
+    call: Callable[..., int] = prototype(int(address))
+    return call
+
+
+@functools.cache
+def _codes(kind: str, swizzle: int, promotion: int, fill: str) -> tuple[int, int, int, int, int]:
+    """The driver's numbers for an element type, no interleaving, a swizzle, what L2 fetches, and the fill."""
+    cuda = api()
+    names = (
+        (cuda.CUtensorMapDataType, f"DATA_TYPE_{kind}"),
+        (cuda.CUtensorMapInterleave, "INTERLEAVE_NONE"),
+        (cuda.CUtensorMapSwizzle, f"SWIZZLE_{swizzle}B" if swizzle else "SWIZZLE_NONE"),
+        (cuda.CUtensorMapL2promotion, f"L2_PROMOTION_L2_{promotion}B" if promotion else "L2_PROMOTION_NONE"),
+        (cuda.CUtensorMapFloatOOBfill, "FLOAT_OOB_FILL_" + ("NAN_REQUEST_ZERO_FMA" if fill == "nan" else "NONE")),
+    )
+    first, second, third, fourth, fifth = (int(getattr(kinds, f"CU_TENSOR_MAP_{name}")) for kinds, name in names)
+    return first, second, third, fourth, fifth
+
+
+def _longs(extents: Sequence[int]) -> Any:
+    """An array of 64-bit numbers, fastest axis first."""
+    return (ctypes.c_uint64 * max(1, len(extents)))(*reversed(extents))
+
+
+def _words(extents: Sequence[int]) -> Any:
+    """An array of 32-bit numbers, fastest axis first."""
+    return (ctypes.c_uint32 * len(extents))(*reversed(extents))
+
+
+def _problem(use: TensorMapUse, address: int, shape: _Extents, strides: _Extents, steps: _Extents) -> str:
+    """The rule that a tensor or the box breaks, or ""."""
+    size = use.element.itemsize
+    if not len(shape) == len(strides) == len(use.box):
+        return f"it has {len(shape)} axes, the kernel's tile {len(use.box)}"
+    if not 1 <= len(shape) <= 5:
+        return f"tensors of 1 to 5 axes can be described, it has {len(shape)}"
+    if address % 16:
+        return f"its address {address:#x} is not a multiple of 16 bytes"
+    if strides[-1] != 1:
+        return f"its last axis has a stride of {strides[-1]} elements, and must be contiguous"
+    if not all(0 < extent < 1 << 32 for extent in shape):
+        return f"its extents {list(shape)} must be 1 to 2**32 - 1"
+    for stride in strides[:-1]:
+        if stride * size % 16 or not 0 <= stride * size < 1 << 40:
+            return f"a stride of {stride} elements of {size} bytes is not a multiple of 16 bytes"
+    if len(steps) != len(shape) or steps[-1] != 1:
+        return f"its steps {list(steps)} are not one an axis, the last 1"
+    if not all(1 <= step <= 8 for step in steps):
+        return f"its steps {list(steps)} must be 1 to 8"
+    if not all(1 <= extent * step <= 256 for extent, step in zip(use.box, steps, strict=True)):
+        reach = [extent * step for extent, step in zip(use.box, steps, strict=True)]
+        return f"the box {reach} has extents beyond 256"
+    row = use.box[-1] * size
+    if row % 16:
+        return f"the last axis of the box {list(use.box)} is {row} bytes, and must be a multiple of 16"
+    if use.swizzle and row > use.swizzle:
+        return f"the last axis of the box is {row} bytes, more than the pattern of {use.swizzle}"
+    return ""
 
 
 def _kind(element: DType, rounded: bool) -> str:
@@ -136,7 +169,3 @@ def _kind(element: DType, rounded: bool) -> str:
             raise LaunchError(f"float32 alone is rounded to tf32, the tensor has elements of {element.name}")
         return "TFLOAT32"
     return _KINDS.get(element.name) or _BY_SIZE[element.itemsize]
-
-
-def _bytes(encoded: Any) -> bytes:
-    return ctypes.string_at(int(encoded.getPtr()), BYTES)
