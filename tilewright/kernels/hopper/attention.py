@@ -194,7 +194,7 @@ def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
 
 @tilewright.jit
 def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
-    """What is added to a block's scores, before they are scaled: [1, BN], or [64, BN] where queries differ."""
+    """The bias of a block's scores: [1, BN], or [64, BN] where queries differ."""
     column = block * FORM.BN + tl.arange(0, FORM.BN)[None, :]
     place = sizes.bias + (tile.batch * sizes.bias_batch + tile.head // FORM.SPLITS * sizes.bias_head + tile.first)
     exists = column < tile.keys
@@ -202,7 +202,7 @@ def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
         rows = row + tl.arange(0, 64)[:, None]
         place = place + rows.to(tl.int64) * sizes.bias_row
         exists = exists & (rows < sizes.queries)
-    return tl.load(place + column, mask=exists, other=0.0).to(tl.float32) * sizes.bias_factor
+    return tl.load(place + column, mask=exists, other=0.0).to(tl.float32)
 
 
 @tilewright.jit
@@ -261,7 +261,7 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
             bias = bias_of(top - step, row, tile, sizes, FORM)
         scores, pending = products(queries, memory, powers, out, count + step, count + step - 1, copy, FORM)
         if FORM.BIAS > 0:
-            scores += bias
+            scores = tl.fma(bias, sizes.bias_factor, scores)
         if MASKED:
             scores = masked(scores, top - step, row, tile, sizes, FORM)
         exponentials, greatest, added = softmax(scores, maximum, scale, FORM)
@@ -325,7 +325,7 @@ def first_block(queries, memory, tile, count, copy, sizes, scale, FORM: tl.const
     scores = tx.wgmma_wait(tx.wgmma(queries, memory.keys[position.stage].T))
     memory.key_ring.release(position)
     if FORM.BIAS > 0:
-        scores += bias
+        scores = tl.fma(bias, sizes.bias_factor, scores)
     powers, maximum, sums = first_softmax(masked(scores, top, row, tile, sizes, FORM), scale)
     return powers.to(FORM.TYPE), maximum, sums
 
@@ -432,7 +432,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
                 scores, pending = products(query_tile(memory, number + 1, copy, FORM), memory, powers, out, start,
                                            count - 1, copy, FORM)  # fmt: skip
                 if FORM.BIAS > 0:
-                    scores += bias
+                    scores = tl.fma(bias, sizes.bias_factor, scores)
                 scores = masked(scores, top, row, after, sizes, FORM)
                 exponentials, maximum, sums = first_softmax(scores, scale)
                 out = tx.wgmma_wait(pending)
