@@ -44,6 +44,8 @@ def _finished(form: MatmulForm, problem: MatmulProblem) -> MatmulForm | None:
     many = form.PINGPONG and form.BM * form.BN > 128 * 128  # sums of a thread
     if form.PINGPONG and (spec.scale_a == "block" or (many and spec.residual)):
         return None  # promotion would hold up the turns; a residual would not fit the registers
+    if form.PINGPONG and form.BM * form.BN > 128 * 176 and spec.scale_a == "row":
+        return None  # nor would scales of rows
     # Of operands for each column, few registers hold many; a residual is as large as the sums.
     together = (spec.bias or spec.scale_b == "column") and not (spec.residual or spec.gate) and form.SPLIT == 1
     stages = form.STAGES

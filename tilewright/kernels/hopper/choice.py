@@ -20,6 +20,7 @@ from tilewright.kernels.hopper.forms import ATOM, MatmulForm
 FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
 _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 1, 4))  # that share A, that share B, that split the depth
+_MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulForm], MatmulForm | None]
 
@@ -146,6 +147,8 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
 
 def completed(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
     """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
+    if form.PINGPONG and form.BM * form.BN > _MANY_SUMS and not problem.bare:
+        form = form._replace(STORED=64)
     if form.SPLIT > 1 or form.PINGPONG:
         return filled(form)
     # Where few rows leave a CTA one tile, its results are staged in the room of the stages.
@@ -177,7 +180,7 @@ def buildable(form: MatmulForm, problem: Problem) -> bool:
         form.check()
     except LaunchError:
         return False
-    if form.rows // 64 * form.BN // 2 > (128 if not form.PINGPONG else 208 if problem.bare else 176):
+    if form.rows // 64 * form.BN // 2 > (208 if form.PINGPONG else 128):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
     many = form.BK * form.INPUT.itemsize == ATOM or form.STAGES >= 4

@@ -70,6 +70,7 @@ class MatmulForm(NamedTuple):
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
+    STORED: int = ATOM  # bytes of a row of results that are stored at once, 128 or 64: fewer need fewer registers
 
     @property
     def out_columns(self) -> int:
@@ -144,7 +145,7 @@ class MatmulForm(NamedTuple):
     @property
     def chunk(self) -> int:
         """Columns that a consumer stores at once: a row of the swizzle."""
-        return int(min(self.out_columns, ATOM // self.OUTPUT.itemsize))
+        return int(min(self.out_columns, self.STORED // self.OUTPUT.itemsize))
 
     @property
     def tail(self) -> int:
@@ -272,6 +273,7 @@ class MatmulForm(NamedTuple):
             (not (self.SINGLE and self.PINGPONG), "a single tile is not taken in turns"),
             (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
             (self.RESIDENT in (1, 2), "a processor has one or two CTAs"),
+            (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
         ]
         for holds, reason in rules:
             if not holds:
