@@ -145,3 +145,46 @@ def test_code_runs_on_later_minor_versions() -> None:
     assert runs_on("sm_80", (8, 6)) and runs_on("sm_86", (8, 6)) and runs_on("sm_100", (10, 3))
     assert not runs_on("sm_86", (8, 0)) and not runs_on("sm_80", (9, 0))
     assert runs_on("sm_90a", (9, 0)) and not runs_on("sm_100a", (10, 3)) and runs_on("sm_100f", (10, 3))
+
+
+def test_the_driver_is_told_of_a_tensor_in_its_own_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of this process stands for cuTensorMapEncodeTiled, and is called as the driver's would be."""
+    import ctypes
+    from types import SimpleNamespace
+
+    told: list[Any] = []
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    prototype = ctypes.CFUNCTYPE(
+        number, pointer, number, ctypes.c_uint32, pointer, pointer, pointer, pointer, pointer, *[number] * 4
+    )
+
+    @prototype
+    def described(target, kind, rank, address, extents, strides, box, steps, *codes) -> int:  # type: ignore[no-untyped-def]
+        longs = [list((ctypes.c_uint64 * n).from_address(where)) for n, where in ((rank, extents), (rank - 1, strides))]
+        words = [list((ctypes.c_uint32 * rank).from_address(where)) for where in (box, steps)]
+        told.append((target % 64, kind, address, *longs, *words, codes))
+        ctypes.memset(target, 0x5A, 128)
+        return 0
+
+    def names(**numbers: int) -> SimpleNamespace:
+        return SimpleNamespace(**{f"CU_TENSOR_MAP_{name}": value for name, value in numbers.items()})
+
+    driver = SimpleNamespace(
+        cuGetProcAddress=lambda name, version, flags: (0, ctypes.cast(described, pointer).value, 0),
+        CUtensorMapDataType=names(DATA_TYPE_BFLOAT16=9),
+        CUtensorMapInterleave=names(INTERLEAVE_NONE=0),
+        CUtensorMapSwizzle=names(SWIZZLE_128B=3),
+        CUtensorMapL2promotion=names(L2_PROMOTION_L2_128B=2),
+        CUtensorMapFloatOOBfill=names(FLOAT_OOB_FILL_NONE=0),
+    )
+    monkeypatch.setattr(tensor_map, "api", lambda: driver)
+    tensor_map._driver_encode.cache_clear()
+    tensor_map._codes.cache_clear()
+    try:
+        use = TensorMapUse(0, (1, 8, 64), bfloat16, swizzle=128)
+        found = tensor_map.encode(use, 4096, (3, 100, 72), (8000, 80, 1), False, (1, 2, 1))
+    finally:
+        tensor_map._driver_encode.cache_clear()
+        tensor_map._codes.cache_clear()
+    assert found == b"\x5a" * 128
+    assert told == [(0, 9, 4096, [72, 100, 3], [160, 16000], [64, 16, 1], [1, 2, 1], (0, 3, 2, 0))]

@@ -203,10 +203,10 @@ def _decoding(group: Group, target: Target) -> list[Candidate]:
         return []
     k = packed.views["k"]
     pairs = _middle(product(k.shape[:2]))
+    block = 128 if packed.views["q"].shape[3] != 256 else 64
     found = []
-    for block in (128, 64) if packed.views["q"].shape[3] != 256 else (64,):
-        for splits in _splits(pairs, _typical(k.shape[2]), block, gpu_of(target).processors):
-            found.append(_decoding_candidate(group, packed, block, splits, target))
+    for splits in _splits(pairs, _typical(k.shape[2]), block, gpu_of(target).processors):
+        found.append(_decoding_candidate(group, packed, block, splits, target))
     return found
 
 
@@ -252,7 +252,7 @@ def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, 
     assert isinstance(key_heads, int) and isinstance(rows, int) and isinstance(size, int)
     dtype = packed.sources["q"].dtype
     form = AttentionForm(
-        D=size, BN=block, STAGES=4 if block == 64 and splits == 1 and size <= 128 else 2, CONSUMERS=1, FLAT=False, TURNS=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
+        D=size, BN=block, CONSUMERS=1, FLAT=False, TURNS=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
         BIAS=packed.bias_form, SPLITS=splits,
     ).check()  # fmt: skip
     gpu = gpu_of(target)
