@@ -83,14 +83,13 @@ CASES = {
     "beside, together": Case(
         ConvolutionForm((1, 1, 64), 128, 64, TOGETHER=2, STAGES=3, BUFFERS=1, BESIDE=2, EPILOGUE=add), 1, 1, 700, 264
     ),
-    "two units each": Case(
-        ConvolutionForm((1, 1, 64), 128, 64, CONSUMERS=1, EACH=2, TOGETHER=2, STAGES=2, BUFFERS=1, BESIDE=1,
-                        DEPENDENT=True, EPILOGUE=add),
+    "in turns": Case(
+        ConvolutionForm((1, 1, 64), 128, 128, TURNS=True, TOGETHER=2, STAGES=3, BUFFERS=1, BESIDE=2, DEPENDENT=True,
+                        EPILOGUE=add),
         1, 1, 900, 264,
     ),
-    "two units each of two consumers": Case(
-        ConvolutionForm((4, 4, 4), 128, 72, KERNEL=(3, 3), PAD=(1, 1), EACH=2, TOGETHER=2, STAGES=3),
-        5, 9, 9, 264, (1, 1),
+    "short turns": Case(
+        ConvolutionForm((4, 4, 4), 64, 72, KERNEL=(3, 3), PAD=(1, 1), TURNS=True, STAGES=5), 5, 9, 9, 136, (1, 1)
     ),
     "together": Case(
         ConvolutionForm((4, 4, 4), 256, 72, KERNEL=(3, 3), PAD=(1, 1), TOGETHER=2, STAGES=3), 5, 9, 9, 264, (1, 1)

@@ -175,32 +175,44 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
 
 
 @tilewright.jit
-def multiply(lefts, rights, ring, position, copy, work, FORM: tl.constexpr):
-    """The sums of a consumer's units, and the position behind them."""
-    sums = (tx.accumulator((64, FORM.BN), tl.float32),)
-    if FORM.EACH == 2:
-        sums = sums + (tx.accumulator((64, FORM.BN), tl.float32),)
+def take_turn(copy, tile, work, FORM: tl.constexpr):
+    """Wait until the consumer with the tile before this one, if there is any, has issued its products.
+
+    Only then have all phases of the ring that it waits for ended, and parities tell them apart from later ones.
+    """
+    if FORM.TURNS:
+        if tile > work.first:
+            tx.named_sync(copy + 1, 256)
+
+
+@tilewright.jit
+def pass_turn(copy, tile, work, FORM: tl.constexpr):
+    """Let the consumer with the tile behind this one, if there is any, issue its products."""
+    if FORM.TURNS:
+        if tile + work.step < work.tiles:
+            tx.named_arrive(2 - copy, 256)
+
+
+@tilewright.jit
+def multiply(lefts, rights, ring, position, copy, tile, work, FORM: tl.constexpr):
+    """The sums of a unit, and the position behind it."""
+    take_turn(copy, tile, work, FORM)
+    acc = tx.accumulator((64, FORM.BN), tl.float32)
     before = position
     for k in range(work.blocks):
         ring.wait_full(position)
-        right = rights[position.stage].T
-        first = position.stage * FORM.units + copy * FORM.EACH
-        started = ()
-        for number in tl.static_range(FORM.EACH):
-            started = started + (tx.wgmma(lefts[first + number], right, sums[number], keep=k > 0),)
-        sums = started
-        # The products before these have ended, and their stage is free.
-        tx.wgmma_wait(outstanding=FORM.EACH)
+        left = lefts[position.stage * FORM.units + (0 if FORM.TURNS else copy)]
+        acc = tx.wgmma(left, rights[position.stage].T, acc, keep=k > 0)
+        # The product before this one has ended, and its stage is free.
+        tx.wgmma_wait(outstanding=1)
         if k > 0:
             ring.release(before)
         before = position
         position = position.next()
-    if FORM.EACH == 2:
-        totals = tx.wgmma_wait(sums[0], sums[1])
-    else:
-        totals = (tx.wgmma_wait(sums[0]),)
+    pass_turn(copy, tile, work, FORM)
+    total = tx.wgmma_wait(acc)
     ring.release(before)
-    return totals, position
+    return total, position
 
 
 @tilewright.jit
@@ -242,35 +254,51 @@ def store_span(value, target, out, tile, place, first, work, OUTSTANDING: tl.con
 
 
 @tilewright.jit
+def finish(total, tile, copy, out, besides, beside_ring, beside_position, outs, work, extra, FORM: tl.constexpr):
+    """Compute and store the results of a unit; the position behind what came beside it."""
+    number = 0 if FORM.TURNS else copy
+    place = unit_place(tile, number, work, FORM)
+    group, first_column = column_place(tile, work, FORM)
+    for span in tl.static_range(FORM.spans):
+        value = tx.block_slice(total, 1, span * FORM.span, FORM.span)
+        other = 0
+        if FORM.BESIDE > 0:
+            beside_ring.wait_full(beside_position)
+            other = besides[beside_position.stage * FORM.units + number].load()
+        result = finished(value, tile, place, first_column + span * FORM.span, work, extra, other, FORM)
+        # Staging tiles are taken in turns where the spans of a tile fill them evenly, else from the first on.
+        EVEN: tl.constexpr = FORM.spans % FORM.BUFFERS == 0
+        staging = outs[span % FORM.BUFFERS * FORM.CONSUMERS + copy]
+        store_span(result, out, staging, tile, place, span * FORM.TOGETHER, work, FORM.BUFFERS - 1 if EVEN else 0,
+                   FORM)  # fmt: skip
+        if FORM.BESIDE > 0:
+            # Only what was computed from it proves that a tile has been read.
+            beside_ring.release(beside_position)
+            beside_position = beside_position.next()
+    return beside_position
+
+
+@tilewright.jit
 def multiply_tiles(copy, out, lefts, rights, ring, besides, beside_ring, outs, work, extra, FORM: tl.constexpr):
     """The multiplying role: this warpgroup's unit of each tile."""
     position = tx.consumer_start(FORM.STAGES)
-    if FORM.BESIDE > 0:
-        beside_position = tx.consumer_start(FORM.BESIDE)
-    STORES: tl.constexpr = FORM.spans * FORM.EACH
+    beside_position = tx.consumer_start(max(1, FORM.BESIDE))
     for tile in range(work.first, work.tiles, work.step):
-        totals, position = multiply(lefts, rights, ring, position, copy, work, FORM)
-        group, first_column = column_place(tile, work, FORM)
-        for span in tl.static_range(FORM.spans):
-            if FORM.BESIDE > 0:
-                beside_ring.wait_full(beside_position)
-            for number in tl.static_range(FORM.EACH):
-                place = unit_place(tile, copy * FORM.EACH + number, work, FORM)
-                value = tx.block_slice(totals[number], 1, span * FORM.span, FORM.span)
-                other = 0
-                if FORM.BESIDE > 0:
-                    other = besides[beside_position.stage * FORM.units + copy * FORM.EACH + number].load()
-                result = finished(value, tile, place, first_column + span * FORM.span, work, extra, other, FORM)
-                # Staging tiles are taken in turns where the stores of a tile fill them evenly, else from the first on.
-                STORE: tl.constexpr = span * FORM.EACH + number
-                EVEN: tl.constexpr = STORES % FORM.BUFFERS == 0
-                staging = outs[STORE % FORM.BUFFERS * FORM.CONSUMERS + copy]
-                store_span(result, out, staging, tile, place, span * FORM.TOGETHER, work,
-                           FORM.BUFFERS - 1 if EVEN else 0, FORM)  # fmt: skip
-            if FORM.BESIDE > 0:
-                # Only what was computed from it proves that a tile has been read.
-                beside_ring.release(beside_position)
-                beside_position = beside_position.next()
+        total, position = multiply(lefts, rights, ring, position, copy, tile, work, FORM)
+        beside_position = finish(total, tile, copy, out, besides, beside_ring, beside_position, outs, work, extra, FORM)
+    tx.tma_wait()
+
+
+@tilewright.jit
+def multiply_in_turns(copy, out, lefts, rights, ring, besides, beside_ring, outs, work, extra, FORM: tl.constexpr):
+    """The multiplying role when warpgroups take tiles in turns; the stages of the others' are passed over."""
+    count = copy * 1
+    for tile in range(work.first + copy * work.step, work.tiles, FORM.CONSUMERS * work.step):
+        position = tx.ring_at(count * work.blocks, FORM.STAGES)
+        total, position = multiply(lefts, rights, ring, position, copy, tile, work, FORM)
+        beside_position = tx.ring_at(count * FORM.spans, max(1, FORM.BESIDE))
+        finish(total, tile, copy, out, besides, beside_ring, beside_position, outs, work, extra, FORM)
+        count += FORM.CONSUMERS
     tx.tma_wait()
 
 
@@ -279,9 +307,9 @@ def multiply_part(copy, out, lefts, rights, ring, parts, outs, work, extra, FORM
     """The multiplying role when CTAs share the depth of a tile: each finishes a part of its columns."""
     WIDTH: tl.constexpr = FORM.stored_columns
     position = tx.consumer_start(FORM.STAGES)
-    totals, position = multiply(lefts, rights, ring, position, copy, work, FORM)
+    total, position = multiply(lefts, rights, ring, position, copy, work.first, work, FORM)
     for part in tl.static_range(FORM.SPLIT):
-        parts[copy * FORM.SPLIT + part].store(tx.block_slice(totals[0], 1, part * WIDTH, WIDTH))
+        parts[copy * FORM.SPLIT + part].store(tx.block_slice(total, 1, part * WIDTH, WIDTH))
     tx.cluster_arrive()
     tx.cluster_wait()
     rank = tx.cluster_rank()
@@ -313,13 +341,13 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
     rights = tx.shared((FORM.STAGES, FORM.BN, FORM.BK), FORM.INPUT, swizzle=swizzle(FORM.BK, FORM.INPUT))
     outs = tx.shared((FORM.BUFFERS * FORM.CONSUMERS, 64, FORM.span), FORM.OUTPUT,
                      swizzle=swizzle(FORM.chunk, FORM.OUTPUT))  # fmt: skip
-    ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
+    ring = tx.make_ring(FORM.STAGES, 4 * FORM.units)
     besides = outs
     beside_ring = ring
     if FORM.BESIDE > 0:
         besides = tx.shared((FORM.BESIDE * FORM.units, 64, FORM.span), beside.dtype,
                             swizzle=swizzle(FORM.chunk, beside.dtype))  # fmt: skip
-        beside_ring = tx.make_ring(FORM.BESIDE, 4 * FORM.CONSUMERS)
+        beside_ring = tx.make_ring(FORM.BESIDE, 4 * FORM.units)
     if FORM.DEPENDENT:
         tx.grid_launch_dependents()
     work = make_work(images, height, width, columns, FORM)
@@ -332,7 +360,8 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
         )  # fmt: skip
     else:
         multiplying = tx.role(
-            multiply_tiles, (out, lefts, rights, ring, besides, beside_ring, outs, work, extra, FORM),
+            multiply_in_turns if FORM.TURNS else multiply_tiles,
+            (out, lefts, rights, ring, besides, beside_ring, outs, work, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
     # A single warp loads where no registers are handed over, which whole warpgroups do.

@@ -28,6 +28,7 @@ _LATENCY = 1400.0
 _EPILOGUE = 600.0
 _SPAN = 700.0
 _JOIN = 3000.0
+_TURN = 300.0  # until the products of another warpgroup follow
 _FILL = 1200.0
 _LAUNCH = 1.0e-6
 _LOADED = 60.0  # bytes of the L2 cache that a processor gets in a clock
@@ -90,7 +91,7 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
     multiplied = form.units * form.BK / 16 * max(form.BN / 2, 16 + form.BN / 4)
     loaded = form.stage_bytes / _LOADED
     elements = UNIT_PIXELS * form.units * form.stored_columns
-    epilogue = _EPILOGUE + form.spans * form.EACH * _SPAN + elements * (1 / 20 + problem.work)
+    epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
     if form.SPLIT > 1:
         epilogue += _JOIN + UNIT_PIXELS * form.units * form.BN / 24
     if problem.beside and not form.BESIDE:
@@ -99,7 +100,11 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
         epilogue += _LATENCY  # the next tile's comes only when this one's has been read
     slots = _slots(form.SPLIT, gpu) * form.resident
     turns = -(-ctas // slots)
-    alone = turns * (blocks * max(multiplied, loaded, _LATENCY / (form.STAGES - 1)) + epilogue)
+    step = max(multiplied, loaded, _LATENCY / (form.STAGES - 1))
+    alone = turns * (blocks * step + epilogue)
+    if form.TURNS:
+        # One computes results under the products of the other; only the last are seen.
+        alone = turns * max(blocks * step + _TURN, (blocks * step + epilogue) / 2) + epilogue
     crowd = -(-ctas // gpu.processors) * blocks * max(multiplied, loaded)
     size = problem.input.itemsize
     results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
@@ -122,14 +127,14 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
     if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
         depth = 32  # a second stage of 64 channels would be half empty
     forms = []
-    shares = ((1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 1, 2), (1, 1, 4))
-    for columns, (consumers, each, split) in product((16, 32, 64, 96, 128, 192, 256), shares):
+    shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), (1, 2, False), (1, 4, False))
+    for columns, (consumers, split, turns) in product((16, 32, 64, 96, 128, 192, 256), shares):
         if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
             continue
         form = ConvolutionForm(
             UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
             PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth, STAGES=2,
-            CONSUMERS=consumers, EACH=each, SPLIT=split, INPUT=problem.input, OUTPUT=problem.output,
+            CONSUMERS=consumers, SPLIT=split, TURNS=turns, INPUT=problem.input, OUTPUT=problem.output,
         )  # fmt: skip
         for staged in _with_epilogues(form, problem):
             forms += [built for built in _with_stages(staged) if _buildable(built)]
@@ -140,11 +145,11 @@ def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[
     """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
     together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 else 1
     form = form._replace(TOGETHER=together)
-    form = form._replace(BUFFERS=1 if form.spans * form.EACH == 1 else 2)
+    form = form._replace(BUFFERS=1 if form.spans == 1 else 2)
     if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:
         return [form]
     # What comes beside a tile is asked for while the tile before is finished.
-    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in (1, 2, 3)]
+    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in ((2,) if form.TURNS else (1, 2, 3))]
 
 
 def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:

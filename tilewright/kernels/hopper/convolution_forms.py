@@ -16,8 +16,8 @@ UNIT_PIXELS = 64  # at most: the rows of one warpgroup's product
 class ConvolutionForm(NamedTuple):
     """A convolution by CTAs of one warp that loads and `CONSUMERS` warpgroups that multiply.
 
-    A warpgroup's part of a tile is `EACH` units: boxes of `UNIT` = (images, rows, columns) of output pixels, by `BN`
-    columns.
+    A warpgroup's part of a tile is a unit: a box of `UNIT` = (images, rows, columns) of output pixels, by `BN` columns.
+    With `TURNS` a tile is a single unit, and warpgroups take tiles in turns: one multiplies while others finish.
     What a tap of the window sees of a unit is a box of the image, which one tensor copy brings, `BK` channels at a
     time, zeros where the window reaches over the edge.  `SPLIT` CTAs of a cluster share the taps and channels of a
     tile.  Without `SPLIT` CTAs are persistent.
@@ -37,7 +37,7 @@ class ConvolutionForm(NamedTuple):
     BK: int = 64
     STAGES: int = 4
     CONSUMERS: int = 2
-    EACH: int = 1
+    TURNS: bool = False
     SPLIT: int = 1
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
     BUFFERS: int = 2  # staging tiles of results for each consumer, of the chunks that go together
@@ -55,7 +55,7 @@ class ConvolutionForm(NamedTuple):
     @property
     def units(self) -> int:
         """Units of a tile."""
-        return self.CONSUMERS * self.EACH
+        return 1 if self.TURNS else self.CONSUMERS
 
     @property
     def taps(self) -> int:
@@ -151,7 +151,7 @@ class ConvolutionForm(NamedTuple):
     @property
     def resident(self) -> int:
         """CTAs that one processor holds at once, by shared memory and a guess at registers."""
-        registers = 160 * min(255, self.EACH * self.BN // 2 + 72) if self.CONSUMERS == 1 else 65536
+        registers = 160 * min(255, self.BN // 2 + 72) if self.CONSUMERS == 1 else 65536
         return max(1, min(3, SHARED_BYTES // self.shared_bytes, 65536 // registers))
 
     def check(self) -> ConvolutionForm:
@@ -169,7 +169,11 @@ class ConvolutionForm(NamedTuple):
             (self.SPLIT in (1, 2, 4, 8) and self.SPLIT <= self.blocks, "up to 8 CTAs share the depth of a tile"),
             (self.chunks % self.TOGETHER == 0, "all chunks go together in the same number"),
             (self.SPLIT == 1 or self.chunks == 1, "each CTA that shares a tile stores one chunk"),
-            (self.EACH in (1, 2) and (self.EACH == 1 or self.SPLIT == 1), "a consumer has one unit, or two unshared"),
+            (not self.TURNS or (self.SPLIT == 1 and self.CONSUMERS == 2), "turns are of two consumers, unshared"),
+            (
+                not self.TURNS or self.BESIDE in (0, 2 * self.spans),
+                "consumers in turns have their own tiles of a second operand",
+            ),
             (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),
             (all(1 <= step <= 8 for step in self.STRIDE), "strides are at most 8"),
             (
@@ -177,7 +181,7 @@ class ConvolutionForm(NamedTuple):
                 "a unit reaches over at most 256 pixels of the image",
             ),
             (self.STAGES >= 2, "there are two stages or more"),
-            (self.EACH * self.BN <= (192 if self.CONSUMERS == 3 else 256), "accumulators fit the registers"),
+            (self.BN <= (192 if self.CONSUMERS == 3 else 256), "accumulators fit the registers"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
         for holds, reason in rules:

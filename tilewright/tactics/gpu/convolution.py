@@ -193,7 +193,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
 def _described(form: ConvolutionForm) -> str:
     unit = " x ".join(map(str, form.UNIT))
     text = f"{form.units} units of {unit} pixels by {form.BN}, {form.CONSUMERS} warpgroups, depth {form.BK}, "
-    text += f"{form.STAGES} stages"
+    text += f"{form.STAGES} stages{', in turns' if form.TURNS else ''}"
     return text if form.SPLIT == 1 else f"{text}, depth shared by {form.SPLIT}"
 
 
