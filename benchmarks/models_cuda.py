@@ -4,7 +4,7 @@
 
 Random weights and inputs, the same for all; contestants take turns, round by round; times are medians by device
 events over calls in a row, ratios are taken inside a round.  Outputs are compared with the same module in float32.
-torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``.  `--prepare` first fills the peers'
+torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``.  `--prepare` only fills the peers'
 compile caches, several models at a time.  Results: benchmarks/results/models_cuda.json; cases that are not run keep the
 results that the file has.
 """
@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", choices=list(SETS), default=list(SETS))
     parser.add_argument("--autotune", action="store_true", help="time max-autotune too (minutes a model)")
     parser.add_argument("--profile", action="store_true", help="keep the times of our steps in the results")
-    parser.add_argument("--prepare", action="store_true", help="fill the peers' compile caches first, in parallel")
+    parser.add_argument("--prepare", action="store_true", help="only fill the peers' compile caches")
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=150, help="of one contestant in one round")
@@ -284,6 +284,7 @@ def main() -> int:
         return 0
     if options.prepare:
         prepare(options)
+        return 0
     monitor, records = Monitor(), []
     for name, make in chosen(options).items():
         try:
