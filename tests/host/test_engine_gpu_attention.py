@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.host.cuda_stand_in import Driver, install
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.engine.builder import build
+from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.reference import run
@@ -62,6 +64,11 @@ def test_attention_reads_packed_operands(graph: Graph, mask: str, driver: Driver
     assert step.evidence["chosen"].startswith("hopper attention")
     arguments = [argument.value for choice in step.choices for argument in choice.arguments]
     assert any(isinstance(value, TableReference) for value in arguments)
+    data = json.loads(json.dumps(plan_to_json(engine.plan)))
+    assert plan_from_json(data) == engine.plan
+    unknown = json.loads(json.dumps(data).replace('"table": "attention"', '"table": "other"'))
+    with pytest.raises(ValueError, match="no table 'other'"):
+        plan_from_json(unknown)
     assert {value.place.kind for value in arguments if isinstance(value, TiledReference)} == {"input", "output"}
     dtype = graph.inputs[0].dtype.numpy
     width = int(graph.inputs[0].shape[2])
