@@ -23,7 +23,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
 from tilewright.runtime.cuda.device import current_device
 from tilewright.settings import settings
-from tilewright.tactics.core import Candidate
+from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Stage
 from tilewright.tactics.select import candidates
 from tilewright.targets.registry import get_target
 from tilewright.tune.cache import FILE_NAME, TimingCache
@@ -90,6 +90,9 @@ def test_effort_decides_how_many_are_close() -> None:
     close = [closest(found, effort) for effort in (0, 1, 2, 3)]
     assert [len(each) for each in close] == [1, 8, 16, 24] and all(each[0] == 0 for each in close)
     assert closest(found[:4], 1) == [0, 1] and closest(found[:4], 2) == [0, 1, 2]
+    call = KernelCall(ExternKernel("mm"), {}, {}, {}, (1, 1, 1))
+    found.append(Candidate("library", (Stage((call,)),), Cost(0, 0, 9.0)))
+    assert [closest(found, effort)[-1] == 24 for effort in (0, 1, 2, 3)] == [False, True, True, True]
 
 
 def test_nothing_is_timed_at_effort_0(driver, timed, rng) -> None:

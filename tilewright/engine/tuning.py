@@ -23,6 +23,7 @@ from tilewright.engine.precompile import compile_ahead
 from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
+from tilewright.language.function import SourceFunction
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import Size, free_symbols
@@ -236,11 +237,19 @@ def labels(found: Sequence[Candidate]) -> list[str]:
 
 
 def closest(found: Sequence[Candidate], effort: int) -> list[int]:
-    """The numbers of the candidates that the estimates cannot tell apart at an effort, the likeliest first."""
+    """The numbers of the candidates that the estimates cannot tell apart at an effort, the likeliest first.
+
+    Calls of other libraries, whose estimates are guesses, are among them but at effort 0.
+    """
     within, most = CLOSE[effort]
     order = sorted(range(len(found)), key=lambda index: found[index].cost.seconds)
     limit = within * found[order[0]].cost.seconds
-    return [index for index in order if found[index].cost.seconds <= limit][:most]
+    close = [index for index in order if found[index].cost.seconds <= limit][:most]
+    return close + [index for index in order if effort and index not in close and _calls_library(found[index])]
+
+
+def _calls_library(candidate: Candidate) -> bool:
+    return any(isinstance(call.kernel, ExternKernel) for stage in candidate.stages for call in stage.calls)
 
 
 def examples(graph: Graph, group: Group) -> list[dict[str, int]]:
@@ -331,9 +340,16 @@ def _anywhere(operand: Operand) -> BufferReference:
 
 def _signature(call: KernelCall) -> str:
     """Equal texts compile to the same kernel, as far as can be told without tracing."""
-    constants = sorted((name, getattr(value, "source", None) or repr(value)) for name, value in call.constants.items())
+    constants = sorted((name, _constant_text(value)) for name, value in call.constants.items())
     operands = sorted((name, _operand_text(operand)) for name, operand in call.operands.items())
     return repr((id(call.kernel), constants, operands, sorted(call.types.items()), sorted(call.options.items())))
+
+
+def _constant_text(value: Any) -> str:
+    """Functions go by identity: those of equal sources are the same object (`tactics.generate`)."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_constant_text, value))})"
+    return f"function {id(value)}" if isinstance(value, SourceFunction) else repr(value)
 
 
 def _operand_text(operand: Operand) -> str:
