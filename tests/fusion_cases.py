@@ -243,11 +243,39 @@ def cross_entropy(b: Builder) -> Groups:
     ]
 
 
+def experts(b: Builder) -> Groups:
+    """Rows in the order of their experts, a gated product of each group with its expert, and back."""
+    x, expert = b.x(40, 32), b.input("expert", int64, (40,))
+    order = b.input("order", int64, (40,))  # sorts the rows by expert
+    line = b.op("iota", shape=(5, 1), axis=0, dtype=int64)
+    count = b.op("reduce_sum", [b.op("cast", [b.op("equal", [expert, line])], dtype=int64)], axes=(1,))
+    ends = b.op("cumsum", [count], axis=0)
+    h = b.op("grouped_matmul", [b.op("gather", [x, order], axis=0), b.weights(5, 32, 48, scale=0.2), ends])
+    left, right = (b.op("slice", [h], axis=1, start=s, stop=s + 24) for s in (0, 24))
+    h = b.op("multiply", [b.op("silu", [left]), right])
+    h = b.op("grouped_matmul", [h, b.weights(5, 32, 24, scale=0.2), ends], transpose_b=True)
+    h = b.op("relu", [h])
+    back = b.op(
+        "scatter_update", [b.input("zeros", int64, (40,)), order, b.op("iota", shape=(40,), dtype=int64)], axis=0
+    )
+    b.output(b.op("gather", [h, back], axis=0), "y")
+    return [
+        ("reduction", ["equal", "cast", "reduce_sum"]),
+        ("reduction", ["cumsum"]),
+        ("movement", ["gather"]),
+        ("contraction", ["grouped_matmul"]),
+        ("elementwise", ["silu", "multiply"]),
+        ("contraction", ["grouped_matmul", "relu"]),
+        ("movement", ["scatter_update"]),
+        ("movement", ["gather"]),
+    ]
+
+
 def chain(b: Builder) -> Groups:
     """A deep chain before and behind a reduction."""
     x, r = b.x(5, 33), b.x(5, 33, name="r")
     y = x
-    ops = ("tanh", "exp", "sigmoid", "sqrt", "absolute", "sin")
+    ops = ("tanh", "exp", "sigmoid", "relu", "absolute", "sin")
     for op in ops:
         y = b.op("add", [b.op(op, [y]), r])
     total = b.op("reduce_sum", [y], axes=(1,), keepdims=True)
@@ -260,7 +288,8 @@ CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
-        embedding_norm, decomposed_attention, window_attention, several_loops, cross_entropy, chain,
+        embedding_norm, decomposed_attention, window_attention, several_loops, cross_entropy, experts,
+        chain,
     )
 }  # fmt: skip
 
@@ -270,5 +299,7 @@ def case(name: str, rng: np.random.Generator, dtype: DType = float32) -> Case:
     builder = Builder(name, rng, dtype)
     groups = CASES[name](builder)
     draws = {"place": np.array([7]), "ids": rng.integers(0, 11, (2, 5))}
+    draws["expert"] = rng.integers(0, 6, 40)  # 5 is nobody's
+    draws["order"], draws["zeros"] = np.argsort(draws["expert"], kind="stable"), np.zeros(40, np.int64)
     draws["target"] = np.array([5, -100, 299, 0, 17, -100])
     return Case(builder.finish(), groups, {key: array for key, array in draws.items()})

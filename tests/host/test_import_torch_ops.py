@@ -50,6 +50,11 @@ def ints(high: int, *shape: int, low: int = 0) -> Callable[[], Any]:
     return lambda: torch.randint(low, high, shape)
 
 
+def small(*shape: int) -> Callable[[], Any]:
+    """Small whole numbers in float32, whose products are exact."""
+    return lambda: torch.randint(-4, 5, shape).float()
+
+
 def bools(*shape: int) -> Callable[[], Any]:
     return lambda: torch.rand(*shape) < 0.5
 
@@ -155,6 +160,15 @@ add("var.correction", X, None, correction=0)
 for order in (1, math.inf, -math.inf):
     add("linalg_vector_norm", X, order, [0])
 add("logsumexp", lambda: torch.tensor([[-math.inf, -math.inf], [1.0, 2.0]], dtype=torch.float64), [1])
+for largest in (False, True):
+    add("sort", floats(2, 3, 7), 1, largest)
+    add("sort.stable", ints(3, 2, 9), dim=-1, descending=largest, stable=True)
+    add("topk", floats(3, 9), 2, -1, largest)
+    add("topk", floats(2, 11, 3), 10, 1, largest)
+add("sort", strange, 0)
+add("topk", ints(1000, 4, 9), 1)
+add("histc", floats(3, 40), 7, -1.5, 2.0)
+add("histc", lambda: torch.randint(0, 6, (40,)).double(), 4, 0, 3)
 add("cumsum", X, 1)
 add("cumsum", ints(5, 3, 4), 0)
 add("softmax.int log_softmax.int", X, 1)
@@ -164,6 +178,7 @@ add("_safe_softmax", lambda: torch.tensor([[-math.inf, -math.inf], [1.0, 2.0]], 
 # Products, convolutions, attention
 add("mm matmul", X, floats(4, 5))
 add("bmm matmul", floats(2, 3, 4), floats(2, 4, 5))
+add("_grouped_mm", small(9, 8), small(3, 8, 4), lambda: torch.tensor([2, 2, 9]).int())
 add("matmul", floats(2, 1, 3, 4), floats(5, 4, 2))
 add("mv matmul", X, Y)
 add("matmul", Y, floats(4, 3))

@@ -132,6 +132,17 @@ def matmul(inputs: Inputs, attributes: Attributes) -> Types:
     return [(dtype, (*batch, left.shape[-2], columns))]
 
 
+def grouped_matmul(inputs: Inputs, attributes: Attributes) -> Types:
+    rows, matrices, ends = (value(inputs, index) for index in range(3))
+    dtype = _floats([rows, matrices])
+    _require(rows.rank == 2 and matrices.rank == 3, f"needs ranks 2 and 3, got {rows!r} and {matrices!r}")
+    depth, columns = matrices.shape[:0:-1] if attributes["transpose_b"] else matrices.shape[1:]
+    _require(rows.shape[1] == depth, f"inner sizes differ: {rows!r} and {matrices!r}")
+    _require(ends.dtype.is_integer and not ends.dtype.is_bool, f"the ends are {ends.dtype}, not integers")
+    _require(ends.shape == matrices.shape[:1], f"{ends!r} has not one number for each matrix")
+    return [(dtype, (rows.shape[0], columns))]
+
+
 def window_extent(extent: Size, kernel: int, stride: int, padding: Sequence[int], dilation: int) -> Size:
     """How many windows fit into one padded dimension."""
     reach = dilation * (kernel - 1) + 1

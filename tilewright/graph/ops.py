@@ -120,6 +120,10 @@ _op("elementwise", "where", 3, infer.where, _numpy(compute.where), "condition (b
 _op("contraction", "matmul", 2, infer.matmul, compute.matmul,
     "a [..., M, K] times b [..., K, N] (or [..., N, K] with transpose_b); leading sizes broadcast",
     transpose_b=False)
+_op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_matmul,
+    "rows of a [M, K] times their group's matrix of b [G, K, N] (or [G, N, K] with transpose_b): group g ends before "
+    "row ends[g] (integers [G], not falling); rows behind the last group give zeros",
+    transpose_b=False)
 _op("contraction", "conv", (2, 3), infer.conv, compute.conv,
     "x [N, C, *spatial] (NCHW) or [N, *spatial, C] (NHWC), w [O, C/groups, *kernel], optional bias [O]; "
     "padding ((low, high), ...)",

@@ -11,7 +11,7 @@ from tilewright.graph.passes.channels_last import to_channels_last
 from tilewright.graph.passes.common_subexpressions import share_common_subexpressions
 from tilewright.graph.passes.dead_code import eliminate_dead_code
 from tilewright.graph.passes.decompose import decompose
-from tilewright.graph.passes.fold_constants import fold_constants
+from tilewright.graph.passes.fold_constants import fold_constants, fold_tables
 from tilewright.graph.passes.fold_scales import fold_scales
 from tilewright.graph.passes.merge_matmuls import merge_matmuls
 from tilewright.graph.passes.move_row_permutes import move_row_permutes
@@ -49,7 +49,7 @@ PASSES: tuple[Pass, ...] = (
     merge_matmuls,  # q, k and v as one product; weights are constants in their final form by now
     move_row_permutes,  # after merging: one product instead of three to move across
     canonicalize,  # slices of the merged product meet the slices that models make, permutes cancel
-    fold_constants,
+    fold_tables,  # only now: recognisers look at how masks are made
     separate_outputs,  # last: every output is a tensor that some node computes
 )
 

@@ -124,6 +124,18 @@ def matmul(inputs: Arrays, attributes: Attributes) -> Array:
     return np.matmul(left, np.swapaxes(right, -1, -2) if attributes["transpose_b"] else right)
 
 
+def grouped_matmul(inputs: Arrays, attributes: Attributes) -> Array:
+    rows, matrices, ends = inputs
+    matrices = np.swapaxes(matrices, 1, 2) if attributes["transpose_b"] else matrices
+    result = np.zeros((rows.shape[0], matrices.shape[2]), rows.dtype)
+    start = 0
+    for matrix, end in zip(matrices, ends, strict=True):
+        end = min(max(int(end), start), len(rows))
+        result[start:end] = rows[start:end] @ matrix
+        start = end
+    return result
+
+
 def windows(image: Array, kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> Array:
     """All windows of a padded channels-first image: a view [N, C, *out, *kernel]."""
     count = len(kernel)

@@ -26,7 +26,7 @@ from tilewright.graph.core import Graph
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.torch_export import KEPT, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_ops import RULES
+from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_symbols import SymbolTable
 
 logger = logging.getLogger("tilewright")
@@ -203,7 +203,7 @@ class _Runner:
         placeholders = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
         builder = GraphBuilder("compiled")
         symbols = SymbolTable(builder, _ranges(placeholders))
-        walker = Walker(builder, symbols, Report("compiled"), RULES)
+        walker = Walker(builder, symbols, Report("compiled"), RULES | FOREIGN)
         self.names = []
         for position, node in enumerate(placeholders):
             if position not in static:

@@ -24,7 +24,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_ops import RULES
+from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_symbols import SymbolTable
 
 logger = logging.getLogger("tilewright")
@@ -285,7 +285,7 @@ def import_program(
     builder = GraphBuilder(name)
     symbols = SymbolTable(builder, program.range_constraints)
     report = Report(name)
-    walker = Walker(builder, symbols, report, RULES)
+    walker = Walker(builder, symbols, report, RULES | FOREIGN)
     importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes))
     importer.inputs()
     walker.run(program.graph.nodes)

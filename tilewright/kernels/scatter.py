@@ -1,4 +1,4 @@
-"""Slices of a tensor replaced at indices (index_copy, a static KV cache)."""
+"""Slices of a tensor replaced at indices (index_copy, a static KV cache), the last of equal indices winning."""
 
 # mypy: ignore-errors
 # The bodies below are tile language, which has types of its own.
@@ -27,3 +27,23 @@ def scatter_rows(updates, indices, out, count, extent, inner, BLOCK: tl.constexp
         if (index >= 0) & (index < extent):
             value = tl.load(updates + (outer * count + position) * inner + column, mask=mask)
             tl.store(out + (outer * extent + index) * inner + column, value, mask=mask)
+
+
+@tilewright.jit
+def scatter_last(updates, indices, out, count, extent, inner, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """The same with a program for every `BLOCK` elements of a slice of `out`, which looks for the last index that is
+    theirs.  Grid: (outer, blocks of elements).
+    """
+    outer = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = (element // inner)[:, None]
+    last = tl.full((BLOCK,), -1, tl.int32)
+    for start in range(0, count, STEP):
+        position = start + tl.arange(0, STEP)[None, :]
+        index = tl.load(indices + position, mask=position < count, other=extent).to(tl.int32)
+        index = tl.where(index < 0, index + extent, index)
+        mine = (index == place) & (position < count)
+        last = tl.maximum(last, tl.max(tl.where(mine, position, -1), 1))
+    found = (last >= 0) & (element < extent * inner)
+    value = tl.load(updates + (outer * count + last) * inner + element % inner, mask=found)
+    tl.store(out + outer * (extent * inner) + element, value, mask=found)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.kernels.scatter import scatter_rows
-from tilewright.symbolic import Size, ceil_divide, product
-from tilewright.tactics.core import Candidate, KernelCall
+from tilewright.kernels.scatter import scatter_last, scatter_rows
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.tactics.binding import bind_sizes
+from tilewright.tactics.core import Candidate, KernelCall, Operand
 from tilewright.tactics.elementwise import copy_candidate, elementwise
-from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.generate import Result, elementwise_call, loops_of
 from tilewright.tactics.index import dense_strides
 from tilewright.targets.base import Target
 
 SCATTER_BLOCK = 2048
+SEARCH_BLOCK = 64
+MOST_PAIRS = 1 << 26  # of elements and indices that are compared rather than walked by one program
 
 
 def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -27,6 +32,20 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
             elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)
         ]
     return [copy_candidate("generated", calls, group, target)]
+
+
+def _search(node: Node, inner: Size) -> KernelCall:
+    """One launch in which every element looks for its update: many programs instead of one that walks the indices."""
+    source, indices, updates = node.inputs
+    assert source is not None and indices is not None and updates is not None
+    axis = node.attributes["axis"]
+    sizes: dict[str, Size] = {"count": indices.shape[0], "extent": source.shape[axis], "inner": inner}
+    operands: dict[str, Operand] = {"updates": updates, "indices": indices, "out": node.output}
+    types: dict[str, str] = {}
+    constants: dict[str, Any] = {"BLOCK": SEARCH_BLOCK, "STEP": SEARCH_BLOCK}
+    bind_sizes(sizes, operands, types, constants)
+    grid = (product(source.shape[:axis]), ceil_divide(simplify(lift(source.shape[axis]) * inner), SEARCH_BLOCK), 1)
+    return KernelCall(scatter_last, operands, types, constants, grid, options={"num_warps": 4})
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:
@@ -46,6 +65,9 @@ def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
             elementwise_call([], [Result(source, node.output, dense_strides(source.shape))], graph.constants, target)
         )
     inner = product(source.shape[axis + 1 :])
+    pairs = simplify(lift(indices.shape[0]) * source.shape[axis] * inner)
+    if loops_of(target).together and upper_bound(pairs) <= MOST_PAIRS:
+        return [*calls, _search(node, inner)]
     block = min(inner, SCATTER_BLOCK) if isinstance(inner, int) else SCATTER_BLOCK
     operands: dict[str, Value | Size | float] = {
         "updates": updates, "indices": indices, "out": node.output, "count": indices.shape[0],

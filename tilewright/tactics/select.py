@@ -22,6 +22,7 @@ from tilewright.tactics.gpu.convolution import gpu_convolution
 from tilewright.tactics.gpu.library import library_candidates
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.window import gpu_pool
+from tilewright.tactics.grouped import grouped_candidates
 from tilewright.tactics.movement import movement
 from tilewright.tactics.pool import pool
 from tilewright.tactics.reduction import reduction
@@ -33,14 +34,14 @@ Maker = Callable[[Group, Graph, Target], list[Candidate]]
 
 def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
-    maker = matmul_candidates if group.anchor.op == "matmul" else convolution_candidates
-    return maker(group, graph, target)
+    makers = {"matmul": matmul_candidates, "grouped_matmul": grouped_candidates, "conv": convolution_candidates}
+    return makers[group.anchor.op](group, graph, target)
 
 
 def _gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
-    maker = gpu_contraction if group.anchor.op == "matmul" else gpu_convolution
-    return maker(group, graph, target)
+    makers = {"matmul": gpu_contraction, "grouped_matmul": grouped_candidates, "conv": gpu_convolution}
+    return makers[group.anchor.op](group, graph, target)
 
 
 _CPU: dict[str, Maker] = {

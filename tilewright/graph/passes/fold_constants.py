@@ -17,6 +17,7 @@ from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Expression, product
 
 _DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
+_SHARE = 64  # of a model's constants that one folded tensor may add at the end
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
@@ -25,16 +26,41 @@ def fold_constants(graph: Graph) -> Graph:
 
     Arithmetic is done in float64 and rounded once to the value's element type.
     """
-    return apply_rules(graph, {node.op: [_fold] for node in graph.nodes})
+
+    def fold(node: Node, rewriter: Rewriter) -> Value | None:
+        return _fold(node, rewriter, SIZE_LIMIT)
+
+    return apply_rules(graph, {node.op: [fold] for node in graph.nodes})
 
 
-def _fold(node: Node, rewriter: Rewriter) -> Value | None:
-    moves = node.op != "broadcast_to" and kind_of(node.op) in ("movement", "reduction")
-    arrays = [_known(item, rewriter) if moves else rewriter.constant(item) for item in node.inputs]
+def fold_tables(graph: Graph) -> Graph:
+    """The same for what must lie in memory (biases of attention, by position or window), with a limit that follows
+    the size of the model."""
+    limit = max(SIZE_LIMIT, sum(data.nbytes for data in graph.constants.values()) // _SHARE)
+    stored = _stored(graph)
+
+    def fold(node: Node, rewriter: Rewriter) -> Value | None:
+        return _fold(node, rewriter, limit) if node.output in stored else None
+
+    return fold_constants(apply_rules(graph, {node.op: [fold] for node in graph.nodes}))
+
+
+def _stored(graph: Graph) -> set[Value]:
+    """The values that attention or a contraction reads, through views."""
+    stored: set[Value] = set()
+    for node in reversed(graph.nodes):
+        if kind_of(node.op) in ("attention", "contraction") or (node.op == "reshape" and node.output in stored):
+            stored.update(item for item in node.inputs if item is not None)
+    return stored
+
+
+def _fold(node: Node, rewriter: Rewriter, limit: int) -> Value | None:
+    whole = node.op != "broadcast_to" and (limit > SIZE_LIMIT or kind_of(node.op) in ("movement", "reduction"))
+    arrays = [_known(item, rewriter, limit) if whole else rewriter.constant(item) for item in node.inputs]
     if any(array is None and item is not None for array, item in zip(arrays, node.inputs, strict=True)):
         return None
     size = _bytes(node)
-    if size is None or size > max(SIZE_LIMIT, sum(array.nbytes for array in arrays if array is not None)):
+    if size is None or size > max(limit, sum(array.nbytes for array in arrays if array is not None)):
         return None
     if node.op == "broadcast_to" and size > sum(array.nbytes for array in arrays if array is not None):
         return None  # the reader broadcasts; repeated elements say nothing new
@@ -58,18 +84,18 @@ def _bytes(node: Node) -> int | None:
     return elements * node.output.dtype.itemsize
 
 
-def _known(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
+def _known(value: Value | None, rewriter: Rewriter, limit: int, depth: int = _DEEPEST) -> np.ndarray | None:
     """The elements of a constant, or of a small value that is computed of positions and constants alone."""
     data = rewriter.constant(value)
     node = rewriter.producer(value)
     if data is not None or node is None or depth == 0:
         return data
-    if kind_of(node.op) not in ("source", "view", "elementwise") and node.op != "broadcast_to":
+    if limit <= SIZE_LIMIT and kind_of(node.op) not in ("source", "view", "elementwise") and node.op != "broadcast_to":
         return None
     size = _bytes(node)
-    if size is None or size > SIZE_LIMIT:
+    if size is None or size > limit:
         return None
-    arrays = [_known(item, rewriter, depth - 1) for item in node.inputs]
+    arrays = [_known(item, rewriter, limit, depth - 1) for item in node.inputs]
     if any(array is None and item is not None for array, item in zip(arrays, node.inputs, strict=True)):
         return None
     return _computed(node, arrays)

@@ -27,3 +27,5 @@ SECTIONS: tuple[RuleTable, ...] = (
     pooling.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)
+# Operations of other packages: transformers has one where PyTorch's own does not take an element type.
+FOREIGN: dict[str, Rule] = {"transformers.grouped_mm_fallback.default": contraction.grouped_matmul}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number
@@ -20,6 +21,21 @@ def matmul(call: Call, left: Value, right: Value) -> Value:
     if left.rank == right.rank == 1:
         return call.reshape(call.matmul(call.unsqueeze(left, 0), call.unsqueeze(right, 1)), ())
     return call.matmul(left, right)
+
+
+@rule("_grouped_mm.default")
+def grouped_matmul(
+    call: Call,
+    rows: Value,
+    matrices: Value,
+    offs: Value | None = None,
+    bias: Value | None = None,
+    out_dtype: Any = None,
+) -> Value:
+    """Groups of rows, each with a matrix of its own (experts)."""
+    if rows.rank != 2 or matrices.rank != 3 or offs is None or bias is not None or call.dtype != rows.dtype:
+        raise Unsupported("a grouped product of this form", "give rows [M, K], matrices [G, K, N] and offsets [G]")
+    return call.op("grouped_matmul", rows, matrices, offs)
 
 
 def _scaled(call: Call, x: Value, factor: Number) -> Value:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.dtypes import int1, int32
+from tilewright.dtypes import float32, int1, int32
 from tilewright.graph.core import Value
-from tilewright.importers import formulas
+from tilewright.importers import formulas, sorting
 from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -101,6 +101,30 @@ def any_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value
 def all_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     counted = call.cast(call.cast(x, int1), int32)
     return call.cast(reduce(call, "reduce_min", counted, dim, keepdim), int1)
+
+
+@rule("sort.default", "sort.stable")
+def sort(call: Call, x: Value, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Value, Value]:
+    return sorting.sort(call, x, dim % x.rank, descending)
+
+
+@rule("topk.default")
+def topk(call: Call, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
+    return sorting.top(call, x, k, dim % x.rank, largest)
+
+
+@rule("histc.default")
+def histc(call: Call, x: Value, bins: int = 100, min: Number = 0, max: Number = 0) -> Value:
+    """How many elements lie in each of equal parts of [min, max]."""
+    if not min < max:
+        raise Unsupported("a histogram between the least and the greatest element", "give min and max")
+    numbers = call.cast(call.reshape(x, (-1,)), x.dtype if x.dtype.is_float else float32)
+    scaled = call.op("multiply", call.op("subtract", numbers, float(min)), bins / (max - min))
+    place = call.op("minimum", call.op("floor", scaled), float(bins - 1))
+    outside = call.op("logical_or", call.op("less", numbers, float(min)), call.op("greater", numbers, float(max)))
+    place = call.op("where", outside, call.builder.number(-1.0, numbers.dtype), place)
+    hit = call.op("equal", call.unsqueeze(place, 0), call.unsqueeze(call.iota(bins, numbers.dtype), 1))
+    return call.op("reduce_sum", call.cast(hit, call.dtype), axes=(1,))
 
 
 # Variance and norms ----------------------------------------------------------------------------------
