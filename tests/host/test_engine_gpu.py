@@ -275,4 +275,6 @@ def test_what_is_wrong_is_told(driver, rng):
 def test_steps_are_timed(driver, rng):
     engine = build(perceptron(rng), "cuda:sm_90a")
     rows = engine.profile({"x": np.ones((2, 24), np.float32)}, runs=3)
-    assert [row["milliseconds"] for row in rows] == [0.5] * len(engine.plan.steps)
+    assert len(rows) == len(engine.plan.steps)
+    # Every pair of events is half a millisecond apart there, those around the whole graph, too.
+    assert sum(row["milliseconds"] for row in rows) == pytest.approx(0.5)

@@ -22,6 +22,7 @@ from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
 from tilewright.runtime.cuda.device import current_device
+from tilewright.runtime.cuda.timing import shortened
 from tilewright.settings import settings
 from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Stage
 from tilewright.tactics.select import candidates
@@ -232,3 +233,11 @@ def test_a_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(precompile, "_PATIENCE", 0.05)
     compile_ahead([lambda: time.sleep(60)] * 4, workers=2)
     assert "2 processes that compile were given up" in caplog.text
+
+
+def test_what_events_cost_is_taken_off_evenly() -> None:
+    assert shortened([3.0, 4.0, 5.0], 9.0) == pytest.approx([2.0, 3.0, 4.0])
+    assert shortened([3.0, 4.0], 8.0) == [3.0, 4.0]
+    found = shortened([1.0, 10.0, 10.0], 12.0)
+    assert found[0] == pytest.approx(0.1) and sum(found) == pytest.approx(12.0)
+    assert shortened([], 1.0) == []

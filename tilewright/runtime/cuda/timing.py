@@ -118,34 +118,65 @@ def replay_times(work: Sequence[Callable[[int], None]], rounds: int) -> list[lis
 
 
 def graph_times(pieces: Sequence[Callable[[int], None]], stream: int, runs: int) -> list[list[float]]:
-    """Milliseconds of each piece of work within one CUDA graph of all, run by run: events lie between them.
+    """Milliseconds of each piece of work within one CUDA graph of all, run by run.
 
-    ``pieces[n](stream)`` enqueues one; the graph is launched on `stream`. A context is current.
+    ``pieces[n](stream)`` enqueues one; graphs are launched on `stream`. Events between the pieces hold them up, each
+    about alike: the pieces of a run are made shorter by one amount, so that together they take as long as a graph
+    without events. A context is current.
     """
     cuda = api()
     inside = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream")
-    events = [check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DEFAULT), "timing") for _ in range(len(pieces) + 1)]
+    events = [check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DEFAULT), "timing") for _ in range(len(pieces) + 3)]
     external = cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+    graphs = []
 
-    def enqueue(captured: int) -> None:
+    def plain(captured: int) -> None:
+        for piece in pieces:
+            piece(captured)
+
+    def marked(captured: int) -> None:
         check(cuda.cuEventRecordWithFlags(events[0], captured, external), "timing")
-        for piece, event in zip(pieces, events[1:], strict=True):
+        for piece, event in zip(pieces, events[1:], strict=False):
             piece(captured)
             check(cuda.cuEventRecordWithFlags(event, captured, external), "timing")
 
     try:
-        graph = capture(int(inside), enqueue)
-        executable = check(cuda.cuGraphInstantiate(graph, 0), "preparing a graph")
-        check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
+        for enqueue in (plain, marked):
+            graph = capture(int(inside), enqueue)
+            graphs.append(check(cuda.cuGraphInstantiate(graph, 0), "preparing a graph"))
+            check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
         times = []
         for _ in range(runs):
-            check(cuda.cuGraphLaunch(executable, stream), "launching a graph")
+            check(cuda.cuEventRecord(events[-2], stream), "timing")
+            check(cuda.cuGraphLaunch(graphs[0], stream), "launching a graph")
+            check(cuda.cuEventRecord(events[-1], stream), "timing")
+            check(cuda.cuGraphLaunch(graphs[1], stream), "launching a graph")
             check(cuda.cuStreamSynchronize(stream), "waiting for a GPU")
-            pairs = zip(events, events[1:], strict=False)
-            times.append([float(check(cuda.cuEventElapsedTime(*pair), "timing")) for pair in pairs])
-        check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
+            whole = float(check(cuda.cuEventElapsedTime(events[-2], events[-1]), "timing"))
+            pairs = zip(events, events[1 : len(pieces) + 1], strict=False)
+            found = [float(check(cuda.cuEventElapsedTime(*pair), "timing")) for pair in pairs]
+            times.append(shortened(found, whole))
         return times
     finally:
+        for graph in graphs:
+            check(cuda.cuGraphExecDestroy(graph), "giving up a graph")
         for event in events:
             check(cuda.cuEventDestroy(event), "timing")
         check(cuda.cuStreamDestroy(inside), "giving up a stream")
+
+
+def shortened(times: Sequence[float], total: float) -> list[float]:
+    """Times that are all made shorter by one amount, but to no less than a tenth, so that their sum is `total`.
+
+    They stay as they are where their sum is not larger.
+    """
+    low, high = 0.0, max(times, default=0.0)
+    if sum(times) <= total:
+        return list(times)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(max(time - middle, time / 10) for time in times) > total:
+            low = middle
+        else:
+            high = middle
+    return [max(time - high, time / 10) for time in times]
