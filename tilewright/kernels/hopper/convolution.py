@@ -314,9 +314,13 @@ def multiply_part(copy, out, lefts, rights, ring, parts, outs, work, extra, FORM
     tx.cluster_wait()
     rank = tx.cluster_rank()
     mine = parts[copy * FORM.SPLIT + rank]
-    value = mine.remote(0).load()
+    # All are asked for before the first is waited for; they are added up in their order.
+    values = ()
+    for other in tl.static_range(FORM.SPLIT):
+        values = values + (mine.remote(other).load(),)
+    value = values[0]
     for other in tl.static_range(1, FORM.SPLIT):
-        value += mine.remote(other).load()
+        value += values[other]
     place = unit_place(work.first, copy, work, FORM)
     group, column = column_place(work.first, work, FORM)
     result = finished(value, work.first, place, column + rank * WIDTH, work, extra, 0, FORM)

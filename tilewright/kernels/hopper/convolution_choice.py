@@ -93,7 +93,7 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
     elements = UNIT_PIXELS * form.units * form.stored_columns
     epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
     if form.SPLIT > 1:
-        epilogue += _JOIN + UNIT_PIXELS * form.units * form.BN / 24
+        epilogue += _JOIN * max(1, form.SPLIT // 4) + UNIT_PIXELS * form.units * form.BN / 24
     if problem.beside and not form.BESIDE:
         epilogue += elements / 3
     elif problem.beside and form.BESIDE < 2 * form.spans:
@@ -127,7 +127,7 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
     if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
         depth = 32  # a second stage of 64 channels would be half empty
     forms = []
-    shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), (1, 2, False), (1, 4, False))
+    shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), *((1, s, False) for s in (2, 4, 8)))
     for columns, (consumers, split, turns) in product((16, 32, 64, 96, 128, 192, 256), shares):
         if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
             continue

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation
-from tilewright.ir.types import PendingType
+from tilewright.ir.types import PendingType, SharedType
 from tilewright.layout import LinearLayout, wgmma_accumulator, wgmma_operand
 from tilewright.layout.distributed import next_power_of_two
 from tilewright.targets.nvidia.explicit import roles
+from tilewright.targets.nvidia.transfer import blocked_layout
 
 if TYPE_CHECKING:
     from tilewright.targets.nvidia.layouts import Assigner, Rule
+
+_VECTOR = 16  # bytes of the widest load
 
 
 def accumulator_layout(kind: PendingType, warps: int) -> LinearLayout:
@@ -54,8 +58,15 @@ def _wait(assigner: Assigner, operation: Operation) -> None:
 
 
 def _load(assigner: Assigner, operation: Operation) -> None:
-    """In the layout of what it is combined with."""
-    assigner.open[operation.result] = None
+    """In the layout of what it is combined with; from another CTA, which takes long, in the fewest instructions."""
+    tile, result = operation.operands[0].type.handle, operation.result
+    assert isinstance(tile, SharedType)
+    shape, each = result.type.shape, prod(result.type.shape) // (32 * assigner.warps)
+    if tile.remote and len(shape) == 2 and each and all(extent & (extent - 1) == 0 for extent in shape):
+        vector = min(each, shape[1], _VECTOR // result.type.element.itemsize)
+        assigner.anchor(result, blocked_layout(shape, 1, vector, assigner.warps))
+    else:
+        assigner.open[result] = None
 
 
 def _take(assigner: Assigner, operation: Operation) -> None:
