@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import float32, int64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.fuse import fuse
 from tilewright.symbolic import symbol
 from tilewright.tactics.blocks import choose_blocks, depth_block, row_ranges
 from tilewright.tactics.core import Candidate
+from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.tune.cost import Cost, balance, estimate, expected, machine_of
@@ -85,3 +86,15 @@ def test_alternating_broadcast_is_refused() -> None:
     graph = b.finish()
     with pytest.raises(UnsupportedOperationError, match="alternating"):
         candidates(fuse(graph).groups[0], graph, TARGET)
+
+
+def test_tables_count_as_what_is_taken_of_them() -> None:
+    b = GraphBuilder("lookup")
+    index = b.input("index", int64, (4,))
+    table = b.input("table", float32, (1000, 8))
+    taken = b.op("gather", [table, index], axis=0)
+    b.output(b.op("relu", [taken]))
+    graph = b.finish()
+    taken_bytes, index_bytes = 4 * 8 * 4, 4 * 8
+    assert total_bytes(graph.inputs, graph.outputs, graph.nodes) == index_bytes + 2 * taken_bytes
+    assert total_bytes(graph.inputs, graph.outputs) == index_bytes + 1000 * 8 * 4 + taken_bytes

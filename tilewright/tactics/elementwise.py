@@ -30,12 +30,25 @@ def chain_operations(nodes: Sequence[Node]) -> Size:
     return total
 
 
-def total_bytes(inputs: Sequence[Value], outputs: Sequence[Value]) -> Size:
-    """What a group reads and writes, every tensor once; a gathered table counts as what is taken of it."""
+def total_bytes(inputs: Sequence[Value], outputs: Sequence[Value], nodes: Sequence[Node] = ()) -> Size:
+    """What a group reads and writes, every tensor once; tables that `nodes` only look up count as what is taken."""
     total: Size = 0
-    for value in (*inputs, *outputs):
+    for value in inputs:
+        total = simplify(lift(total) + _read_bytes(value, nodes))
+    for value in outputs:
         total = simplify(lift(total) + tensor_bytes(value))
     return total
+
+
+def _read_bytes(value: Value, nodes: Sequence[Node]) -> Size:
+    whole = tensor_bytes(value)
+    users = [node for node in nodes if value in node.inputs]
+    if not users or any(node.op != "gather" or node.inputs[0] is not value for node in users):
+        return whole
+    taken: Size = 0
+    for node in users:
+        taken = simplify(lift(taken) + tensor_bytes(node.output))
+    return min(whole, taken) if isinstance(whole, int) and isinstance(taken, int) else taken
 
 
 def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -109,7 +122,7 @@ def copy_candidate(name: str, calls: Sequence[KernelCall], group: Group, target:
     updated = {node.inputs[0] for node in updates.values()}
     read = [value for value in group.inputs if group.kind == "elementwise" and value not in updated]
     written = [_updated(updates[value]).value if value in updates else value for value in group.outputs]
-    moved = total_bytes(read, written)
+    moved = total_bytes(read, written, group.nodes)
     if group.kind != "elementwise":
         moved = simplify(lift(moved) * 2)
     cost = estimate(machine_of(target), moved, chain_operations(group.nodes), programs, efficiency=0.25)

@@ -57,7 +57,7 @@ def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> 
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     flops = simplify(lift(product(anchor.inputs[0].shape)) * 8 + chain_operations(group.nodes))
-    moved = total_bytes(group.inputs, group.outputs)
+    moved = total_bytes(group.inputs, group.outputs, group.nodes)
     cost = estimate(machine_of(target), moved, flops, product(calls[-1].grid), efficiency=0.25)
     reasons = {"kernel": calls[-1].kernel.__name__, "grid": str(calls[-1].grid)}
     return Candidate("row kernel", tuple(Stage((call,)) for call in calls), cost, (), reasons)
