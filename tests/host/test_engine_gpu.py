@@ -13,7 +13,7 @@ import pytest
 from tests.host.cuda_stand_in import Driver, install
 from tests.host.random_graphs import RandomGraph
 from tilewright import Engine
-from tilewright.dtypes import bfloat16, float32, int64
+from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine import file
 from tilewright.engine.builder import build
 from tilewright.engine.file import Package, write_package
@@ -152,6 +152,22 @@ def test_gated_products_in_an_engine(driver, rng, rows):
         exact = run(graph, inputs)["y"]
         found = engine.run(inputs)["y"].astype(np.float64)
         assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
+
+
+def test_gelu_of_half_precision_products(driver, rng):
+    """With an exact tanh, what is left of the error is that of the polynomial and one rounding."""
+    b = GraphBuilder("gelu")
+    x = b.input("x", float16, (64, 64))
+    w = b.constant((rng.standard_normal((64, 64)) * np.geomspace(0.01, 1, 64)).astype(np.float16))
+    b.output(b.op("gelu", [b.op("matmul", [x, w])]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    assert engine.plan.steps[0].evidence["chosen"] == "hopper matmul"
+    inputs = {"x": rng.standard_normal((64, 64)).astype(np.float16)}
+    exact = run(graph, inputs)["y"]
+    error = np.abs(engine.run(inputs)["y"].astype(np.float64) - exact)
+    argument = np.abs(inputs["x"].astype(np.float64) @ graph.constants[w].astype(np.float64))
+    assert np.all(error <= 2.0**-11 * np.abs(exact) + 6e-5 * argument + 1e-6)
 
 
 def test_a_graph_for_each_shape(driver, rng):

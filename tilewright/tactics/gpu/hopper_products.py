@@ -90,7 +90,7 @@ def gated_products(problem: Problem, slots: GateSlots, group: Group, target: Tar
     found = _described(problem, weights, True, slots.rest, 2)
     if found is None:
         return []
-    gate = tile_function(slots.gate, found.slots.stored.dtype.bits == 16)
+    gate = tile_function(slots.gate, found.slots.stored.dtype)
     epilogue = replace(found.epilogue, activations=found.epilogue.activations + 1)
     return _candidates(replace(found, gate=gate, epilogue=epilogue), group, target)
 
@@ -175,7 +175,7 @@ def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:
     tiles = lift(ceil_divide(rows, form.BM * form.SHARE_B)) * -(-columns // (form.BN * form.SHARE_A))
     if form.SPLIT > 1 or form.SINGLE:
         return simplify(tiles * form.cluster)
-    return simplify(lift(minimum(simplify(tiles), processors * form.RESIDENT // form.cluster)) * form.cluster)
+    return simplify(lift(minimum(simplify(tiles), processors // form.cluster)) * form.cluster)
 
 
 def described(form: MatmulForm) -> str:
@@ -186,7 +186,6 @@ def described(form: MatmulForm) -> str:
     parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
     parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
     parts += ["one tile a CTA"] if form.SINGLE else []
-    parts += [f"{form.RESIDENT} CTAs a processor"] if form.RESIDENT > 1 else []
     return ", ".join(parts)
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tilewright
-from tilewright.dtypes import bfloat16, float16
+import tilewright.language as tl
+from tilewright.dtypes import DType, bfloat16, float16
 from tilewright.frontend.jit import JITFunction
-from tilewright.kernels.epilogues import OF_HALF
+from tilewright.kernels.epilogues import OF_HALF, hardware_tanh
 from tilewright.tactics.contraction import Slots
 
 _LOAD = re.compile(r"tl\.load\((extra\[\d+\]) \+ \((.*)\), mask=mask\)")
@@ -29,8 +30,20 @@ def _rounded(of_half: Any) -> Any:
     return activation
 
 
-_ROUNDED: dict[str, Any] = {name: _rounded(of_half) for name, of_half in OF_HALF.items()}
-_FUNCTIONS: dict[tuple[JITFunction, bool, int | None], JITFunction] = {}
+@tilewright.jit
+def _gelu_of_half(half):  # type: ignore[no-untyped-def]
+    """x Phi(x) within 3e-5 of x = 2 half, beside what `hardware_tanh` is off: for float16, which tells more numbers
+    apart than bfloat16. Phi as the logistic function of an odd polynomial."""
+    square = tl.minimum(half * half, 12.5)
+    inner = tl.fma(square, tl.fma(square, -0.01124853824, 0.296045176), 1.59501568)
+    return tl.fma(half, hardware_tanh(half * inner), half)
+
+
+_ROUNDED: dict[DType, dict[str, Any]] = {
+    bfloat16: {name: _rounded(of_half) for name, of_half in OF_HALF.items()},
+    float16: {name: _rounded(of_half) for name, of_half in {**OF_HALF, "gelu": _gelu_of_half}.items()},
+}
+_FUNCTIONS: dict[tuple[JITFunction, DType, int | None], JITFunction] = {}
 
 
 @dataclass(frozen=True)
@@ -50,27 +63,25 @@ class TileEpilogue:
 
 def tile_epilogue(slots: Slots, columns: int) -> TileEpilogue:
     """The epilogue of a product with so many columns, made cheaper where it is a generated one."""
-    rounds = slots.stored.dtype in (float16, bfloat16)
-    function = tile_function(slots.function, rounds, columns)
+    function = tile_function(slots.function, slots.stored.dtype, columns)
     loads = [match[2] for match in _LOAD.finditer(slots.function.source)]
     by_element = sum("row" in offset for offset in loads)
-    activations = sum(slots.function.source.count(f"{name}(") for name in _ROUNDED)
+    activations = sum(slots.function.source.count(f"{name}(") for name in OF_HALF)
     return TileEpilogue(replace(slots, function=function), len(loads) - by_element, by_element, activations)
 
 
-def tile_function(function: JITFunction, rounds: bool, columns: int | None = None) -> JITFunction:
-    """A generated function with the activations of `_ROUNDED` if it `rounds`, and the masks of an epilogue over so many
-    columns; other functions as they are. Always the same object for the same arguments."""
+def tile_function(function: JITFunction, stored: DType, columns: int | None = None) -> JITFunction:
+    """A generated function with the activations that suit results `stored` in 16 bits, and the masks of an epilogue
+    over so many columns; other functions as they are. Always the same object for the same arguments."""
     names = function.function.__globals__
     if not names["__name__"].startswith("tilewright.generated."):
         return function
-    key = (function, rounds, columns)
+    key = (function, stored, columns)
     if key not in _FUNCTIONS:
-        text = (
-            function.source if columns is None else _LOAD.sub(lambda load: _by_column(load, columns), function.source)
-        )
-        given = {**names, **(_ROUNDED if rounds else {})}
-        _FUNCTIONS[key] = JITFunction.from_source(text, function.__name__, given)
+        text = function.source
+        if columns is not None:
+            text = _LOAD.sub(lambda load: _by_column(load, columns), text)
+        _FUNCTIONS[key] = JITFunction.from_source(text, function.__name__, {**names, **_ROUNDED.get(stored, {})})
     return _FUNCTIONS[key]
 
 
