@@ -183,7 +183,7 @@ function detail(step) {
 
 function memory() {
   if (!report.arena.length || !report.steps.length) return;
-  const width = Math.max(1420, 9 * report.steps.length), height = 260, left = 74, bottom = 24;
+  const width = Math.max(root.clientWidth - 52, 9 * report.steps.length), height = 260, left = 74, bottom = 24;
   const total = Math.max(report.arena_bytes, 1), count = report.steps.length;
   const x = (step) => left + (width - left - 8) * step / count, y = (offset) => 8 + (height - 8) * (1 - offset / total);
   const live = report.steps.map((step) => report.arena.reduce(

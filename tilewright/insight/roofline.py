@@ -18,7 +18,7 @@ _GPUS = {
     100: ("B200", 8.0e12, 2250e12, 75e12),
     120: ("RTX 5090", 1.8e12, 210e12, 105e12),
 }
-_GPU_LAUNCH = 2e-6  # seconds of a kernel in a CUDA graph, however short
+_GPU_LAUNCH = 1.4e-6  # seconds of a kernel in a CUDA graph that starts while the one ahead ends, however short (H200)
 _CPU_LAUNCH = 2e-6
 _CPU_CLOCK = 2.6e9
 _CPU_BYTES = 20e9  # of all cores, where nothing better is known
