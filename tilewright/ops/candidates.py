@@ -30,7 +30,6 @@ class Candidate:
         parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
         parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
         parts += [f"{form.A_ROWS} rows of A"] if form.A_ROWS else []
-        parts += [f"{form.RESIDENT} CTAs a processor"] if form.RESIDENT > 1 else []
         parts += [f"{form.LAG} stages apart"] if form.LAG else []
         parts += [f"rows in groups of {form.GROUP}"] if form.GROUP != 8 else []
         return f"{', '.join(parts)}: {self.seconds * 1e6:.1f} us expected"
@@ -78,7 +77,6 @@ def posed(problem: MatmulProblem) -> Problem:
     return Problem(
         problem.rows, problem.columns, problem.depth, problem.batches, tl.dtype(problem.input),
         tl.dtype(problem.output), problem.left_transposed, problem.right_transposed, work(spec), bare=bare,
-        early=problem.weights_ready,
     )  # fmt: skip
 
 

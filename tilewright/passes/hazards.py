@@ -165,17 +165,15 @@ class _Check:
     def registers(self, operation: Operation) -> None:
         attributes: Any = operation.attributes
         threads = 32 * sum(role.warps * role.copies for role in self.roles[1:])
-        resident: Any = self.function.attributes.get("nvidia.resident", 1)
-        registers = REGISTERS // resident
-        share = registers // threads // 8 * 8
+        share = REGISTERS // threads // 8 * 8
         wanted = [number or min(share, 255) for number in attributes["registers"]]
         total = sum(32 * role.warps * role.copies * n for role, n in zip(self.roles[1:], wanted, strict=True))
-        if any(attributes["registers"]) and total > registers:
+        if any(attributes["registers"]) and total > REGISTERS:
             budgets = ", ".join(f"{role.name} {n}" for role, n in zip(self.roles[1:], wanted, strict=True))
             raise self.fail(
                 operation,
-                f"the roles want {total} registers, a CTA has {registers} ({budgets} a thread)",
-                f"{threads} threads have {registers // threads} each on average: lower a budget",
+                f"the roles want {total} registers, a multiprocessor has {REGISTERS} ({budgets} a thread)",
+                f"{threads} threads have {REGISTERS // threads} each on average: lower a budget",
             )
 
     # Barriers

@@ -15,11 +15,11 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.kernels.hopper.forms import ATOM, MatmulForm
+from tilewright.kernels.hopper.forms import ATOM, SHARED_BYTES, MatmulForm
 
 FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
-_CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 1, 4))  # that share A, that share B, that split the depth
+_CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that share A, that share B, that split the depth
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulForm], MatmulForm | None]
@@ -43,7 +43,6 @@ class Problem:
     work: float = 0.0  # clocks of a processor for what comes behind the product, an element
     at_most: int = 0
     bare: bool = False  # nothing comes behind the product
-    early: bool = False  # weights may be read before the kernels in front have ended
 
     @property
     def most_rows(self) -> int:
@@ -91,11 +90,15 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     tiles_of_rows = -(-problem.rows // (form.BM * form.SHARE_B)) * form.SHARE_B
     tiles = tiles_of_rows * -(-problem.columns // (form.BN * form.SHARE_A)) * form.SHARE_A * problem.batches
     ctas = tiles * form.SPLIT
-    slots = gpu.slots(form.cluster) * form.RESIDENT
+    slots = gpu.slots(form.cluster)
     turns = -(-ctas // slots)
-    # An instruction of 64 rows and 32 bytes of depth takes BN / 2 clocks, or as long as its operands take to be read.
+    # An instruction of 64 rows and 32 bytes of depth takes BN / 2 clocks, or as long as shared memory needs to give its
+    # operands while the copies of others come in, which hold it up half the time.
     steps = depth * size / 32 * form.BM / 64
-    product = max(steps * max(form.BN / 2, 16 + form.BN / 4), depth / form.BK * gpu.stage)
+    shared = 16 + form.BN / 4 + 8 * (form.loaded_rows + form.BN) / form.BM
+    product = max(steps * max(form.BN / 2, shared), depth / form.BK * gpu.stage)
+    # One warpgroup leaves the tensor cores idle when it waits, and few stages do (measured, some of it more).
+    product *= 1 + 0.1 * (form.CONSUMERS == 1) + 0.1 * (form.STAGES < 4)
     loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / gpu.cache_bytes
     if form.PINGPONG:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
@@ -126,7 +129,7 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
     step = 16 if problem.input.is_int() else 8
     for BM, consumers, in_turns in tile_rows:
         for BN in range(32, 257, step):
-            for share_a, share_b, split in _CLUSTERS if problem.rows <= FEW_ROWS else _CLUSTERS[:4]:
+            for share_a, share_b, split in _CLUSTERS:
                 for depth in (atom, 2 * atom):
                     form = MatmulForm(
                         BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, PINGPONG=in_turns,
@@ -137,11 +140,8 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
                     form = completed(form, problem, gpu)
-                    if buildable(form, problem):
+                    if buildable(form, problem, gpu):
                         forms.append(form)
-                    if problem.early and problem.rows <= FEW_ROWS and share_a == share_b == 1:
-                        both = side_by_side(form, gpu, problem)
-                        forms += [both] if both is not None else []
     return forms
 
 
@@ -158,23 +158,14 @@ def completed(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
     return form._replace(LAG=2 if apart else 0)
 
 
-def side_by_side(form: MatmulForm, gpu: Gpu, problem: Problem) -> MatmulForm | None:
-    """The form with half a processor's shared memory, so that the CTAs of the next kernel are there when this one's
-    end; None where that leaves too few stages or several waves."""
-    both = filled(form._replace(RESIDENT=2, SINGLE=True, LAG=0))
-    ctas = both.grid(problem.rows, problem.columns, problem.batches)[0]
-    enough = both.STAGES >= 4 and both.STAGES * both.stage_bytes >= 0.9 * gpu.bytes_in_flight
-    return both if enough and ctas <= 2 * gpu.slots(both.cluster) and buildable(both, problem) else None
-
-
 def filled(form: MatmulForm) -> MatmulForm:
     """The form with as many stages as shared memory has room for, 16 at most."""
-    most = min(16, form.shared_limit // (form.stage_bytes + 16))
+    most = min(16, SHARED_BYTES // (form.stage_bytes + 16))
     several = (form._replace(STAGES=stages) for stages in range(most, 1, -1))
-    return next((each for each in several if each.shared_bytes <= form.shared_limit), form)
+    return next((each for each in several if each.shared_bytes <= SHARED_BYTES), form)
 
 
-def buildable(form: MatmulForm, problem: Problem) -> bool:
+def buildable(form: MatmulForm, problem: Problem, gpu: Gpu) -> bool:
     """Whether a form can be built, and every CTA of a split product has something to do."""
     try:
         form.check()
@@ -183,6 +174,9 @@ def buildable(form: MatmulForm, problem: Problem) -> bool:
     if form.rows // 64 * form.BN // 2 > (208 if form.PINGPONG else 128):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
+    ctas = form.grid(problem.rows, problem.columns, problem.batches)[0]
+    if form.SPLIT > 1 and ctas > gpu.slots(form.cluster):
+        return False  # the depth is split where there are too few tiles, not to have more waves
     many = form.BK * form.INPUT.itemsize == ATOM or form.STAGES >= 4
     return many and -(-problem.depth // form.BK) >= form.SPLIT and problem.columns > form.BN * (form.SHARE_A - 1)
 
@@ -214,10 +208,10 @@ def close_forms(
     Two of a tile, four of a number of rows (two of those that split the depth as often): equals by the estimate differ
     in how they share and walk operands.  The tile of 128 x 256 moves least for what it computes, which keeps the clock
     up; it comes first within 3 percent.  Forms in which warpgroups take turns come behind the others, three tiles that
-    load least for what they compute; then, when kernels start early, two of which two CTAs fit a processor.
+    load least for what they compute.
     """
     everything = ranked_forms(problem, gpu, finish)
-    ranked = [entry for entry in everything if not entry[0].PINGPONG and entry[0].RESIDENT == 1]
+    ranked = [entry for entry in everything if not entry[0].PINGPONG]
     limit = within * min((seconds for _, seconds in ranked), default=0.0)
     largest = [entry for entry in ranked if (entry[0].BM, entry[0].BN) == (128, 256)]
     steady = [entry for entry in largest if entry[1] <= 1.03 * ranked[0][1]]
@@ -228,12 +222,7 @@ def close_forms(
         if len(chosen) < count and seconds <= limit and tiles[rows] < (4 if form.SPLIT == 1 else 2) and tiles[tile] < 2:
             tiles.update((rows, tile))
             chosen.append((form, seconds))
-    beside: dict[bool, Ranked] = {}  # by whether they fill both places
-    for form, seconds in everything:
-        if form.RESIDENT == 2:
-            full = form.grid(problem.rows, problem.columns, problem.batches)[0] > gpu.slots(form.cluster)
-            beside.setdefault(full, (form, seconds))
-    return chosen + [entry for entry in (*_in_turns(everything), *beside.values()) if entry[1] <= limit]
+    return chosen + [entry for entry in _in_turns(everything) if entry[1] <= limit]
 
 
 def _in_turns(ranked: Sequence[Ranked], count: int = 3) -> list[Ranked]:

@@ -16,7 +16,6 @@ from tilewright.kernels.matmul import identity
 from tilewright.runtime import tables
 
 SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
-_PROCESSOR_BYTES = 233472  # shared memory of a processor, of which every CTA takes 1024 bytes beside its own
 ATOM = 128  # bytes: a row of the widest swizzle
 
 
@@ -38,8 +37,7 @@ class MatmulForm(NamedTuple):
     smaller tile, since a thread holds all of it that its warpgroup has.  With `LAG` consumers that divide a tile
     begin so many stages one after the other, and stay apart: one stores while the other still multiplies.
 
-    With `SINGLE` a CTA has one tile, and its results are staged where its operands were.  `RESIDENT` CTAs fit a
-    processor: those of the next kernel load their first stages while this one's still multiply.
+    With `SINGLE` a CTA has one tile, and its results are staged where its operands were; so it is with `SPLIT`.
     """
 
     BM: int = 128
@@ -56,7 +54,6 @@ class MatmulForm(NamedTuple):
     PINGPONG: bool = False
     LAG: int = 0
     SINGLE: bool = False
-    RESIDENT: int = 1
     INPUT: Any = tl.bfloat16
     OUTPUT: Any = tl.bfloat16
     SUM: Any = tl.float32  # of products: float32, or int32
@@ -182,9 +179,7 @@ class MatmulForm(NamedTuple):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Budgets of loading and multiplying threads; a single consumer that has a processor alone has enough."""
-        if self.RESIDENT == 2:
-            return {1: (24, 232), 2: (24, 104), 3: (24, 72)}[self.CONSUMERS]
+        """Budgets of loading and multiplying threads; with one consumer all have enough."""
         return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
 
     @property
@@ -233,11 +228,6 @@ class MatmulForm(NamedTuple):
             end = -(-end // unit) * unit + extent
         return int(end + 16 * self.STAGES)
 
-    @property
-    def shared_limit(self) -> int:
-        """Shared memory that a CTA may take."""
-        return SHARED_BYTES if self.RESIDENT == 1 else _PROCESSOR_BYTES // self.RESIDENT - 2048
-
     def check(self) -> MatmulForm:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
         row = self.BK * self.INPUT.itemsize
@@ -245,8 +235,8 @@ class MatmulForm(NamedTuple):
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
         partial, ring = self.BM * self.BN * 4, max(self.left_bytes, self.right_bytes)
         whole_rows = self.BM % (64 * self.sharers) == 0
-        entry = min(255, 65536 // (128 * (self.CONSUMERS + 1) * self.RESIDENT) // 8 * 8)
-        most, limit = 104 if self.CONSUMERS == 3 else 208, self.shared_limit
+        entry = min(255, 65536 // (128 * (self.CONSUMERS + 1)) // 8 * 8)
+        most = 104 if self.CONSUMERS == 3 else 208
         rules = [
             (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.sharers} consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
@@ -269,10 +259,9 @@ class MatmulForm(NamedTuple):
             (self.STAGES >= 2, "there are two stages or more"),
             (accumulators <= most, f"{accumulators} accumulators a thread, which has room for {most}"),
             (self.BN // 2 + 26 <= entry, f"ptxas wants more than {entry} registers a thread for products this wide"),
-            (self.shared_bytes <= limit, f"{self.shared_bytes} bytes of shared memory, {limit} exist"),
+            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
             (not (self.SINGLE and self.PINGPONG), "a single tile is not taken in turns"),
             (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
-            (self.RESIDENT in (1, 2), "a processor has one or two CTAs"),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
         ]
         for holds, reason in rules:
@@ -285,7 +274,7 @@ class MatmulForm(NamedTuple):
         tiles = -(-rows // (self.BM * self.SHARE_B)) * -(-columns // (self.BN * self.SHARE_A)) * batches
         if self.single:
             return (tiles * self.cluster, 1, 1)
-        return (min(tiles, processors * self.RESIDENT // self.cluster) * self.cluster, 1, 1)
+        return (min(tiles, processors // self.cluster) * self.cluster, 1, 1)
 
 
 class AttentionForm(NamedTuple):

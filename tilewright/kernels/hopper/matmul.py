@@ -148,8 +148,6 @@ def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
             load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
         ahead = task.blocks * 0
-    if FORM.DEPENDENT and FORM.RESIDENT > 1:
-        tx.grid_launch_dependents()  # there is nothing left to load: the next kernel's CTAs, beside this one's, may
     if FORM.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
@@ -389,8 +387,6 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
         tx.cluster((FORM.cluster,))
     lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
     rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.INPUT, swizzle=128)
-    if FORM.RESIDENT > 1:
-        tx.resident(FORM.RESIDENT)
     staging = FORM.CONSUMERS * FORM.BUFFERS
     outs = tx.shared((staging, FORM.stored_rows, FORM.chunk), FORM.OUTPUT,
                      swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize),
@@ -401,7 +397,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
                           swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
                           over=lefts if FORM.single and FORM.SPLIT == 1 else None)  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
-    if FORM.DEPENDENT and FORM.RESIDENT == 1:
+    if FORM.DEPENDENT:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
     task = make_task(M, N, K, batches, FORM)
     loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0], elected=True)

@@ -275,15 +275,6 @@ def cluster(shape: Sequence[int]) -> None:
 
 
 @builtin
-def resident(count: int) -> None:
-    """So many CTAs of the kernel shall fit a multiprocessor at once: their registers are divided up for that."""
-    number = unwrap(count)
-    if not isinstance(number, int) or not 1 <= number <= 8:
-        raise LanguageError(f"1 to 8 CTAs of an explicit kernel are resident at once, got {number}")
-    active().builder.attributes["nvidia.resident"] = number
-
-
-@builtin
 def cluster_rank() -> tensor:
     """This CTA's number in its cluster."""
     return emit("cluster_rank", [])

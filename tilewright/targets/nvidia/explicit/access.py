@@ -141,8 +141,7 @@ class Addresses:
         row, column = self._thread_coordinates(chosen.threads, threads)
         self.masks = self._masks(chosen.threads)
         base = self._scale(row, view.pitch)
-        panel_bits = self.masks[1] // view.panel_columns
-        if panel_bits:
+        if view.swizzle and self.masks[1] // view.panel_columns:  # without swizzle there is one panel, of any width
             panel = self._shift_right(column, view.panel_columns)
             base = builder.add(base, self._scale(panel, view.panel_bytes))
             column = builder.binary("and", column, builder.integer(view.panel_columns - 1, "i32"))
@@ -156,7 +155,8 @@ class Addresses:
     def place(self, element: int) -> tuple[LLVMValue, int]:
         """The thread's base and the constant to add, for the register part `element`."""
         row, column = divmod(element, self.columns)
-        constant = row * self.view.pitch + column // self.view.panel_columns * self.view.panel_bytes
+        panel = column // self.view.panel_columns if self.view.swizzle else 0
+        constant = row * self.view.pitch + panel * self.view.panel_bytes
         chunk = self._chunk_of(row, column)
         mixed, added = chunk & self.chunk_mask, chunk & ~self.chunk_mask
         if mixed not in self.known:
@@ -174,9 +174,9 @@ class Addresses:
 
     def _chunk_of(self, row: int, column: int, union: bool = False) -> int:
         """Bytes within a panel's row of constant coordinates; `union`: of masks, all bits that may be set."""
-        within = column % self.view.panel_columns * self.bytes
         if not self.view.swizzle:
-            return within
+            return column * self.bytes
+        within = column % self.view.panel_columns * self.bytes
         turned = row * self.view.swizzle // 128 % (self.view.swizzle // _CHUNK) * _CHUNK
         return within | turned if union else within ^ turned
 

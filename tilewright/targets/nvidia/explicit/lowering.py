@@ -14,7 +14,7 @@ from tilewright.targets.nvidia.explicit import access, entry
 from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
 from tilewright.targets.nvidia.explicit.views import View, whole
 from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import RESIDENT_ATTRIBUTE, KernelLowering, Rule
+from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 # What one thread of a group does: neighbours of them share a branch.
@@ -69,10 +69,8 @@ class ExplicitLowering(KernelLowering):
         return super().parameter(argument, parameter)
 
     def attributes(self) -> str:
-        """How many CTAs a multiprocessor has is always said: setmaxnreg would be ignored otherwise."""
-        attributes = super().attributes()
-        if RESIDENT_ATTRIBUTE not in self.function.attributes:
-            attributes += ' "nvvm.minctasm"="1"'
+        """One CTA has a multiprocessor alone: without saying so, setmaxnreg would be ignored."""
+        attributes = f'{super().attributes()} "nvvm.minctasm"="1"'
         if self.cluster_size == 1:
             return attributes
         return f'{attributes} "nvvm.cluster_dim"="{",".join(map(str, self.cluster))}"'
@@ -80,13 +78,6 @@ class ExplicitLowering(KernelLowering):
     def body(self) -> None:
         entry.enter(self)
         super().body()
-
-    @property
-    def resident(self) -> int:
-        """CTAs that a multiprocessor shall have at once."""
-        count = self.function.attributes.get(RESIDENT_ATTRIBUTE, 1)
-        assert isinstance(count, int)
-        return count
 
     # Tiles ---------------------------------------------------------------------------------------
 

@@ -39,17 +39,17 @@ def table(operation: Operation) -> list[Role]:
     return found
 
 
-def registers_at_entry(warps: int, resident: int = 1) -> int:
-    """Registers of each thread of CTAs of `warps`, `resident` of which share a multiprocessor."""
-    return min(_MOST_REGISTERS, _REGISTERS // (32 * warps * resident) // 8 * 8)
+def registers_at_entry(warps: int) -> int:
+    """Registers of each thread of a CTA that has a multiprocessor alone."""
+    return min(_MOST_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)
 
 
-def set_registers(builder: LLVMBuilder, role: Role, warps: int, resident: int = 1) -> None:
+def set_registers(builder: LLVMBuilder, role: Role, warps: int) -> None:
     """Change the registers of each thread of a role in a CTA of `warps`; all warps of a warpgroup run it.
 
     Where every thread may have all that an instruction can name, there is nothing to hand over.
     """
-    entry = registers_at_entry(warps, resident)
+    entry = registers_at_entry(warps)
     if not role.registers or role.registers == entry or entry == _MOST_REGISTERS:
         return
     direction = "inc" if role.registers > entry else "dec"

@@ -149,7 +149,7 @@ def _role(
     An elected role's is run by the first thread, but for the cluster's barrier at its end, where all threads count.
     """
     builder = lowering.builder
-    roles.set_registers(builder, role, lowering.warps, lowering.resident)
+    roles.set_registers(builder, role, lowering.warps)
     # Of a single copy too: with the constant 0 ptxas finds no use for the uniform number of the warp beside the branch,
     # branches on the thread's instead, and keeps everything behind that in vector registers.
     copy = _divided(lowering, builder.subtract(number, role.first // unit), role.warps // unit)
