@@ -159,6 +159,9 @@ function detail(step) {
   if (step.resources) facts.push(["registers", `${step.resources.registers}, ${step.resources.spill_stores} bytes spilled`]);
   const constants = Object.entries(step.constants).map(([name, value]) => `${name} = ${value}`).join(", ");
   if (constants) facts.push(["constants", constants]);
+  if (step.lane || step.after.length) {
+    facts.push(["stream", `${step.lane}${step.after.length ? `, behind ${step.after.join(", ")}` : ""}`]);
+  }
   if (step.choices > 1) facts.push(["variants", `${step.choices}, by size`]);
   const number = choice(step).number;
   const rows = tried(step).map((candidate, index) => [candidate, index]).sort(([a], [b]) =>

@@ -110,6 +110,8 @@ def _step(
         "kernel": engine.kernel_name(taken.kernel),
         "grid": [evaluate(extent, sizes) for extent in taken.grid],
         "choices": len(step.choices),
+        "lane": step.lane,
+        "after": list(step.after),
         "operations": operations,
         "short": short(step.operations),
         "module": _module(operations),
