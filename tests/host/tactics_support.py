@@ -50,7 +50,8 @@ class Memory:
         if isinstance(operand, Value):
             return self.array(operand)
         if isinstance(operand, PackedConstant):
-            return packing.apply(operand.recipe, self.graph.constants[operand.value])
+            packed = packing.apply(operand.recipe, self.graph.constants[operand.value])
+            return packed.reshape(-1)[operand.offset :] if operand.offset else packed
         return operand if isinstance(operand, float) else evaluate(operand, self.symbols)
 
 

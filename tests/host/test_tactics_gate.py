@@ -13,24 +13,30 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.tactics.gate import gate_slots
 
 
-def gated(draw: Draw, bias: bool = False, residual: bool = False) -> tuple[Graph, dict[str, np.ndarray]]:
+def gated(
+    draw: Draw, bias: bool = False, residual: bool = False, half: int = 24
+) -> tuple[Graph, dict[str, np.ndarray]]:
     """gelu(p[:, :24]) * p[:, 24:] of a product p, perhaps with a bias before and a residual behind."""
     b = GraphBuilder("gated")
     batch = b.symbol("batch", 1, 64)
-    x, other = b.input("x", float32, (batch, 16)), b.input("other", float32, (batch, 24))
-    p = b.op("matmul", [x, b.constant(draw(48, 16))], transpose_b=True)
-    p = b.op("add", [p, b.constant(draw(48))]) if bias else p
-    left, right = (b.op("slice", [p], axis=1, start=start, stop=start + 24) for start in (0, 24))
+    x, other = b.input("x", float32, (batch, 16)), b.input("other", float32, (batch, half))
+    p = b.op("matmul", [x, b.constant(draw(2 * half, 16))], transpose_b=True)
+    p = b.op("add", [p, b.constant(draw(2 * half))]) if bias else p
+    left, right = (b.op("slice", [p], axis=1, start=start, stop=start + half) for start in (0, half))
     y = b.op("multiply", [b.op("gelu", [b.op("multiply", [left, 0.5])]), right])
     b.output(b.op("add", [y, other]) if residual else y, "y")
-    return b.finish(), {"x": draw(5, 16), "other": draw(5, 24)}
+    return b.finish(), {"x": draw(5, 16), "other": draw(5, half)}
 
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_split_into_the_product_and_what_follows(bias: bool, residual: bool, draw: Draw, compiled: bool) -> None:
-    (chosen,) = check(*gated(draw, bias, residual), compiled)
-    assert chosen.name == "anchor alone" and len(chosen.stages) == 2
+@pytest.mark.parametrize("half", [24, 32])
+def test_two_products_or_one_and_what_follows(
+    half: int, bias: bool, residual: bool, draw: Draw, compiled: bool
+) -> None:
+    """Halves of whole panels of the weights are products of their own."""
+    (chosen,) = check(*gated(draw, bias, residual, half), compiled)
+    assert chosen.name == ("tiled matmul" if half == 32 else "anchor alone") and len(chosen.stages) == 2
 
 
 def test_slots_of_a_gate_alone(draw: Draw) -> None:

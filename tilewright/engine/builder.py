@@ -224,7 +224,8 @@ class _Builder:
 
     def _place(self, task: int, operand: Operand, storage: Storage) -> BufferReference:
         if isinstance(operand, PackedConstant):
-            return BufferReference("weight", self._weight(operand.value, operand.recipe))
+            offset = operand.offset * operand.value.dtype.itemsize
+            return BufferReference("weight", self._weight(operand.value, operand.recipe), offset)
         assert isinstance(operand, Value)
         root = storage.roots.get(operand, operand)
         if root in self.graph.constants:

@@ -102,13 +102,18 @@ def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
     assert group.anchor is not None
     if group.anchor.output.dtype.is_integer:
         return reduction(as_sum_of_products(group), graph, target)
-    source = group.anchor.inputs[0]
+    problem = describe_packed(group.anchor, graph, target)
+    slots = epilogue_slots(group, graph)
+    return [gemm_candidate(problem, slots, group, target)]
+
+
+def describe_packed(anchor: Node, graph: Graph, target: Target) -> Problem:
+    """The problem of a matmul node with constants in the panels that a target takes."""
+    source = anchor.inputs[0]
     assert source is not None
     rows, depth = lower_bound(product(source.shape[:-1])), simplify(source.shape[-1])
     beside = target.panel_group(source.dtype, rows, depth) if isinstance(depth, int) else 1
-    problem = describe(group.anchor, graph, target.microtile(source.dtype)[1], beside)
-    slots = epilogue_slots(group, graph)
-    return [gemm_candidate(problem, slots, group, target)]
+    return describe(anchor, graph, target.microtile(source.dtype)[1], beside)
 
 
 def as_sum_of_products(group: Group) -> Group:

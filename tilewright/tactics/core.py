@@ -26,6 +26,7 @@ class PackedConstant:
 
     value: Value
     recipe: tuple[tuple[str, Any], ...]
+    offset: int = 0  # elements in front of those that the kernel reads
 
 
 @dataclass(frozen=True)

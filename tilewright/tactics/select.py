@@ -12,10 +12,11 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.tactics.attention import attention_candidates
-from tilewright.tactics.contraction import matmul_candidates
+from tilewright.tactics.contraction import gate_halves, matmul_candidates
 from tilewright.tactics.convolution import convolution_candidates
 from tilewright.tactics.core import Candidate
 from tilewright.tactics.elementwise import elementwise
+from tilewright.tactics.gate import halves_candidates
 from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
 from tilewright.tactics.gpu.convolution import gpu_convolution
@@ -35,6 +36,8 @@ Maker = Callable[[Group, Graph, Target], list[Candidate]]
 def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
     makers = {"matmul": matmul_candidates, "grouped_matmul": grouped_candidates, "conv": convolution_candidates}
+    if gate_halves(group) is not None:
+        return halves_candidates(group, graph, target)
     return makers[group.anchor.op](group, graph, target)
 
 
