@@ -25,7 +25,7 @@ logger = logging.getLogger("tilewright.ops")
 
 ROUNDS = 3
 REPLAYS = 7
-_MILLISECONDS = 2.0  # of one candidate in one round
+_MILLISECONDS = 10.0  # of one candidate in one round: the clock has to fall as it does when a product is used
 Run = Callable[[], Any]
 Launch = Callable[[int], Any]  # on a stream
 
@@ -128,6 +128,6 @@ def _medians(runs: Mapping[int, Run]) -> dict[int, float]:
     samples: dict[int, list[float]] = {index: [] for index in runs}
     for _ in range(ROUNDS):
         for index, run in runs.items():
-            count = max(3, min(20, int(_MILLISECONDS / max(first[index], 1e-3))))
+            count = max(3, min(60, int(_MILLISECONDS / max(first[index], 1e-3))))
             samples[index] += timer.milliseconds(run, count, nothing)
     return {index: statistics.median(values) * 1e3 for index, values in samples.items()}
