@@ -24,7 +24,7 @@ from tilewright.tune.cache import Timing, TimingCache
 logger = logging.getLogger("tilewright.ops")
 
 ROUNDS = 3
-REPLAYS = 7
+REPLAYS = 21
 _MILLISECONDS = 10.0  # of one candidate in one round: the clock has to fall as it does when a product is used
 Run = Callable[[], Any]
 Launch = Callable[[int], Any]  # on a stream
