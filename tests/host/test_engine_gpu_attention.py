@@ -19,6 +19,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.graph.reference import run
 from tilewright.runtime.plan import TableReference, TiledReference
 from tilewright.settings import settings
+from tilewright.symbolic import evaluate
 
 
 @pytest.fixture
@@ -28,10 +29,12 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
     gc.collect()  # sessions give their memory back to the stand-in
 
 
-def packed(heads: int, key_heads: int, size: int, mask: str = "", causal: bool = False, dtype=bfloat16) -> Graph:
+def packed(
+    heads: int, key_heads: int, size: int, mask: str = "", causal: bool = False, dtype=bfloat16, most: int = 160
+) -> Graph:
     """Attention on queries, keys and values that lie side by side in one tensor [batch, sequence, columns]."""
     b = GraphBuilder("packed")
-    batch, length = b.symbol("batch", 1, 4), b.symbol("length", 1, 160)
+    batch, length = b.symbol("batch", 1, 4 if most == 160 else most), b.symbol("length", 1, most)
     x = b.input("x", dtype, (batch, length, (heads + 2 * key_heads) * size))
     operands: list[Value] = []
     start = 0
@@ -81,6 +84,25 @@ def test_attention_reads_packed_operands(graph: Graph, mask: str, driver: Driver
         exact = run(graph, inputs)["y"]
         unit = 2.0**-8 if graph.inputs[0].dtype == bfloat16 else 2.0**-11
         assert np.max(np.abs(found - exact)) <= 2 * unit * np.max(np.abs(inputs["x"].astype(np.float64)))
+
+
+def test_sizes_beyond_a_schedule_take_the_plain_kernel(driver: Driver, rng: np.random.Generator) -> None:
+    graph = packed(2, 2, 64, most=1 << 24)
+    engine = build(graph, "cuda:sm_90a")
+    (step,) = engine.plan.steps
+    assert step.evidence["chosen"].startswith("hopper attention") and len(step.choices) == 3
+
+    def taken(batch: int, length: int) -> int:
+        symbols = {"batch": batch, "length": length}
+        fits = (c.at_most is None or evaluate(c.size, symbols) <= c.at_most for c in step.choices)
+        return next(number for number, fit in enumerate(fits) if fit)
+
+    assert [taken(1, 64), taken(16383, 64), taken(1, 65), taken(1, 2097088), taken(16383, 65)] == [0, 0, 1, 1, 1]
+    assert [taken(16384, 1), taken(1, 2097089)] == [2, 2]
+    for length in (5, 100):
+        x = rng.standard_normal((2, length, 384)).astype(bfloat16.numpy)
+        exact = run(graph, {"x": x})["y"]
+        assert np.max(np.abs(engine(x).astype(np.float64) - exact)) <= 2.0**-7 * np.max(np.abs(x.astype(np.float64)))
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(64, float32), (40, bfloat16)])

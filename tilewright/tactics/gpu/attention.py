@@ -23,6 +23,7 @@ from tilewright.symbolic import (
     free_symbols,
     lift,
     lower_bound,
+    maximum,
     minimum,
     product,
     simplify,
@@ -40,8 +41,8 @@ from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of
 SMALLEST = 16  # rows, columns and depth of an instruction
 _TYPICAL = 512  # queries and keys that a run-time number is taken for
 _CANDIDATES = 3  # forms that are worth timing
-_PAIRS = 1 << 15  # of batches and heads, and tiles of queries, that an entry of the schedule counts
-_TILES = 1 << 16
+_PAIRS = 1 << 15  # of batches and heads, that an entry of the schedule counts; it counts as many tiles of queries
+_MOST_PARTS = 32  # of the keys, for one query
 _TENSOR_RATE = 4096 * 0.7  # operations of a multiprocessor and clock that attention reaches
 _TILE_CLOCKS = 1500.0
 _BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
@@ -52,7 +53,7 @@ def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]
     plain = strided_candidate(group, target, _calls)
     (call,) = plain.stages[0].calls
     cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
-    return [*(_decoding(group, target) or _hopper(group, target)), replace(plain, cost=cost)]
+    return [*(_decoding(group, target) or _hopper(group, call, target)), replace(plain, cost=cost)]
 
 
 def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
@@ -86,8 +87,11 @@ def _calls(
 # -- The Hopper kernel ------------------------------------------------------------------------------------------------
 
 
-def _hopper(group: Group, target: Target) -> list[Candidate]:
-    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands."""
+def _hopper(group: Group, plain: KernelCall, target: Target) -> list[Candidate]:
+    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands.
+
+    `plain` is the launch for sizes that an entry of the kernel's schedule cannot count, where there may be such.
+    """
     anchor = group.anchor
     assert anchor is not None
     strided = strided_operands(group)
@@ -98,13 +102,17 @@ def _hopper(group: Group, target: Target) -> list[Candidate]:
         calls, seconds = _hopper_calls(anchor, strided, number, target)
         if not calls:
             break
-        flops = simplify(lift(product(strided.views["q"].shape)) * strided.views["k"].shape[2] * 4)
-        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
-        reasons = {
-            f"queries <= {call.condition[1]}" if call.condition else "queries": _described(call.constants["FORM"])
+        forms = {
+            f"queries <= {FEW_QUERIES}" if len(calls) > 1 and call is calls[0] else "queries": call.constants["FORM"]
             for call in calls
         }
-        found.append(Candidate(_named("hopper attention", calls[-1]), (Stage(tuple(calls)),), cost, (), reasons))
+        flops = simplify(lift(product(strided.views["q"].shape)) * strided.views["k"].shape[2] * 4)
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+        reasons = {name: _described(form) for name, form in forms.items()}
+        name = _named("hopper attention", calls[-1])
+        if calls[-1].condition is not None:
+            calls.append(replace(plain, condition=None))
+        found.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
     return found
 
 
@@ -121,22 +129,19 @@ def _is_tiled(anchor: Node, strided: Strided) -> bool:
         return False
     out = View(q.shape, strided.out_strides)
     steps = [stride for view in (*strided.views.values(), out) for stride in (*view.strides[:3], view.offset)]
-    fits = upper_bound(product(q.shape[:2])) < _PAIRS and upper_bound(q.shape[2]) < _TILES * 64
-    return fits and all(divides(8, step) for step in steps)
+    return all(divides(8, step) for step in steps)
 
 
 def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -> tuple[list[KernelCall], float]:
-    """Launches in the forms of a place in the ranking, for few and for many queries, and the expected time."""
+    """Launches in the forms of a place in the ranking, for few and for many queries, and the expected time.
+
+    The last one has a condition only where sizes may be more than a schedule counts.
+    """
     q, k = strided.views["q"], strided.views["k"]
     queries = q.shape[2]
     calls: list[KernelCall] = []
     seconds = 0.0
-    spans: list[tuple[int, int | None]] = []
-    if lower_bound(queries) <= FEW_QUERIES:
-        spans.append((_typical(queries, FEW_QUERIES), FEW_QUERIES if upper_bound(queries) > FEW_QUERIES else None))
-    if upper_bound(queries) > FEW_QUERIES:
-        spans.append((_typical(queries), None))
-    for rows, at_most in spans:
+    for rows, condition in _spans(queries, product(q.shape[:2])):
         problem = AttentionProblem(
             int(q.shape[3]), rows, _typical(k.shape[2]), bool(anchor.attributes["causal"]),
             bias=strided.bias_form, type=tl.dtype(strided.sources["q"].dtype),
@@ -144,10 +149,28 @@ def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -
         forms = attention_forms(problem)
         if number >= len(forms):
             return [], 0.0
-        condition = None if at_most is None else (queries, at_most)
         calls.append(_hopper_call(anchor, strided, forms[number], condition, target))
         seconds = _seconds(forms[number], problem, _typical(product(q.shape[:2]), 1 << 20), target)
     return calls, seconds
+
+
+def _spans(queries: Size, pairs: Size) -> list[tuple[int, tuple[Size, int] | None]]:
+    """Typical numbers of few and of many queries, each with the condition of its launch."""
+    counted = upper_bound(pairs) < _PAIRS and upper_bound(queries) < _PAIRS * FEW_QUERIES
+    few: tuple[Size, int] | None = (queries, FEW_QUERIES)
+    many: tuple[Size, int] | None = None
+    if not counted:
+        # One comparison for both: of the pairs, and of the queries in a measure in which few are as many.
+        few = (maximum(simplify(lift(queries) * (_PAIRS // FEW_QUERIES - 1)), pairs), _PAIRS - 1)
+        many = (maximum(ceil_divide(queries, FEW_QUERIES), pairs), _PAIRS - 1)
+    elif upper_bound(queries) <= FEW_QUERIES:
+        few = None
+    spans: list[tuple[int, tuple[Size, int] | None]] = []
+    if lower_bound(queries) <= FEW_QUERIES:
+        spans.append((_typical(queries, FEW_QUERIES), few))
+    if upper_bound(queries) > FEW_QUERIES:
+        spans.append((_typical(queries), many))
+    return spans
 
 
 def _hopper_call(
@@ -202,6 +225,8 @@ def _decoding(group: Group, target: Target) -> list[Candidate]:
     if packed is None or not getattr(target, "wgmma", False) or not _is_tiled(anchor, strided):
         return []
     k = packed.views["k"]
+    if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= _PAIRS:
+        return []
     pairs = _middle(product(k.shape[:2]))
     block = 128 if packed.views["q"].shape[3] != 256 else 64
     found = []
@@ -235,7 +260,7 @@ def _splits(pairs: int, keys: int, block: int, processors: int) -> list[int]:
     """In how many parts the keys may be divided: such that all processors have about the same to do, fewest first."""
     most = max(1, keys // block)
     used = {}
-    for splits in range(1, min(most, 32) + 1):
+    for splits in range(1, min(most, _MOST_PARTS) + 1):
         tiles = pairs * splits
         blocks = -(-most // splits)
         # Blocks that the busiest processor reads, and what putting parts together takes.
