@@ -109,7 +109,7 @@ def main() -> int:
     monitor, records, began = Monitor(), [], time.time()
     for name in options.only or FAMILIES:
         records += run_family(FAMILIES[name], monitor, options)
-    data = save(options.out, records)
+        data = save(options.out, records)
     for name, means in data["families"].items():
         below = " BELOW ITS FLOOR" if means["floor"] and means["geometric_mean"] < means["floor"] else ""
         print(f"{name:12} peer / ours {means['geometric_mean']:.3f}, smallest {means['smallest']:.3f}{below}")
