@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import random
 import struct
 import types
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from tilewright.ir.interpreter import run as interpret
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver as drivers
-from tilewright.runtime.cuda import session
+from tilewright.runtime.cuda import memory, session, staging
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.program import Program, Resources
 from tilewright.runtime.launch import launch
@@ -38,6 +39,31 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 Work = Callable[[], None]
 
 
+Graph = list[tuple[Work, frozenset[int]]]  # kernels, each with the numbers of those that it comes behind
+
+
+class Capture:
+    """A graph that streams are captured into: `tails` are the kernels that the next one of a stream comes behind."""
+
+    def __init__(self, stream: int) -> None:
+        self.nodes: Graph = []
+        self.tails: dict[int, frozenset[int]] = {stream: frozenset()}
+
+    def add(self, stream: int, work: Work) -> None:
+        self.nodes.append((work, self.tails[stream]))
+        self.tails[stream] = frozenset({len(self.nodes) - 1})
+
+    def joined(self, stream: int) -> bool:
+        """Whether all kernels are done when the stream is."""
+        reached, pending = set(), list(self.tails[stream])
+        while pending:
+            node = pending.pop()
+            if node not in reached:
+                reached.add(node)
+                pending += self.nodes[node][1]
+        return len(reached) == len(self.nodes)
+
+
 class Driver:
     """The calls of ``cuda.bindings.driver`` that sessions make; `calls` counts them by name."""
 
@@ -45,8 +71,9 @@ class Driver:
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
-        self.captured: dict[int, list[Work]] = {}  # by stream
-        self.marked: dict[int, list[Work]] = {}  # events of a capture
+        self.captured: dict[int, Capture] = {}  # by stream
+        self.marked: dict[int, tuple[Capture, frozenset[int]]] = {}  # events of a capture
+        self.random = random.Random(0)  # kernels of a graph run in any order that their edges allow
         self.handles = 100
         self.updates_fail = False
 
@@ -113,37 +140,44 @@ class Driver:
         return int(stream in self.captured)
 
     def _cuStreamBeginCapture(self, stream: int, mode: Any) -> tuple[int]:
-        self.captured[stream] = []
+        self.captured[stream] = Capture(stream)
         return (0,)
 
-    def _cuStreamEndCapture(self, stream: int) -> list[Work]:
-        graph = self.captured[stream]
-        self.captured = {other: found for other, found in self.captured.items() if found is not graph}
+    def _cuStreamEndCapture(self, stream: int) -> tuple[int, Graph]:
+        capture = self.captured[stream]
+        self.captured = {other: found for other, found in self.captured.items() if found is not capture}
         self.marked.clear()
-        return graph
+        return (0 if capture.joined(stream) else 904), capture.nodes
 
     def _cuEventRecord(self, event: int, stream: int) -> tuple[int]:
         if stream in self.captured:
-            self.marked[event] = self.captured[stream]
+            capture = self.captured[stream]
+            self.marked[event] = capture, capture.tails[stream]
         return (0,)
 
     def _cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[int]:
         if event in self.marked:  # the stream is captured from here on
-            self.captured[stream] = self.marked[event]
+            capture, tails = self.marked[event]
+            self.captured[stream] = capture
+            capture.tails[stream] = capture.tails.get(stream, frozenset()) | tails
         return (0,)
 
-    def _cuGraphInstantiate(self, graph: list[Work], flags: int) -> list[Work]:
+    def _cuGraphInstantiate(self, graph: Graph, flags: int) -> Graph:
         return list(graph)
 
-    def _cuGraphExecUpdate(self, executable: list[Work], graph: list[Work]) -> tuple[int, None]:
+    def _cuGraphExecUpdate(self, executable: Graph, graph: Graph) -> tuple[int, None]:
         if self.updates_fail:
             return 910, None
         executable[:] = graph
         return 0, None
 
-    def _cuGraphLaunch(self, executable: list[Work], stream: int) -> tuple[int]:
-        for work in executable:
-            work()
+    def _cuGraphLaunch(self, executable: Graph, stream: int) -> tuple[int]:
+        done: set[int] = set()
+        while len(done) < len(executable):
+            ready = [n for n, (_, behind) in enumerate(executable) if n not in done and behind <= done]
+            chosen = self.random.choice(ready)
+            executable[chosen][0]()
+            done.add(chosen)
         return (0,)
 
     def _cuEventElapsedTime(self, start: Any, end: Any) -> float:
@@ -152,7 +186,7 @@ class Driver:
     def enqueue(self, stream: int, work: Work) -> None:
         """Run a kernel, or keep it for the graph that the stream is captured into."""
         if stream in self.captured:
-            self.captured[stream].append(work)
+            self.captured[stream].add(stream, work)
         else:
             work()
 
@@ -225,6 +259,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(trials, "launcher", launcher)
     for module in (session, trials):
         monkeypatch.setattr(module, "extern_start", extern)
+    for module in (memory, staging):  # objects may outlive the test, and with it the stand-in
+        monkeypatch.setattr(module, "_free", lambda address, *_: Driver.memory.pop(address, None))
     monkeypatch.setattr(settings, "tune", False)
     monkeypatch.setattr(settings, "threads", 1)  # kernels are compiled in this process
     # Modules hold the functions themselves, so that what these return is exchanged.
@@ -284,6 +320,6 @@ _NONE = Resources(0, 0, 0, 0, 0, 0)
 
 
 def _modules() -> list[types.ModuleType]:
-    from tilewright.runtime.cuda import branches, graphs, memory, staging, streams, timing
+    from tilewright.runtime.cuda import branches, graphs, streams, timing
 
     return [branches, drivers, devices, graphs, memory, session, staging, streams, timing, trials]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver, install
+from tests.host.random_graphs import RandomGraph
 from tilewright.dtypes import float32
 from tilewright.engine import branches
 from tilewright.engine.branches import LANES, Work, direct_dependencies, places
@@ -79,6 +80,23 @@ def test_branches_of_an_engine_run_on_streams_of_their_own(driver: Driver, rng, 
     engine = build(graph, "cuda:sm_90a")
     assert len({step.lane for step in engine.plan.steps}) > 1
     x = rng.standard_normal((16, 512), np.float32)
-    np.testing.assert_allclose(engine(x), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+    for _ in range(4):  # launched one by one, then as a graph whose kernels run in any order that is allowed
+        np.testing.assert_allclose(engine(x), run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
     waits = sum(len(step.after) for step in engine.plan.steps)
     assert driver.calls["cuStreamWaitEvent"] >= waits >= 2
+
+
+@pytest.mark.parametrize("length", [10, 20])
+def test_random_graphs_on_lanes_keep_their_results(driver: Driver, rng, monkeypatch, length: int) -> None:
+    monkeypatch.setattr(branches, "_WORTH_IT", 1e9)  # lanes wherever there are branches
+    monkeypatch.setattr(branches, "_CROSSING", 0.0)
+    drawn = RandomGraph(int(rng.integers(2**32)), length)
+    inputs = {name: array.astype(np.float32) for name, array in drawn.inputs(2, 3).items()}
+    spread = build(drawn.graph, "cuda:sm_90a")
+    monkeypatch.setattr(branches, "_WORTH_IT", 0.0)
+    alone = build(drawn.graph, "cuda:sm_90a")
+    assert {step.lane for step in alone.plan.steps} == {0}
+    wanted = alone.run(inputs)
+    for _ in range(5):
+        for name, found in spread.run(inputs).items():
+            np.testing.assert_array_equal(found, wanted[name])
