@@ -151,7 +151,7 @@ class Tuner:
         if missing:
             names = "; ".join(f"{p.group.name} ({what(p.group)})" for p in missing[:5])
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            gpu = self._name or f"a GPU for {self.target.key}"
+            gpu = self._name or f"a GPU of {getattr(self.target, 'architecture', self.target.name)}"
             raise MissingTimingError(
                 f"no times on record choose the kernels of {names}{more}: a reproducible build times nothing. Build "
                 f"the model once without --reproducible on {gpu}, keep its timing cache ({self._cache.path}), and name "

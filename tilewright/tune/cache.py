@@ -137,6 +137,7 @@ class TimingCache:
             handle, temporary = tempfile.mkstemp(prefix=".timings-", dir=path.resolve().parent)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.writelines(lines)
+            os.chmod(temporary, 0o644)  # others may merge it
             os.replace(temporary, path)
         except OSError as error:
             raise TimingCacheError(f"cannot write the timing cache {path}: {error}") from error
