@@ -20,6 +20,28 @@ if TYPE_CHECKING:
 _DIMENSION = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
+EffortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=3, help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2 more, 3 all."
+    ),
+]
+TimingCacheOption = Annotated[
+    Path | None,
+    typer.Option(help="Recorded times to use, of `tilewright tune` or an engine; new ones are added to such a file."),
+]
+ReproducibleOption = Annotated[
+    bool, typer.Option("--reproducible", help="Choose kernels by recorded times alone; fail where there are none.")
+]
+VendorOption = Annotated[
+    str,
+    typer.Option(
+        help="allow: PyTorch's products and convolutions (cuBLAS, cuDNN) may be taken where they are faster; the "
+        "engine then needs PyTorch on the GPU. never: only our own kernels."
+    ),
+]
+
+
 def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
     """``["x:1..64x128"]`` as ``{"x": [(1, 64), (128, 128)]}``; raises `typer.BadParameter`."""
     shapes: dict[str, list[tuple[int, int]]] = {}
@@ -53,28 +75,10 @@ def build(
         str,
         typer.Option(help="What to compile for: auto, cpu, cuda, cuda:sm_90a …; several, with commas, share one file."),
     ] = "auto",
-    effort: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=3, help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2, 3 all."
-        ),
-    ] = None,
-    timing_cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Recorded times to use, of `tilewright tune` or an engine; new ones are added to such a file."
-        ),
-    ] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Choose kernels by recorded times alone; fail where there are none.")
-    ] = False,
-    vendor: Annotated[
-        str,
-        typer.Option(
-            help="allow: PyTorch's products and convolutions (cuBLAS, cuDNN) may be taken where they are faster; the "
-            "engine then needs PyTorch on the GPU. never: only our own kernels."
-        ),
-    ] = "never",
+    effort: EffortOption = None,
+    timing_cache: TimingCacheOption = None,
+    reproducible: ReproducibleOption = False,
+    vendor: VendorOption = "never",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
