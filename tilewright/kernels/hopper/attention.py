@@ -238,10 +238,9 @@ def rescaled(out, sums, maximum, greatest, scale):
 
 @tilewright.jit
 def products(queries, memory, powers, out, key_count, value_count, copy, FORM: tl.constexpr):
-    """Issue the scores of one block and the values of the block before it; wait for the scores."""
+    """Issue the scores of a block whose keys are there and the values of the one before it; wait for the scores."""
     key = tx.ring_at(key_count, FORM.STAGES)
     value = tx.ring_at(value_count, FORM.STAGES)
-    memory.key_ring.wait_full(key)
     take_turn(copy, FORM)
     scores = tx.wgmma(queries, memory.keys[key.stage].T)
     memory.value_ring.wait_full(value)
@@ -256,6 +255,8 @@ def products(queries, memory, powers, out, key_count, value_count, copy, FORM: t
 def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, row, tile, sizes, copy, scale,
          MASKED: tl.constexpr, FORM: tl.constexpr):  # fmt: skip
     """Blocks `top` - first, … down to `top` - end + 1, each under the product of the one before it."""
+    if first < end:
+        memory.key_ring.wait_full(tx.ring_at(count + first, FORM.STAGES))
     for step in range(first, end):
         if FORM.BIAS > 0:
             bias = bias_of(top - step, row, tile, sizes, FORM)
@@ -266,16 +267,17 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
             scores = masked(scores, top - step, row, tile, sizes, FORM)
         exponentials, greatest, added = softmax(scores, maximum, scale, FORM)
         if FORM.LAZY:
-            # All warps of a group wait at one place, votes differ between them.  Waiting for the next keys is no
-            # loss, and keeps the assembler from moving the wait for the values in front of the exponentials.
             grown = tx.warp_any(greatest > maximum)
-            if step + 1 < end:
-                memory.key_ring.wait_full(tx.ring_at(count + step + 1, FORM.STAGES))
-            out = tx.wgmma_wait(pending)
+        # Here it is no loss to wait for the next keys, and it keeps the assembler from moving the wait for the product
+        # in front of the exponentials.  That one is for all warps of a group at one place: their votes differ.
+        if step + 1 < end:
+            memory.key_ring.wait_full(tx.ring_at(count + step + 1, FORM.STAGES))
+        out = tx.wgmma_wait(pending)
+        if FORM.LAZY:
             if grown:
                 out, sums = rescaled(out, sums, maximum, greatest, scale)
         else:
-            out, sums = rescaled(tx.wgmma_wait(pending), sums, maximum, greatest, scale)
+            out, sums = rescaled(out, sums, maximum, greatest, scale)
         memory.value_ring.release(tx.ring_at(count + step - 1, FORM.STAGES))
         sums += added
         maximum = greatest
@@ -429,6 +431,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
                 if FORM.BIAS > 0:
                     bias = bias_of(top, row, after, sizes, FORM)
                 start = pass_unread(memory.key_ring, count, above, copy, FORM.TURNS, FORM)
+                memory.key_ring.wait_full(tx.ring_at(start, FORM.STAGES))
                 scores, pending = products(query_tile(memory, number + 1, copy, FORM), memory, powers, out, start,
                                            count - 1, copy, FORM)  # fmt: skip
                 if FORM.BIAS > 0:
