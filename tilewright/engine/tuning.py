@@ -98,15 +98,15 @@ class Tuner:
     def __init__(self, graph: Graph, target: Target, tuning: Tuning, progress: Progress) -> None:
         self.graph, self.target, self.tuning, self.progress = graph, target, tuning, progress
         self.used: dict[str, Timing] = {}  # by key: what goes into the engine
-        self._cache = TimingCache.of_settings()
-        self._given = TimingCache(tuning.recorded)
         self._on_gpu = not isinstance(target, CPUTarget)
+        self._cache = TimingCache.of_settings() if self._on_gpu else TimingCache()
+        self._given = TimingCache(tuning.recorded)
         self._device, self._without = _gpu_for(target) if self._on_gpu else (None, "CPU kernels are not timed")
         self._name = None if self._device is None else device_name(self._device)
         self._problems: dict[str, _Problem] = {}  # by their texts
         weights = sum(array.nbytes for array in graph.constants.values())
         self._cold = weights > getattr(target, "l2_bytes", 0)
-        sources = (kernel_digest(target.name), source_digest("kernels", "tactics", "tune"))
+        sources = (kernel_digest(target.name), source_digest("kernels", "tactics", "tune")) if self._on_gpu else ()
         self._context = repr((target.key, *sources, self._cold))  # what times depend on, besides GPU and problem
 
     def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[Selection]:
