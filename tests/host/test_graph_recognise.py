@@ -281,6 +281,25 @@ def test_a_log_softmax_that_is_read_elsewhere_stays_whole(rng):
     assert "log_softmax" in ops_of(check(b.finish(), {"x": (4, 9)}, rng))
 
 
+def test_norms_of_groups_of_channels_read_channels_last(rng):
+    """Between convolutions nothing but the groups is permuted: by the kernels that compute and read the norm."""
+    b = GraphBuilder("groups")
+    x = b.input("x", float32, (2, 6, 5, 4))
+    for name in ("first", "second"):
+        weight, scale, bias = (
+            b.constant(rng.standard_normal(shape).astype(np.float32), name) for shape in ((6, 6, 3, 3), (6,), (6,))
+        )
+        options = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
+        x = b.op("conv", [x, weight], **options)
+        x = b.op("silu", [b.op("group_norm", [x, scale, bias], groups=3, epsilon=1e-5)])
+    b.output(x, "y")
+    graph = check(b.finish(), {"x": (2, 6, 5, 4)}, rng)
+    orders = [node.attributes["order"] for node in graph.nodes if node.op == "permute"]
+    assert orders == [(0, 2, 3, 1), *[(0, 2, 1, 3)] * 4, (0, 3, 1, 2)]
+    kinds = [group.kind for group in fuse(graph).groups if group.kind != "view"]
+    assert kinds == ["contraction", "reduction", "elementwise"] * 2
+
+
 # Activations ---------------------------------------------------------------------------------------
 
 

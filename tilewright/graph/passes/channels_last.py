@@ -13,7 +13,7 @@ from __future__ import annotations
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import OPS
 from tilewright.graph.rewrite import Rewriter, Rules, apply_rules
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, product
 
 _WINDOWED = ("conv", "max_pool", "average_pool")
 
@@ -150,10 +150,34 @@ def _pad(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=order)
 
 
+def _grouped_rows(node: Node, rewriter: Rewriter) -> Value | None:
+    """A norm of groups of channels: rows [N, groups, channels * spatial] become [N, groups, spatial, channels].
+
+    The order inside of a row does not matter to the norm, and neighbours in memory stay neighbours.
+    """
+    norm = rewriter.producer(node.inputs[0], "layer_norm")
+    rows = rewriter.producer(norm.inputs[0], "reshape") if norm is not None else None
+    image = node.output
+    source = _source(rows.inputs[0], rewriter) if rows is not None else None
+    if norm is None or rows is None or rows.inputs[0] is None or source is None or rows.output.rank != 3:
+        return None
+    if len([item for item in norm.inputs if item is not None]) > 1 or norm.attributes["axis"] != 2:
+        return None
+    groups, channels = rows.output.shape[1], image.shape[1]
+    if image.shape != rows.inputs[0].shape or not isinstance(groups, int) or not isinstance(channels, int):
+        return None
+    batch, spatial = image.shape[0], product(image.shape[2:])
+    split = rewriter.op("reshape", [source], shape=(batch, spatial, groups, channels // groups))
+    moved = rewriter.op("permute", [split], order=(0, 2, 1, 3))
+    result = rewriter.op("layer_norm", [moved], axis=2, epsilon=norm.attributes["epsilon"])
+    result = rewriter.op("reshape", [rewriter.op("permute", [result], order=(0, 2, 1, 3))], shape=source.shape)
+    return rewriter.op("permute", [result], order=_first(image.rank))
+
+
 def _rules() -> Rules:
     rules: dict[str, list] = {name: [_windowed] for name in _WINDOWED}
     rules.update({name: [_elementwise] for name, row in OPS.items() if row.kind == "elementwise"})
     for name in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"):
         rules[name] = [_reduction]
-    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad])
+    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad], reshape=[_grouped_rows])
     return rules
