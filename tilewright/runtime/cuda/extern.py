@@ -89,7 +89,9 @@ class _Step:
         with torch.no_grad(), torch.cuda.device(self._place), torch.cuda.use_mem_pool(self._pool):
             tensors = [self._tensor(number, operand) for number, operand in enumerate(operands)]
             if stream not in self._streams:
-                self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._place)
+                # PyTorch takes the address 0, which is the default stream's, for a wish for a fresh stream.
+                default = torch.cuda.default_stream(self._place)
+                self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._place) if stream else default
             with torch.cuda.stream(self._streams[stream]):
                 self._run(torch, tensors, self._options)
 
