@@ -84,7 +84,7 @@ def test_wrong_inputs_are_explained(engine):
         ({"x": np.ones((0, 8), np.float32), "cache": cache()}, ShapeError, r"is 0, outside.*1\.\.64"),
         ({"x": x.astype(np.float64), "cache": cache()}, InputError, r"float64.*float32.*astype"),
         ({"x": x.astype(">f4"), "cache": cache()}, InputError, "'x' is >f4"),
-        ({"x": object(), "cache": cache()}, InputError, "cannot read a object"),
+        ({"x": object(), "cache": cache()}, InputError, "cannot read an object"),
         ({"x": [["a"] * 8], "cache": cache()}, InputError, "do not make a float32 tensor"),
         ({"x": x, "cache": np.zeros(8, np.int64)[::2]}, ShapeError, "'cache' is written in place"),
         ({"x": x, "cache": np.broadcast_to(np.int64(0), (4,))}, ShapeError, "'cache' is written in place"),
