@@ -170,6 +170,18 @@ def test_independent_loops_over_one_tensor_share_a_launch():
     assert shapes_of(fused_of(b)) == [("reduction", ["softmax"]), ("elementwise", ["exp", "tanh"])]
 
 
+def test_results_are_stored_by_who_computes_them():
+    """A cheap sum that a convolution reads through a permute, and that is a result, is a group of its own."""
+    b = GraphBuilder("image")
+    x, y = b.input("x", float32, (2, 3, 6, 6)), b.input("y", float32, (6,))
+    total = b.op("add", [x, y])
+    same = {"strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    b.output(b.op("conv", [total, weights(b, 5, 3, 2, 2)], **same), "out")
+    b.output(total, "total")
+    fused = fused_of(b)
+    assert fused.groups[0].kind == "elementwise" and fused.groups[0].outputs == [fused.graph.outputs[1]]
+
+
 def test_an_epilogue_stops_where_two_tensors_would_leave():
     b = GraphBuilder("two_uses")
     x = b.input("x", float32, (4, 8))

@@ -79,17 +79,31 @@ def _join_chains(drafts: Drafts) -> None:
     for draft in list(drafts.live()):
         if draft.kind not in ("elementwise", "reduction", "contraction") or not reads_through(drafts, draft):
             continue
-        anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
-        kept = anchor.inputs if anchor is not None and draft.kind == "contraction" else []
+        kept = _operands(drafts, draft) if draft.kind == "contraction" else set()
         for value in drafts.inputs(draft):
             source = drafts.producer(value)
-            if source is None or drafts.owner[source].kind != "elementwise" or readers[value] > 1 or value in kept:
+            if source is None or drafts.owner[source].kind != "elementwise":
+                continue
+            if value in drafts.results or readers[value] > 1 or value in kept:
                 continue
             earlier, later = drafts.owner[source], drafts.owner[draft.first]
             if earlier is later or drafts.outputs(earlier) != [value] or not drafts.may_merge(earlier, later):
                 continue
             if _is_cheap(drafts, earlier, value, later):
                 drafts.merge(later, earlier)
+
+
+def _operands(drafts: Drafts, draft: Draft) -> set[Value]:
+    """What a group's anchor reads, through movement inside of the group: a contraction's operands stay in memory."""
+    members, found = draft.nodes | draft.copies, set()
+    waiting = [] if draft.anchor is None else [draft.anchor]
+    while waiting:
+        for value in drafts.nodes[waiting.pop()].inputs:
+            index = drafts.producer(value)
+            if value is not None and value not in found:
+                found.add(value)
+                waiting += [index] if index is not None and index in members else []
+    return found
 
 
 def _is_cheap(drafts: Drafts, earlier: Draft, value: Value, later: Draft) -> bool:
