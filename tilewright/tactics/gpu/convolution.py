@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.gpu_convolution import convolution, pad_channels
@@ -22,7 +22,7 @@ from tilewright.kernels.hopper import convolution as hopper
 from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, ranked_forms
 from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
 from tilewright.kernels.packing import order_recipe, runs_recipe
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, free_symbols, lift, product, simplify, substitute
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Problem, Slots, epilogue_slots
 from tilewright.tactics.convolution import (
@@ -47,6 +47,7 @@ from tilewright.tune.cost import expected
 from tilewright.tune.gpu import LAUNCH, gpu_of
 
 FORMS = 6  # of the Hopper kernel that become candidates
+_IMAGES = (1, 8, 32)  # up to which a run-time number of images has forms of its own
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _LONGEST_RUN = 2048  # elements of a line of the window that is read as one run
 _LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
@@ -172,22 +173,53 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     if max(image.stride) > _LARGEST_STEP:
         return []
     beside = _beside(group, slots, (x, w))
-    problem = ConvolutionProblem(
-        *map(expected, image.sizes), columns // groups, image.channels, groups, image.kernel, image.stride,  # type: ignore[misc]
-        image.pad, image.dilation, tl.dtype(x.dtype), tl.dtype(stored), beside is not None,
-        product([expected(extent) for extent in x.shape]) * x.dtype.itemsize,
-    )  # fmt: skip
+    ranges = _image_ranges(x.shape[0])
+    ranked = [_forms(image, x, columns // groups, groups, stored, beside is not None, known) for _, known in ranges]
+    dependent, processors = isinstance(weights, PackedConstant), gpu_of(target).processors
     candidates = []
-    for form, seconds in ranked_forms(problem)[:FORMS]:
-        form = form._replace(DEPENDENT=isinstance(weights, PackedConstant))
-        call = _call(form, image, weights, group, graph, slots, beside, gpu_of(target).processors)
-        if call is None:
+    for chosen in zip(*ranked, strict=False):
+        calls = []
+        for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
+            form = form._replace(DEPENDENT=dependent)
+            call = _call(form, image, weights, group, graph, slots, beside, processors)
+            if call is not None:
+                calls.append(call if at_most is None else replace(call, condition=(x.shape[0], at_most)))
+        if len(calls) < len(ranges):
             continue
-        seconds += LAUNCH * len(stages)
+        seconds = chosen[-1][1] + LAUNCH * len(stages)
         cost = product_cost(group, product(image.sizes), columns // groups, product(w.shape[1:]), groups, seconds)
-        reasons = {"epilogue": slots.function.__name__, "tile": _described(form)}
-        candidates.append(Candidate("hopper convolution", (*stages, Stage((call,))), cost, temporaries, reasons))
+        reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
+        for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
+            reasons["tile" if at_most is None else f"images <= {at_most}"] = _described(form)
+        candidates.append(Candidate("hopper convolution", (*stages, Stage(tuple(calls))), cost, temporaries, reasons))
     return candidates
+
+
+def _image_ranges(images: Size) -> list[tuple[int | None, dict[str, int]]]:
+    """Ranges of a number of images, each up to a number, with the size that stands for it; one when it is known."""
+    symbols = sorted(free_symbols(images), key=lambda symbol: symbol.name)
+    if len(symbols) != 1 or any(substitute(images, {symbols[0].name: count}) != count for count in (1, 2)):
+        return [(None, {})]
+    (symbol,) = symbols
+    limits = [limit for limit in _IMAGES if symbol.low <= limit < symbol.high]
+    last = min(symbol.high, max(symbol.low, 2 * _IMAGES[-1]))
+    return [*((limit, {symbol.name: limit}) for limit in limits), (None, {symbol.name: last})]
+
+
+def _forms(
+    image: _Image, x: Value, columns: int, groups: int, stored: DType, beside: bool, known: dict[str, int]
+) -> list[tuple[ConvolutionForm, float]]:
+    """The likeliest forms with their estimates, where symbols have the values `known`, others those expected."""
+
+    def at(size: Size) -> int:
+        return expected(substitute(size, known))
+
+    images, height, width = map(at, image.sizes)
+    problem = ConvolutionProblem(
+        images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
+        tl.dtype(x.dtype), tl.dtype(stored), beside, product([at(extent) for extent in x.shape]) * x.dtype.itemsize,
+    )  # fmt: skip
+    return list(ranked_forms(problem)[:FORMS])
 
 
 def _described(form: ConvolutionForm) -> str:
