@@ -60,13 +60,21 @@ def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS
 
 @tilewright.jit
 def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride, inverse,
-              epsilon, CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+              epsilon, CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+              EARLY: tl.constexpr):  # fmt: skip
     """out[row] = (y - mean) / sqrt(variance + epsilon) * weight + bias of y = x + residual, which goes to `total`.
 
-    `inverse` is 1 / columns.  Without `CENTER` the mean counts as 0.  What is None is left out.
+    `inverse` is 1 / columns.  Without `CENTER` the mean counts as 0.  What is None is left out.  With `EARLY` weights
+    are on their way together with the rows, where there are registers for both.
     """
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
     value = read(x, offsets, mask, 0.0)
+    inside = None
+    if MASK:
+        inside = column < columns
+    if EARLY:
+        scales = None if weight is None else read(weight, column, inside, 0.0)
+        shifts = None if bias is None else read(bias, column, inside, 0.0)
     if residual is not None:
         offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
         value += read(residual, offsets, mask, 0.0)
@@ -79,13 +87,13 @@ def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, re
             value = tl.where(mask, value, 0.0)
     scale = tl.rsqrt(tl.sum(value * value, 1) * inverse + epsilon)[:, None]
     result = value * scale
-    inside = None
-    if MASK:
-        inside = column < columns
-    if weight is not None:
-        result = result * read(weight, column, inside, 0.0)
-    if bias is not None:
-        result = result + read(bias, column, inside, 0.0)
+    if not EARLY:
+        scales = None if weight is None else read(weight, column, inside, 0.0, "evict_last")
+        shifts = None if bias is None else read(bias, column, inside, 0.0, "evict_last")
+    if scales is not None:
+        result = result * scales
+    if shifts is not None:
+        result = result + shifts
     tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
@@ -254,12 +262,17 @@ def accumulate_rows(x, start, end, inner, column, KIND: tl.constexpr, INITIAL: t
 
 @tilewright.jit
 def reduce_columns(x, out, reduced, inner, factor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
-                   LINES: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+                   LINES: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+                   STEP: tl.constexpr = 0):  # fmt: skip
     """out[outer, piece, inner] = reduction over a piece of the rows of x[outer, reduced, inner] * factor.
 
     Grid: (column blocks, pieces, outer).  Pieces are equal but for a row, and are reduced by a second launch, in order:
-    results do not vary.
+    results do not vary.  That one (`STEP` 2) starts while the first (`STEP` 1) still runs, and waits for it.
     """
+    if STEP == 1:
+        tl.extra.cuda.gdc_launch_dependents()
+    if STEP == 2:
+        tl.extra.cuda.gdc_wait()
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     piece, pieces = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     start = (piece * reduced // pieces).to(tl.int32)

@@ -14,6 +14,7 @@ from tilewright.ops.arrays import View
 
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
 _CHUNK = 8192
+_WIDE = 8192  # columns up to which a row leaves registers for weights
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RowForm:
     block: int
     warps: int
     long: bool = False
+    early: bool = False  # whether weights are loaded together with the rows
 
 
 def block_of(columns: int) -> int:
@@ -34,19 +36,30 @@ def block_of(columns: int) -> int:
 
 
 def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, processors: int = 132) -> RowForm:
-    """The blocks for so many rows: about 32 elements a thread, rows together until a CTA has 2048 elements.
+    """The blocks for so many rows, as they were fastest on an H200 (bfloat16, 1024 to 16384 columns).
 
-    Few threads with many bytes in flight each beat many that wait for each other (measured on an H200: 8 warps at 8192
-    columns, 16 lose 10%, but not with two inputs).  More rows share `weights`, which every CTA reads; fewer rows a CTA
-    when processors would stay idle.
+    With weights, which every CTA reads, a CTA has one row, and where registers allow they are loaded with it; without,
+    it has 2048 elements at least.  Few threads with many bytes in flight beat many that wait for each other: 4 warps up
+    to 8192 columns with weights, 16 elements and more a thread with a second input; wide rows want more threads.
+    Fewer rows a CTA when processors would stay idle.
     """
     if columns > REGISTER_COLUMNS:
         return RowForm(1, _CHUNK, 16, long=True)
     block = block_of(columns)
     together = 1
-    while together * block < (8192 if weights else 2048) and cdiv(rows, 2 * together) >= 4 * processors:
+    while together * block < (1024 if weights else 2048) and cdiv(rows, 2 * together) >= 4 * processors:
         together *= 2
-    return RowForm(together, block, warps_for(together * block * inputs, 1024))
+    elements = together * block
+    early = weights and block <= (_WIDE if inputs == 1 else 2 * _WIDE)
+    if inputs > 1:
+        warps = max(min(4, warps_for(elements, 128)), warps_for(elements, 512))
+    elif early:
+        warps = max(min(2, warps_for(elements, 128)), min(4, warps_for(elements, 1024)))
+    elif weights:
+        warps = warps_for(elements, 512)
+    else:
+        warps = max(min(4, warps_for(elements, 512)), warps_for(elements, 1024 if block <= _WIDE else 2048))
+    return RowForm(together, block, warps, early=early)
 
 
 def warps_for(elements: int, each: int) -> int:
@@ -163,7 +176,8 @@ def _normalize(
         form = row_form(rows, columns, 1 if residual is None else 2, weight is not None or bias is not None)
         kernel = gpu_rows.normalize_long if form.long else gpu_rows.normalize
         grid = (cdiv(rows, form.rows),)
+        early = {} if form.long else {"EARLY": form.early}
         kernel[grid](source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
-                     out_stride, 1.0 / columns, float(epsilon), CENTER=center,
+                     out_stride, 1.0 / columns, float(epsilon), CENTER=center, **early,
                      **_options(form, rows, columns))  # fmt: skip
     return (target.base, total) if return_sum else target.base
