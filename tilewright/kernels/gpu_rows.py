@@ -25,13 +25,19 @@ def place(rows, columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: 
 
 
 @tilewright.jit
-def read(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = ""):
-    """Elements as float32."""
+def fetch(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = ""):
+    """Elements as they are in memory."""
     if mask is None:
         value = tl.load(pointer + offsets, eviction_policy=EVICTION)
     else:
         value = tl.load(pointer + offsets, mask=mask, other=other, eviction_policy=EVICTION)
-    return value.to(tl.float32)
+    return value
+
+
+@tilewright.jit
+def read(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = ""):
+    """Elements as float32."""
+    return fetch(pointer, offsets, mask, other, EVICTION).to(tl.float32)
 
 
 @tilewright.jit
@@ -73,8 +79,8 @@ def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, re
     if MASK:
         inside = column < columns
     if EARLY:
-        scales = None if weight is None else read(weight, column, inside, 0.0)
-        shifts = None if bias is None else read(bias, column, inside, 0.0)
+        scales = None if weight is None else fetch(weight, column, inside, 0.0)
+        shifts = None if bias is None else fetch(bias, column, inside, 0.0)
     if residual is not None:
         offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
         value += read(residual, offsets, mask, 0.0)
@@ -88,12 +94,12 @@ def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, re
     scale = tl.rsqrt(tl.sum(value * value, 1) * inverse + epsilon)[:, None]
     result = value * scale
     if not EARLY:
-        scales = None if weight is None else read(weight, column, inside, 0.0, "evict_last")
-        shifts = None if bias is None else read(bias, column, inside, 0.0, "evict_last")
+        scales = None if weight is None else fetch(weight, column, inside, 0.0, "evict_last")
+        shifts = None if bias is None else fetch(bias, column, inside, 0.0, "evict_last")
     if scales is not None:
-        result = result * scales
+        result = result * scales.to(tl.float32)
     if shifts is not None:
-        result = result + shifts
+        result = result + shifts.to(tl.float32)
     tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
