@@ -178,6 +178,7 @@ add("_safe_softmax", lambda: torch.tensor([[-math.inf, -math.inf], [1.0, 2.0]], 
 # Products, convolutions, attention
 add("mm matmul", X, floats(4, 5))
 add("bmm matmul", floats(2, 3, 4), floats(2, 4, 5))
+add("as_strided", floats(2, 3, 1, 1), [2, 3, 1, 1], [3, 1, 3, 3])
 add("_grouped_mm", small(9, 8), small(3, 8, 4), lambda: torch.tensor([2, 2, 9]).int())
 add("matmul", floats(2, 1, 3, 4), floats(5, 4, 2))
 add("mv matmul", X, Y)

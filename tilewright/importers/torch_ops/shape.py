@@ -261,3 +261,14 @@ for _name in (
     "sym_constrain_range_for_size.default",
 ):
     TABLE.add(_name, nothing)
+
+
+@rule("as_strided.default")
+def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Value:
+    """The same tensor with other strides where dimensions are 1: how PyTorch tells that it is channels-last."""
+    given = call.node.args[0].meta["val"]
+    long = [axis for axis, extent in enumerate(given.shape) if extent != 1]
+    same = tuple(size) == tuple(given.shape) and all(stride[axis] == given.stride(axis) for axis in long)
+    if not same or (storage_offset or given.storage_offset()) != given.storage_offset():
+        raise Unsupported("a view of memory by strides", "use slices, permutes and reshapes")
+    return x
