@@ -45,14 +45,17 @@ def largest_error(found: Any, exact: Any) -> float:
 
 
 def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: int, device: str = "cuda") -> None:
-    """The engine's largest error is at most three times that of PyTorch on the CPU, both against float64."""
+    """The engine's largest error is at most four times that of PyTorch on the CPU, both against float64.
+
+    A GPU's sums run along the whole depth one by one, a CPU's in as many chains as its vectors have lanes.
+    """
     inputs = spec.make_inputs(**sizes, seed=seed)
     exact = spec.run(inputs, torch.float64)
     given = {name: tensor.to(device, copy=True) for name, tensor in inputs.items()}
     outputs = built.run(given)
     assert all(value.device.type == device for value in outputs.values())
     found = [*outputs.values(), *(given[name] for name in spec.mutated)]
-    allowed = 3 * largest_error(spec.run(inputs), exact) + ROUNDING
+    allowed = 4 * largest_error(spec.run(inputs), exact) + ROUNDING
     assert largest_error(found, exact) <= allowed
 
 
