@@ -10,7 +10,7 @@ others             an implicit product of `tl.dot`, for all that there is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import tilewright.language as tl
@@ -217,7 +217,7 @@ def _forms(
     images, height, width = map(at, image.sizes)
     problem = ConvolutionProblem(
         images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
-        tl.dtype(x.dtype), tl.dtype(stored), beside, product([at(extent) for extent in x.shape]) * x.dtype.itemsize,
+        tl.dtype(x.dtype), tl.dtype(stored), beside, prod(map(at, x.shape)) * x.dtype.itemsize,
     )  # fmt: skip
     return list(ranked_forms(problem)[:FORMS])
 
@@ -239,23 +239,31 @@ def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
         pixels = product(x.shape[:-1])
         line = simplify(lift(pixels) * channels)
         return _Image(x, (1, 1, pixels, channels), (line, line, channels, 1), (1, 1, pixels), channels)
-    strides = (simplify(lift(height) * width * channels), simplify(lift(width) * channels), channels, 1)
-    kernel, steps, dilation = w.shape[2:], attributes["strides"], attributes["dilation"]
-    pad = tuple(low for low, _ in attributes["padding"])
+    image_step, line_step = simplify(lift(height) * width * channels), simplify(lift(width) * channels)
+    kernel, steps, dilation = _window(w), attributes["strides"], attributes["dilation"]
+    (top, _), (left, _) = attributes["padding"]
     sizes = (images, out_height, out_width)
     padded = any(low or high for low, high in attributes["padding"])
     if kernel == steps and groups == 1 and dilation == (1, 1) and not padded:
         # Patches side by side: a line of one is a run of memory.
         run = kernel[1] * channels
         shape = (images, height, out_width, run)
-        return _Image(x, shape, (strides[0], strides[1], run, 1), sizes, run, (kernel[0], 1), (kernel[0], 1))
+        return _Image(x, shape, (image_step, line_step, run, 1), sizes, run, (kernel[0], 1), (kernel[0], 1))
     if kernel == (1, 1) and not padded:
         shape = (images, out_height, out_width, channels)
-        strides = (strides[0], simplify(lift(strides[1]) * steps[0]), channels * steps[1], 1)
+        strides = (image_step, simplify(lift(line_step) * steps[0]), channels * steps[1], 1)
         return _Image(x, shape, strides, sizes, channels // groups)
     return _Image(
-        x, (images, height, width, channels), strides, sizes, channels // groups, kernel, steps, pad, dilation
-    )
+        x, (images, height, width, channels), (image_step, line_step, channels, 1), sizes, channels // groups,
+        kernel, steps, (top, left), dilation,
+    )  # fmt: skip
+
+
+def _window(w: Value) -> tuple[int, int]:
+    """Height and width of the window; `checked_convolution` has seen that weights have a fixed shape."""
+    height, width = w.shape[2:]
+    assert isinstance(height, int) and isinstance(width, int)
+    return height, width
 
 
 def _by_lines(image: _Image) -> _Image:
@@ -283,10 +291,11 @@ def _padded_image(
     attributes = anchor.attributes
     images, height, width, channels = x.shape
     _, out_height, out_width, _ = anchor.output.shape
-    (kernel_y, kernel_x), (step_y, step_x) = w.shape[2:], attributes["strides"]
+    (kernel_y, kernel_x), (step_y, step_x) = _window(w), attributes["strides"]
     (top, _), (left, _) = attributes["padding"]
-    fixed = isinstance(width, int) and isinstance(out_width, int) and isinstance(kernel_x, int)
-    if not fixed or attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or w not in graph.constants:
+    assert isinstance(channels, int)
+    other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or w not in graph.constants
+    if other or not isinstance(width, int) or not isinstance(out_width, int):
         return None
     unit = _TILED_BYTES // x.dtype.itemsize
     fold = step_y if step_y & (step_y - 1) == 0 else 1
