@@ -132,7 +132,7 @@ def _seconds(
     compute = row_tiles * ceil(blocks.columns / tile[1]) * 2 * rows_in_tile * tile[1] * depth
     compute /= machine.flops * kernel.rate
     steps = ceil(depth / blocks.depth)
-    right = blocks.columns * depth * kernel.itemsize
+    right: float = blocks.columns * depth * kernel.itemsize
     left = used * depth * kernel.itemsize
     result = used * blocks.columns * 4 * (2 * steps + 1)
     if kernel.in_place:

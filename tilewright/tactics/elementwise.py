@@ -90,7 +90,8 @@ def _results(output: Value, producers: Mapping[Value, Node]) -> list[Result]:
 def _needed(nodes: Sequence[Node], results: Sequence[Result]) -> list[Node]:
     """The nodes that compute results, and the places of updates."""
     wanted = {result.value for result in results}
-    wanted |= {result.update.inputs[1] for result in results if result.update is not None}
+    places = [result.update.inputs[1] for result in results if result.update is not None]
+    wanted.update(place for place in places if place is not None)
     found: list[Node] = []
     for node in reversed(nodes):
         if node.output in wanted:

@@ -138,6 +138,8 @@ def _half(group: Group, half: Node) -> tuple[Node, list[Node]]:
     """The product of half of the columns, and what stands between it and the value of that half."""
     anchor = group.anchor
     assert anchor is not None
+    whole = half.inputs[0]
+    assert whole is not None
     start, stop = half.attributes["start"], half.attributes["stop"]
     aside = _aside(group)
     between = [node for node in group.epilogue if _is_between(node, half) and node not in aside]
@@ -145,7 +147,7 @@ def _half(group: Group, half: Node) -> tuple[Node, list[Node]]:
         node.output: Value(f"{node.output.name}.{start}", node.output.dtype, half.output.shape)
         for node in (anchor, *between)
     }
-    values[half.inputs[0]] = half.output
+    values[whole] = half.output
     nodes: list[Node] = []
     for node in between:
         inputs: list[Value | None] = []

@@ -52,7 +52,7 @@ def joint_call(calls: Sequence[KernelCall]) -> KernelCall:
         elif number:
             condition = f"el{condition}"
         lines += [condition, f"    part_{number}({', '.join(arguments)})"]
-    parts = tuple(_part(call.kernel) for call in calls)
+    parts = tuple(map(_part, calls))
     name = "joint_" + "_and_".join(dict.fromkeys(call.kernel.__name__ for call in calls))
     body = "\n".join(f"    {line}" for line in lines)
     source = f"def {name}({', '.join(parameters.operands)}):\n{body}\n"
@@ -100,8 +100,10 @@ def _programs(grid: Sequence[Size], start: Size, parameters: _Parameters) -> lis
     return [f"({own}) % {first}", rest if grid[2] == 1 else f"{rest} % {second}", third]
 
 
-def _part(kernel: JITFunction) -> JITFunction:
+def _part(call: KernelCall) -> JITFunction:
     """A generated kernel as a function of its program ids."""
+    kernel = call.kernel
+    assert isinstance(kernel, JITFunction)
     source = kernel.source.replace(f"def {kernel.__name__}(", f"def {kernel.__name__}({', '.join(_PROGRAMS)}, ", 1)
     for axis, name in enumerate(_PROGRAMS):
         source = source.replace(f"tl.program_id({axis})", name)

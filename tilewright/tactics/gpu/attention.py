@@ -138,12 +138,13 @@ def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -
     The last one has a condition only where sizes may be more than a schedule counts.
     """
     q, k = strided.views["q"], strided.views["k"]
-    queries = q.shape[2]
+    queries, size = q.shape[2], q.shape[3]
+    assert isinstance(size, int)
     calls: list[KernelCall] = []
     seconds = 0.0
     for rows, condition in _spans(queries, product(q.shape[:2])):
         problem = AttentionProblem(
-            int(q.shape[3]), rows, _typical(k.shape[2]), bool(anchor.attributes["causal"]),
+            size, rows, _typical(k.shape[2]), bool(anchor.attributes["causal"]),
             bias=strided.bias_form, type=tl.dtype(strided.sources["q"].dtype),
         )  # fmt: skip
         forms = attention_forms(problem)
@@ -239,8 +240,9 @@ def _packed_heads(strided: Strided) -> Strided | None:
     """The operands with the query heads that share keys as the queries of one head; None for more queries than one."""
     q, k = strided.views["q"], strided.views["k"]
     heads, key_heads = q.shape[1], k.shape[1]
-    one_query = q.shape[2] == 1 and isinstance(heads, int) and isinstance(key_heads, int)
-    if not one_query or heads // key_heads > FEW_QUERIES:
+    if q.shape[2] != 1 or not isinstance(heads, int) or not isinstance(key_heads, int):
+        return None
+    if heads // key_heads > FEW_QUERIES:
         return None
     group = heads // key_heads
     if strided.bias_form and group > 1 and (strided.bias_strides[1] != 0 or strided.bias_form == 2):

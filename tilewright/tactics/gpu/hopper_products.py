@@ -124,7 +124,8 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             reasons["gate"] = found.gate.__name__
         for (_, at_most), (form, _) in zip(spans, forms, strict=True):
             last = at_most is None or at_most >= upper_bound(found.rows)
-            calls.append(_call(found, form, None if last else (found.rows, at_most), target))
+            condition = None if at_most is None or last else (found.rows, at_most)
+            calls.append(_call(found, form, condition, target))
             tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
             reasons[tile] = described(form)
         cost = _cost(found, group, forms[-1][1])

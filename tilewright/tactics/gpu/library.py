@@ -107,10 +107,9 @@ def _bias(group: Group) -> Value | None:
     if len(group.nodes) == 2 and group.nodes[0] is anchor and len(group.outputs) == 1:
         node = group.nodes[1]
         others = [value for value in node.inputs if value is not anchor.output]
-        if node.op == "add" and len(others) == 1 and others[0] is not None:
-            (bias,) = others
-            columns = anchor.output.shape[-1:]
-            if bias.shape == columns and bias.dtype == node.output.dtype == anchor.output.dtype:
+        bias = others[0] if node.op == "add" and len(others) == 1 else None
+        if bias is not None and bias.shape == anchor.output.shape[-1:]:
+            if bias.dtype == node.output.dtype == anchor.output.dtype:
                 return bias
     raise NotImplementedError("the library's product has no such neighbours")
 
