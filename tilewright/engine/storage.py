@@ -222,13 +222,13 @@ class _Planner:
             Interval(str(number), _bytes(value), tasks[0], max(tasks[-1], beside(tasks)))
             for number, (value, tasks) in enumerate(users.items())
         ]
-        memory = plan_memory(intervals)
+        arena = plan_memory(intervals)
         stays = []
         for value, interval in zip(users, intervals, strict=True):
-            self.places[value] = BufferReference("arena", value.name, memory.offsets[interval.name])
-            offset = memory.offsets[interval.name]
+            self.places[value] = BufferReference("arena", value.name, arena.offsets[interval.name])
+            offset = arena.offsets[interval.name]
             stays.append(Stay(value.name, offset, interval.bytes, interval.first, interval.last))
-        return memory.total, stays
+        return arena.total, stays
 
 
 def _roots(scheduled: Sequence[tuple[Group, Candidate | None]]) -> dict[Value, Value]:

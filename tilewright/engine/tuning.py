@@ -134,7 +134,7 @@ class Tuner:
         if key not in self._problems:
             digest = hashlib.sha256(f"{self._context} {key}".encode()).hexdigest()
             sizes = examples(self.graph, group)
-            keys = {f"group-{digest[:32]}{_sizes_text(each)}": each for each in sizes}
+            keys: dict[str, Mapping[str, int]] = {f"group-{digest[:32]}{_sizes_text(each)}": each for each in sizes}
             self._problems[key] = _Problem(group, found, labels(found), keys, closest(found, self.tuning.level))
         return self._problems[key]
 

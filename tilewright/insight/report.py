@@ -203,14 +203,14 @@ def _graph(
         for name, dtype, shape in graph["inputs"]
     ]
     number_of = {name: row for row, (name, *_) in enumerate(graph["inputs"])}
-    for node, step in _by_step(nodes):
+    for node, number in _by_step(nodes):
         inputs = [number_of[name] for name in node["inputs"] if name in number_of]
         name, dtype, shape = node["outputs"][0]
         for output in node["outputs"]:
             number_of[output[0]] = len(rows)
         rows.append(
             {"op": node["op"], "name": name, "type": _type(dtype, shape, symbols), "source": node["source"],
-             "step": step, "inputs": sorted(set(inputs))}
+             "step": number, "inputs": sorted(set(inputs))}
         )  # fmt: skip
     for row, lane in zip(rows, lanes([row["inputs"] for row in rows]), strict=True):
         row["lane"] = lane

@@ -172,12 +172,13 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
         if shared and not (value in kept and _is_whole_row(anchor)):
             continue
-        kept = set(node.inputs) if value in kept and node.op == "cast" and not shared else set()
+        inputs = [item for item in node.inputs if item is not None]
+        kept = set(inputs) if value in kept and node.op == "cast" and not shared else set()
         if node.output.shape != source.shape or drafts.depends_through_others(draft, drafts.owner[index]):
             continue
         drafts.merge(draft, drafts.owner[index])
         taken.append(node.op)
-        waiting += [item for item in node.inputs if item is not None]
+        waiting += inputs
     if taken:
         remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(reversed(taken))} as its prologue")
 
