@@ -62,8 +62,8 @@ def lines(operation: Operation, program: Sequence[int], operands: Sequence[np.nd
         kind = operation.operands[number].type
         head, percent, conversion = line_format(operation, number).rpartition("%")
         form = f"{head}{percent}{conversion.replace(_FLOAT_BITS, 's').replace('ll', '')}"
-        for index in np.ndindex(block.shape):
-            yield form % (*program, *index, _shown(block[index], kind, bool(operation.attributes["hex"])))
+        for index, element in np.ndenumerate(block):
+            yield form % (*program, *index, _shown(element, kind, bool(operation.attributes["hex"])))
 
 
 def _shown(value: np.generic, kind: TensorType, hexadecimal: bool) -> int | float | str:

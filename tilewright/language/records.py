@@ -43,7 +43,7 @@ def argument_values(record: Any) -> tuple[Any, ...]:
 
 def assembled(kind: type, values: Iterable[Any]) -> Any:
     """An instance of a dataclass with these fields, in order; its constructor does not run."""
-    record = object.__new__(kind)
+    record: Any = object.__new__(kind)
     for name, value in zip(field_names(kind), values, strict=True):
         object.__setattr__(record, name, value)
     return record

@@ -9,6 +9,9 @@ one goes forward to the start of the slice and one back by what the slice is sho
 row is the tensor's.
 """
 
+# Bodies of kernels are tile language, which Python's type rules do not describe.
+# mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment,operator"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -42,7 +45,7 @@ def create_ragged_descriptor(T: Any, block_shape: Sequence[int], ragged_dim: int
 
 
 @jit
-def _place(tiles, start, size, coordinates, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+def _place(tiles, start, size, coordinates, axis: tl.constexpr):
     tl.static_assert(len(tiles.shape) == len(coordinates) + 2, "this takes a descriptor of create_ragged_descriptor")
     missing = tiles.shape[axis + 2].to(tl.int32) - size
     row = coordinates[axis] + missing
@@ -50,21 +53,21 @@ def _place(tiles, start, size, coordinates, axis: tl.constexpr):  # type: ignore
 
 
 @jit
-def load_ragged(TMA, slice_off, slice_size, coords, ragged_dim: tl.constexpr = 0):  # type: ignore[no-untyped-def]
+def load_ragged(TMA, slice_off, slice_size, coords, ragged_dim: tl.constexpr = 0):
     """The tile at `coords`, counted from row `slice_off`; zero from row `slice_off + slice_size` on."""
     block = TMA.load(_place(TMA, slice_off, slice_size, coords, ragged_dim))
     return tl.reshape(block, block.shape[2:])
 
 
 @jit
-def store_ragged(TMA, slice_off, slice_size, coords, data, ragged_dim: tl.constexpr = 0):  # type: ignore[no-untyped-def]
+def store_ragged(TMA, slice_off, slice_size, coords, data, ragged_dim: tl.constexpr = 0):
     """Write a tile at `coords`, counted from row `slice_off`; rows from `slice_off + slice_size` on are left alone."""
     block = tl.reshape(data, (1, 1) + data.shape)
     TMA.store(_place(TMA, slice_off, slice_size, coords, ragged_dim), block)
 
 
 @jit
-def atomic_add_ragged(TMA, slice_off, slice_size, coords, data, ragged_dim: tl.constexpr = 0):  # type: ignore[no-untyped-def]
+def atomic_add_ragged(TMA, slice_off, slice_size, coords, data, ragged_dim: tl.constexpr = 0):
     """Like `store_ragged`, but adds to what is there."""
     block = tl.reshape(data, (1, 1) + data.shape)
     TMA.atomic_add(_place(TMA, slice_off, slice_size, coords, ragged_dim), block)

@@ -266,7 +266,7 @@ for _name in (
 @rule("as_strided.default")
 def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Value:
     """The same tensor with other strides where dimensions are 1: how PyTorch tells that it is channels-last."""
-    given = call.node.args[0].meta["val"]
+    given = call.node.all_input_nodes[0].meta["val"]
     long = [axis for axis, extent in enumerate(given.shape) if extent != 1]
     same = tuple(size) == tuple(given.shape) and all(stride[axis] == given.stride(axis) for axis in long)
     if not same or (storage_offset or given.storage_offset()) != given.storage_offset():

@@ -14,6 +14,7 @@ on.  So the process stays as it was, and whoever launched tells what happened.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Failure:
     element: tuple[int, ...]
 
     @staticmethod
-    def read(record: Sequence[int]) -> Failure | None:
+    def read(record: Sequence[int] | ctypes.Array[ctypes.c_int64]) -> Failure | None:
         """What a launch left in its record; None when no assertion failed."""
         if not record[0]:
             return None

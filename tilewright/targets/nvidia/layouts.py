@@ -207,13 +207,13 @@ class Assigner:
         been anchored."""
         seen, path = {value}, [value] if value in self.open else []
         while path:
-            operation, sources = path[-1].definition, self.groups.get(path[-1], [])
-            if moved := operation is not None and operation.opcode in (*ELEMENTWISE, *_MOVING):
-                sources = operation.operands
+            operation = path[-1].definition
+            moved = operation if operation is not None and operation.opcode in (*ELEMENTWISE, *_MOVING) else None
+            sources = moved.operands if moved is not None else self.groups.get(path[-1], [])
             home = next((self.home[source] for source in sources if source in self.home), None)
             further = next((source for source in sources if source in self.open and source not in seen), None)
             if home is not None:
-                self.demand(path.pop(), result_layout(operation, home) if moved else home)
+                self.demand(path.pop(), result_layout(moved, home) if moved is not None else home)
             elif further is None:
                 path.pop()
             else:
