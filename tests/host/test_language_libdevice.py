@@ -23,6 +23,17 @@ def binary(x, y, out, FUNCTION: tl.constexpr, N: tl.constexpr):
     tl.store(out + i, FUNCTION(tl.load(x + i), tl.load(y + i)))
 
 
+@tilewright.jit
+def length(x, y, out, FUNCTION: tl.constexpr, COUNT: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    zero = tl.zeros([N], out.dtype.element_ty)
+    first, second = tl.load(x + i), tl.load(y + i)
+    if COUNT == 3:
+        tl.store(out + i, FUNCTION(first, zero, second))
+    else:
+        tl.store(out + i, FUNCTION(first, zero, zero, second))
+
+
 FUNCTIONS = [
     ("exp10", lambda x: 10.0**x),
     ("log10", lambda x: np.log10(abs(x))),
@@ -130,3 +141,53 @@ def test_bits(rng: np.random.Generator) -> None:
         out = np.zeros_like(x)
         launch(unary, (1,), x, out, FUNCTION=getattr(libdevice, name), N=32)
         assert out.tolist() == expected, name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("name", "reference"), [("sinh", np.sinh), ("cosh", np.cosh)])
+def test_hyperbolic_functions_up_to_their_overflow(name: str, reference, dtype: str) -> None:
+    ends = {"float32": [88.8, 88.9, 89.41, 89.43], "float64": [709.7, 709.9, 710.47, 710.5]}[dtype]
+    x = np.array([*ends, -ends[1], -ends[3], 1.5, 19.9, 20.1, 60.0, -30.0, -0.0, np.inf, -np.inf, np.nan, 1e-9], dtype)
+    with np.errstate(over="ignore"):
+        expected = reference(x.astype(np.float64)).astype(dtype)
+    out = np.zeros_like(x)
+    launch(unary, (1,), x, out, FUNCTION=getattr(libdevice, name), N=16)
+    np.testing.assert_allclose(out, expected, rtol=2e-6 if dtype == "float32" else 1e-13)
+    assert np.isfinite(out[:3]).all()
+    assert np.isinf(out[3])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lengths_are_infinite_or_nan_as_in_c(dtype: str) -> None:
+    values = np.array([0.0, 3.0, np.nan, np.inf, -np.inf, -4.0, 1e-30, 2.0], dtype)
+    x, y = (entry.ravel().copy() for entry in np.meshgrid(values, values))
+    expected = np.hypot(x.astype(np.float64), y)
+    with np.errstate(divide="ignore"):
+        inverse = 1.0 / expected
+    for name, reference in [("hypot", expected), ("rhypot", inverse)]:
+        out = np.zeros_like(x)
+        launch(binary, (1,), x, y, out, FUNCTION=getattr(libdevice, name), N=64)
+        np.testing.assert_allclose(out, reference, rtol=1e-6, err_msg=name)
+    for form, reference in [("norm3d", expected), ("norm4d", expected), ("rnorm3d", inverse), ("rnorm4d", inverse)]:
+        out = np.zeros_like(x)
+        launch(length, (1,), x, y, out, FUNCTION=getattr(libdevice, form), COUNT=int(form[-2]), N=64)
+        np.testing.assert_allclose(out, reference, rtol=1e-6, err_msg=form)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["sin", "tan", "tanh", "fast_tanhf", "sinh", "round", "rint", "trunc", "atan", "asin"])
+def test_the_sign_of_zero_stays(name: str, dtype: str) -> None:
+    x = np.array([-0.0, 0.0, -1e-40, 1e-40, -0.3, 0.3, -0.49, 0.49], dtype)
+    out = np.zeros_like(x)
+    launch(unary, (1,), x, out, FUNCTION=getattr(libdevice, name), N=8)
+    assert np.signbit(out).tolist() == [True, False] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_whole_numbers_are_kept_inside_int64(dtype: str) -> None:
+    x = np.array([1e30, -1e30, np.inf, -np.inf, np.nan, 2.0**63, -2.5, 2.5], dtype)
+    top, bottom = 2**63 - 1, -(2**63)
+    for name, halves in [("llrint", [-2, 2]), ("llround", [-3, 3])]:
+        out = np.zeros(8, np.int64)
+        launch(unary, (1,), x, out, FUNCTION=getattr(libdevice, name), N=8)
+        assert out.tolist() == [top, bottom, top, bottom, 0, top, *halves], name

@@ -38,6 +38,7 @@ from tilewright.language.extra.bits import (
 )
 from tilewright.language.extra.rounding import *  # noqa: F403
 from tilewright.language.extra.rounding import __all__ as _ROUNDED
+from tilewright.language.extra.rounding import double2ll_rn
 from tilewright.language.extra.special import (
     cospi,
     erfc,
@@ -73,7 +74,7 @@ from tilewright.language.math import (
     tanh,
     trunc,
 )
-from tilewright.language.types import float32, float64, int64, uint64
+from tilewright.language.types import float32, float64, uint64
 
 fabs, nearbyint, fmaf, scalbn, rsqrt_rn = abs, rint, fma, ldexp, rsqrt
 fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = exp, exp2, log, log2, sin, cos, pow
@@ -84,6 +85,7 @@ LOG_10 = 2.302585092994046
 LOG10_E = 0.4342944819032518
 LOG_2 = 0.6931471805599453
 PI = 3.141592653589793
+NO_DECAY = 20.0  # beyond it exp(-x) is lost beside exp(x), also in float64
 LARGE = 1e9  # beyond it the 1 in sqrt(x * x + 1) is lost, and x * x might overflow
 
 
@@ -139,7 +141,8 @@ def finitef(x):
 def round(x):
     """The nearest whole number, halves away from zero."""
     whole = trunc(x)
-    return whole + core.where(abs(x - whole) >= 0.5, copysign(core.full(x.shape, 1, x.dtype), x), 0.0).to(x.dtype)
+    away = core.where(abs(x - whole) >= 0.5, copysign(core.full(x.shape, 1, x.dtype), x), 0.0).to(x.dtype)
+    return copysign(whole + away, x)
 
 
 @language_function
@@ -177,27 +180,39 @@ def tan(x):
 
 
 @language_function
+def _half_power(x):
+    """exp(x) / 2, also where exp(x) itself would overflow."""
+    root = exp(0.5 * x)
+    return (0.5 * root) * root
+
+
+@language_function
 def sinh(x):
     """Hyperbolic sine."""
-    grown = expm1(abs(x))
-    return copysign(0.5 * (grown + grown / (grown + 1.0)), x)
+    size = abs(_wide(x))
+    far = size > NO_DECAY
+    grown = expm1(core.where(far, 0.0, size).to(size.dtype))
+    result = core.where(far, _half_power(size), 0.5 * (grown + grown / (grown + 1.0)))
+    return copysign(result.to(x.dtype), x)
 
 
 @language_function
 def cosh(x):
     """Hyperbolic cosine."""
-    power = exp(abs(x))
-    return 0.5 * power + 0.5 / power
+    size = abs(_wide(x))
+    power = exp(size)
+    return core.where(size > NO_DECAY, _half_power(size), 0.5 * power + 0.5 / power).to(x.dtype)
 
 
 @language_function
 def hypot(x, y):
-    """The length of (x, y), without overflow on the way."""
-    large = core.maximum(abs(x), abs(y))
-    small = core.minimum(abs(x), abs(y))
-    itself = (large == 0.0) | (large == float("inf"))
-    ratio = core.where(itself, 0.0, small / core.where(itself, 1.0, large))
-    return large * sqrt(1.0 + ratio * ratio)
+    """The length of (x, y), without overflow on the way; infinite if either is, else NaN if either is."""
+    width, height = abs(x), abs(y)
+    large = core.maximum(width, height, propagate_nan=core.PropagateNan.ALL)
+    small = core.minimum(width, height)
+    ratio = small / core.where(large == 0.0, 1.0, large)
+    infinite = (width == float("inf")) | (height == float("inf"))
+    return core.where(infinite, float("inf"), large * sqrt(1.0 + ratio * ratio)).to(large.dtype)
 
 
 @language_function
@@ -213,8 +228,8 @@ def cbrt(x):
 
 @language_function
 def llrint(x):
-    """The nearest whole number, halves to even, as int64."""
-    return rint(x).to(int64)
+    """The nearest whole number, halves to even, as int64; kept inside its range, 0 for NaN."""
+    return double2ll_rn(x)
 
 
 @language_function
@@ -331,8 +346,8 @@ def isfinited(x):
 
 @language_function
 def llround(x):
-    """The nearest whole number, halves away from zero, as int64."""
-    return round(x).to(int64)
+    """The nearest whole number, halves away from zero, as int64; kept inside its range, 0 for NaN."""
+    return double2ll_rn(round(x))
 
 
 @language_function
@@ -381,14 +396,13 @@ def rcbrt(x):
 
 @language_function
 def _length(x, y, z, w):
-    """The length of four numbers, scaled by the largest."""
+    """The length of four numbers, scaled by the largest; infinite if one is, else NaN if one is."""
+    # The largest is not NaN unless all are: a NaN comes back through its square.
     largest = core.maximum(core.maximum(abs(x), abs(y)), core.maximum(abs(z), abs(w)))
-    itself = (largest == 0.0) | (largest == float("inf"))
-    scale = core.where(itself, 1.0, largest)
+    scale = core.where((largest == 0.0) | (largest == float("inf")), 1.0, largest)
     a, b, c, d = x / scale, y / scale, z / scale, w / scale
     length = scale * sqrt((a * a + b * b) + (c * c + d * d))
-    missing = (x != x) | (y != y) | (z != z) | (w != w)
-    return core.where(itself, largest, core.where(missing, float("nan"), length)).to(x.dtype)
+    return core.where(largest == float("inf"), largest, length).to(x.dtype)
 
 
 @language_function

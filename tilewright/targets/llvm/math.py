@@ -275,8 +275,8 @@ def _tanh(m: _Emitter, x: LLVMValue) -> LLVMValue:
     doubled = m.clamp(m.add(size, size), 0.0, 20.0)
     grown = m.scaled(*_exp_reduced(m, doubled), normal=True)
     quotient = m.builder.binary("fdiv", m.number(2.0), m.add(grown, m.number(1.0)))
-    large = m.with_sign_of(m.subtract(m.number(1.0), quotient), x)
-    return m.select("olt", size, 0.625, small, large)
+    result = m.select("olt", size, 0.625, small, m.subtract(m.number(1.0), quotient))
+    return m.with_sign_of(result, x)  # of the small one too: the fma of -0 is +0
 
 
 def _erf(m: _Emitter, x: LLVMValue) -> LLVMValue:
@@ -319,7 +319,8 @@ def _trigonometric_near(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
         quadrant = m.add(quadrant, m.integer(1))
     odd = builder.compare("ne", builder.binary("and", quadrant, m.integer(1)), m.integer(0))
     sign = builder.binary("shl", builder.binary("and", quadrant, m.integer(2)), m.integer(30))
-    return m.from_bits(builder.binary("xor", m.bits(builder.select(odd, cosine, sine)), sign))
+    result = m.from_bits(builder.binary("xor", m.bits(builder.select(odd, cosine, sine)), sign))
+    return m.select("oeq", x, 0.0, x, result) if opcode == "sin" else result  # the reduction loses the sign of -0
 
 
 def _power(m: _Emitter, x: LLVMValue, y: LLVMValue) -> LLVMValue:

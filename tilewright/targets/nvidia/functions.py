@@ -88,12 +88,12 @@ def tanh(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     grown = exp2(builder, builder.binary("fmul", size, builder.constant("float", 2 * math.log2(math.e))))
     below = reciprocal(builder, builder.binary("fadd", grown, builder.constant("float", 1.0)))
     large = builder.intrinsic("fma", [below, builder.constant("float", -2.0), builder.constant("float", 1.0)])
-    signed = builder.intrinsic("copysign", [large, x])
     square = builder.binary("fmul", x, x)
     total = _polynomial(builder, square, _TANH)
     small = builder.intrinsic("fma", [builder.binary("fmul", square, total), x, x])
     near = builder.compare("ult", size, builder.constant("float", 0.55))
-    return builder.select(near, small, signed)
+    # The sign of the small one too: the fma of -0 is +0.
+    return builder.intrinsic("copysign", [builder.select(near, small, large), x])
 
 
 def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
