@@ -12,6 +12,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.host import test_language_kernels as families
+from tilewright.language.extra import libdevice
 from tilewright.targets.cpu.target import CPUTarget
 
 SERVER = CPUTarget.named("sapphirerapids")
@@ -174,3 +175,28 @@ def test_explaining_changes_no_code() -> None:
     kernel = product.compile(types, {"BM": 32, "BN": 32, "BK": 32})
     before = kernel.dump("llvm")
     assert kernel.explanation and kernel.dump("llvm") == before
+
+
+@tilewright.jit
+def without_vectors(x, y, n, out, divisor, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    grown = tl.exp(tl.load(x + i))
+    single = tl.exp(tl.load(y + i))
+    gamma = libdevice.lgamma(single)
+    power = libdevice.pow(single, gamma)
+    quotient = tl.load(n + i) // divisor
+    halved = tl.load(n + i) // 16
+    tl.store(out + i, grown + gamma + power + quotient + halved)
+
+
+def test_scalar_code_inside_of_vectors_is_listed() -> None:
+    types = {"x": "*f64", "y": "*f32", "n": "*i64", "out": "*f64", "divisor": "i64"}
+    found = notes(without_vectors, types, {"BLOCK": 64})
+    assert "lane by lane: float64 exp is a call of the C library" in of(found, "grown =")
+    assert "lane by lane: float64 log is a call of the C library" in of(found, "gamma =")
+    assert "lane by lane: float32 power is a call of the C library" in of(found, "power =")
+    assert "lane by lane: int64 divide by a number known at run time only is a scalar division" in of(found, "quotient")
+    assert "lane by lane" not in of(found, "single =")
+    assert "lane by lane" not in "".join(
+        text for line, texts in found.items() if line[:6] == "halved" for text in texts
+    )

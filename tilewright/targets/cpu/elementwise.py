@@ -43,6 +43,7 @@ class Elementwise:
         self.register_lanes = register_lanes
         self.builder = builder
         self.converter = converter
+        self.on_lanes: Callable[[Operation, str], None] = lambda operation, reason: None  # told what has no vectors
 
     def emit(self, operation: Operation, operands: list[LLVMValue]) -> LLVMValue:
         """The result of `operation`; the operands are in the order of the op table, equal in lanes."""
@@ -63,6 +64,8 @@ class Elementwise:
         if opcode == "offset":
             return self._offset(operands[0], operands[1], operation)
         assert not isinstance(source, PointerType), f"{opcode} of pointers"
+        if operands[0].is_vector and (reason := _without_vectors(opcode, source, operands)):
+            self.on_lanes(operation, reason)
         if source.is_float:
             return self._float(operation, operands, source)
         return self._integer(operation, operands, source)
@@ -247,6 +250,17 @@ class Elementwise:
         kind = operation.operands[1].type.dtype
         index = self.converter.cast(integer, kind, dtypes.int64)
         return self.builder.gep(pointer, index, pointee_type(element))
+
+
+def _without_vectors(opcode: str, dtype: DType, operands: list[LLVMValue]) -> str | None:
+    """Why an operation on vectors becomes scalar code, one lane after the other; None where it does not."""
+    if dtype.is_float and (opcode in ("power", "remainder") or (opcode in _MATH and dtype.bits == 64)):
+        name = f"float{max(dtype.bits, 32)} {opcode}"
+        return f"{name} is a call of the C library"
+    if opcode in ("divide", "remainder") and not dtype.is_float and dtype.bits == 64:
+        if _splat_constant(operands[1]) in (None, 0, -1):
+            return f"{dtype.name} {opcode} by a number known at run time only is a scalar division"
+    return None
 
 
 def pointee_type(pointer: PointerType) -> str:

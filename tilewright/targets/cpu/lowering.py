@@ -134,6 +134,7 @@ class KernelLowering:
         self.grid = grid
         converter = Converter(builder)
         elementwise = Elementwise(builder, converter, self.target.vector_bits // 32)
+        elementwise.on_lanes = self.report.by_lane
         storage = self.scheduler.storage
         self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)
         self.evaluator.on_access = self._note_access

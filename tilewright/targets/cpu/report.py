@@ -157,6 +157,10 @@ class Report:
         else:
             self.note(operation, f"{opcode}: put together lane by lane, because its elements do not stay side by side")
 
+    def by_lane(self, operation: Operation, reason: str) -> None:
+        """An elementwise operation inside vectors that has no vector instructions."""
+        self.note(operation, f"lane by lane: {reason}")
+
     def operand(self, product: Operation, side: str, load: Operation | None) -> None:
         """Where a product reads an operand: at a load's addresses, or (None) in a buffer."""
         if load is None:
