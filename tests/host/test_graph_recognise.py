@@ -390,6 +390,23 @@ def test_a_residual_block_is_channels_last_with_its_norms_folded(rng):
     assert all(node.attributes["layout"] == "NHWC" for node in graph.nodes if node.op == "conv")
 
 
+def test_norms_behind_half_convolutions_are_rounded_once(rng):
+    b = GraphBuilder("half")
+    x = b.input("x", float16, (2, 4, 6, 6))
+    weight = rng.standard_normal((4, 4, 1, 1)).astype(np.float16)
+    scale, bias, mean, variance = (rng.uniform(0.5, 1.5, 4).astype(np.float16) for _ in range(4))
+    y = b.op("conv", [x, b.constant(weight)], strides=(1, 1), padding=((0, 0),) * 2, dilation=(1, 1))
+    b.output(b.op("batch_norm", [y, *map(b.constant, (scale, bias, mean, variance))], epsilon=1e-5), "y")
+    graph = optimize(b.finish())
+    (conv,) = [node for node in graph.nodes if node.op == "conv"]
+    assert not any(node.op in ("cast", "multiply", "add") for node in graph.nodes)
+    factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + 1e-5)
+    exact = weight.astype(np.float64) * factor[:, None, None, None], bias - mean * factor
+    for value, wanted in zip(conv.inputs[1:], exact, strict=True):
+        found = graph.constants[value].astype(np.float64).reshape(wanted.shape)
+        assert np.all(np.abs(found - wanted) <= (2**-11 + 2**-20) * np.abs(wanted) + 2**-20)
+
+
 def test_convolutions_along_a_line_are_rows_of_images(rng):
     b = GraphBuilder("line")
     x = b.input("x", float32, (2, 4, 33))

@@ -3,7 +3,8 @@
     conv(x, w, b) * s   -> conv(x, w * s, b * s)       s has one entry for each output channel
     conv(x, w)    + t   -> conv(x, w, t)
     matmul(x, w)  * s   -> matmul(x, w * s)            s has one entry for each column
-Batch normalisation, decomposed, is the first two.  New weights are computed in float64 and rounded once.
+Batch normalisation, decomposed, is the first two; that of 16-bit convolutions is in float32, to which `conv` above may be
+cast.  New weights are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -34,12 +35,20 @@ def _channels(value: Value | None, conv: Node, rewriter: Rewriter) -> np.ndarray
 
 
 def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None] | None:
-    """(the `op` node that only this node reads, the other operand)."""
+    """(the `op` node that only this node reads, perhaps through a cast, the other operand)."""
     for index in (0, 1):
-        source = rewriter.producer(node.inputs[index], op)
-        if source is not None and rewriter.uses(source.output) == 1 and source.output.shape == node.output.shape:
-            return source, node.inputs[1 - index]
+        source = rewriter.producer(node.inputs[index], op, "cast")
+        if source is not None and source.op == "cast" and rewriter.uses(source.output) == 1:
+            source = rewriter.producer(source.inputs[0], op)
+        if source is not None and source.op == op and rewriter.uses(source.output) == 1:
+            if source.output.shape == node.output.shape:
+                return source, node.inputs[1 - index]
     return None
+
+
+def _like(value: Value, node: Node, rewriter: Rewriter) -> Value:
+    """The new contraction in the type of the node that it stands for."""
+    return value if value.dtype == node.output.dtype else rewriter.op("cast", [value], dtype=node.output.dtype)
 
 
 def _rounded(data: np.ndarray, like: Value, rewriter: Rewriter, name: str) -> Value:
@@ -61,7 +70,7 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
         moved = rewriter.constants[bias].astype(np.float64) * scale
         inputs.append(_rounded(moved, bias, rewriter, bias.name))
     rewriter.remark(f"the scale after conv %{conv.output.name} is in its weights")
-    return rewriter.op("conv", inputs, **conv.attributes)
+    return _like(rewriter.op("conv", inputs, **conv.attributes), node, rewriter)
 
 
 def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
@@ -71,11 +80,12 @@ def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
     conv, summand = found
     image, weight, bias = (*conv.inputs, None)[:3]
     shift = _channels(summand, conv, rewriter)
-    if shift is None or summand is None or (bias is not None and rewriter.constant(bias) is None):
+    if shift is None or image is None or (bias is not None and rewriter.constant(bias) is None):
         return None
     if bias is not None:
         shift = shift + rewriter.constants[bias].astype(np.float64)
-    return rewriter.op("conv", [image, weight, _rounded(shift, summand, rewriter, "bias")], **conv.attributes)
+    bias = _rounded(shift, image, rewriter, "bias")
+    return _like(rewriter.op("conv", [image, weight, bias], **conv.attributes), node, rewriter)
 
 
 def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
@@ -93,4 +103,4 @@ def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
     row = scale.astype(np.float64).reshape(-1)
     scaled = data.astype(np.float64) * (row[:, None] if product.attributes["transpose_b"] else row)
     inputs = [product.inputs[0], _rounded(scaled, weight, rewriter, weight.name)]
-    return rewriter.op("matmul", inputs, **product.attributes)
+    return _like(rewriter.op("matmul", inputs, **product.attributes), node, rewriter)
