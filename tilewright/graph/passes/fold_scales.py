@@ -3,8 +3,8 @@
     conv(x, w, b) * s   -> conv(x, w * s, b * s)       s has one entry for each output channel
     conv(x, w)    + t   -> conv(x, w, t)
     matmul(x, w)  * s   -> matmul(x, w * s)            s has one entry for each column
-Batch normalisation, decomposed, is the first two; that of 16-bit convolutions is in float32, to which `conv` above may be
-cast.  New weights are computed in float64 and rounded once.
+Batch normalisation, decomposed, is the first two; that of 16-bit convolutions is in float32, to which `conv` above may
+be cast.  New weights are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
