@@ -135,19 +135,22 @@ class Aliasing:
         }
         self._parameters = set(function.region.arguments)
 
+    def overlap(self, pointer: Value, written: Value) -> bool:
+        """Whether an access through `pointer` may touch any element that is written through `written`."""
+        base, other = self.base(pointer), self.base(written)
+        if base is not None and other is not None and base is not other:
+            return base not in self._alias_free and other not in self._alias_free
+        return True
+
     def conflict(self, pointer: Value, written: Value) -> bool:
         """Whether an access through `pointer` may touch what *another* lane writes through `written`.
 
-        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element,
-        which program order inside a lane keeps right.
+        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element.  That is
+        harmless only where each lane's own accesses happen in program order, and where the lanes run in step.
         """
-        base, other = self.base(pointer), self.base(written)
-        if base is not None and other is not None and base is not other:
-            if base in self._alias_free or other in self._alias_free:
-                return False
-        if pointer.type.shape != written.type.shape:
-            return True
-        return _pattern(pointer) != _pattern(written)
+        if not self.overlap(pointer, written):
+            return False
+        return pointer.type.shape != written.type.shape or _pattern(pointer) != _pattern(written)
 
     def base(self, pointer: Value) -> Value | None:
         """The parameter that a pointer block is derived from; None when there is no single one."""

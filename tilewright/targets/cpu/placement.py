@@ -190,15 +190,26 @@ class Placement:
         return True
 
     def overwritten(self, load: Operation, sites: list[Site]) -> Operation | None:
-        """A write between a load and one of its uses that may change what the use reads."""
+        """A write between a load and one of its uses that may change what the use reads.
+
+        A write before a use counts when it may touch any of the load's elements.  One that is itself the use (an
+        update in place) reads each element right before it writes it: it counts when it may touch another lane's.
+        """
         start = self.program.position[load]
         for writer in self._writers:
-            if not self._may_overwrite(load, writer):
-                continue
             where = self.program.position[writer]
-            for site in sites:
-                if start < where <= self._end_of_use(load, site):
-                    return writer
+            if where <= start:
+                continue
+            ends = [(site.position, self._end_of_use(load, site)) for site in sites]
+            if any(where < position or position < where <= end for position, end in ends):
+                harmful = self._may_overwrite(load, writer)
+            elif any(where == position for position, _ in ends):
+                repeated = any(where == position and end > where for position, end in ends)
+                harmful = self._may_overwrite(load, writer) and (repeated or self._disturbs(load, writer))
+            else:
+                continue
+            if harmful:
+                return writer
         return None
 
     def _end_of_use(self, load: Operation, site: Site) -> int:
@@ -212,7 +223,26 @@ class Placement:
     def _may_overwrite(self, load: Operation, writer: Operation) -> bool:
         if writer.opcode == "barrier" or load.attributes.get("volatile"):
             return True
-        return self.aliasing.conflict(load.operands[0], writer.operands[0])
+        return self.aliasing.overlap(load.operands[0], writer.operands[0])
+
+    def _disturbs(self, load: Operation, writer: Operation) -> bool:
+        """Whether `writer`, which evaluates `load` itself, may write what it has yet to read for another lane."""
+        if load.attributes.get("volatile") or self.aliasing.conflict(load.operands[0], writer.operands[0]):
+            return True
+        start = self.program.position[load]  # what comes before the load cannot read it, and is not decided yet
+        walker = Walker(
+            lambda value: (
+                value in self.stored or value.definition is None or self.program.position[value.definition] < start
+            )
+        )
+        reads = walker.reads([(operand, identity_axes(operand)) for operand in writer.operands])
+        return any(
+            axis != place
+            for found, axes in reads.loads
+            if found is load
+            for place, (axis, extent) in enumerate(zip(axes, load.result.type.shape, strict=True))
+            if extent > 1
+        )
 
     def cost(self, value: Value) -> float:
         """Rough number of vector operations to compute one vector of a lazy value."""

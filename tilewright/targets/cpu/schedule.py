@@ -536,14 +536,26 @@ class Partitioner:
             for _, other, earlier in self.scheduler.written(first):
                 if other is written and not _local(pairs, earlier, made):
                     return False
-        return not self._memory_conflict(first, second)
+        return not self._memory_conflict(pairs, first, second)
 
-    def _memory_conflict(self, first: Root, second: Root) -> bool:
-        written = [root.operation.operands[0] for root in (second,) if root.kind == "store"]
-        touched = [load.operands[0] for load, _ in first.reads.loads]
-        if first.kind == "store":
-            touched.append(first.operation.operands[0])
-        return any(self.aliasing.conflict(pointer, other) for pointer in touched for other in written)
+    def _memory_conflict(self, pairs: list[tuple[int, int]], first: Root, second: Root) -> bool:
+        """Whether one root may write elements that the other touches in a part which does not run in step with it."""
+        pairs = [(one, other) for one, other in pairs if first.domain[one] > 1]
+        earlier, later = _memory(first), _memory(second)
+        for pointer, axes, written in earlier:
+            for other, other_axes, other_written in later:
+                if (written or other_written) and self.aliasing.overlap(pointer, other):
+                    if self.aliasing.conflict(pointer, other) or not _local(pairs, axes, other_axes):
+                        return True
+        return False
+
+
+def _memory(root: Root) -> list[tuple[Value, Axes, bool]]:
+    """The pointers that a root loads or stores through, with the domain axes of theirs, and whether it stores."""
+    touched = [(load.operands[0], axes, False) for load, axes in root.reads.loads]
+    if root.kind == "store":
+        touched.append((root.operation.operands[0], tuple(range(len(root.domain))), True))
+    return touched
 
 
 def _extents(root: Root, axes: dict[Root, list[int]]) -> tuple[int, ...]:
