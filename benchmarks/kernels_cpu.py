@@ -407,10 +407,10 @@ def makers(threads: int) -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"matmul f32 {size}", lambda size=size: matmul_case(size, threads)
     for size in (512, 1024, 2048):
         yield f"matmul bf16 {size}", lambda size=size: bfloat16_matmul_case(size, threads)
-    yield "softmax", lambda: softmax_case(threads)
-    yield "layernorm", lambda: layer_norm_case(threads)
-    yield "gelu", lambda: gelu_case(threads)
-    yield "attention", lambda: attention_case(threads)
+    yield "softmax 4096x4096", lambda: softmax_case(threads)
+    yield "layernorm 4096x4096", lambda: layer_norm_case(threads)
+    yield "gelu(x + b) * r 4096x4096", lambda: gelu_case(threads)
+    yield "attention b1 h12 s512 d64", lambda: attention_case(threads)
 
 
 def child(threads: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -487,6 +487,9 @@ def main() -> None:
     if options.child:
         Path(options.child).write_text(json.dumps(child(options.threads[0], options)))
         return
+    names = [name for name, _ in makers(options.threads[0])]
+    if not any(options.only in name for name in names):
+        parser.error(f"no case's name contains {options.only!r}; there are: {', '.join(names)}")
     records: list[dict[str, Any]] = []
     for threads in options.threads:
         # Children start with their number of threads; malloc keeps freed pages, as serving processes make it do.

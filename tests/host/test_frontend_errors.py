@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 
@@ -358,3 +360,8 @@ def test_malformed_kernels_raise_only_compilation_errors(data: st.DataObject) ->
         internal = ("AttributeError", "KeyError", "AssertionError", "IndexError", "NotImplementedError")
         assert error.location is not None or "generated source" in str(error), str(error)
         assert not any(name in error.message for name in internal), f"{error}\n{source}"
+
+
+def test_errors_are_there_after_the_import_alone() -> None:
+    program = "import tilewright; print(tilewright.errors.CompilationError.__name__)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "CompilationError\n"

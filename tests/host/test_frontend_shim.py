@@ -74,6 +74,15 @@ def test_what_cannot_be_says_what_to_use(installed: None, name: str) -> None:
         assert not hasattr(importlib.import_module(parent), last)
 
 
+def test_where_it_is_and_what_the_language_no_longer_has(installed: None) -> None:
+    names: dict[str, ModuleType] = {}
+    exec("import triton; import triton.language as tl", names)
+    assert Path(str(names["triton"].__file__)).is_file()
+    for name, advice in [("async_task", "warp_specialize"), ("nv_tma_desc_type", "TensorDescriptor")]:
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': .*{advice}"):
+            getattr(names["tl"], name)
+
+
 def test_what_nobody_knows(installed: None) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"'triton\.unheard_of' in tilewright$") as caught:
         importlib.import_module("triton.unheard_of")

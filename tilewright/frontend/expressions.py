@@ -21,6 +21,7 @@ from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.function import SourceFunction
 from tilewright.language.records import is_users
+from tilewright.language.removed import REMOVED
 from tilewright.language.semantic import arithmetic, product
 from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.semantic.shape import item
@@ -358,7 +359,8 @@ class Expressions(FunctionState):
             return value
         if isinstance(value, ModuleType):
             if not hasattr(value, name):
-                raise LanguageError(f"module '{value.__name__}' has no '{name}'", nearest(name, dir(value)))
+                advice = REMOVED.get(name) or nearest(name, dir(value))
+                raise LanguageError(f"module '{value.__name__}' has no '{name}'", advice)
             return self._admit(f"{value.__name__}.{name}", getattr(value, name))
         if isinstance(value, (dtype, block_type, tuple, list, str, type)) or is_compile_time(value):
             if name.startswith("__") or not hasattr(value, name):

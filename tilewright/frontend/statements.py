@@ -23,7 +23,7 @@ _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
     ast.FunctionDef: ("a nested function", "define it outside the kernel and decorate it with @tilewright.jit"),
     ast.AsyncFunctionDef: ("a nested function", "define it outside the kernel"),
     ast.ClassDef: ("a class", "define it outside the kernel"),
-    ast.With: ("with", "kernels have no context managers"),
+    ast.With: ("with", "kernels have no context managers; instead of tl.async_task: tl.range(…, warp_specialize=True)"),
     ast.Global: ("global", "kernels only read names from outside"),
     ast.Nonlocal: ("nonlocal", "kernels only read names from outside"),
     ast.Import: ("import", "import outside the kernel"),

@@ -12,6 +12,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 
 # ruff: noqa: F401
 from builtins import slice, tuple
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tilewright.language import core, extra, math, random, standard, target_info
 from tilewright.language.aggregate import aggregate_replace
@@ -109,6 +110,7 @@ from tilewright.language.random import (
     randn4x,
     uint_to_uniform_float,
 )
+from tilewright.language.removed import REMOVED as _REMOVED
 from tilewright.language.scaled import dot_scaled
 from tilewright.language.sorting import argsort, bitonic_merge, histogram, sort, topk
 from tilewright.language.standard import (
@@ -174,3 +176,9 @@ from tilewright.language.types import (
 libdevice = extra.libdevice  # the old place of the library
 TRITON_MAX_TENSOR_NUMEL = 1 << 20  # elements of a block
 __all__ = [name for name in dir() if not name.startswith("_")]
+
+if not _TYPE_CHECKING:  # a type checker would take every name for one that there is
+
+    def __getattr__(name: str) -> object:
+        advice = f": {_REMOVED[name]}" if name in _REMOVED else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")

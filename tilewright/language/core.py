@@ -475,7 +475,7 @@ def debug_barrier() -> None:
 
 @builtin
 def device_print(prefix: str, *args: Any, hex: bool = False) -> None:
-    """Print values at run time, after a literal ASCII prefix; with `hex` their bits, in hexadecimal.
+    """Print values at run time, after a literal ASCII prefix; with `hex` in base 16, floats as ``0x1.8p+0``.
 
     A line for each element, ``pid (0, 1, 0) idx (7) x: 0.500000``, the same on every target (`ir.print_lines`).
     """

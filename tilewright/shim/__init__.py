@@ -41,6 +41,7 @@ class ShimModule(ModuleType):
         self.__all__ = [*table, *_children(name)]
         if name == "triton":
             self.__version__ = VERSION
+            self.__file__ = __file__
 
     def __getattr__(self, name: str) -> Any:
         if name in self._table:

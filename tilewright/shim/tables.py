@@ -133,6 +133,7 @@ ABSENT = {
     "triton.ops": "Triton itself has removed it; tilewright.kernels has matrix products, attention and more",
     "triton.compiler.code_generator": "kernels are read by tilewright.frontend.tracer; JITFunction.trace gives the IR",
     "triton.compiler.make_launcher": "nothing is compiled to launch a kernel",
+    "triton.runtime.jit.create_specialize_impl": "kernel.trace and kernel.warmup tell what a call specialises on",
     "triton.runtime.build": "no C compiler is used; tilewright.frontend.ahead writes objects with a C header",
     "triton.backends.nvidia": "the target is tilewright.targets.nvidia; GPUTarget('cuda', 90, 32) compiles for it",
     "triton.backends.amd": "there is no AMD target yet",

@@ -1,0 +1,8 @@
+"""Names that Triton's language once had and kernels still ask for, with what to write instead."""
+
+from __future__ import annotations
+
+REMOVED = {
+    "async_task": "leave the 'with' out; the hint for a loop is tl.range(…, warp_specialize=True)",
+    "nv_tma_desc_type": "pass a TensorDescriptor as the argument, or make one with tl.make_tensor_descriptor",
+}
