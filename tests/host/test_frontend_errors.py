@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -365,3 +367,51 @@ def test_malformed_kernels_raise_only_compilation_errors(data: st.DataObject) ->
 def test_errors_are_there_after_the_import_alone() -> None:
     program = "import tilewright; print(tilewright.errors.CompilationError.__name__)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "CompilationError\n"
+
+
+@tilewright.jit
+def endless_calls(x, n):
+    endless_calls(x, n)
+
+
+@tilewright.jit
+def index_after_its_loop(out, n):
+    k = 5
+    for k in range(n):
+        tl.store(out + k, 0.0)
+    tl.store(out, k)
+
+
+def test_what_is_too_deep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["import tilewright", "import tilewright.language as tl", "@tilewright.jit", "def chain(out, n):"]
+    (tmp_path / "long_chain.py").write_text("\n".join([*lines, f"    tl.store(out, {' + '.join(['n'] * 900)})", ""]))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = compile_error(importlib.import_module("long_chain").chain, {"out": "*i32", "n": "i32"})
+    assert "nested too deeply" in text and "help: split it into several statements" in text
+    text = compile_error(endless_calls, {"x": "*f32", "n": "i32"})
+    assert "nested more than 60 calls deep" in text and "help: recursion must end" in text
+
+
+def test_the_index_ends_with_its_loop() -> None:
+    text = compile_error(index_after_its_loop, {"out": "*f32", "n": "i32"})
+    assert re.search(r"'k' may have no value here: the loop at line \d+ has it as its index, which ends with", text)
+
+
+@tilewright.jit
+def integers_wanted(x, out, KIND: tl.constexpr):
+    value = tl.load(x + tl.arange(0, 16))
+    if KIND == "max":
+        tl.store(out, tl.max(value, return_indices=True)[0])
+    elif KIND == "histogram":
+        tl.store(out + tl.arange(0, 16), tl.histogram(value, 16))
+    elif KIND == "atomic_poll":
+        tl.store(out, tl.atomic_poll(x, 1.0))
+    elif KIND == "xor_sum":
+        tl.store(out, tl.xor_sum(value, 0))
+    else:
+        tl.store(out, tl.reduce_or(value, 0))
+
+
+@pytest.mark.parametrize("kind", ["max", "histogram", "atomic_poll", "xor_sum", "reduce_or"])
+def test_functions_of_integers_give_advice(kind: str) -> None:
+    assert "\n  help: " in compile_error(integers_wanted, {"x": "*f32", "out": "*f32"}, KIND=kind)

@@ -167,6 +167,10 @@ class Loops(Statements):
         """Bind the carried names to the loop's results; other names assigned inside end with it."""
         for name in assigned_names([statement]):
             self.unbind(name, f"it is assigned inside the loop at line {statement.lineno} only")
+        if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name):
+            index = statement.target.id
+            reason = f"the loop at line {statement.lineno} has it as its index, which ends with the loop"
+            self.unbind(index, f"{reason}; keep it in a name that is assigned before the loop, too")
         for name, value in carried.rebuild(results).items():
             self.bind(name, value)
 

@@ -21,6 +21,7 @@ from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.types import block_type, constexpr, dtype, unwrap
 
 MISSING = object()
+FEW_CALLS = 8  # inside of each other: they cannot have used up Python's stack
 
 
 class FunctionState:
@@ -67,12 +68,22 @@ class FunctionState:
             rule = str(error).rpartition(": ")[2]
             raise self.error(node, rule, "cast or reshape the operands so that they fit together") from error
         except RecursionError:
-            raise self.error(
-                node, "functions call each other too deeply", "recursion must end on a constexpr"
-            ) from None
+            raise self._too_deep(node) from None
         except Exception as error:  # a malformed kernel must never show a traceback of ours
             advice = "this is a mistake of tilewright's if the kernel is right: please report it"
             raise self.error(node, f"{type(error).__name__}: {error}", advice) from error
+
+    def _too_deep(self, node: ast.AST) -> CompilationError:
+        """What ran out of Python's stack: calls inside of calls, or where there are few of them one expression."""
+        calls, place = 0, self.caller
+        while place is not None:
+            calls, place = calls + 1, place.caller
+        if calls > FEW_CALLS:
+            return self.error(node, "functions call each other too deeply", "recursion must end on a constexpr")
+        message = "the expression, or the branches around it, are nested too deeply"
+        return self.error(
+            node, message, "split it into several statements; many terms add up in a tl.static_range loop"
+        )
 
     # Names
 

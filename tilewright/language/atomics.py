@@ -8,6 +8,7 @@ from __future__ import annotations
 from tilewright.language import core
 from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.standard import max as largest
+from tilewright.language.standard import require
 from tilewright.language.types import get_int_dtype, int1, int32, pointer_type, uint8
 
 POLL_NANOSECONDS = 10  # what one load of a poll is taken to last
@@ -57,8 +58,10 @@ def atomic_poll(
     """
     order: core.constexpr = _check_order("atomic_poll", sem, ("acquire", "relaxed"))
     element: core.constexpr = pointer.dtype.element_ty
-    core.static_assert(
-        element.is_int() and element.primitive_bitwidth >= 16, "atomic_poll needs 16-, 32- or 64-bit integers"
+    require(
+        element.is_int() and element.primitive_bitwidth >= 16,
+        f"atomic_poll needs 16-, 32- or 64-bit integers, got {element}",
+        "keep the flag in a memory of integers, or cast the pointer to integers of the same width",
     )
     wanted = core.cast(expected_value, element) + core.full(pointer.shape, 0, element)
     matched = atomic_load(pointer, None, order, scope) == wanted

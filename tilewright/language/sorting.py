@@ -258,8 +258,12 @@ def histogram(input, num_bins: constexpr, mask=None):
 
     Where `mask` is false an element is left out.
     """
-    core.static_assert(input.dtype.is_int(), "histogram counts integers: cast the values first")
-    core.static_assert(len(input.shape) == 1, "histogram needs a block of rank 1: use tl.ravel")
+    standard.require(
+        input.dtype.is_int(),
+        f"histogram counts integers, got {input.dtype}",
+        "scale the values to numbers of bins and cast them: (x * scale).to(tl.int32)",
+    )
+    standard.require(len(input.shape) == 1, "histogram needs a block of rank 1", "use tl.ravel")
     bins = core.arange(0, num_bins).to(input.dtype)[None, :]
     chunks: constexpr = _chunks(input.shape[0], num_bins)
     if mask is None:

@@ -12,6 +12,15 @@ from tilewright.language import math as tl_math
 from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.types import constexpr, float32, int32, uint32
 
+AS_INTEGERS = constexpr("bits of floats are x.to(tl.int32, bitcast=True), conditions are x != 0")
+
+
+@constexpr_function
+def require(condition, message, advice):
+    """A compile error with advice, at the caller's line, where a condition on types does not hold."""
+    if not condition:
+        raise core.convert.LanguageError(message, advice)
+
 
 @language_function
 def cdiv(x, div):
@@ -184,7 +193,7 @@ def _argmin(value1, index1, value2, index2, tie_break_left):
 @language_function
 def _with_indices(input, axis, combine, keep_dims):
     """Reduce values with their positions along an axis."""
-    core.static_assert(axis is not None, "an axis is needed to return indices")
+    require(axis is not None, "an axis is needed to return indices", "name it, after tl.ravel to search a whole block")
     position: constexpr = axis + len(input.shape) if axis < 0 else axis
     places = core.arange(0, input.shape[position])
     places = core.reshape(places, _along(input.shape, position))
@@ -244,14 +253,14 @@ def argmin(input, axis, tie_break_left=True, keep_dims=False):
 @language_function
 def xor_sum(input, axis=None, keep_dims=False):
     """The exclusive or of all elements along an axis; integers only."""
-    core.static_assert(input.dtype.is_int(), "xor_sum needs integers")
+    require(input.dtype.is_int(), f"xor_sum needs integers, got {input.dtype}", AS_INTEGERS)
     return core.reduce(input, axis, _xor, keep_dims)
 
 
 @language_function
 def reduce_or(input, axis, keep_dims=False):
     """The bitwise or of all elements along an axis; integers only."""
-    core.static_assert(input.dtype.is_int(), "reduce_or needs integers")
+    require(input.dtype.is_int(), f"reduce_or needs integers, got {input.dtype}", AS_INTEGERS)
     return core.reduce(input, axis, _or, keep_dims)
 
 
