@@ -29,7 +29,7 @@ GRID = (2, 1, 2)
 class KernelMaker:
     """Builds one kernel; `pool` holds the values in reach."""
 
-    def __init__(self, random: random_module.Random, exact: bool = False) -> None:
+    def __init__(self, random: random_module.Random, exact: bool = False, rewrites: bool = False) -> None:
         self.random = random
         self.exact = exact
         parameters = [Parameter("n", divisibility=4)]
@@ -51,6 +51,8 @@ class KernelMaker:
             self.for_loop, self.while_loop, self.facts, self.index, self.indirect_load, self.rows, self.loaded_dot,
             self.pointer_walk, self.map,
         ]  # fmt: skip
+        if rewrites:
+            self.makers += [self.rewritten] * 8
 
     def kernel(self, length: int) -> Function:
         self.steps(length)
@@ -309,6 +311,47 @@ class KernelMaker:
         operands = [pointers, self.value(type_), self.value(type_), *mask]
         self.add(self.build.create("atomic_cas", operands, {"semantics": "relaxed"}).results)
 
+    def rewritten(self) -> None:
+        """What lies in an output, loaded, and the same memory or some of it written before later uses."""
+        dtype, shape = self.random.choice((float32, int32, int64)), self.random.choice(SHAPES)
+        start, type_ = self.random.randrange(64), TensorType(shape, dtype)
+        pointers = self.lanes(self.pointers[f"out_{dtype.text}"], shape, start)
+        loaded = self.build.emit("load", pointers)
+        self.add(loaded)
+        if self.random.random() < 0.3:
+            pointers = self.lanes(self.pointers[f"out_{dtype.text}"], shape, start + self.random.choice([0, 1, 3]))
+        value = self.random.choice([loaded, self.value(type_), self.build.emit("add", loaded, self.value(type_))])
+        if len(set(shape)) < len(shape):
+            value = self.build.emit("permute", value, order=tuple(reversed(range(len(shape)))))
+        mask = [self.value(type_.with_element(int1))] if self.random.random() < 0.3 else []
+
+        def write() -> None:
+            if dtype != float32 and self.random.random() < 0.4:
+                kind = self.random.choice(["add", "exchange"])
+                self.build.create("atomic_rmw", [pointers, value, *mask], {"kind": kind, "scope": "cta"})
+            else:
+                self.build.create("store", [pointers, value, *mask])
+
+        if self.random.random() < 0.3:
+
+            def body(index: Value, carried: list[Value]) -> list[Value]:
+                write()
+                return [self.build.emit("add", carried[0], loaded)]
+
+            bounds = [self.build.constant(number) for number in (0, 3, 1)]
+            self.add(self.build.for_loop(*bounds, [self.random.choice([loaded, self.value(type_)])], body))
+        else:
+            write()
+        use = self.random.choice(["store", "scan", "turn", "later"])
+        if use == "scan" and shape:
+            combine = lambda left, right: [self.build.emit("add", *left, *right)]  # noqa: E731
+            self.add(self.build.scan([loaded], len(shape) - 1, combine))
+            self.store_value(self.pool[-1])
+        elif use == "turn":
+            self.store_value(self.build.emit("permute", loaded, order=tuple(reversed(range(len(shape))))))
+        elif use == "store":
+            self.store_value(loaded)
+
     def reduce(self) -> None:
         shape = self.random.choice([shape for shape in SHAPES if shape])
         axis = self.random.randrange(len(shape))
@@ -435,9 +478,14 @@ def _kinds() -> dict[str, str]:
 KIND_OF = _kinds()
 
 
-def random_kernel(random: random_module.Random, length: int = 12, exact: bool = False) -> Function:
-    """A valid kernel of about `length` top-level steps; if `exact`, one whose every result the table fixes."""
-    return KernelMaker(random, exact).kernel(length)
+def random_kernel(
+    random: random_module.Random, length: int = 12, exact: bool = False, rewrites: bool = False
+) -> Function:
+    """A valid kernel of about `length` top-level steps; if `exact`, one whose every result the table fixes.
+
+    With `rewrites`, it loads what it writes too, so that its instances must run one after the other.
+    """
+    return KernelMaker(random, exact, rewrites).kernel(length)
 
 
 def arguments_of(seed: int = 0) -> list[object]:

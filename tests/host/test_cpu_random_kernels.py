@@ -13,9 +13,9 @@ from tests.host.random_kernels import GRID, arguments_of, outputs_of, random_ker
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**64), st.integers(1, 12))
-def test_compiled_and_interpreted_random_kernels_agree(seed: int, length: int):
-    function = random_kernel(random.Random(seed), length, exact=True)
+@given(st.integers(0, 2**64), st.integers(1, 12), st.booleans())
+def test_compiled_and_interpreted_random_kernels_agree(seed: int, length: int, rewrites: bool):
+    function = random_kernel(random.Random(seed), length, exact=True, rewrites=rewrites)
     expected, arguments = run_kernel(function), arguments_of()
     run_compiled(function, arguments, GRID)
     found = outputs_of(arguments)
