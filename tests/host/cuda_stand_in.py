@@ -268,7 +268,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
         for name, replacement in (("api", lambda: driver), ("current_device", lambda: gpu), ("device", lambda n: gpu)):
             if name in vars(module):
                 monkeypatch.setattr(module, name, replacement)
-    monkeypatch.setattr(devices, "primary_context", lambda ordinal: 1)
+    for module in (devices, session):  # the real one would remember a GPU for the tests that follow
+        monkeypatch.setattr(module, "primary_context", lambda ordinal: 1)
     return driver
 
 

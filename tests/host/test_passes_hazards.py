@@ -155,7 +155,7 @@ def wrong(x, CASE: tl.constexpr):
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        ("registers", "the roles want 68608 registers, a CTA has 65536"),
+        ("registers", "the roles want 68608 registers, a multiprocessor has 65536"),
         ("shared memory", "262144 bytes of shared memory, a CTA may have 232448"),
         ("memory in a role", "inside a loop, branch or role"),
         ("memory in a loop", "inside a loop, branch or role"),
