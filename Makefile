@@ -5,7 +5,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # Exported by some shells; they make NumPy's OpenBLAS choose slow kernels and would spoil comparisons.
 unexport OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 
-.PHONY: demo test check format benchmark clean
+.PHONY: demo test check format benchmark sanitize clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python demo/demo.py
@@ -28,6 +28,10 @@ format: $(VENV)/.test
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/models_cpu.py
 	$(BIN)/python tools/readme_tables.py
+
+# On a machine with a GPU and the CUDA toolkit.
+sanitize: $(VENV)/.test
+	$(BIN)/python tools/sanitize.py $(SANITIZE_ARGUMENTS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

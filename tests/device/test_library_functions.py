@@ -1,0 +1,109 @@
+"""The mathematical library on a GPU against the interpreter: random numbers, ends of domains, infinities, NaN."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tests.device.plain_support import run_both
+from tilewright.language.extra import libdevice
+
+ROUNDED = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "cos", "cosh", "cospi", "cyl_bessel_i0",
+    "cyl_bessel_i1", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp", "exp10", "exp2", "expm1", "j0", "j1",
+    "lgamma", "log", "log10", "log1p", "log2", "normcdf", "normcdfinv", "rcbrt", "rcp", "rsqrt", "sin", "sinh",
+    "sinpi", "tan", "tanh", "tgamma", "y0", "y1",
+)  # fmt: skip
+EXACT = (
+    "abs", "ceil", "floor", "trunc", "rint", "nearbyint", "round", "sqrt", "logb", "saturatef", "isnan", "isinf",
+    "signbit", "ilogb", "llrint", "llround", "rcp_rn", "rcp_rz", "rcp_rd", "rcp_ru", "sqrt_rn", "sqrt_rz", "sqrt_rd",
+    "sqrt_ru",
+)  # fmt: skip
+WHOLE = {"isnan": np.int32, "isinf": np.int32, "signbit": np.int32, "ilogb": np.int32, "llrint": np.int64,
+         "llround": np.int64}  # fmt: skip
+ODD = ("asin", "asinh", "atan", "atanh", "cbrt", "erf", "erfinv", "expm1", "log1p", "sin", "sinh", "tan", "tanh")
+BINARY = (
+    "atan2", "copysign", "fdim", "fmax", "fmin", "fmod", "hypot", "nextafter", "pow", "remainder", "rhypot",
+    *(f"{name}_{mode}" for name in ("add", "sub", "mul", "div") for mode in ("rn", "rz", "rd", "ru")),
+)  # fmt: skip
+INEXACT = ("atan2", "hypot", "pow", "rhypot")
+
+
+@tilewright.jit
+def unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, FUNCTION(tl.load(x + i)))
+
+
+@tilewright.jit
+def binary(x, y, out, FUNCTION: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, FUNCTION(tl.load(x + i), tl.load(y + i)))
+
+
+def numbers(rng, dtype):
+    """Near zero, of medium size, special ones."""
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 3.0, -3.0, 1e-20, -1e-20, 1e-5, 1e18]
+    return np.concatenate([rng.uniform(-0.99, 0.99, 48), rng.uniform(-8, 8, 64), special]).astype(dtype)
+
+
+def same_kind(expected, found, x):
+    """NaN, infinity and which of them in the same places."""
+    wide = expected.astype(np.float64), found.astype(np.float64)
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        wrong = test(wide[0]) != test(wide[1])
+        assert not wrong.any(), (x[..., wrong], expected[wrong], found[wrong])
+
+
+def close(expected, found, x, dtype):
+    same_kind(expected, found, x)
+    finite = np.isfinite(expected)
+    # Near their zeros away from 0 functions are exact in the absolute only; exponentials of float32 lose bits with |x|.
+    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    error = np.abs(found[finite].astype(np.float64) - expected[finite].astype(np.float64))
+    scale = np.abs(expected[finite].astype(np.float64))
+    wrong = error > tolerance * (scale + np.minimum(np.abs(x[..., finite]).reshape(-1, error.size).max(0), 1.0) / 4)
+    assert not wrong.any(), (x[..., finite][..., wrong], expected[finite][wrong], found[finite][wrong])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_functions(name, dtype, rng):
+    x = numbers(rng, dtype)
+    constants = {"FUNCTION": getattr(libdevice, name), "N": x.size}
+    expected, found = run_both(unary, {"x": x, "out": np.zeros_like(x)}, constants)
+    close(expected["out"], found["out"], x, dtype)
+    if name in ODD:
+        ends = np.isin(np.abs(x), [0, np.inf]) & ~np.isnan(expected["out"])
+        assert np.array_equal(np.signbit(expected["out"][ends]), np.signbit(found["out"][ends]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_functions(name, dtype, rng):
+    x = numbers(rng, dtype)
+    constants = {"FUNCTION": getattr(libdevice, name), "N": x.size}
+    expected, found = run_both(unary, {"x": x, "out": np.zeros(x.size, WHOLE.get(name, dtype))}, constants)
+    same_kind(expected["out"], found["out"], x)
+    number = ~np.isnan(expected["out"].astype(np.float64))
+    assert expected["out"][number].tobytes() == found["out"][number].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", BINARY)
+def test_functions_of_two_numbers(name, dtype, rng):
+    ends = np.array([0.0, -0.0, 1.0, -2.0, np.inf, -np.inf, 3e-20, np.nan], dtype)
+    x, y = (entry.ravel() for entry in np.meshgrid(ends, ends))
+    x, y = (np.concatenate([part, rng.uniform(-9, 9, 64)]).astype(dtype) for part in (x, y))
+    constants = {"FUNCTION": getattr(libdevice, name), "N": x.size}
+    expected, found = run_both(binary, {"x": x, "y": y, "out": np.zeros_like(x)}, constants)
+    if name in INEXACT:
+        close(expected["out"], found["out"], np.stack([x, y]), dtype)
+        return
+    same_kind(expected["out"], found["out"], np.stack([x, y]))
+    number = ~np.isnan(expected["out"])
+    assert expected["out"][number].tobytes() == found["out"][number].tobytes()
