@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,12 +232,49 @@ def test_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
     assert not (tmp_path / "100").exists()
 
 
-def test_a_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    import time
+def test_processes_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def job(number: int) -> None:
+        (tmp_path / str(number)).write_text(str(os.getpid()))
+        if number in (4, 5):
+            time.sleep(60)
 
-    monkeypatch.setattr(precompile, "_PATIENCE", 0.05)
-    compile_ahead([lambda: time.sleep(60)] * 4, workers=2)
-    assert "2 processes that compile were given up" in caplog.text
+    monkeypatch.setattr(precompile, "_PATIENCE", 0.3)
+    monkeypatch.setattr(precompile, "_GLANCE", 0.1)
+    compile_ahead([partial(job, number) for number in range(8)], workers=2)
+    assert "2 processes that compile kernels were given up" in caplog.text
+    assert "The 4 kernels that are missing" in caplog.text
+    for number in (4, 5):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / str(number)).read_text()), 0)
+
+
+def test_a_process_that_dies_holds_nobody_up(tmp_path: Path, caplog) -> None:
+    def job(number: int) -> None:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (tmp_path / str(number)).write_text("done")
+
+    compile_ahead([partial(job, number) for number in range(8)], workers=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [str(n) for n in range(8) if n != 1]
+    assert "given up" not in caplog.text
+
+
+def test_an_interrupted_build_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def job(number: int) -> None:
+        (tmp_path / str(number)).write_text(str(os.getpid()))
+        time.sleep(60)
+
+    def interrupted(children: list[int], told: int, given: int) -> int:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(precompile, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_ahead([partial(job, number) for number in range(4)], workers=2)
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
 
 
 def test_what_events_cost_is_taken_off_evenly() -> None:

@@ -1,15 +1,21 @@
 """Compiling many kernels at once, in processes that put them into the object cache.
 
 Tracing a kernel is Python and LLVM works for one thread at a time, so threads gain little.  Each worker is a fork of
-this process: it has every kernel and constant at hand, compiles what it draws from a pipe that all share, and leaves
-nothing but entries of the cache.  Whoever needs a kernel asks for it as always, and finds it there; what a worker
-could not compile, or did not come to, is compiled then, where its error is told.
+this process: it has every kernel and constant at hand, compiles what it draws from a pipe that all share, tells by
+another pipe that it is done with one, and leaves nothing but entries of the cache.  Whoever needs a kernel asks for it
+as always, and finds it there; what a worker could not compile, or did not come to, is compiled then, where its error
+is told.  A fork takes no other thread along and may find a lock held by one of them for ever (the driver's, a
+library's), so workers that get nothing done for `_PATIENCE` are given up.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
+import select
+import signal
 import struct
 import sys
 import time
@@ -21,7 +27,8 @@ from tilewright.settings import settings
 logger = logging.getLogger("tilewright.engine")
 
 _WORTH_IT = 4  # jobs below which a fork costs more than it saves
-_PATIENCE = 300.0  # seconds for all jobs; workers that are not done then are given up
+_PATIENCE = 60.0  # seconds in which at least one of the jobs under way ends; the slowest kernels take some seconds
+_GLANCE = 0.5  # seconds between looks at workers that tell nothing
 _NUMBER = struct.Struct("<I")
 
 
@@ -43,46 +50,71 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = No
         except BlockingIOError:
             break
     os.close(write)
+    told, tell = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     started = time.perf_counter()
-    children = [_fork(jobs, read) for _ in range(count)]
-    os.close(read)
-    _wait(children)
-    logger.info("%d kernels in %d processes: %.1f s", given, count, time.perf_counter() - started)
+    children: list[int] = []
+    ended = 0
+    try:
+        for _ in range(count):
+            children.append(_fork(jobs, read, tell))
+        os.close(tell)
+        ended = _wait(children, told, given)
+    finally:  # an interrupted build leaves no process behind
+        _end(children)
+        os.close(read)
+        os.close(told)
+    logger.info("%d of %d kernels in %d processes: %.1f s", ended, given, count, time.perf_counter() - started)
 
 
-def _fork(jobs: Sequence[Callable[[], object]], read: int) -> int:
-    """The number of a new process that works until the pipe is empty."""
+def _fork(jobs: Sequence[Callable[[], object]], read: int, tell: int) -> int:
+    """The number of a new process that works until the pipe is empty, and writes a byte for each job that ended."""
     with warnings.catch_warnings():
-        # Threads of this process do not go on in the child; those of ours and of PyTorch hold nothing it needs.
+        # Threads of this process do not go on in the child; what they may hold, `compile_ahead` is patient about.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:
         return child
     status = 1
     try:
+        gc.freeze()  # garbage of the parent (graphs and memory of a GPU, sockets) is the parent's to finish
         logging.disable(logging.CRITICAL)  # remarks are told when the kernel is taken from the cache
         while number := os.read(read, _NUMBER.size):
-            try:
+            with contextlib.suppress(Exception):  # told by who needs the kernel
                 jobs[_NUMBER.unpack(number)[0]]()
-            except Exception:  # told by who needs the kernel
-                continue
+            os.write(tell, b".")
         status = 0
     finally:
         os._exit(status)
 
 
-def _wait(children: Sequence[int]) -> None:
-    """Until all processes have ended, or patience has."""
-    waiting = set(children)
-    end = time.perf_counter() + _PATIENCE
-    while waiting:
-        waiting -= {child for child in waiting if os.waitpid(child, os.WNOHANG)[0]}
-        if waiting and time.perf_counter() > end:
-            for child in waiting:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
-            logger.warning("%d processes that compile were given up after %.0f s", len(waiting), _PATIENCE)
-            return
-        time.sleep(0.002)
+def _wait(children: list[int], told: int, given: int) -> int:
+    """How many jobs have ended when all have, when no process works any more, or when patience has ended.
+
+    Takes processes that have ended off `children`.
+    """
+    ended = 0
+    heard = time.perf_counter()
+    while ended < given and children:
+        if select.select([told], [], [], _GLANCE)[0] and (words := os.read(told, 4096)):
+            ended += len(words)
+            heard = time.perf_counter()
+            continue
+        children[:] = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
+        if children and time.perf_counter() - heard > _PATIENCE:
+            logger.warning(
+                "%d processes that compile kernels were given up: none of them got one done in %.0f s. "
+                "The %d kernels that are missing are compiled one by one",
+                len(children), _PATIENCE, given - ended,
+            )  # fmt: skip
+            break
+    return ended
+
+
+def _end(children: Sequence[int]) -> None:
+    """End processes that still run."""
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

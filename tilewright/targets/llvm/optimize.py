@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ import llvmlite.binding as llvm
 
 # LLVM modules made by one thread share a context, so one compilation runs at a time in a process.
 _lock = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child that compiles must not find it held by a thread that did not come along
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True)
