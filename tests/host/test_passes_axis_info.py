@@ -55,6 +55,26 @@ def test_offsets_of_a_program_instance():
     assert facts["q"].constancy == (16,)
 
 
+def test_rows_wrap_around_in_tiles_of_grouped_programs():
+    """Programs divided by a number whose sign is not known: still none below zero, as far as programs go."""
+    body = """
+        %four = constant 4 : i32
+        %b = constant 32 : i32
+        %group = minimum %rows, %four : i32
+        %tile = divide {} : i32
+        %start = multiply %tile, %b : i32
+        %s = splat %start {{shape = [32]}} : <32xi32>
+        %i = arange {{start = 0, end = 32}} : <32xi32>
+        %offsets = add %s, %i : <32xi32>
+        %ns = splat %n {{shape = [32]}} : <32xi32>
+        %wrapped = remainder %offsets, %ns : <32xi32>
+        """
+    parameters = "%rows: i32, %n: i32 {divisibility = 16}"
+    part = "%pid = program_id {axis = 0} : i32\n%within = remainder %pid, %rows : i32\n"
+    assert facts_of(parameters, part + body.format("%within, %group"))["wrapped"].contiguity == (16,)
+    assert facts_of(parameters, body.format("%rows, %group"))["wrapped"].contiguity == (1,)
+
+
 def test_two_axes():
     facts = facts_of(
         "%x: *f16 {divisibility = 16}, %stride: i32 {divisibility = 8}",

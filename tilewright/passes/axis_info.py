@@ -418,6 +418,14 @@ def common_divisor(facts: AxisInfo) -> int:
     return max(_element_divisibility(facts, axis) for axis in range(len(facts.constancy)))
 
 
+def _numbers_programs(value: Value) -> bool:
+    """Whether a value is the number of a program, or a part of it: a remainder or quotient."""
+    operation = value.definition
+    while operation is not None and operation.opcode in ("remainder", "divide"):
+        operation = operation.operands[0].definition
+    return operation is not None and operation.opcode == "program_id"
+
+
 _KEEPS_SIGN = ("add", "multiply", "divide", "minimum", "and", "or", "xor", "shift_right", "shift_left")
 _MOVES = ("splat", "expand_dims", "broadcast", "reshape", "permute", "hint", "join", "cat")
 
@@ -438,6 +446,8 @@ def not_negative(value: Value, depth: int = 8) -> bool:
     if operation.opcode == "arange":
         start = operation.attributes["start"]
         return isinstance(start, int) and start >= 0
+    if operation.opcode == "divide" and _numbers_programs(operation.operands[0]):
+        return known[0]  # programs are shared out among some; among fewer than none would make no sense
     if operation.opcode in _KEEPS_SIGN or operation.opcode in _MOVES:
         return all(known)
     if operation.opcode == "select":
