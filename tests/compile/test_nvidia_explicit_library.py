@@ -46,9 +46,9 @@ FORMS = {
     "sums where B was": MatmulForm(BN=224, SPLIT=2, STAGES=4),
     "depth split, B shared": MatmulForm(BM=64, CONSUMERS=1, BN=144, SHARE_B=2, SPLIT=2, STAGES=8),
     "one tile": MatmulForm(BN=112, STAGES=7, SINGLE=True, DEPENDENT=True, EVICT_B="evict_first"),
-    "in turns": MatmulForm(BN=208, PINGPONG=True),
-    "in turns, stored by half rows": MatmulForm(BN=208, PINGPONG=True, STORED=64),
-    "in turns, b shared": MatmulForm(BM=64, SHARE_B=2, PINGPONG=True),
+    "in turns": MatmulForm(BN=208, TURNS=True),
+    "in turns, stored by half rows": MatmulForm(BN=208, TURNS=True, STORED=64),
+    "in turns, b shared": MatmulForm(BM=64, SHARE_B=2, TURNS=True),
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ PROBLEMS = [
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
 def test_matmul_forms(problem: MatmulProblem) -> None:
     chosen = close(problem.shape_class)
-    in_turns = [candidate for candidate in chosen if candidate.form.PINGPONG]
+    in_turns = [candidate for candidate in chosen if candidate.form.TURNS]
     for candidate in [chosen[0], *in_turns[:1]]:
         types = products.kernel_types(candidate.form, problem.operands)
         facts = products.kernel_facts(problem)

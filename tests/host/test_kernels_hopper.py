@@ -23,7 +23,7 @@ from tilewright.settings import settings
 PROCESSORS = 4
 PRODUCT = MatmulForm(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
 NARROW = PRODUCT._replace(BM=64, CONSUMERS=1)
-TURNS = PRODUCT._replace(BM=64, PINGPONG=True, STAGES=3)
+TURNS = PRODUCT._replace(BM=64, TURNS=True, STAGES=3)
 ATTENTION = AttentionForm(D=64, BN=32, CONSUMERS=2)
 
 

@@ -65,7 +65,7 @@ def test_the_tiles_that_were_fastest_on_an_h200_are_timed(sizes: tuple[int, int,
 
 def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
     def in_turns(posed: MatmulProblem) -> list[bool]:
-        return [candidate.form.PINGPONG for candidate in close(posed)]
+        return [candidate.form.TURNS for candidate in close(posed)]
 
     heavy = problem(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32"))
     assert sum(in_turns(heavy)) == 3 and not in_turns(heavy)[0]

@@ -25,7 +25,7 @@ class Candidate:
     def __str__(self) -> str:
         form = self.form
         parts = [f"{form.BM}x{form.BN}x{form.BK}", f"{form.STAGES} stages", f"{form.CONSUMERS} consumers"]
-        parts += ["in turns"] if form.PINGPONG else []
+        parts += ["in turns"] if form.TURNS else []
         parts += [f"A shared by {form.SHARE_A}"] if form.SHARE_A > 1 else []
         parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
         parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
@@ -40,10 +40,10 @@ def _finished(form: MatmulForm, problem: MatmulProblem) -> MatmulForm | None:
     spec = problem.epilogue
     if spec.scale_a == "block" and (form.BN not in (64, 128) or form.SPLIT > 1 or form.BK != epilogues.BLOCK):
         return None  # a tile's columns share a scale, and so do the depths of a stage
-    many = form.PINGPONG and form.BM * form.BN > 128 * 128  # sums of a thread
-    if form.PINGPONG and (spec.scale_a == "block" or (many and spec.residual)):
+    many = form.TURNS and form.BM * form.BN > 128 * 128  # sums of a thread
+    if form.TURNS and (spec.scale_a == "block" or (many and spec.residual)):
         return None  # promotion would hold up the turns; a residual would not fit the registers
-    if form.PINGPONG and form.BM * form.BN > 128 * 176 and spec.scale_a == "row":
+    if form.TURNS and form.BM * form.BN > 128 * 176 and spec.scale_a == "row":
         return None  # nor would scales of rows
     # Of operands for each column, few registers hold many; a residual is as large as the sums.
     together = (spec.bias or spec.scale_b == "column") and not (spec.residual or spec.gate) and form.SPLIT == 1

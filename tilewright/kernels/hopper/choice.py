@@ -100,7 +100,7 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     # One warpgroup leaves the tensor cores idle when it waits, and few stages do (measured, some of it more).
     product *= 1 + 0.1 * (form.CONSUMERS == 1) + 0.1 * (form.STAGES < 4)
     loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / gpu.cache_bytes
-    if form.PINGPONG:
+    if form.TURNS:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
         epilogue = 700 + 2 * form.BM * form.BN * (1 / 20 + problem.work)
         clocks = gpu.fill + turns * max(product + gpu.turn, loaded, (product + epilogue) / 2) + epilogue
@@ -132,7 +132,7 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
             for share_a, share_b, split in _CLUSTERS:
                 for depth in (atom, 2 * atom):
                     form = MatmulForm(
-                        BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, PINGPONG=in_turns,
+                        BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, TURNS=in_turns,
                         SHARE_A=share_a, SHARE_B=share_b, SPLIT=split,
                         A_ROWS=-(-most // 8) * 8 if most <= 56 and not problem.a_transposed else 0,
                         INPUT=problem.input, OUTPUT=problem.output, SUM=problem.sum, BATCHED=problem.batches > 1,
@@ -147,9 +147,9 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
 
 def completed(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
     """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
-    if form.PINGPONG and form.BM * form.BN > _MANY_SUMS and not problem.bare:
+    if form.TURNS and form.BM * form.BN > _MANY_SUMS and not problem.bare:
         form = form._replace(STORED=64)
-    if form.SPLIT > 1 or form.PINGPONG:
+    if form.SPLIT > 1 or form.TURNS:
         return filled(form)
     # Where few rows leave a CTA one tile, its results are staged in the room of the stages.
     ctas = form.grid(problem.rows, problem.columns, problem.batches)[0]
@@ -171,7 +171,7 @@ def buildable(form: MatmulForm, problem: Problem, gpu: Gpu) -> bool:
         form.check()
     except LaunchError:
         return False
-    if form.rows // 64 * form.BN // 2 > (208 if form.PINGPONG else 128):
+    if form.rows // 64 * form.BN // 2 > (208 if form.TURNS else 128):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
     ctas = form.grid(problem.rows, problem.columns, problem.batches)[0]
@@ -211,7 +211,7 @@ def close_forms(
     load least for what they compute.
     """
     everything = ranked_forms(problem, gpu, finish)
-    ranked = [entry for entry in everything if not entry[0].PINGPONG]
+    ranked = [entry for entry in everything if not entry[0].TURNS]
     limit = within * min((seconds for _, seconds in ranked), default=0.0)
     largest = [entry for entry in ranked if (entry[0].BM, entry[0].BN) == (128, 256)]
     steady = [entry for entry in largest if entry[1] <= 1.03 * ranked[0][1]]
@@ -232,7 +232,7 @@ def _in_turns(ranked: Sequence[Ranked], count: int = 3) -> list[Ranked]:
         form = entry[0]
         return (form.BM / form.SHARE_A + form.BN / form.SHARE_B) / (form.BM * form.BN)
 
-    found = [entry for entry in ranked if entry[0].PINGPONG]
+    found = [entry for entry in ranked if entry[0].TURNS]
     chosen: list[Ranked] = []
     tiles: Counter[Any] = Counter()
     for entry in sorted((each for each in found if each[1] <= 1.08 * found[0][1]), key=loaded):

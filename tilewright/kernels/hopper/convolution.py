@@ -18,6 +18,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.kernels.hopper.convolution_forms import swizzle
+from tilewright.kernels.hopper.turns import pass_turn, take_turn
 
 swizzle = tilewright.constexpr_function(swizzle)
 
@@ -175,28 +176,9 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
 
 
 @tilewright.jit
-def take_turn(copy, tile, work, FORM: tl.constexpr):
-    """Wait until the consumer with the tile before this one, if there is any, has issued its products.
-
-    Only then have all phases of the ring that it waits for ended, and parities tell them apart from later ones.
-    """
-    if FORM.TURNS:
-        if tile > work.first:
-            tx.named_sync(copy + 1, 256)
-
-
-@tilewright.jit
-def pass_turn(copy, tile, work, FORM: tl.constexpr):
-    """Let the consumer with the tile behind this one, if there is any, issue its products."""
-    if FORM.TURNS:
-        if tile + work.step < work.tiles:
-            tx.named_arrive(2 - copy, 256)
-
-
-@tilewright.jit
 def multiply(lefts, rights, ring, position, copy, tile, work, FORM: tl.constexpr):
     """The sums of a unit, and the position behind it."""
-    take_turn(copy, tile, work, FORM)
+    take_turn(copy, tile, work, FORM.TURNS)
     acc = tx.accumulator((64, FORM.BN), tl.float32)
     before = position
     for k in range(work.blocks):
@@ -209,7 +191,7 @@ def multiply(lefts, rights, ring, position, copy, tile, work, FORM: tl.constexpr
             ring.release(before)
         before = position
         position = position.next()
-    pass_turn(copy, tile, work, FORM)
+    pass_turn(copy, tile, work, FORM.TURNS)
     total = tx.wgmma_wait(acc)
     ring.release(before)
     return total, position

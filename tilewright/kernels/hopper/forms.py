@@ -32,7 +32,7 @@ class MatmulForm(NamedTuple):
     columns of B; `SPLIT` CTAs of a cluster share the depth.  `A_ROWS` of `BM` rows are loaded when there are no more.
     `GROUP` rows of tiles are walked together, so that both operands stay in the L2 cache.
 
-    Consumers divide the rows of a tile.  With `PINGPONG` each of two has a tile of its own instead: one multiplies
+    Consumers divide the rows of a tile.  With `TURNS` each of two has a tile of its own instead: one multiplies
     while the other computes and stores its results, and they change places.  That hides epilogues, at the price of a
     smaller tile, since a thread holds all of it that its warpgroup has.  With `LAG` consumers that divide a tile
     begin so many stages one after the other, and stay apart: one stores while the other still multiplies.
@@ -51,7 +51,7 @@ class MatmulForm(NamedTuple):
     GROUP: int = 8
     A_ROWS: int = 0
     BUFFERS: int = 2
-    PINGPONG: bool = False
+    TURNS: bool = False
     LAG: int = 0
     SINGLE: bool = False
     INPUT: Any = tl.bfloat16
@@ -82,7 +82,7 @@ class MatmulForm(NamedTuple):
     @property
     def sharers(self) -> int:
         """Consumers that divide a tile."""
-        return 1 if self.PINGPONG else self.CONSUMERS
+        return 1 if self.TURNS else self.CONSUMERS
 
     @property
     def loaded_rows(self) -> int:
@@ -252,7 +252,7 @@ class MatmulForm(NamedTuple):
             (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
             (self.SPLIT == 1 or partial <= ring, "partial sums lie where the stages of A or B were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
-            (not self.PINGPONG or (self.CONSUMERS == 2 and self.SPLIT == 1), "PINGPONG takes two consumers, unsplit"),
+            (not self.TURNS or (self.CONSUMERS == 2 and self.SPLIT == 1), "TURNS takes two consumers, unsplit"),
             (self.TOGETHER == 1 or (self.SPLIT == 1 and not self.GATE), "chunks go together unsplit, ungated"),
             (not self.GATE or (self.SPLIT == 1 and self.BN % 16 == 0), "gates take pairs of 8 columns, unsplit"),
             (self.cluster <= 8, "a cluster has at most 8 CTAs"),
@@ -260,7 +260,7 @@ class MatmulForm(NamedTuple):
             (accumulators <= most, f"{accumulators} accumulators a thread, which has room for {most}"),
             (self.BN // 2 + 26 <= entry, f"ptxas wants more than {entry} registers a thread for products this wide"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
-            (not (self.SINGLE and self.PINGPONG), "a single tile is not taken in turns"),
+            (not (self.SINGLE and self.TURNS), "a single tile is not taken in turns"),
             (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
         ]

@@ -17,6 +17,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.kernels.hopper.forms import swizzle_of
+from tilewright.kernels.hopper.turns import pass_turn, take_turn
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
 
@@ -179,25 +180,9 @@ def operands(lefts, rights, stage, copy, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def take_turn(copy, tile, task, FORM: tl.constexpr):
-    """Wait until the consumer with the tile before this one, if there is any, has issued its products."""
-    if FORM.PINGPONG:
-        if tile > task.first:
-            tx.named_sync(copy + 1, 256)
-
-
-@tilewright.jit
-def pass_turn(copy, tile, task, FORM: tl.constexpr):
-    """Let the consumer with the tile behind this one, if there is any, issue its products."""
-    if FORM.PINGPONG:
-        if tile + task.step < task.tiles:
-            tx.named_arrive(2 - copy, 256)
-
-
-@tilewright.jit
 def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM: tl.constexpr):
     """The product of one tile, and the position behind it."""
-    take_turn(copy, tile, task, FORM)
+    take_turn(copy, tile, task, FORM.TURNS)
     if FORM.PROMOTE is None:
         acc = tx.accumulator((FORM.rows, FORM.BN), FORM.SUM)
         before = position
@@ -211,7 +196,7 @@ def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM
                 release(ring, before, task, FORM)
             before = position
             position = position.next()
-        pass_turn(copy, tile, task, FORM)
+        pass_turn(copy, tile, task, FORM.TURNS)
         total = tx.wgmma_wait(acc)
         if FORM.SPLIT == 1:
             release(ring, before, task, FORM)
@@ -225,7 +210,7 @@ def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM
             release(ring, position, task, FORM)
             total += FORM.PROMOTE(partial, row, place[2], task.start + k, extra)
             position = position.next()
-        pass_turn(copy, tile, task, FORM)
+        pass_turn(copy, tile, task, FORM.TURNS)
     return total, position
 
 
@@ -410,7 +395,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
         )  # fmt: skip
     else:
         multiplying = tx.role(
-            multiply_every_other if FORM.PINGPONG else multiply_one if FORM.SINGLE else multiply_tiles,
+            multiply_every_other if FORM.TURNS else multiply_one if FORM.SINGLE else multiply_tiles,
             (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip

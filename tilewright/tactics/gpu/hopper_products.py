@@ -182,7 +182,7 @@ def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:
 def described(form: MatmulForm) -> str:
     """What tells a form from others."""
     parts = [f"{form.BM} x {form.BN}, depth {form.BK}, {form.STAGES} stages, {form.CONSUMERS} warpgroups"]
-    parts += ["in turns"] if form.PINGPONG else []
+    parts += ["in turns"] if form.TURNS else []
     parts += [f"A shared by {form.SHARE_A}"] if form.SHARE_A > 1 else []
     parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
     parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
@@ -207,7 +207,7 @@ def _usable_forms(
     """The forms worth timing, the one to take untimed first."""
 
     def usable(form: MatmulForm) -> MatmulForm | None:
-        many = form.PINGPONG and form.BM * form.BN > 128 * 128  # sums of a thread
+        many = form.TURNS and form.BM * form.BN > 128 * 128  # sums of a thread
         if (gated and (form.SPLIT > 1 or form.BN % 16)) or (many and by_element):
             return None
         # Of operands for each column, few registers hold many; those of each element are as many as the sums.

@@ -1,0 +1,33 @@
+"""Two warpgroups that take tiles in turns: one issues its products while the other finishes and stores its tile.
+
+The order is kept by two barriers of the hardware, one for each warpgroup, which they pass to each other.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+import tilewright.language.explicit as tx
+
+
+@tilewright.jit
+def take_turn(copy, tile, work, TURNS: tl.constexpr):
+    """Wait until the consumer with the tile before this one, if there is any, has issued its products.
+
+    `work` has the first tile of this CTA, the step to its next one, and the number of tiles.  Only after the wait
+    have all phases of the ring that this tile waits for ended, and parities tell them apart from later ones.
+    """
+    if TURNS:
+        if tile > work.first:
+            tx.named_sync(copy + 1, 256)
+
+
+@tilewright.jit
+def pass_turn(copy, tile, work, TURNS: tl.constexpr):
+    """Let the consumer with the tile behind this one, if there is any, issue its products."""
+    if TURNS:
+        if tile + work.step < work.tiles:
+            tx.named_arrive(2 - copy, 256)
