@@ -99,6 +99,17 @@ def accumulation(element: str, kind: str, combine: Any) -> Case:
     return Case(lambda: features.accumulate.trace(types, {"KIND": kind}), make, grid=(5, 1, 1))
 
 
+def copy_ahead() -> Case:
+    types = {"a": tensor_map((32, 64), "bf16"), "c": tensor_map((32, 64), "bf16"), "following": "*f32"}
+
+    def make(rng: np.random.Generator) -> Run:
+        a = numbers(rng, (96, 64), "bf16")
+        out = np.zeros_like(a)
+        return Run([a, out, np.zeros(3 * 512, np.float32)], a.astype(np.float64), output=1)
+
+    return Case(lambda: features.copy_ahead.trace(types, {"SIZE": 512}), make, grid=(3, 1, 1))
+
+
 def exchange(element: str, swizzle: int) -> Case:
     types = {"a": tensor_map((64, 64), element), "c": tensor_map((64, 64), element)}
 
@@ -176,6 +187,7 @@ CASES: dict[str, Case] = {
     "transpose float32": transposition("f32", False),
     "add": accumulation("f32", "add", np.sum),
     "min": accumulation("i32", "min", np.min),
+    "copy ahead": copy_ahead(),
     "exchange": exchange("f32", 128),
     "exchange bf16, no swizzle": exchange("bf16", 0),
     "multicast": matmul(

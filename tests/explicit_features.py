@@ -80,6 +80,33 @@ def accumulate(a: tx.tensor_map, c: tx.tensor_map, KIND: tl.constexpr):
 
 
 @tilewright.jit
+def fetch(copy, a, following, tile, full, SIZE: tl.constexpr):
+    """One thread loads this CTA's tile, and has a part of another tensor brought near."""
+    full.expect(tile.bytes)
+    tx.tma_load(a, (tl.program_id(0) * a.block_shape[0], 0), tile, full)
+    tx.prefetch(following + tl.program_id(0) * SIZE, SIZE * following.dtype.element_ty.itemsize)
+
+
+@tilewright.jit
+def move_on(copy, c, tile, full):
+    full.wait(0)
+    tx.tma_store(c, (tl.program_id(0) * c.block_shape[0], 0), tile)
+    tx.tma_commit()
+    tx.tma_wait()
+
+
+@tilewright.jit
+def copy_ahead(a: tx.tensor_map, c: tx.tensor_map, following, SIZE: tl.constexpr):
+    """c = a, while `following` comes to the L2 cache."""
+    tile = tx.shared(a.block_shape, a.dtype)
+    full = tx.barriers(1, 1)
+    tx.prefetch(following, 16)
+    loading = tx.role(fetch, (a, following, tile, full[0], SIZE), elected=True)
+    storing = tx.role(move_on, (c, tile, full[0]), warps=1)
+    tx.warp_roles(loading, storing)
+
+
+@tilewright.jit
 def exchange(a: tx.tensor_map, c: tx.tensor_map, SWIZZLE: tl.constexpr):
     """The two CTAs of a cluster write each other's tile plus their own."""
     tx.cluster((2, 1))

@@ -37,6 +37,11 @@ def test_assembles_without_slow_code(name: str) -> None:
     assert not moved or name == "scratch of copies"
 
 
+def test_memory_is_brought_near_by_one_thread() -> None:
+    _, assembly = compiled(CASES["copy ahead"])
+    assert assembly.ptx.count("cp.async.bulk.prefetch.L2.global") == 2
+
+
 def main_loop(ptx: str) -> str:
     """The basic block with the first group of products, up to its branch."""
     blocks = re.split(r"\n(?=\$L)", ptx)

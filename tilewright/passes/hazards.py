@@ -32,7 +32,7 @@ SHARED_BYTES = 232448  # that a CTA may have
 GREATEST_NUMBER = 7  # of a numbered barrier; the others are the compiler's
 _ONE_THREAD = frozenset(
     "shared_alloc shared_index shared_slice shared_transpose barrier_index barrier_arrive barrier_expect barrier_wait "
-    "fence_async tma_load tma_store tma_commit tma_wait cluster_rank cluster_arrive cluster_wait grid_wait "
+    "fence_async tma_load tma_store tma_commit tma_wait prefetch cluster_rank cluster_arrive cluster_wait grid_wait "
     "grid_launch_dependents".split()
 )
 _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))

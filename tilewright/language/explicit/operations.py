@@ -126,6 +126,18 @@ def tma_load(
 
 
 @builtin
+def prefetch(address: tensor, size: Any) -> None:
+    """One thread asks for `size` bytes from a pointer on to be brought into the L2 cache, for kernels that come later.
+
+    Both are multiples of 16.  Nobody waits for it, and it changes no result.
+    """
+    start = unwrap(address)
+    if not isinstance(start, tensor) or not start.is_pointer or start.shape:
+        raise LanguageError(f"prefetch takes one pointer, got {type_text(start)}")
+    emit_many("prefetch", [start, integer(size, "the number of bytes")])
+
+
+@builtin
 def tma_store(target: tensor_map, coordinates: Any, tile: shared_tile, kind: str = "") -> None:
     """One thread starts copying a tile to global memory; what lies outside the tensor is left out.
 

@@ -171,6 +171,11 @@ def _tma_commit(lowering: ExplicitLowering, operation: Operation) -> None:
         tma.commit(lowering.builder)
 
 
+def _prefetch(lowering: ExplicitLowering, operation: Operation) -> None:
+    with lowering.leader(operation):
+        tma.prefetch(lowering.builder, *map(lowering.scalar, operation.operands))
+
+
 def _tma_wait(lowering: ExplicitLowering, operation: Operation) -> None:
     outstanding = operation.attributes["outstanding"]
     assert isinstance(outstanding, int)
@@ -189,5 +194,6 @@ RULES: dict[str, ExplicitRule] = {
     "tma_load": _tma_load,
     "tma_store": _tma_store,
     "tma_commit": _tma_commit,
+    "prefetch": _prefetch,
     "tma_wait": _tma_wait,
 }
