@@ -60,6 +60,7 @@ def test_a_report_tells_of_every_step_and_operation(rng) -> None:
     assert sum(step["share"] for step in found["steps"]) == pytest.approx(1)
     assert {(stay["bytes"], stay["first"], stay["last"]) for stay in found["arena"]} == {(1120, 0, 1), (448, 1, 2)}
     assert all(stay["offset"] + stay["bytes"] <= found["arena_bytes"] for stay in found["arena"])
+    assert found["arena_least_bytes"] == 1152 + 448  # in places of 64 bytes
     rows = found["graph"]["rows"]
     assert [row["op"] for row in rows] == ["input", "matmul", "add", "gelu", "matmul", "softmax"]
     assert rows[1]["type"] == "f32[batch, 40]" and all(row["step"] is not None for row in rows[1:])

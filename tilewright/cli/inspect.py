@@ -13,7 +13,7 @@ from rich.table import Table
 from tilewright.cli import tensors
 from tilewright.cli.run import EngineArgument, SizeOption
 from tilewright.insight.page import page
-from tilewright.insight.report import report, short, transposes
+from tilewright.insight.report import least_arena_bytes, report, short, transposes
 from tilewright.symbolic import evaluate
 
 
@@ -76,11 +76,17 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "inputs": [{"name": s.name, "dtype": s.dtype, "shape": [str(d) for d in s.shape]} for s in plan.inputs],
         "outputs": [{"name": s.name, "dtype": s.dtype, "shape": [str(d) for d in s.shape]} for s in plan.outputs],
         "arena_bytes": evaluate(plan.arena_bytes, sizes),
+        "arena_least_bytes": least_arena_bytes(loaded, sizes),
         "weight_bytes": loaded.weight_bytes,
         "remarks": list(loaded.remarks),
         "steps": steps,
         "transposes": transposes(steps),
     }
+
+
+def _over(arena: int, least: int) -> str:
+    """How much larger the arena is than what is alive at once."""
+    return f" ({arena / least:.2f} of what is alive at once)" if least else ""
 
 
 def range_text(low: int, high: int) -> str:
@@ -100,7 +106,8 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     )
     console.print(f"sizes: {ranges or 'fixed'}", highlight=False)
     console.print(
-        f"weights {data['weight_bytes'] / 1e6:.1f} MB, arena {data['arena_bytes'] / 1e6:.2f} MB a call, "
+        f"weights {data['weight_bytes'] / 1e6:.1f} MB, arena {data['arena_bytes'] / 1e6:.2f} MB a call"
+        f"{_over(data['arena_bytes'], data['arena_least_bytes'])}, "
         f"{len(data['steps'])} steps, {sum(s['flops'] for s in data['steps']) / 1e9:.2f} GFLOP",
         highlight=False,
     )

@@ -199,7 +199,7 @@ function memory() {
   const marks = [0, 0.25, 0.5, 0.75, 1].flatMap((part) => [
     drawing("line", { class: "axis", x1: left, x2: width - 8, y1: y(part * total), y2: y(part * total) }),
     drawing("text", { class: "soft", x: left - 8, y: y(part * total) + 4, "text-anchor": "end" }, bytes(part * total))]);
-  const peak = Math.max(...live);
+  const peak = report.arena_least_bytes;
   root.append(
     element("h2", {}, "Memory over time ", element("small", {},
       `places of tensors in the arena, step by step; the line is what is alive: at most ${bytes(peak)}, the arena is ${(total / Math.max(peak, 1)).toFixed(2)} times that`)),

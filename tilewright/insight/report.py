@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright import dtypes
 from tilewright.graph.ops import kind_of
+from tilewright.graph.passes.memory import ALIGNMENT
 from tilewright.insight.lanes import lanes
 from tilewright.insight.roofline import Machine, machine_for
 from tilewright.settings import settings
@@ -57,6 +58,7 @@ def report(
         "outputs": [_spec(spec) for spec in engine.outputs],
         "weight_bytes": engine.weight_bytes,
         "arena_bytes": evaluate(engine.plan.arena_bytes, sizes),
+        "arena_least_bytes": least_arena_bytes(engine, sizes),
         "arena": _arena(engine, sizes),
         "transposes": transposes(steps),
         "seconds": total,
@@ -187,6 +189,17 @@ def _arena(engine: Engine, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
         }
         for name, offset, size, first, last in engine.arena
     ]
+
+
+def least_arena_bytes(engine: Engine, sizes: Mapping[str, int]) -> int:
+    """The most bytes of the arena that are alive at one step, for known sizes: no plan takes less.
+
+    Tensors count as what they take of an arena whose places are aligned.
+    """
+    stays = [(stay["first"], stay["last"], -(-stay["bytes"] // ALIGNMENT) * ALIGNMENT)
+             for stay in _arena(engine, sizes)]  # fmt: skip
+    steps = {first for first, _, _ in stays}
+    return max((sum(size for first, last, size in stays if first <= step <= last) for step in steps), default=0)
 
 
 def _graph(
