@@ -274,6 +274,22 @@ def test_carried_blocks_that_change_places(n, steps):
 
 
 @tilewright.jit
+def folded(x, out, steps, N: tl.constexpr):
+    i = tl.arange(0, N)
+    state = tl.zeros((N,), tl.float32)
+    for step in range(steps):
+        mixed = tl.load(x + step * N * N + i[:, None] * N + i[None, :])
+        state = tl.sum(tl.where((i == step)[:, None], mixed, mixed * state[None, :] - state[:, None]), 0)
+    tl.store(out + i, state)
+
+
+@pytest.mark.parametrize("n", [8, 32])
+def test_a_carried_block_that_is_replaced_by_a_reduction_over_it(n):
+    function = traced(folded, {"x": "*f32", "out": "*f32", "steps": "i32"}, {"N": n})
+    check(function, [draw((3, n, n)), np.zeros(n, np.float32), 3], tolerance=1e-5)
+
+
+@tilewright.jit
 def product(a, b, c, rows, columns, depth, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TRANSPOSED: tl.constexpr):
     r = tl.program_id(0) * M + tl.arange(0, M)
     n = tl.program_id(1) * N + tl.arange(0, N)

@@ -313,10 +313,12 @@ class Scheduler:
             return False
         if not self._read_before(argument, first.definition):
             return False
-        reads = self.walker.reads([(first, identity_axes(first))], through_stored=first)
+        if first.definition.opcode not in LAZY:  # its elements mix those of its operands
+            starts = [(operand, identity_axes(operand)) for operand in first.definition.operands]
+            return all(buffer is not argument for buffer, _ in self.walker.reads(starts).buffers)
         own = identity_axes(first)
-        lazy = first.definition.opcode in LAZY
-        return all(lazy and axes == own for buffer, axes in reads.buffers if buffer is argument)
+        reads = self.walker.reads([(first, own)], through_stored=first)
+        return all(axes == own for buffer, axes in reads.buffers if buffer is argument)
 
     def _read_before(self, argument: Value, operation: Operation) -> bool:
         limit = self.program.position[operation]
