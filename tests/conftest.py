@@ -5,6 +5,7 @@ def test_prints(golden):
 
 pytest --update-golden                         writes the texts anew; look at the difference before committing
 pytest --seed 1234                             draws the same random numbers again
+pytest tests/device --kept-cache build/cache   compiles kernels into a folder that stays, for the next run
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
+    parser.addoption("--kept-cache", type=Path, default=None, help="where device tests keep what they compile")
     parser.addoption("--seed", type=int, default=None, help="seed of the random numbers (default: a fresh one)")
 
 

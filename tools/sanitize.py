@@ -4,6 +4,7 @@ python tools/sanitize.py                                      the library's test
 python tools/sanitize.py --tool racecheck tests/device/test_rows.py --processes 8
 python tools/sanitize.py --limit 90 --logs build/sanitize     what has not run after 90 s is named
 
+The tests run once without a tool, which compiles their kernels into a folder that the other runs read.
 Needs compute-sanitizer (a part of the CUDA toolkit) on the PATH and a GPU. Only kernels of tilewright are watched:
 their names begin with tw_. Tests run in small batches, so that a limit cuts few of them. Exits with 0 if every test
 has run, passed, and nothing was reported.
@@ -29,12 +30,13 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 LIBRARY = tuple(f"tests/device/test_{name}.py" for name in (
     "library", "explicit_library", "explicit_cases", "rows", "convolution", "warpgroup_products", "plain_random",
 ))  # fmt: skip
+NO_TOOL = "compile"
 REPORTED = 9  # the exit code that the sanitizer is asked for when it has something to say
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some tests under one tool, run by one process."""
+    """Some tests under one tool, or under none, run by one process."""
 
     tool: str
     number: int
@@ -55,8 +57,12 @@ class Outcome:
     tests: str = ""
 
     @property
+    def reported(self) -> bool:
+        return self.batch.tool != NO_TOOL and not re.search("SUMMARY: 0 ", self.summary)
+
+    @property
     def clean(self) -> bool:
-        return self.code == 0 and bool(re.search(r"SUMMARY: 0 ", self.summary))
+        return self.code == 0 and not self.reported
 
 
 def collected(arguments: Sequence[str]) -> list[str]:
@@ -78,12 +84,13 @@ def run(batch: Batch, logs: Path, end: float) -> Outcome:
     report, text = logs / f"{batch.name}.san", logs / f"{batch.name}.txt"
     sanitizer = ["compute-sanitizer", "--tool", batch.tool, "--kernel-name", "kns=tw_", "--print-limit", "20",
                  "--error-exitcode", str(REPORTED), "--log-file", str(report)]  # fmt: skip
-    tests = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", *batch.tests]
+    # One seed: sizes that are drawn, and with them the kernels, are the same in every run.
+    tests = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", "--seed", "1",
+             "--kept-cache", str(logs / "cache"), *batch.tests]  # fmt: skip
+    command = tests if batch.tool == NO_TOOL else [*sanitizer, *tests]
     with text.open("w", encoding="utf-8") as stream:
         # A session of its own: the sanitizer starts Python as a child, which has to end with it.
-        process = subprocess.Popen(
-            [*sanitizer, *tests], cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             code = process.wait(None if seconds == float("inf") else seconds)
         except subprocess.TimeoutExpired:
@@ -100,7 +107,7 @@ def told(outcomes: Sequence[Outcome], logs: Path) -> bool:
         passed = sum(int(found[1]) for one in mine if (found := re.search(r"(\d+) passed", one.tests)))
         finished = sum(len(one.batch.tests) for one in mine if one.code is not None)
         total = sum(len(one.batch.tests) for one in mine)
-        reported = sum(not re.search("SUMMARY: 0 ", one.summary) for one in mine if one.code is not None)
+        reported = sum(one.reported for one in mine if one.code is not None)
         print(f"{tool}: {finished} of {total} tests ran to their end, {passed} passed; reports in {reported} batches")
     for outcome in outcomes:
         if outcome.code is None:
@@ -119,7 +126,7 @@ def main() -> int:
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="default: half the cores"
     )
-    parser.add_argument("--batch", type=int, default=8, help="tests of one process")
+    parser.add_argument("--batch", type=int, default=12, help="tests of one process")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitize", help="folder of reports and texts")
     options = parser.parse_args()
@@ -131,18 +138,18 @@ def main() -> int:
     if not tests:
         print("pytest finds no tests", file=sys.stderr)
         return 2
+    options.logs = options.logs.resolve()
     options.logs.mkdir(parents=True, exist_ok=True)
     count = -(-len(tests) // options.batch)
     # Every count-th test: neighbours, which are alike and equally slow, go to different batches.
-    batches = [
-        Batch(tool, number, tuple(tests[number::count])) for number in range(count) for tool in options.tool or TOOLS
-    ]
+    parts = [tuple(tests[number::count]) for number in range(count)]
     outcomes = []
     with ThreadPoolExecutor(options.processes) as pool:
-        futures = [pool.submit(run, batch, options.logs, end) for batch in batches]
-        for future in as_completed(futures):
-            outcomes.append(outcome := future.result())
-            print(f"{outcome.batch.name}: {outcome.tests or 'cut'} | {outcome.summary}", flush=True)
+        for tools in ((NO_TOOL,), options.tool or TOOLS):
+            batches = [Batch(tool, number, part) for number, part in enumerate(parts) for tool in tools]
+            for future in as_completed([pool.submit(run, batch, options.logs, end) for batch in batches]):
+                outcomes.append(outcome := future.result())
+                print(f"{outcome.batch.name}: {outcome.tests or 'cut'} | {outcome.summary}", flush=True)
     return 0 if told(outcomes, options.logs) else 1
 
 

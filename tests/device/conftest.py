@@ -42,9 +42,9 @@ def gpu(request: pytest.FixtureRequest) -> Device:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Any:
-    """Every test compiles afresh."""
-    with settings.scope(cache_directory=tmp_path / "cache"):
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Every test compiles afresh, unless a folder is named that is kept."""
+    with settings.scope(cache_directory=request.config.getoption("--kept-cache") or tmp_path / "cache"):
         yield
 
 
