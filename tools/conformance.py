@@ -31,8 +31,10 @@ from conformance_tutorials import TUTORIALS
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = Path("python/test/unit")
 # Files whose cases carry the interpreter mark where they need no GPU; of the others every case is tried.
-MARKED = tuple(f"language/{name}.py" for name in ("test_core", "test_standard", "test_random", "test_tuple",
-                                                  "test_tensor_descriptor", "test_matmul"))  # fmt: skip
+MARKED = tuple(f"language/{name}.py" for name in (
+    "test_core", "test_standard", "test_random", "test_tuple", "test_tensor_descriptor", "test_matmul",
+    "test_block_pointer",
+))  # fmt: skip
 UNMARKED = (
     *(f"language/{name}.py" for name in ("test_conversions", "test_annotations", "test_compile_errors")),
     *(f"runtime/{name}.py" for name in ("test_autotuner", "test_cache", "test_specialize")),

@@ -66,6 +66,16 @@ def test_on_the_host() -> None:
             type("Own", (base,), {})
 
 
+def test_types_from_the_texts_of_signatures() -> None:
+    assert tl.str_to_ty("fp32", None) == tl.float32 and tl.str_to_ty("u1", None) == tl.int1
+    pointer = tl.str_to_ty("*kbf16", None)
+    assert pointer.const and pointer.element_ty == tl.bfloat16 and not tl.str_to_ty("*i8", None).const
+    assert tl.str_to_ty(("i32", "*fp16"), None) == tl.tuple_type([tl.int32, tl.pointer_type(tl.float16)])
+    assert tl.str_to_ty("constexpr", 3) == tl.core.constexpr_type(3)
+    with pytest.raises(CompilationError, match="no dtype named 'fp31'"):
+        tl.str_to_ty("fp31", None)
+
+
 def test_dependencies_of_a_function() -> None:
     def found(source: str, factor: int) -> sources.DependenciesFinder:
         space = {"FACTOR": tl.constexpr(factor), "tripled": tripled, "tl": tl}

@@ -164,6 +164,7 @@ from tilewright.language.types import (
     int64,
     pi32_t,
     pointer_type,
+    str_to_ty,
     tuple_type,
     uint1,
     uint8,

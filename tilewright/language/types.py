@@ -440,6 +440,22 @@ class tuple_type:
         return f"tuple_type[{', '.join(map(str, self.types))}]"
 
 
+def str_to_ty(name: Any, c: Any = None) -> Any:
+    """The type that the text of a signature names: ``fp32``, ``*i8``, ``*kfp16`` (that is only read).
+
+    A tuple of texts names the type of a tuple, and ``constexpr`` that of the compile-time value `c`.  Raises
+    `LanguageError` for any other text.
+    """
+    if isinstance(name, tuple):
+        return tuple_type([str_to_ty(entry, c) for entry in name], getattr(type(name), "_fields", None))
+    if name.startswith("constexpr"):
+        return constexpr_type(c)
+    if name.startswith("*"):
+        const = name.startswith("*k")
+        return pointer_type(str_to_ty(name[2 if const else 1 :]), const=const)
+    return dtype(name)
+
+
 def _add_operators() -> None:
     """Give `constexpr` the operators of the value that it holds."""
 
