@@ -194,6 +194,31 @@ class KernelMaker:
         index = self.build.emit("reshape", self.build.emit("arange", start=start, end=start + size), shape=shape)
         return self.build.emit("offset", self.build.emit("splat", pointer, shape=shape), index)
 
+    def meeting_lanes(self, pointer: Value, shape: tuple[int, ...], start: int) -> Value:
+        """Pointers to elements of a buffer, of which some are the same: by remainder, quotient, stride or data."""
+        emit = self.build.emit
+        lanes = emit("arange", start=0, end=int(np.prod(shape)))
+        kind = self.random.choice(["remainder", "divide", "and", "rows"])
+        if not shape:
+            index = self.limit()
+        elif kind == "rows":
+            index = self.build.constant(0, int32, shape)
+            for axis, extent in enumerate(shape):
+                along = emit("arange", start=0, end=extent)
+                stride = emit("and", self.limit(), self.build.constant(7 if extent <= 8 else 1))
+                stride = self.random.choice([stride, self.build.constant(self.random.choice([0, 1, 2]))])
+                along = emit("multiply", along, emit("splat", stride, shape=(extent,)))
+                for place in range(len(shape)):
+                    along = along if place == axis else emit("expand_dims", along, axis=place)
+                index = emit("add", index, emit("broadcast", along, shape=shape))
+        elif kind == "and":
+            index = emit("and", self.value(TensorType(shape, int32)), self.build.constant(7, int32, shape))
+        else:
+            divisor = self.build.constant(self.random.choice([2, 3, 4]), int32, lanes.type.shape)
+            index = emit("reshape", emit(kind, lanes, divisor), shape=shape)
+        base = emit("offset", pointer, self.build.constant(start, int32))
+        return emit("offset", emit("splat", base, shape=shape) if shape else base, index)
+
     def load(self) -> None:
         dtype, shape = self.random.choice(STORED), self.random.choice(SHAPES)
         pointers = self.lanes(self.pointers[f"in_{dtype.text}"], shape, self.random.randrange(32))
@@ -313,14 +338,17 @@ class KernelMaker:
 
     def rewritten(self) -> None:
         """What lies in an output, loaded, and the same memory or some of it written before later uses."""
-        dtype, shape = self.random.choice((float32, int32, int64)), self.random.choice(SHAPES)
+        dtype, shape = self.random.choice((float32, int32, int64)), self.random.choice((*SHAPES, (32,), (32,), (3, 8)))
         start, type_ = self.random.randrange(64), TensorType(shape, dtype)
-        pointers = self.lanes(self.pointers[f"out_{dtype.text}"], shape, start)
+        some = self.meeting_lanes if self.random.random() < 0.4 else self.lanes
+        pointers = some(self.pointers[f"out_{dtype.text}"], shape, start)
         loaded = self.build.emit("load", pointers)
         self.add(loaded)
         if self.random.random() < 0.3:
             pointers = self.lanes(self.pointers[f"out_{dtype.text}"], shape, start + self.random.choice([0, 1, 3]))
-        value = self.random.choice([loaded, self.value(type_), self.build.emit("add", loaded, self.value(type_))])
+        one = self.build.constant(1, dtype, shape)
+        changed = [self.build.emit("add", loaded, other) for other in (one, self.value(type_))]
+        value = self.random.choice([loaded, self.value(type_), *changed])
         if len(set(shape)) < len(shape):
             value = self.build.emit("permute", value, order=tuple(reversed(range(len(shape)))))
         mask = [self.value(type_.with_element(int1))] if self.random.random() < 0.3 else []

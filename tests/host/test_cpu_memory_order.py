@@ -98,6 +98,43 @@ def shuffled(x, y, o, N: tl.constexpr):
     tl.store(y + i, tl.flip(tl.load(y + i)))
 
 
+@tilewright.jit
+def shared(x, y, o, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x + i % 8, tl.load(x + i % 8) + 1)
+    tl.store(y + i // 4, tl.load(y + i // 4) * 2)
+    place = o + tl.minimum(i, 3)
+    tl.store(place, tl.load(place) - 1)
+    tl.store(o + 8 + i * 0, tl.load(o + 8 + i * 0) + 1)
+
+
+@tilewright.jit
+def shared_by_data(x, y, o, N: tl.constexpr):
+    place = tl.load(y + tl.arange(0, N)).to(tl.int32) & 3
+    value = tl.load(x + place)
+    tl.store(x + place, value * 2)
+    tl.store(o + tl.arange(0, N), value)
+    tl.atomic_add(x + 8 + place, tl.load(x + 8 + place))
+
+
+@tilewright.jit
+def shared_in_turn(x, y, o, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(o + i, tl.load(x + i % 8))
+    tl.store(x + i % 8, 5.0)
+    tl.store(y + i % 8, 1.0, mask=i < N - 1)
+    tl.store(y + i % 8, 2.0, mask=i < 5)
+
+
+@tilewright.jit
+def overlapping(x, y, o, N: tl.constexpr):
+    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(x + row + column, tl.load(y + row) + column)
+    tl.store(o + row * 0 + column * 2, row + tl.load(y + column))
+    block = tl.load(y + N + row * N + column)
+    tl.store(o + 2 * N + row * 2 + column, block - tl.max(block, 0)[None, :])
+
+
 def expected_swapped(x, y, o, n):
     x[:n], y[:n] = y[:n].copy(), x[:n].copy()
 
@@ -148,6 +185,36 @@ def expected_shuffled(x, y, o, n):
     x[:n], y[:n] = x[:n].reshape(2, n // 2).T.ravel(), y[:n][::-1].copy()
 
 
+def expected_shared(x, y, o, n):
+    x[: min(n, 8)] += 1
+    y[: n // 4] *= 2
+    o[:4] -= 1
+    o[8] += 1
+
+
+def expected_shared_by_data(x, y, o, n):
+    places = y[:n].astype(np.int32) & 3
+    o[:n] = x[places]
+    x[np.unique(places)] *= 2
+    added = x[8 + places]
+    np.add.at(x, 8 + places, added)
+
+
+def expected_shared_in_turn(x, y, o, n):
+    o[:n] = x[np.arange(n) % 8]
+    x[:8] = 5
+    y[: min(n - 1, 8)], y[:5] = 1, 2
+
+
+def expected_overlapping(x, y, o, n):
+    block = y[n : n + n * n].reshape(n, n)
+    block = block - block.max(0)
+    for row in range(n):
+        x[row : row + n] = y[row] + np.arange(n)
+        o[: 2 * n : 2] = row + y[:n]
+        o[2 * n + 2 * row : 3 * n + 2 * row] = block[row]
+
+
 CASES = [(globals()[name.removeprefix("expected_")], value) for name, value in list(globals().items())
          if name.startswith("expected_")]  # fmt: skip
 
@@ -155,7 +222,7 @@ CASES = [(globals()[name.removeprefix("expected_")], value) for name, value in l
 @pytest.mark.parametrize("n", [8, 32, 128])
 @pytest.mark.parametrize("kernel,reference", CASES, ids=lambda item: item.__name__.removeprefix("expected_"))
 def test_what_was_loaded_stays(kernel, reference, n, rng):
-    arguments = [rng.integers(-8, 8, n * n).astype(np.float32) for _ in range(3)]
+    arguments = [rng.integers(-8, 8, n * n + n).astype(np.float32) for _ in range(3)]
     expected = [array.copy() for array in arguments]
     reference(*expected, n)
     found = check(kernel.trace(TYPES, {"N": n}), arguments)
@@ -163,7 +230,9 @@ def test_what_was_loaded_stays(kernel, reference, n, rng):
         np.testing.assert_allclose(left, right, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", [swapped, cleared, exchanged, summed, branched, repeated, transposed])
+@pytest.mark.parametrize(
+    "kernel", [swapped, cleared, exchanged, summed, branched, repeated, transposed, shared, shared_in_turn]
+)
 def test_what_was_loaded_stays_when_two_parameters_are_one_array(kernel, rng):
     n = 32
     function = kernel.trace(TYPES, {"N": n})
@@ -188,3 +257,45 @@ def updated(x, y, o, N: tl.constexpr):
 def test_an_update_in_place_needs_no_copy():
     kernel = lowered(updated.trace(TYPES, {"N": 32}))
     assert not [remark for remark in kernel.remarks if "copied first" in remark.message]
+
+
+@tilewright.jit
+def strided(x, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+    row, column = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    inside = (row < rows) & (column < columns)
+    value = tl.load(x + row * stride + column, mask=inside)
+    tl.store(x + row * stride + column, value + 1, mask=inside)
+
+
+@pytest.mark.parametrize("stride", [0, 1, 3, 20, 32])
+def test_rows_that_share_memory_are_updated_once(stride, rng):
+    types = {"x": "*f32", "rows": "i32", "columns": "i32", "stride": "i32"}
+    function = strided.trace(types, {"R": 8, "C": 32})
+    array = rng.integers(-8, 8, 300).astype(np.float32)
+    expected = array.copy()
+    expected[np.unique(np.arange(7)[:, None] * stride + np.arange(20))] += 1
+    np.testing.assert_array_equal(check(function, [array, 7, 20, stride])[0], expected)
+
+
+@tilewright.jit
+def updated_rows(x, columns, R: tl.constexpr, C: tl.constexpr):
+    row, column = tl.program_id(0) * R + tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    inside = column < columns
+    value = tl.load(x + row * columns + column, mask=inside)
+    tl.store(x + row * columns + column, tl.exp(value - tl.max(value, 1)[:, None]), mask=inside)
+
+
+@tilewright.jit
+def updated_tiles(x, stride, R: tl.constexpr, C: tl.constexpr):
+    row, column = tl.arange(0, R)[:, None], tl.program_id(0) * C + tl.arange(0, C)[None, :]
+    place = x + row.to(tl.int64) * 96 * stride + (stride - 1) + column
+    tl.store(place, tl.load(place) * 2)
+
+
+def test_rows_that_lie_apart_need_no_copy():
+    function = updated_rows.trace({"x": "*f32", "columns": "i32"}, {"R": 4, "C": 64})
+    assert not [remark for remark in lowered(function).remarks if "copied first" in remark.message]
+    known = updated_tiles.trace({"x": "*f32"}, {"stride": 1, "R": 4, "C": 64})
+    assert not [remark for remark in lowered(known).remarks if "copied first" in remark.message]
+    unknown = updated_tiles.trace({"x": "*f32", "stride": "i32"}, {"R": 4, "C": 64})
+    assert [remark for remark in lowered(unknown).remarks if "copied first" in remark.message]

@@ -17,6 +17,7 @@ from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers
+from tilewright.targets.cpu.distinct import Lanes, Limits, plain
 
 FIXED, SCATTERED = -1, -2
 Axes = tuple[int, ...]
@@ -127,7 +128,9 @@ def _reshaped_axes(old: tuple[int, ...], new: tuple[int, ...], axes: Axes) -> Ax
 class Aliasing:
     """Which memory operations may touch the same element, by parameters and address patterns."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, analysis: AffineAnalysis) -> None:
+        self._analysis = analysis
+        self._lanes = Lanes(analysis)
         self._alias_free = {
             argument
             for argument, parameter in zip(function.region.arguments, function.parameters, strict=True)
@@ -142,15 +145,31 @@ class Aliasing:
             return base not in self._alias_free and other not in self._alias_free
         return True
 
-    def conflict(self, pointer: Value, written: Value) -> bool:
-        """Whether an access through `pointer` may touch what *another* lane writes through `written`.
+    def conflict(self, access: Operation, writer: Operation) -> bool:
+        """Whether `access`, a memory operation, may touch what *another* lane writes by `writer`.
 
-        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element.  That is
-        harmless only where each lane's own accesses happen in program order, and where the lanes run in step.
+        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element if the lanes'
+        elements differ.  That is harmless only where each lane's own accesses happen in program order, and where the
+        lanes run in step.  Different parameters are the same memory only where someone passes one array twice; then
+        strides that are known at run time only are taken to hold the lanes apart.
         """
+        pointer, written = access.operands[0], writer.operands[0]
         if not self.overlap(pointer, written):
             return False
-        return pointer.type.shape != written.type.shape or _pattern(pointer) != _pattern(written)
+        if pointer.type.shape != written.type.shape or _pattern(pointer) != _pattern(written):
+            return True
+        bases = {self.base(pointer), self.base(written)}
+        trusting = len(bases) == 2 and None not in bases
+        return not self._lanes.distinct(written, self._limits(access, writer), trusting)
+
+    def ordered(self, store: Operation) -> bool:
+        """Whether the elements of a store must be written in row-major order, since some share an address."""
+        return self._lanes.meet(store.operands[0])
+
+    def _limits(self, access: Operation, writer: Operation) -> Limits:
+        """What bounds the lanes of both operations."""
+        first, second = (_bounds(operation, self._analysis) for operation in (access, writer))
+        return {axis: limits & second[axis] for axis, limits in first.items() if axis in second}
 
     def base(self, pointer: Value) -> Value | None:
         """The parameter that a pointer block is derived from; None when there is no single one."""
@@ -178,6 +197,23 @@ def _pattern(pointer: Value) -> tuple[object, ...]:
     if operation.opcode in ("splat", "broadcast", "expand_dims"):
         return (*_pattern(operation.operands[0]), operation.opcode, pointer.type.shape)
     return (pointer,)
+
+
+def _bounds(operation: Operation, analysis: AffineAnalysis) -> dict[int, frozenset[Value]]:
+    """The scalars that a memory operation's mask keeps the indices of its lanes below, by axis; from 0 on."""
+    place = _MASKS[operation.opcode]
+    found: dict[int, frozenset[Value]] = {}
+    if len(operation.operands) <= place:
+        return found
+    for part, axes in conjuncts(operation.operands[place]):
+        prefix = prefix_of(part, analysis)
+        if prefix is not None and not prefix.inclusive and analysis.is_nonnegative(prefix.index):
+            axis = axes[prefix.axis]
+            found[axis] = found.get(axis, frozenset()) | {plain(prefix.limit)}
+    return found
+
+
+_MASKS = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}  # the operand that is the mask, if there is one
 
 
 # Masks -------------------------------------------------------------------------------------------
@@ -244,24 +280,7 @@ def prefix_key(compare: Value) -> PrefixKey | None:
     predicate = str(operation.attributes["predicate"])
     if predicate in ("gt", "ge"):
         left, right, predicate = right, left, {"gt": "lt", "ge": "le"}[predicate]
-    return (predicate, _plain(left), _plain(right))
-
-
-def _plain(value: Value) -> Value:
-    """A value without what only repeats or widens it."""
-    while value.definition is not None:
-        operation = value.definition
-        source = operation.operands[0] if operation.operands else value
-        widening = operation.opcode == "cast" and (
-            source.type.dtype.is_signed
-            and value.type.dtype.is_signed
-            and value.type.dtype.bits >= source.type.dtype.bits
-        )
-        if operation.opcode in ("expand_dims", "broadcast", "splat", "hint") or widening:
-            value = source
-        else:
-            break
-    return value
+    return (predicate, plain(left), plain(right))
 
 
 def masks_out(mask: Value, axis: int, key: PrefixKey, analysis: AffineAnalysis) -> bool:

@@ -119,6 +119,7 @@ class NestEmitter:
             len(roots) == 1
             and not vectorised
             and count > 1
+            and not self._ordered(roots)
             and self._transposed(roots[0], bound[roots[0]], free[roots[0]])
         ):
             return
@@ -370,11 +371,15 @@ class NestEmitter:
     # -- Choices ----------------------------------------------------------------------------------
 
     def _vector_position(self, roots: list[Root], free: dict[Root, list[int]], reduced: int | None) -> int | None:
-        """The position whose vectors make most accesses contiguous; later positions win ties."""
+        """The position whose vectors make most accesses contiguous; later positions win ties.
+
+        Stores whose elements meet keep row-major order: their vectors run along the last axis.
+        """
         count = len(free[roots[0]])
         extents = [roots[0].domain[free[roots[0]][position]] for position in range(count)]
         best, best_score = None, 0.0
-        for position in range(count):
+        first = count - 1 if self._ordered(roots) else 0
+        for position in range(first, count):
             if extents[position] == 1:
                 continue
             score = 1 + min(extents[position], self.width) / self.width
@@ -383,6 +388,10 @@ class NestEmitter:
             if score >= best_score:
                 best, best_score = position, score
         return best
+
+    def _ordered(self, roots: Sequence[Root]) -> bool:
+        aliasing = self.placement.aliasing
+        return any(root.kind == "store" and aliasing.ordered(root.operation) for root in roots)
 
     def _contiguity(self, root: Root, axis: int) -> float:
         score = 0.0

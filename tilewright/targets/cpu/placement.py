@@ -93,7 +93,7 @@ class Placement:
         self.program = Program(function)
         self.target = target
         self.analysis = analysis
-        self.aliasing = Aliasing(function)
+        self.aliasing = Aliasing(function, analysis)
         self.stored: set[Value] = set()
         self.remarks: list[Remark] = []
         self.walker = Walker(lambda value: value in self.stored)
@@ -227,7 +227,7 @@ class Placement:
 
     def _disturbs(self, load: Operation, writer: Operation) -> bool:
         """Whether `writer`, which evaluates `load` itself, may write what it has yet to read for another lane."""
-        if load.attributes.get("volatile") or self.aliasing.conflict(load.operands[0], writer.operands[0]):
+        if load.attributes.get("volatile") or self.aliasing.conflict(load, writer):
             return True
         start = self.program.position[load]  # what comes before the load cannot read it, and is not decided yet
         walker = Walker(

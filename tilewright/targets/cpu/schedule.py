@@ -497,6 +497,8 @@ class Partitioner:
         position = 0 if mode == "rows" else -1
         if not own or own[position] == root.reduced_axis:
             return False
+        if mode == "columns" and root.kind == "store" and self.aliasing.ordered(root.operation):
+            return False
         if not cluster:
             return True
         if mode == "rows" and any(self._wants_vectors(item, [*cluster, root], axes) for item in [*cluster, root]):
@@ -543,20 +545,20 @@ class Partitioner:
     def _memory_conflict(self, pairs: list[tuple[int, int]], first: Root, second: Root) -> bool:
         """Whether one root may write elements that the other touches in a part which does not run in step with it."""
         pairs = [(one, other) for one, other in pairs if first.domain[one] > 1]
-        earlier, later = _memory(first), _memory(second)
-        for pointer, axes, written in earlier:
-            for other, other_axes, other_written in later:
-                if (written or other_written) and self.aliasing.overlap(pointer, other):
-                    if self.aliasing.conflict(pointer, other) or not _local(pairs, axes, other_axes):
+        for one, axes in _memory(first):
+            for other, other_axes in _memory(second):
+                if "store" in (one.opcode, other.opcode) and self.aliasing.overlap(one.operands[0], other.operands[0]):
+                    access, writer = (one, other) if other.opcode == "store" else (other, one)
+                    if self.aliasing.conflict(access, writer) or not _local(pairs, axes, other_axes):
                         return True
         return False
 
 
-def _memory(root: Root) -> list[tuple[Value, Axes, bool]]:
-    """The pointers that a root loads or stores through, with the domain axes of theirs, and whether it stores."""
-    touched = [(load.operands[0], axes, False) for load, axes in root.reads.loads]
+def _memory(root: Root) -> list[tuple[Operation, Axes]]:
+    """The loads and the store of a root, with the domain axes of their pointers' axes."""
+    touched = list(root.reads.loads)
     if root.kind == "store":
-        touched.append((root.operation.operands[0], tuple(range(len(root.domain))), True))
+        touched.append((root.operation, tuple(range(len(root.domain)))))
     return touched
 
 
