@@ -106,6 +106,15 @@ def test_products_too_wide_for_their_registers_are_refused(columns: int) -> None
             form.check()
 
 
+def test_the_next_weights_are_asked_for_behind_the_last_loads() -> None:
+    """By the loading thread, whose loop stays as it is."""
+    lowered = lower(traced_matmul(MatmulForm(), ahead="*bf16"), TARGET, {})
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    last_load = assembly.ptx.rindex("cp.async.bulk.tensor.2d.shared::cluster.global")
+    asked = assembly.ptx.index("cp.async.bulk.prefetch.L2.global")
+    assert asked > last_load and assembly.resources.registers == 168
+
+
 @tilewright.jit
 def bias_and_residual(value, row, column, mask, extra):
     bias, residual, columns = extra

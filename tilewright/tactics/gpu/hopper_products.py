@@ -162,11 +162,13 @@ def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None,
         "c": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.out_block),
         "c_tail": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.tail_block),
         "M": rows, "N": columns, "K": depth, "batches": 1,
+        "ahead": found.b, "ahead_lines": 0, "ahead_wanted": 0,
     }  # fmt: skip
-    types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
+    types = dict.fromkeys(("M", "N", "K", "batches", "ahead_lines", "ahead_wanted"), "i32")
     bind_extra(slots.extra, operands, types)
     grid = (_grid(form, rows, columns, gpu_of(target).processors), 1, 1)
-    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
+    weights = "b" if found.ready else ""
+    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition, weights=weights)
 
 
 def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:

@@ -18,7 +18,7 @@ def prefetch_map(builder: LLVMBuilder, tensor_map: LLVMValue) -> None:
 
 
 def prefetch(builder: LLVMBuilder, address: LLVMValue, size: LLVMValue) -> None:
-    """Bring `size` bytes (i32, a multiple of 16) of global memory to the L2 cache; nobody is told when they are there."""
+    """Bring `size` bytes (i32, a multiple of 16) of global memory to the L2 cache; nobody is told when."""
     policy, hinted = builder.integer(0, "i64"), builder.constant("i1", False)
     call(builder, "cp.async.bulk.prefetch.L2", address, size, policy, hinted)
 
