@@ -216,7 +216,8 @@ def test_memory_in_a_few_places_in_turn(driver, rng):
     assert engine._session.graphs.captures == 3 and "cuGraphExecUpdate" not in driver.calls
 
 
-def test_tensors_that_were_seen_before(driver, rng, monkeypatch):
+@pytest.mark.parametrize("inference", [False, True])
+def test_tensors_that_were_seen_before(driver, rng, monkeypatch, inference):
     """A repeated call looks nothing up again; other tensors, sizes and types are checked as the first ones were."""
     torch = pytest.importorskip("torch")
     from tilewright.runtime.cuda import repeats, streams
@@ -227,8 +228,9 @@ def test_tensors_that_were_seen_before(driver, rng, monkeypatch):
     # To the stand-in the host's tensors, whose GPU has the number -1, are those of a GPU.
     session._repeats = repeats.Repeats(session.plan, -1)
     monkeypatch.setattr(streams, "current_stream", lambda library: lambda ordinal: 7)
-    cache, index = torch.from_numpy(rng.standard_normal((5, 8), np.float32)), torch.tensor([2])
-    x = torch.ones(1, 8)
+    with torch.inference_mode(inference):
+        cache, index = torch.from_numpy(rng.standard_normal((5, 8), np.float32)).clone(), torch.tensor([2])
+        x = torch.ones(1, 8)
     engine.run({"x": x, "cache": cache, "index": index})
     bound = 0
     original = session._bind
@@ -240,8 +242,10 @@ def test_tensors_that_were_seen_before(driver, rng, monkeypatch):
 
     monkeypatch.setattr(session, "_bind", counted)
     for number in range(3):
-        x.fill_(number)
+        with torch.inference_mode(inference):
+            x.fill_(number)
         results = engine.run({"cache": cache, "index": index, "x": x})
+        assert list(results) == [spec.name for spec in engine.outputs]
         assert results["total"].tolist() == pytest.approx(cache.sum(0).tolist(), abs=1e-5)
         assert cache[2].tolist() == [number] * 8
     assert bound == 0
@@ -252,6 +256,10 @@ def test_tensors_that_were_seen_before(driver, rng, monkeypatch):
     other = torch.full((1, 8), 9.0)
     engine.run({"x": other, "cache": cache, "index": index})
     assert bound == 3 and cache[2].tolist() == [9.0] * 8
+    with torch.inference_mode(inference):
+        other.resize_(8)
+    with pytest.raises(ShapeError):
+        engine.run({"x": other, "cache": cache, "index": index})
 
 
 def test_bounded_cache_of_graphs(driver, rng):

@@ -167,15 +167,19 @@ class Engine:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run on inputs in order or by name; returns the only output, or all of them as a tuple."""
-        names = [spec.name for spec in self.inputs]
+        names = self._input_names
         if len(arguments) > len(names):
             raise InputError(f"{len(arguments)} inputs given, the engine takes {len(names)}: {', '.join(names)}")
         inputs = dict(zip(names, arguments, strict=False))
         for name in named:
             if name in inputs:
                 raise InputError(f"input {name!r} is given twice")
-        outputs = tuple(self.run({**inputs, **named}).values())
+        outputs = tuple(self.run({**inputs, **named} if named else inputs).values())
         return outputs[0] if len(outputs) == 1 else outputs
+
+    @functools.cached_property
+    def _input_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.inputs)
 
     # -- What is inside -------------------------------------------------------------------------
 

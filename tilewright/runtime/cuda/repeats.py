@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,41 +36,49 @@ def signature(values: Sequence[Any], ordinal: int) -> Signature | None:
     return (*map(kind.data_ptr, values), *shapes, *kinds)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Last:
     """The tensors of the last call, and what they were known by: as long as they are the same objects at the same
-    addresses, which nothing has changed in place, so is the rest."""
+    addresses, which nothing has changed in place, so is the rest.
+
+    Tensors of PyTorch's inference mode do not count their changes: their shapes are looked at instead.
+    """
 
     tensors: tuple[weakref.ref[Any], ...]
-    versions: list[int]
     addresses: list[int]
+    counted: bool
+    facts: list[Any]  # numbers of changes, or shapes
     key: Signature
+    repeat: Repeat | None  # once it is remembered
 
     @classmethod
-    def of(cls, values: Sequence[Any], key: Signature) -> _Last | None:
-        """None for tensors of PyTorch's inference mode, which do not count their changes."""
-        if any(value.is_inference() for value in values):
-            return None
-        references = tuple(weakref.ref(value) for value in values)
-        return cls(references, [value._version for value in values], list(key[: len(values)]), key)
+    def of(cls, values: Sequence[Any], key: Signature, repeat: Repeat | None) -> _Last:
+        references = tuple(map(weakref.ref, values))
+        counted = not any(value.is_inference() for value in values)
+        facts = list(map(_version if counted else _shape, values))
+        return cls(references, list(key[: len(values)]), counted, facts, key, repeat)
 
     def holds(self, values: Sequence[Any]) -> bool:
         """Whether these are the tensors, unchanged."""
         if len(values) != len(self.tensors) or not all(map(operator.is_, values, map(operator.call, self.tensors))):
             return False
-        return [v._version for v in values] == self.versions and [v.data_ptr() for v in values] == self.addresses
+        kind = type(values[0])
+        if list(map(kind.data_ptr, values)) != self.addresses:
+            return False
+        if self.counted:
+            return list(map(_version, values)) == self.facts
+        return list(map(_shape, values)) == self.facts and all(map(kind.is_contiguous, values))
 
 
 @dataclass(frozen=True)
 class Repeat:
     """A call that was checked: values of the symbols, addresses of inputs and outputs, and what outputs are.
 
-    `fresh` are outputs that are allocated unless they are given: number among the addresses, name, shape, type.
+    `fresh` are outputs that are allocated unless they are given: number among the outputs, name, shape, type.
     """
 
     values: tuple[int, ...]
     addresses: tuple[int, ...]  # 0 for fresh outputs
-    sources: tuple[tuple[str, str], ...]  # by output, the input that it is, or ""
     fresh: tuple[tuple[int, str, tuple[int, ...], Any], ...]
 
 
@@ -80,32 +88,37 @@ class Repeats:
     def __init__(self, plan: Plan, ordinal: int) -> None:
         self._names = [spec.name for spec in plan.inputs]
         self._outputs = [(spec.name, spec.mutates or "", spec.dtype) for spec in plan.outputs]
+        self._output_names = [spec.name for spec in plan.outputs]
         self._fresh = [spec.name for spec in plan.outputs if spec.mutates is None]
+        self._take_inputs = _taker(self._names)
+        self._take_given = _taker(self._fresh)
+        # By output the input that it is; any input in the place of fresh ones.
+        self._take_sources = _taker([spec.mutates or name for spec in plan.outputs for name in self._names[:1]])
         self._ordinal = ordinal
         self._known: dict[Signature, Repeat] = {}
         self._last: _Last | None = None
 
-    def key(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> Signature | None:
-        """What a call is known by; None for calls that are not of this kind."""
-        if len(inputs) != len(self._names) or (out and len(out) != len(self._fresh)):
-            return None
+    def find(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> tuple[Signature | None, Repeat | None]:
+        """What a call is known by (None for calls that are not of this kind), and the call if it was remembered."""
+        if not self._names or len(inputs) != len(self._names) or (out and len(out) != len(self._fresh)):
+            return None, None
         try:
-            values = [inputs[name] for name in self._names]
+            values = self._take_inputs(inputs)
             if out:
-                values += [out[name] for name in self._fresh]
+                values += self._take_given(out)
         except KeyError:
-            return None
-        if self._last is not None and self._last.holds(values):
-            return self._last.key
+            return None, None
+        last = self._last
+        if last is not None and last.holds(values):
+            if last.repeat is None:
+                last.repeat = self._known.get(last.key)
+            return last.key, last.repeat
         self._last = None
         key = signature(values, self._ordinal)
-        if key is not None:
-            self._last = _Last.of(values, key)
-        return key
-
-    def find(self, key: Signature) -> Repeat | None:
-        """The call of a key, if it was remembered."""
-        return self._known.get(key)
+        if key is None:
+            return None, None
+        self._last = last = _Last.of(values, key, self._known.get(key))
+        return key, last.repeat
 
     def remember(self, key: Signature, values: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> None:
         """A call that was checked and run: the symbols' values, and the outputs' shapes."""
@@ -114,24 +127,34 @@ class Repeats:
         inputs = dict(zip(self._names, key, strict=False))
         addresses = [*inputs.values(), *(inputs[source] if source else 0 for _, source, _ in self._outputs)]
         fresh = tuple(
-            (len(inputs) + number, name, shape, torch_dtype(dtype))
+            (number, name, shape, torch_dtype(dtype))
             for number, ((name, source, dtype), shape) in enumerate(zip(self._outputs, shapes, strict=True))
             if not source
         )
-        sources = tuple((name, source) for name, source, _ in self._outputs)
-        self._known[key] = Repeat(values, tuple(addresses), sources, fresh)
+        self._known[key] = Repeat(values, tuple(addresses), fresh)
 
     def results(
         self, repeat: Repeat, inputs: Mapping[str, Any], out: Mapping[str, Any]
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """The outputs of a call, fresh where they are not given, and all addresses, as sessions number them."""
-        results = {name: inputs[source] if source else None for name, source in repeat.sources}
+        results = list(self._take_sources(inputs))
         addresses = list(repeat.addresses)
         for number, name, shape, dtype in repeat.fresh:
             if out:
                 result = out[name]
             else:
-                result = sys.modules["torch"].empty(shape, dtype=dtype, device=inputs[self._names[0]].device)
-            results[name] = result
-            addresses[number] = result.data_ptr()
-        return results, tuple(addresses)
+                result = sys.modules["torch"].empty(shape, dtype=dtype, device=results[number].device)
+            results[number] = result
+            addresses[len(self._names) + number] = result.data_ptr()
+        return dict(zip(self._output_names, results, strict=True)), tuple(addresses)
+
+
+_version = operator.attrgetter("_version")
+_shape = operator.attrgetter("shape")
+
+
+def _taker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """A function that gives the entries of these names; raises `KeyError` for one that is absent."""
+    if len(names) < 2:
+        return lambda entries: tuple(entries[name] for name in names)
+    return operator.itemgetter(*names)

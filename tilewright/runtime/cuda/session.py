@@ -23,7 +23,7 @@ from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
 from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.launches import Binder, Launch, place_of, taken
 from tilewright.runtime.cuda.program import Program
-from tilewright.runtime.cuda.repeats import Repeats, Signature
+from tilewright.runtime.cuda.repeats import Repeat, Repeats, Signature
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
 from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
@@ -99,15 +99,14 @@ class CudaSession:
     ) -> dict[str, Any]:
         """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect."""
         with self._lock:
-            key = self._repeats.key(inputs, out or {})
-            results = None if key is None else self._run_again(key, inputs, out or {})
+            key, repeat = self._repeats.find(inputs, out or {})
+            results = None if repeat is None else self._run_again(repeat, inputs, out or {})
             return self._run(inputs, out or {}, key) if results is None else results
 
-    def _run_again(self, key: Signature, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A call on tensors that were seen before; None for others, and where it is not that simple."""
-        repeat = self._repeats.find(key)
+    def _run_again(self, repeat: Repeat, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A call on tensors that were seen before; None where it is not that simple."""
         cuda = api()
-        if repeat is None or int(check(cuda.cuCtxGetCurrent(), "asking for the current context")) != self._context:
+        if int(check(cuda.cuCtxGetCurrent(), "asking for the current context")) != self._context:
             return None
         stream = self._torch_stream(self.device.ordinal)
         launches = self._launches.get(repeat.values)
