@@ -14,6 +14,8 @@ import tilewright.language as tl
 from tilewright.errors import ExecutionError
 from tilewright.ir.diagnostics import source_line
 from tilewright.settings import settings
+from tilewright.targets.cpu.pipeline import lower
+from tilewright.targets.cpu.target import CPUTarget
 
 
 @tilewright.jit(debug=True)
@@ -107,3 +109,53 @@ def test_two_threads_get_their_own_failures() -> None:
     for worker in workers:
         worker.join()
     assert found == {1: (1, 0, 0), 3: (3, 0, 0)}
+
+
+@tilewright.jit
+def stepping(x, stop, step):
+    for i in range(0, stop, step):
+        tl.store(x + i, tl.load(x + i) + 1)
+
+
+@pytest.mark.parametrize("interpret", [False, True, "eager"])
+@pytest.mark.parametrize("step", [0, -2])
+def test_a_step_that_does_not_count_up_is_an_error(interpret: bool | str, step: int) -> None:
+    x = np.zeros(8, np.float32)
+    with settings.scope(interpret=interpret):
+        error = failure(stepping, (2,), x, 8, step)
+        assert "is not positive" in error.message and "constant" in error.advice
+        assert source_line(error.location).strip().startswith("for i in range") and not x.any()
+        stepping[(1,)](x, 8, 3)
+    assert x.tolist() == [1, 0, 0, 1, 0, 0, 1, 0]
+
+
+@tilewright.jit
+def striding(x, n, BLOCK: tl.constexpr):
+    for i in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        tl.store(x + i, 1)
+
+
+def test_steps_that_must_count_up_are_not_checked() -> None:
+    function = striding.trace({"x": "*i32", "n": "i32"}, {"BLOCK": 4})
+    assert not lower(function, CPUTarget.host(), {}).asserts
+    assert lower(stepping.trace({"x": "*f32", "stop": "i32", "step": "i32"}, {}), CPUTarget.host(), {}).asserts
+
+
+@tilewright.jit(debug=True)
+def waiting(x, expected):
+    if tl.program_id(0) == 0:
+        tl.device_assert(tl.load(x) == expected, "not what was expected")
+        tl.atomic_xchg(x + 1, 1)
+    else:
+        while tl.atomic_add(x + 1, 0) == 0:
+            pass
+        tl.store(x + 2, 7)
+
+
+def test_an_instance_that_waits_for_a_failed_one_ends() -> None:
+    x = np.zeros(3, np.int32)
+    with settings.scope(threads=2):
+        error = failure(waiting, (2,), x, 1)
+        assert error.program_id == (0, 0, 0) and x.tolist() == [0, 0, 0]
+        waiting[(2,)](x, 0)
+    assert x.tolist() == [0, 1, 7]

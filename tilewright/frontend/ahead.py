@@ -29,7 +29,7 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.failures import WORDS, assertions
+from tilewright.targets.cpu.failures import WORDS, assertions, failed
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
@@ -341,7 +341,7 @@ _ONE_THREAD = """create:
 def _failure_text(operation: Operation) -> str:
     """What is printed when an assertion fails, a format of the three program ids."""
     place = f"{operation.location}: " if operation.location else ""
-    text = f"{place}assertion failed: {operation.attributes['message']}".replace("%", "%%")
+    text = f"{place}{failed(operation).message}".replace("%", "%%")
     return f"{text}, in program instance (%lld, %lld, %lld)\n"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ExecutionError, LaunchError
+from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import classify
 from tilewright.frontend.driver import GPUTarget
@@ -26,7 +26,7 @@ from tilewright.runtime.library import NativeLibrary, load_objects
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
-from tilewright.targets.cpu.failures import WORDS, Failure, assertions
+from tilewright.targets.cpu.failures import WORDS, Failure, assertions, failed
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class CompiledKernel:
         failure = Failure.read(record)
         if failure is not None:
             operation = next(islice(assertions(self.function), failure.number, None))
-            error = ExecutionError(f"assertion failed: {operation.attributes['message']}", element=failure.element)
-            raise located_execution_error(error, "assert", operation.location, failure.program_id)
+            error = failed(operation, failure.element)
+            raise located_execution_error(error, operation.opcode, operation.location, failure.program_id)
 
     @property
     def hash(self) -> str:

@@ -32,7 +32,7 @@ from tilewright.frontend.session import TraceSession
 from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters, leaf_types
 from tilewright.ir.checks import Checks
 from tilewright.ir.core import Location, Parameter
-from tilewright.ir.diagnostics import located_execution_error, render
+from tilewright.ir.diagnostics import located_execution_error, render, step_error
 from tilewright.ir.eager import EagerBuilder, EagerValue
 from tilewright.ir.interpreter import argument_value, instances
 from tilewright.ir.memory import Memory
@@ -355,7 +355,7 @@ class EagerFunction(FunctionTracer):
         lower, upper, step, backward = self.guarded(statement, self._bounds, statement, iterator)
         first, last, width = (int(value.handle.array) for value in (lower, upper, step))
         if width <= 0:
-            error = ExecutionError(f"the step {width} is not positive")
+            error = step_error(width)
             raise located_execution_error(error, "for", self.location(statement), self.session.eager.index)
         return self._indices(lower.handle.type, range(first, last, width), first + last if backward else None)
 

@@ -70,6 +70,12 @@ def inline_asm_error(operation: Operation, place: str) -> CompilationError:
     return error
 
 
+def step_error(step: int | None = None) -> ExecutionError:
+    """The error for a loop whose step is `step`, or not known any more but not positive."""
+    advice = "count up with a positive step; a loop counts down when its step is a constant, such as a tl.constexpr"
+    return ExecutionError(f"the step{'' if step is None else f' {step}'} is not positive", advice)
+
+
 def located_execution_error(
     error: ExecutionError, opcode: str, location: Location | None, program_id: tuple[int, ...]
 ) -> ExecutionError:

@@ -24,7 +24,7 @@ from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
-from tilewright.ir.diagnostics import inline_asm_error, located_execution_error
+from tilewright.ir.diagnostics import inline_asm_error, located_execution_error, step_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Address, Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
@@ -280,7 +280,7 @@ class _Instance:
         lower, upper, step = (int(bound) for bound in operands[:3])
         carried = operands[3:]
         if step <= 0:
-            raise ExecutionError(f"the step {step} is not positive")
+            raise step_error(step)
         for index in range(lower, upper, step):
             carried = self.region(operation.regions[0], [np.asarray(index, operands[0].dtype), *carried])
         return carried

@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.synchronisation import Knowledge
 from tilewright.ir.core import Operation, Region
-from tilewright.ir.diagnostics import located_execution_error, user_place
+from tilewright.ir.diagnostics import located_execution_error, step_error, user_place
 
 Steps = Generator["Wait | None", None, list[Any]]
 
@@ -134,7 +134,7 @@ class Agent:
         lower, upper, step = (int(bound) for bound in operands[:3])
         carried = operands[3:]
         if step <= 0:
-            raise self.located(ExecutionError(f"the step {step} is not positive"), operation)
+            raise self.located(step_error(step), operation)
         for index in range(lower, upper, step):
             carried = yield from self.run(operation.regions[0], [np.asarray(index, operands[0].dtype), *carried])
         return carried

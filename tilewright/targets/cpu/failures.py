@@ -1,4 +1,4 @@
-"""Failed assertions: what machine code leaves behind, and how it is read.
+"""Failed assertions, and loops whose step is not positive: what machine code leaves behind, and how it is read.
 
 The launcher of a kernel with assertions gives it the address of a record, an array of `WORDS` int64, all zero:
 
@@ -8,8 +8,9 @@ The launcher of a kernel with assertions gives it the address of a record, an ar
     5      axes of the condition's block, at most 16
     6-21   the element's index along each of them
 
-An instance whose assertion fails ends there, and instances that have not begun by then are left out; those that run go
-on.  So the process stays as it was, and whoever launched tells what happened.
+An instance whose assertion fails ends there, and instances that have not begun by then are left out; those that run
+go on, but for the next pass of a `while`, in which one may wait for what the failed instance would have written.  So
+the process stays as it was, and whoever launched tells what happened.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation
-from tilewright.ir.rewrite import Rebuilder, Replacement
+from tilewright.errors import ExecutionError
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.diagnostics import step_error
+from tilewright.ir.rewrite import Rebuilder
+from tilewright.targets.cpu.attributes import number
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 WORDS = 24
@@ -45,31 +49,80 @@ class Failure:
 
 
 def assertions(function: Function) -> Iterator[Operation]:
-    """The assertions of a traced kernel, in the order of their numbers."""
-    return (operation for operation in function.walk() if operation.opcode == "assert")
+    """What may fail in a traced kernel, in the order of its numbers: assertions, and loops that may not count up."""
+    return (entry for entry in function.walk() if entry.opcode == "assert" or _may_stand_still(entry))
+
+
+def failed(operation: Operation, element: tuple[int, ...] = ()) -> ExecutionError:
+    """The error of one of the `assertions`, as the interpreter has it."""
+    if operation.opcode == "for":
+        return step_error()
+    return ExecutionError(f"assertion failed: {operation.attributes['message']}", element=element)
+
+
+def _may_stand_still(operation: Operation) -> bool:
+    """Whether a loop's step, which must be positive, may be something else at run time."""
+    return operation.opcode == "for" and not _positive(operation.operands[2])
+
+
+def _positive(value: Value) -> bool:
+    operation = value.definition
+    if operation is None:
+        return False
+    opcode, operands = operation.opcode, operation.operands
+    if opcode == "constant":
+        return number(operation) > 0
+    if opcode in ("cast", "hint"):
+        return value.type.dtype.bits >= operands[0].type.dtype.bits and _positive(operands[0])
+    if opcode in ("multiply", "minimum"):
+        return all(_positive(operand) for operand in operands)
+    if opcode == "maximum":
+        return any(_positive(operand) for operand in operands)
+    return opcode == "num_programs"
 
 
 class _Numbering(Rebuilder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    """Numbers assertions, and asserts the steps of loops that may not count up."""
 
-    def visit(self, operation: Operation) -> Replacement:
-        if operation.opcode == "assert":
-            operation.attributes[NUMBER] = self.count
-            self.count, self.changed = self.count + 1, True
-        return None
+    def __init__(self, numbers: dict[Operation, int]) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.changed = bool(numbers)
+
+    def copy(self, operation: Operation) -> None:
+        place = self.numbers.get(operation)
+        if place is not None and operation.opcode == "for":
+            step = self.mapping[operation.operands[2]]
+            saved, self.location = self.location, operation.location
+            counts_up = self.emit("compare", step, self.constant(0, step.type.dtype), predicate="gt")
+            self.create("assert", [counts_up], {"message": "", NUMBER: place})
+            self.location = saved
+        super().copy(operation)
+        if place is not None and operation.opcode == "assert":
+            self.current.operations[-1].attributes[NUMBER] = place
 
 
 def number_assertions(function: Function) -> Function:
-    """Give each assertion its number before passes move, copy or remove some; the same object when there are none."""
-    return _Numbering().run(function)
+    """Give each assertion its number before passes move, copy or remove some, and assert that loops count up.
+
+    The same object when there is nothing that may fail.
+    """
+    return _Numbering({operation: place for place, operation in enumerate(assertions(function))}).run(function)
 
 
 def emit_untouched(builder: LLVMBuilder, record: LLVMValue) -> LLVMValue:
     """Whether no assertion of this launch has failed until now, an i1."""
     state = builder.emit(f"load atomic i64, {record} monotonic, align 8", "i64")
     return builder.compare("eq", state, 0)
+
+
+def emit_stop(builder: LLVMBuilder, record: LLVMValue) -> None:
+    """Leave the instance here when an assertion of this launch has failed."""
+    stops, on = builder.new_block("stops"), builder.new_block("goes.on")
+    builder.branch_if(emit_untouched(builder, record), on, stops, (1 << 20, 1))
+    builder.start(stops)
+    builder.ret()
+    builder.start(on)
 
 
 def emit_failure(

@@ -16,7 +16,7 @@ from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_sha
 from tilewright.targets.cpu.effects import EffectEmitter
 from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
-from tilewright.targets.cpu.failures import assertions, emit_untouched
+from tilewright.targets.cpu.failures import emit_stop, emit_untouched
 from tilewright.targets.cpu.nests import NestEmitter
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.report import Report
@@ -76,7 +76,7 @@ class KernelLowering:
         self.remarks = self.placement.remarks
         self.report = Report(function, self.analysis)
         self.streams = self._has_streams()
-        self.asserts = any(True for _ in assertions(function))
+        self.asserts = any(operation.opcode == "assert" for operation in function.walk())
 
     def _has_streams(self) -> bool:
         """Whether stores go around the caches: where x86 has instructions for it, and nothing in the kernel orders its
@@ -126,7 +126,7 @@ class KernelLowering:
         builder.float_flags = "contract" if self.fuse else ""
         count = len(self.function.region.arguments)
         scratch, *rest = builder.arguments[count:]
-        grid, record = rest[:6], rest[6] if self.asserts else None
+        grid, self.record = rest[:6], rest[6] if self.asserts else None
         self.builder = builder
         self.scalars: dict[Value, LLVMValue] = dict(
             zip(self.function.region.arguments, builder.arguments[:count], strict=True)
@@ -141,7 +141,7 @@ class KernelLowering:
         self.evaluator.streams = self.streams
         self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator, self.report)
         self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage, self.report)
-        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], record)
+        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], self.record)
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
         builder.finish()
@@ -289,6 +289,8 @@ class KernelLowering:
                 self.scalars[argument] = self.scalars[result] = self.scalars[source]
         builder.branch_if(self.scalars[condition], body, done)
         builder.start(body)
+        if self.record is not None:
+            emit_stop(builder, self.record)
         self._steps(bodies[1])
         latch = builder.block
         following = [self.scalars[after.terminator.operands[place]] for place in places]
