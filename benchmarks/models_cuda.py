@@ -1,12 +1,13 @@
 """Whole models on an NVIDIA GPU: tilewright beside PyTorch eager and torch.compile, each in a CUDA graph, in one run.
 
-    python benchmarks/models_cuda.py [--only resnet bert] [--set timed unseen] [--autotune] [--rounds 5]
+    python benchmarks/models_cuda.py [--only resnet bert] [--set timed unseen] [--autotune [bert …]] [--rounds 5]
 
 Random weights and inputs, the same for all; contestants take turns, round by round; times are medians by device
-events over calls in a row, ratios are taken inside a round.  Outputs are compared with the same module in float32.
-torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``.  `--prepare` only fills the peers'
-compile caches, several models at a time.  Results: benchmarks/results/models_cuda.json; cases that are not run keep the
-results that the file has.
+events over calls in a row, ratios are taken inside a round.  Outputs are compared with the same module in float32
+(not tf32).  torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``, for all cases or those
+whose names contain one of its words.  `--prepare` only fills the peers' compile caches (TORCHINDUCTOR_CACHE_DIR),
+several models at a time.  Results: benchmarks/results/models_cuda.json; cases that are not run keep the results that
+the file has.  Words are parts of names, or whole names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from benchmarks.gpu.harness import Monitor
 from benchmarks.kernels_cuda import environment
 from benchmarks.models import timed, unseen
 from benchmarks.models.timed import Model
+from tilewright.insight.report import least_arena_bytes
 from tilewright.settings import settings
 
 PATH = common.RESULTS / "models_cuda.json"
@@ -71,9 +73,12 @@ def in_float32(model: Model) -> torch.Tensor:
     """The first output of the module in float32, as float64; the model keeps its precision."""
     inputs = [t.float() if t.is_floating_point() else t.clone() for t in model.inputs]
     model.module.float()
+    tf32 = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False  # products in tf32 are off unless asked for, convolutions on
     try:
         return first(model.module(*inputs)).double()
     finally:
+        torch.backends.cudnn.allow_tf32 = tf32
         model.module.to(model.dtype)
 
 
@@ -86,7 +91,7 @@ def peers(model: Model, autotune: bool) -> dict[str, Callable[[], Any]]:
         inputs = tuple(t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs)
     modes: dict[str, Any] = {"eager": module}
     modes["torch.compile"] = torch.compile(module, dynamic=False)
-    if autotune:
+    if autotune:  # without graphs of its own: every contestant is captured by `in_graph`
         modes["max-autotune"] = torch.compile(module, dynamic=False, mode="max-autotune-no-cudagraphs")
     return {name: lambda run=run: run(*inputs) for name, run in modes.items()}
 
@@ -111,6 +116,8 @@ def build(model: Model, record: dict[str, Any]) -> Any:
         torch.cuda.synchronize()
         record["load_and_first_call_seconds"] = time.perf_counter() - began
         record["steps"] = len(engine.plan.steps)
+        record["arena_bytes"] = engine.plan.arena_bytes
+        record["arena_least_bytes"] = least_arena_bytes(engine, {})
     return engine
 
 
@@ -169,7 +176,7 @@ def measure(name: str, make: Callable[[], Model], options: Any, monitor: Monitor
             record["profile"] = engine.profile(dict(zip((i.name for i in engine.inputs), model.inputs, strict=True)))
     except Exception as error:
         record["failed"] = f"{type(error).__name__}: {error}"
-    for peer, run in peers(model, options.autotune).items():
+    for peer, run in peers(model, autotunes(name, options)).items():
         try:
             began = time.perf_counter()
             run()
@@ -213,6 +220,9 @@ def line(record: dict[str, Any]) -> str:
     if "build_cold_seconds" in record:
         parts.append(f"build {record['build_cold_seconds']:.1f} s, warm {record['build_warm_seconds']:.1f} s")
         parts.append(f"load {record['load_and_first_call_seconds']:.2f} s, {record['steps']} steps")
+        parts.append(f"arena {record['arena_bytes'] / max(record['arena_least_bytes'], 1):.2f} of the least")
+    if "host_microseconds" in record:
+        parts.append(f"host {record['host_microseconds']:.0f} us")
     if "of_bytes_time" in record:
         parts.append(f"{record['of_bytes_time']:.2f} of the bytes' time")
     parts += [f"{key}: {value}" for key, value in record["notes"].items()]
@@ -221,16 +231,28 @@ def line(record: dict[str, Any]) -> str:
     return f"{record['name']}: {', '.join(parts)}"
 
 
+def named(name: str, words: Sequence[str] | None) -> bool:
+    """Whether a case is meant by these words: parts of names, or whole names; all are meant by none."""
+    every = [case for cases in SETS.values() for case in cases]
+    return not words or any(word == name or (word not in every and word.lower() in name.lower()) for word in words)
+
+
 def chosen(options: Any) -> dict[str, Callable[[], Model]]:
     """The cases that the command line asks for."""
     cases = {name: make for kind in options.set for name, make in SETS[kind].items()}
-    words = [word.lower() for word in options.only or ()]
-    return {name: make for name, make in cases.items() if not words or any(word in name.lower() for word in words)}
+    return {name: make for name, make in cases.items() if named(name, options.only)}
+
+
+def autotunes(name: str, options: Any) -> bool:
+    """Whether max-autotune is timed for a case."""
+    return options.autotune is not None and named(name, options.autotune)
 
 
 def prepare(options: Any) -> None:
     """Compile the peers of all cases in processes of their own, four at a time, so that their caches are warm."""
-    command = [sys.executable, __file__, "--warm"] + (["--autotune"] if options.autotune else [])
+    command = [sys.executable, __file__, "--warm"]
+    if options.autotune is not None:
+        command += ["--autotune", *options.autotune]
     waiting, running = list(chosen(options)), []
     while waiting or running:
         running = [process for process in running if process.poll() is None]
@@ -245,7 +267,7 @@ def warm(options: Any) -> None:
     """Call every peer of the chosen cases once."""
     for name, make in chosen(options).items():
         model = make()
-        for peer, run in peers(model, options.autotune).items():
+        for peer, run in peers(model, autotunes(name, options)).items():
             try:
                 run()
             except Exception as error:
@@ -269,7 +291,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", help="words: cases whose names contain one of them")
     parser.add_argument("--set", nargs="*", choices=list(SETS), default=list(SETS))
-    parser.add_argument("--autotune", action="store_true", help="time max-autotune too (minutes a model)")
+    parser.add_argument("--autotune", nargs="*", help="time max-autotune too (minutes a model), or for cases so named")
     parser.add_argument("--profile", action="store_true", help="keep the times of our steps in the results")
     parser.add_argument("--prepare", action="store_true", help="only fill the peers' compile caches")
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)

@@ -1,0 +1,130 @@
+"""What calls of engines on a GPU cost the thread that makes them, and what sizes cost that an engine meets first.
+
+    python benchmarks/calls_cuda.py
+
+Two engines with run-time sizes: a step of a decoder of 12 layers (hidden size 512, caches of 256), and an encoder of
+BERT-base's shapes.  Host microseconds are those of a call by itself, the GPU idle before it, once its graph is
+captured.  For each new size the milliseconds until the outputs are there: of the first call, of the second (which
+captures the plan) and of a later one.  Results: benchmarks/results/calls_cuda.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+
+# isort: split
+import torch
+
+from benchmarks.kernels_cuda import environment
+from tests.models import bert, llama
+from tests.models.specification import ModelSpecification
+from tilewright.engine.builder import build
+from tilewright.importers import import_model
+
+PATH = common.RESULTS / "calls_cuda.json"
+DECODER = llama.LlamaSize(hidden=512, layers=12, heads=8, key_heads=2, intermediate=1024, vocabulary=1024, cache=256)
+BERT_BASE = bert.BertSize(hidden=768, layers=12, heads=12, intermediate=3072, vocabulary=1000)
+Inputs = dict[str, torch.Tensor]
+
+
+def decoder() -> tuple[ModelSpecification, torch.dtype, list[dict[str, int]]]:
+    """The module, its precision, and sizes to call it with, the first of which it is timed with."""
+    module = llama.random_model(DECODER).to(torch.bfloat16)
+    return llama.decode_specification(module, batch=1), torch.bfloat16, [{"batch": n} for n in (1, 2, 5, 9, 13, 16)]
+
+
+def encoder() -> tuple[ModelSpecification, torch.dtype, list[dict[str, int]]]:
+    """The same of BERT."""
+    sizes = [(1, 128), (1, 77), (4, 200), (2, 384), (64, 128), (1, 9)]
+    return (
+        bert.specification(bert.random_model(BERT_BASE).half()),
+        torch.float16,
+        [{"batch": batch, "sequence": sequence} for batch, sequence in sizes],
+    )
+
+
+CASES = {"decoder step, 12 layers, bf16": decoder, "BERT-base, fp16": encoder}
+
+
+def drawn(spec: ModelSpecification, dtype: torch.dtype, sizes: Mapping[str, int], device: str = "cuda") -> Inputs:
+    """Inputs of these sizes."""
+    made = spec.make_inputs(**sizes).items()
+    return {name: (t.to(dtype) if t.is_floating_point() else t).to(device) for name, t in made}
+
+
+def host_microseconds(run: Callable[[], Any], calls: int = 100) -> dict[str, float]:
+    """What single calls cost the calling thread."""
+    times = []
+    for _ in range(calls + 10):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - began) * 1e6)
+    torch.cuda.synchronize()
+    kept = times[10:]
+    return {"median": statistics.median(kept), "best": min(kept), "most": max(kept)}
+
+
+def milliseconds(run: Callable[[], Any]) -> float:
+    """Until a call's outputs are there."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 1e3
+
+
+def measure(name: str, make: Callable[[], Any]) -> dict[str, Any]:
+    """Build one engine and call it with all sizes."""
+    spec, dtype, sizes = make()
+    example = tuple(drawn(spec, dtype, sizes[0], "cpu").values())
+    engine = build(import_model(spec.module, example, spec.dynamic_shapes, spec.name), "cuda")
+    given = drawn(spec, dtype, sizes[0])
+    outputs = engine.run(given)
+    own = {spec.name: outputs[spec.name] for spec in engine.outputs if spec.mutates is None}
+    with torch.inference_mode():
+        of_inference = {key: tensor.clone() for key, tensor in given.items()}
+    record: dict[str, Any] = {"name": name, "inputs": len(given), "steps": len(engine.plan.steps)}
+    record["host_microseconds"] = {
+        "outputs given": host_microseconds(lambda: engine.run(given, out=own)),
+        "outputs allocated": host_microseconds(lambda: engine.run(given)),
+        "tensors of the inference mode": host_microseconds(lambda: engine.run(of_inference)),
+        "as a function": host_microseconds(lambda: engine(*given.values())),
+    }
+    record["new_sizes"] = []
+    for each in sizes[1:]:
+        given = drawn(spec, dtype, each)
+        first, second, *later = (milliseconds(lambda given=given: engine.run(given)) for _ in range(8))
+        found = {"sizes": each, "first_ms": first, "second_ms": second, "later_ms": statistics.median(later)}
+        record["new_sizes"].append(found)
+    return record
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        sys.exit("calls_cuda.py needs an NVIDIA GPU and a PyTorch that uses it")
+    records = []
+    for name, make in CASES.items():
+        record = measure(name, make)
+        records.append(record)
+        host = ", ".join(f"{key} {value['median']:.1f}" for key, value in record["host_microseconds"].items())
+        print(f"{name}, {record['steps']} steps, {record['inputs']} inputs: host us a call: {host}", flush=True)
+        for each in record["new_sizes"]:
+            times = "first {first_ms:.2f} ms, second {second_ms:.2f}, later {later_ms:.2f}".format(**each)
+            print(f"   {each['sizes']}: {times}", flush=True)
+    PATH.write_text(json.dumps({"environment": environment(), "calls": records}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
