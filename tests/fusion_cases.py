@@ -209,9 +209,7 @@ def window_attention(b: Builder) -> Groups:
     return [
         ("movement", []),
         ("contraction", ["matmul"]),
-        ("movement", []),
         ("attention", ["attention"]),
-        ("movement", []),
         ("contraction", ["matmul"]),
     ]
 

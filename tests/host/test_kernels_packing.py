@@ -101,3 +101,12 @@ def test_runs_round_trip(channels: int, rows: int, columns: int, fold: int) -> N
     np.testing.assert_array_equal(packed[2, row // fold, place : place + channels], array[2, :, row, column])
     assert np.count_nonzero(packed) == array.size
     np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
+
+
+def test_lines(rng: np.random.Generator) -> None:
+    array = rng.standard_normal((2, 3, 5)).astype(np.float16)
+    recipe = packing.lines_recipe(8)
+    packed = packing.apply(recipe, array)
+    assert packed.shape == packing.packed_shape(recipe, array.shape) == (2, 3, 8)
+    assert not packed[..., 5:].any()
+    np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from tilewright.graph.core import Graph, Node, Value
 
+BLOCK_QUERIES, BLOCK_KEYS = 64, 128  # of attention that one block holds whole: windows of images
+
 
 @dataclass(eq=False)
 class Group:
@@ -42,3 +44,13 @@ class FusedGraph:
     graph: Graph
     groups: list[Group]
     remarks: list[str] = field(default_factory=list)
+
+
+def is_block_attention(node: Node) -> bool:
+    """Whether all queries and keys of a head are one block: its kernel reads rows from where index arithmetic says."""
+    if node.op != "attention" or node.attributes["causal"]:
+        return False
+    queries, keys = (node.inputs[number].shape[2] for number in (0, 1))  # type: ignore[union-attr]
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return False
+    return 1 < queries <= BLOCK_QUERIES and 1 < keys <= BLOCK_KEYS

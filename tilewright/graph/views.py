@@ -10,10 +10,10 @@ Offsets and strides count elements and may be symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.graph.core import Node
+from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Shape, slice_extent
 from tilewright.symbolic import Size, lift, modulo, product, simplify
 
@@ -50,6 +50,26 @@ def follow_all(view: View | None, nodes: Sequence[Node]) -> View | None:
     for node in nodes:
         view = None if view is None else follow(view, node)
     return view
+
+
+def rotation(node: Node, producer: Callable[[Value | None], Node | None]) -> tuple[Value, int, Size] | None:
+    """(source, axis, shift) where a concat puts the front of a tensor behind its end: element i is i + shift of it,
+    modulo the extent.  None for other nodes.  `producer` gives the node that computes a value."""
+    if node.op != "concat" or len(node.inputs) != 2:
+        return None
+    parts = [producer(value) for value in node.inputs]
+    axis = node.attributes["axis"]
+    bounds = []
+    for part in parts:
+        if part is None or part.op != "slice" or part.inputs[0] is not (parts[0] or part).inputs[0]:
+            return None
+        if part.attributes["axis"] != axis or part.attributes["step"] != 1:
+            return None
+        bounds.append((part.attributes["start"], part.attributes["stop"]))
+    source = node.inputs[0] if parts[0] is None else parts[0].inputs[0]
+    assert source is not None
+    (shift, end), (begin, rest) = bounds
+    return (source, axis, shift) if begin == 0 and rest == shift and end == source.shape[axis] else None
 
 
 def _slice(view: View, node: Node) -> View:

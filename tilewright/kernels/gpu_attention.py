@@ -86,6 +86,53 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 
 
 @tilewright.jit
+def block_attention(q, k, v, bias, out, heads, group, bias_batch, bias_head, bias_row, bias_key, *extra,
+                    QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                    BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+                    SCALE: tl.constexpr, BIAS: tl.constexpr, BIAS_KEYS: tl.constexpr, WIDE: tl.constexpr,
+                    TYPE: tl.constexpr, PLACE_Q: tl.constexpr, PLACE_K: tl.constexpr, PLACE_V: tl.constexpr,
+                    PLACE_OUT: tl.constexpr):  # fmt: skip
+    """All queries of a head against all keys, as one block each.  Grid: (batches * heads,).
+
+    ``PLACE(batch, head, row, extra)`` says where a row begins: windows of an image are read and written where they
+    lie.  Lines of biases have `BIAS_KEYS` elements; `WIDE` where offsets need 64 bits.
+    """
+    number = tl.program_id(0)
+    batch = number // heads
+    head = number - batch * heads
+    if WIDE:
+        batch = batch.to(tl.int64)
+    query = tl.arange(0, BLOCK_S)
+    key = tl.arange(0, BLOCK_T)
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    value_dim = tl.arange(0, BLOCK_V)[None, :]
+    query_exists = (query < QUERIES)[:, None]
+    key_exists = (key < KEYS)[:, None]
+    k_place = PLACE_K(batch, head // group, key, extra)[:, None]
+    v_place = PLACE_V(batch, head // group, key, extra)[:, None]
+    q_place = PLACE_Q(batch, head, query, extra)[:, None]
+    q_block = tl.load(q + q_place + dim, mask=query_exists & (dim < HEAD), other=0.0)
+    k_block = tl.load(k + k_place + dim, mask=key_exists & (dim < HEAD), other=0.0)
+    v_block = tl.load(v + v_place + value_dim, mask=key_exists & (value_dim < VALUE_HEAD), other=0.0)
+    if BIAS:
+        bias += batch * bias_batch + head * bias_head
+        added = tl.load(bias + query[:, None] * bias_row + key[None, :] * bias_key,
+                        mask=query_exists & (key[None, :] < BIAS_KEYS), other=0.0)  # fmt: skip
+    scores = tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE) * SCALE
+    if BIAS:
+        scores += added.to(TYPE)
+    scores = tl.where(key[None, :] < KEYS, scores, float("-inf"))
+    maximum = tl.max(scores, 1)
+    # A query that sees no key has minus infinity everywhere, and gives zeros.
+    weights = tl.exp(scores - tl.where(maximum == float("-inf"), 0.0, maximum)[:, None])
+    total = tl.sum(weights, 1)
+    result = tl.dot(weights.to(v.dtype.element_ty), v_block, input_precision="ieee").to(TYPE)
+    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+    place = PLACE_OUT(batch, head, query, extra)[:, None]
+    tl.store(out + place + value_dim, result.to(out.dtype.element_ty), mask=query_exists & (value_dim < VALUE_HEAD))
+
+
+@tilewright.jit
 def combine_parts(parts, sums, out, out_batch, out_head, heads, GROUP: tl.constexpr, SPLITS: tl.constexpr,
                   HEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Results of parts of the keys put together: out[b, h] = sum over parts of softmax(sums) parts.

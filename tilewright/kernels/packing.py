@@ -17,6 +17,8 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     runs     ("channels", C), ("fold", F), ("length", L)
              convolution weights [O, I, rows, columns] as [O][rows / F][L]: of F lines together the taps one after
              the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros
+    lines    ("length", L)
+             the last dimension filled with zeros up to L elements
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ def runs_recipe(channels: int, fold: int, length: int) -> Recipe:
     return (("kind", "runs"), ("channels", channels), ("fold", fold), ("length", length))
 
 
+def lines_recipe(length: int) -> Recipe:
+    """The recipe of a tensor whose lines begin `length` elements apart."""
+    return (("kind", "lines"), ("length", length))
+
+
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of the packed array."""
     fields = dict(recipe)
@@ -71,6 +78,8 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape)
     if fields["kind"] == "runs":
         return (shape[0], -(-shape[2] // fields["fold"]), fields["length"])
+    if fields["kind"] == "lines":
+        return (*shape[:-1], fields["length"])
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -97,6 +106,10 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         runs = np.zeros((outputs, together.shape[1], fields["length"]), array.dtype)
         runs[..., :width] = together.reshape(outputs, -1, width)
         return runs
+    if fields["kind"] == "lines":
+        lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
+        lines[..., : array.shape[-1]] = array
+        return lines
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -129,6 +142,8 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         together = array[..., : shape[3] * fold * channels].reshape(shape[0], -1, shape[3], fold, channels)
         lines = together.swapaxes(2, 3).reshape(shape[0], -1, shape[3], channels)
         return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
+    if fields["kind"] == "lines":
+        return np.ascontiguousarray(array[..., : shape[-1]])
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -18,6 +18,7 @@ from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
+from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, expected, machine_of
 
@@ -34,7 +35,91 @@ CallMaker = Callable[[Value, dict[str, Operand], dict[str, str], dict[str, Any],
 
 def attention_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
-    return [strided_candidate(group, target, _calls)]
+    group, copies = with_strided_operands(group, graph, target)
+    return [copies.around(strided_candidate(group, target, _calls))]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Stages before and after attention that move what it can't read or write by strides, and what they write."""
+
+    before: tuple[Stage, ...] = ()
+    after: tuple[Stage, ...] = ()
+    temporaries: tuple[Value, ...] = ()
+
+    def around(self, candidate: Candidate) -> Candidate:
+        """A candidate for the operands that were copied, as one for those of the group."""
+        stages = (*self.before, *candidate.stages, *self.after)
+        return replace(candidate, stages=stages, temporaries=(*self.temporaries, *candidate.temporaries))
+
+
+def with_strided_operands(group: Group, graph: Graph, target: Target) -> tuple[Group, Copies]:
+    """A group that reads and writes by strides alone, and the copies of what its movement leaves otherwise."""
+    anchor = group.anchor
+    assert anchor is not None
+    producers = {output: node for node in group.prologue for output in node.outputs}
+    copied = {cut: None for value in anchor.inputs[:3] if value is not None and (cut := _cut(value, producers))}
+    leading = list(dict.fromkeys(node for cut in copied for node in _leading(cut, producers)))
+    nodes = [node for node in group.nodes if node not in leading]
+    stages = [
+        Stage((elementwise_call(_leading(cut, producers), [Result(cut, cut)], graph.constants, target),))
+        for cut in copied
+    ]
+    after: tuple[Stage, ...] = ()
+    temporaries, outputs = tuple(copied), group.outputs
+    if not _writes_by_strides(group):
+        (out,) = group.outputs
+        after = (Stage((elementwise_call(group.epilogue, [Result(out, out)], graph.constants, target),)),)
+        temporaries, outputs = (*temporaries, anchor.output), [anchor.output]
+        nodes = [node for node in nodes if node not in group.epilogue]
+    made = {output for node in nodes for output in node.outputs}
+    inputs = list(dict.fromkeys(item for node in nodes for item in node.inputs if item is not None))
+    inputs = [value for value in inputs if value not in made]
+    return Group(group.kind, nodes, inputs, outputs, anchor, group.name), Copies(tuple(stages), after, temporaries)
+
+
+def _cut(value: Value, producers: Mapping[Value, Node]) -> Value | None:
+    """The value in the chain that makes an operand from which on it is a strided view; None where all of it is."""
+    chain = _chain(value, producers)
+    for start in range(len(chain) + 1):
+        source = chain[start].inputs[0] if start < len(chain) else value
+        assert source is not None
+        view = follow_all(dense_view(source.shape), chain[start:])
+        if view is not None and view.strides[-1] == 1:
+            return source if start else None
+    raise AssertionError("a tensor is a view of itself")
+
+
+def _chain(value: Value, producers: Mapping[Value, Node]) -> list[Node]:
+    """The nodes that lead from a tensor in memory to a value, by their first inputs."""
+    chain: list[Node] = []
+    node = producers.get(value)
+    while node is not None:
+        chain.insert(0, node)
+        source = node.inputs[0]
+        node = None if source is None else producers.get(source)
+    return chain
+
+
+def _leading(value: Value, producers: Mapping[Value, Node]) -> list[Node]:
+    """All nodes that a value needs, in their order."""
+    found: dict[Node, None] = {}
+    waiting = [value]
+    while waiting:
+        node = producers.get(waiting.pop())
+        if node is not None and node not in found:
+            found[node] = None
+            waiting += [item for item in node.inputs if item is not None]
+    return [node for node in dict.fromkeys(producers.values()) if node in found]
+
+
+def _writes_by_strides(group: Group) -> bool:
+    """Whether the movement behind the anchor is one permute of heads and queries, with reshapes behind it."""
+    ops = [node.op for node in group.epilogue]
+    if "permute" not in ops:
+        return True
+    first = group.epilogue[0]
+    return first.op == "permute" and ops.count("permute") == 1 and first.attributes["order"] == (0, 2, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -69,7 +154,7 @@ def strided_operands(group: Group) -> Strided:
         out_strides,
         bias,
         0 if bias is None else _bias_form(bias),
-        (0, 0, 0, 0) if bias is None else _bias_strides(bias),
+        (0, 0, 0, 0) if bias is None else bias_strides(bias),
     )
 
 
@@ -156,14 +241,9 @@ def _call(
 
 def _source_view(value: Value, group: Group) -> tuple[Value, View]:
     """The tensor in memory that a value of the group is a strided view of."""
-    producers = {output: node for node in group.prologue for output in node.outputs}
-    chain: list[Node] = []
-    source = value
-    while source in producers:
-        chain.insert(0, producers[source])
-        following = chain[0].inputs[0]
-        assert following is not None
-        source = following
+    chain = _chain(value, {output: node for node in group.prologue for output in node.outputs})
+    source = chain[0].inputs[0] if chain else value
+    assert source is not None
     view = follow_all(dense_view(source.shape), chain)
     if view is None or view.strides[-1] != 1:
         raise NotImplementedError(f"{value!r} is not a strided view of {source!r}")
@@ -186,7 +266,7 @@ def _output_strides(group: Group) -> Sequence[Size]:
     return (simplify(lift(row) * queries), width, row, 1)
 
 
-def _bias_strides(bias: Value) -> tuple[Size, ...]:
+def bias_strides(bias: Value) -> tuple[Size, ...]:
     """Strides of the bias over [batch, head, query, key]; 0 where it is broadcast."""
     strides = dense_view(bias.shape).strides
     found = [0 if extent == 1 else stride for extent, stride in zip(bias.shape, strides, strict=True)]

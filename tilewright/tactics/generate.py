@@ -487,6 +487,17 @@ def gate_function(
     return function_from_source(name, _source(name, ["left", "right"], [], [*writer.lines, f"return {text}"]))
 
 
+def place_function(index: Index, shape: Sequence[Size], extra: ExtraReferences) -> JITFunction:
+    """`place(batch, head, row, extra)`: where a row of a tensor seen as [batch, head, row, column] begins, by the
+    index of its elements, of which the column is a term of its own."""
+    variables = [LoopVariable((axis,), extent) for axis, extent in enumerate(shape[:3])]
+    writer = Writer(Tracer((), {}), extra, variables, ["batch", "head", "row"], "")
+    terms = tuple(term for term in index.terms if not (isinstance(term[0], Coordinate) and term[0].axis == 3))
+    text = writer.index(Index(terms, index.constant))
+    source = _source("place", ["batch", "head", "row", "extra"], [], [*writer.lines, f"return {text}"])
+    return function_from_source("place", source)
+
+
 def next_power_of_2(number: int) -> int:
     """The least power of two that is not below a number."""
     return 1 << max(0, number - 1).bit_length()

@@ -124,6 +124,13 @@ class Index:
             if isinstance(atom, Division):
                 yield from atom.index.nested()
 
+    def is_followed(self) -> bool:
+        """Whether it is arithmetic on loop coordinates alone: no index tensor is asked."""
+        return all(
+            isinstance(atom, Coordinate) or isinstance(atom, Division) and atom.index.is_followed()
+            for atom, _ in self.terms
+        )  # fmt: skip
+
     @property
     def is_linear(self) -> bool:
         """Whether only loop coordinates occur."""

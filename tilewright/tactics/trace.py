@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
+from tilewright.graph.views import rotation
 from tilewright.symbolic import Size, lift, lower_bound, simplify
 from tilewright.tactics.expressions import EXPRESSIONS
 from tilewright.tactics.index import Index, Loaded, bounded, coordinate, flatten, number, unflatten
@@ -197,6 +198,11 @@ class Tracer:
 
     def _concat(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         axis = node.attributes["axis"]
+        turned = rotation(node, lambda value: None if value is None else self._producers.get(value))
+        if turned is not None and axis < node.output.rank - 1:
+            rotated, _, shift = turned
+            _, place = coordinates[axis].plus(number(shift)).divide(rotated.shape[axis])
+            return self.trace(rotated, (*coordinates[:axis], place, *coordinates[axis + 1 :]), guards)
         pieces: list[tuple[Guard, Expression]] = []
         start: Size = 0
         for source in node.inputs:

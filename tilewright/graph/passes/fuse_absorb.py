@@ -1,17 +1,19 @@
 """Fusion without loops of its own: what groups read through instead of reading it from memory.
 
 Movement (reshape, permute, slice, concat, gather, …) is index arithmetic to the kernels of elementwise
-groups, reductions and other movement; to attention a chain of views is a set of strides.  Nodes of
+groups, reductions and other movement; to attention a chain of views is a set of strides, and where
+all queries and keys of a head are one block, rows of windows are index arithmetic too.  Nodes of
 that kind are copied into every group that reads them; a node that all readers have is never run.
 """
 
 from __future__ import annotations
 
-from tilewright.graph.core import Node
+from tilewright.graph.core import Node, Value
+from tilewright.graph.fusion import is_block_attention
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
-from tilewright.graph.views import dense_view, follow_all
-from tilewright.symbolic import lift, simplify
+from tilewright.graph.views import dense_view, follow_all, rotation
+from tilewright.symbolic import Size, lift, modulo, simplify
 
 EXPENSIVE = frozenset({"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"})
 _VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are strides
@@ -54,8 +56,10 @@ def _take_views_after(drafts: Drafts, draft: Draft) -> None:
 
 def _keeps_rows(drafts: Drafts, draft: Draft, node: Node) -> bool:
     """Whether the output is still [batch, head, row, :] with a stride for each: one permute that keeps
-    the last dimension, then one reshape that merges heads and width."""
+    the last dimension, then one reshape that merges heads and width.  Of blocks, whether rows stay whole."""
     assert draft.anchor is not None
+    if is_block_attention(drafts.nodes[draft.anchor]):
+        return _moves_rows(node, drafts.nodes[draft.anchor].output.shape[-1])
     if node.op == "permute":
         return len(draft.nodes) == 1 and node.attributes["order"] == (0, 2, 1, 3)
     source = node.inputs[0]
@@ -65,9 +69,14 @@ def _keeps_rows(drafts: Drafts, draft: Draft, node: Node) -> bool:
 
 
 def _take_views_before(drafts: Drafts, draft: Draft) -> None:
-    """Copy the longest chains of views that end in q, k and v and are plain strides with dense rows."""
+    """Copy the longest chains of views that end in q, k and v and are plain strides with dense rows; of blocks the
+    longest that move whole rows."""
     assert draft.anchor is not None
-    for item in drafts.nodes[draft.anchor].inputs[:3]:
+    anchor = drafts.nodes[draft.anchor]
+    for item in anchor.inputs[:3]:
+        if is_block_attention(anchor):
+            draft.copies.update(_row_movement(drafts, item))
+            continue
         chain: list[int] = []
         index = drafts.producer(item)
         while index is not None and drafts.nodes[index].op in _VIEWS:
@@ -81,6 +90,39 @@ def _take_views_before(drafts: Drafts, draft: Draft) -> None:
                 draft.copies.update(chain)
                 break
             chain.pop(0)
+
+
+def _row_movement(drafts: Drafts, value: Value | None) -> set[int]:
+    """The nodes that lead to a value and only move its rows."""
+
+    def producer(other: Value | None) -> Node | None:
+        index = drafts.producer(other)
+        return None if index is None else drafts.nodes[index]
+
+    found: set[int] = set()
+    width = 1 if value is None else value.shape[-1]
+    while (node := producer(value)) is not None:
+        turned = rotation(node, producer)
+        if turned is not None and turned[1] < node.output.rank - 1 and modulo(node.output.shape[-1], width) == 0:
+            value = turned[0]
+            found.update(index for item in node.inputs if (index := drafts.producer(item)) is not None)
+        elif _moves_rows(node, width):
+            value = node.inputs[0]
+        else:
+            break
+        found.add(drafts.position[node.output])
+    return found
+
+
+def _moves_rows(node: Node, width: Size) -> bool:
+    """Whether a view keeps every `width` elements of the last dimension together."""
+    if node.op == "reshape":
+        return True
+    if node.op not in ("permute", "slice"):
+        return False
+    last = node.output.rank - 1
+    untouched = node.attributes["order"][-1] == last if node.op == "permute" else node.attributes["axis"] != last
+    return untouched and modulo(node.output.shape[-1], width) == 0
 
 
 # Generated kernels -----------------------------------------------------------------------------------

@@ -29,11 +29,18 @@ from tilewright.symbolic import (
     simplify,
     upper_bound,
 )
-from tilewright.tactics.attention import Strided, strided_candidate, strided_operands
+from tilewright.tactics.attention import (
+    Copies,
+    Strided,
+    strided_candidate,
+    strided_operands,
+    with_strided_operands,
+)
 from tilewright.tactics.binding import bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.generate import next_power_of_2
+from tilewright.tactics.gpu.block_attention import block_attention
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost
 from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of
@@ -50,10 +57,20 @@ _BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
+    blocks = block_attention(group, graph, target)
+    group, copies = with_strided_operands(group, graph, target)
     plain = strided_candidate(group, target, _calls)
     (call,) = plain.stages[0].calls
     cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
-    return [*(_decoding(group, target) or _hopper(group, call, target)), replace(plain, cost=cost)]
+    strided = [*(_decoding(group, target) or _hopper(group, call, target)), replace(plain, cost=cost)]
+    return [*blocks, *(_behind(copies, candidate) for candidate in strided)]
+
+
+def _behind(copies: Copies, candidate: Candidate) -> Candidate:
+    """A candidate with its copies, each of which costs at least a launch."""
+    count = len(copies.before) + len(copies.after)
+    cost = replace(candidate.cost, seconds=candidate.cost.seconds + count * LAUNCH)
+    return copies.around(replace(candidate, cost=cost))
 
 
 def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
