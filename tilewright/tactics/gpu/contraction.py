@@ -15,9 +15,10 @@ from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.gate import gate_slots
 from tilewright.tactics.gpu.hopper_products import gated_products, hopper_products
 from tilewright.tactics.gpu.rows import gpu_reduction
+from tilewright.tactics.gpu.tile_epilogue import plain_work
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import Product, Tile, gpu_of, ranked_tiles
+from tilewright.tune.gpu import GPU_CLOCK, Product, Tile, gpu_of, ranked_tiles
 
 PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
 
@@ -65,7 +66,9 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     spans = row_ranges(problem.rows)
     sizes = (problem.columns, problem.depth, problem.batches)
     ranked = [plain_tiles(span.examples, sizes, problem.a, target) for span in spans]
-    found = []
+    elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
+    gpu, found = gpu_of(target), []
+    behind = elements * plain_work(slots) / (gpu.processors * GPU_CLOCK)
     for tiles in zip(*(each[:PLAIN_FORMS] for each in ranked), strict=True):
         calls: list[KernelCall] = []
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
@@ -74,7 +77,8 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
             call = gemm_call(problem, slots, Blocks(tile.rows, tile.columns, tile.depth), condition)
             calls.append(replace(call, options={"num_warps": tile.warps}))
             reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
-        cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, tiles[-1][1])
+        seconds = tiles[-1][1] + behind
+        cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
         found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
     return found
 

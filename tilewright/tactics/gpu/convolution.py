@@ -38,6 +38,7 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConsta
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
 from tilewright.tactics.generate import epilogue_function, next_power_of_2
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
+from tilewright.tactics.gpu.tile_epilogue import tile_epilogue, tile_function
 from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.index import dense_strides
 from tilewright.tactics.source import ExtraReferences
@@ -173,8 +174,13 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     if max(image.stride) > _LARGEST_STEP:
         return []
     beside = _beside(group, slots, (x, w))
+    epilogue = tile_epilogue(slots, columns)
+    slots = epilogue.slots
     ranges = _image_ranges(x.shape[0])
-    ranked = [_forms(image, x, columns // groups, groups, stored, beside is not None, known) for _, known in ranges]
+    ranked = [
+        _forms(image, x, columns // groups, groups, stored, (beside is not None, epilogue.work), known)
+        for _, known in ranges
+    ]
     dependent, processors = isinstance(weights, PackedConstant), gpu_of(target).processors
     candidates = []
     for chosen in zip(*ranked, strict=False):
@@ -207,17 +213,22 @@ def _image_ranges(images: Size) -> list[tuple[int | None, dict[str, int]]]:
 
 
 def _forms(
-    image: _Image, x: Value, columns: int, groups: int, stored: DType, beside: bool, known: dict[str, int]
-) -> list[tuple[ConvolutionForm, float]]:
-    """The likeliest forms with their estimates, where symbols have the values `known`, others those expected."""
+    image: _Image, x: Value, columns: int, groups: int, stored: DType, epilogue: tuple[bool, float],
+    known: dict[str, int],
+) -> list[tuple[ConvolutionForm, float]]:  # fmt: skip
+    """The likeliest forms with their estimates, where symbols have the values `known`, others those expected.
+
+    `epilogue`: whether it reads a tensor like the result, and its clocks for an element.
+    """
 
     def at(size: Size) -> int:
         return expected(substitute(size, known))
 
     images, height, width = map(at, image.sizes)
+    beside, work = epilogue
     problem = ConvolutionProblem(
         images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
-        tl.dtype(x.dtype), tl.dtype(stored), beside, prod(map(at, x.shape)) * x.dtype.itemsize,
+        tl.dtype(x.dtype), tl.dtype(stored), beside, prod(map(at, x.shape)) * x.dtype.itemsize, work,
     )  # fmt: skip
     return list(ranked_forms(problem)[:FORMS])
 
@@ -360,6 +371,8 @@ def _call(
     """One launch; None where the epilogue needs its second tensor at other places than the result's."""
     assert group.anchor is not None and isinstance(weights, (Value, PackedConstant))
     extra, function = slots.extra, slots.function
+    all_columns = group.anchor.output.shape[-1]
+    assert isinstance(all_columns, int)
     if form.BESIDE:
         assert beside is not None
         extra = ExtraReferences()
@@ -368,12 +381,11 @@ def _call(
             function = epilogue_function(
                 nodes, group.anchor.output, slots.stored, graph.constants, extra, beside=beside
             )
+            function = tile_function(function, slots.stored.dtype, all_columns)
         except NotImplementedError:
             return None
     form = form._replace(EPILOGUE=function)
     w = weights.value if isinstance(weights, PackedConstant) else weights
-    all_columns = group.anchor.output.shape[-1]
-    assert isinstance(all_columns, int)
     columns = all_columns // form.GROUPS
     images, height, width = image.sizes
     shape: tuple[Size, ...] = (images, height, width, all_columns)

@@ -61,13 +61,22 @@ class TileEpilogue:
         return (9.0 * self.activations + 2.0 * self.column_loads + 5.0 * self.element_loads) / _ISSUED
 
 
+def plain_work(slots: Slots) -> float:
+    """Clocks of a multiprocessor for an element of a generated epilogue as it is, with its activations exact."""
+    return 50.0 * _activations(slots.function) / _ISSUED
+
+
+def _activations(function: JITFunction) -> int:
+    return sum(function.source.count(f"{name}(") for name in OF_HALF)
+
+
 def tile_epilogue(slots: Slots, columns: int) -> TileEpilogue:
     """The epilogue of a product with so many columns, made cheaper where it is a generated one."""
     function = tile_function(slots.function, slots.stored.dtype, columns)
     loads = [match[2] for match in _LOAD.finditer(slots.function.source)]
     by_element = sum("row" in offset for offset in loads)
-    activations = sum(slots.function.source.count(f"{name}(") for name in OF_HALF)
-    return TileEpilogue(replace(slots, function=function), len(loads) - by_element, by_element, activations)
+    plain = replace(slots, function=function)
+    return TileEpilogue(plain, len(loads) - by_element, by_element, _activations(slots.function))
 
 
 def tile_function(function: JITFunction, stored: DType, columns: int | None = None) -> JITFunction:

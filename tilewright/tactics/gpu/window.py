@@ -16,6 +16,7 @@ from tilewright.tactics.convolution import depthwise_candidate, window_constants
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
+from tilewright.tactics.gpu.tile_epilogue import tile_function
 from tilewright.tactics.pool import pool
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
@@ -57,7 +58,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     lines = product(out.shape[:-2])
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], anchor.attributes), "ITEMS": _ITEMS, "VECTOR": vector,
-        "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
+        "TYPE": language_type(x.dtype), "EPILOGUE": tile_function(slots.function, slots.stored.dtype),
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
