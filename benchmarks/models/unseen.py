@@ -37,8 +37,14 @@ def _vision(name: str, batch: int) -> Model:
     import torchvision
 
     torch.manual_seed(0)
-    module = getattr(torchvision.models, name)(weights=None).half().cuda().eval().requires_grad_(False)
-    return Model(module, (torch.randn(batch, 3, 224, 224, device="cuda").half(),), torch.float16)
+    module = getattr(torchvision.models, name)(weights=None).cuda().requires_grad_(False)
+    images = torch.randn(batch, 3, 224, 224, device="cuda")
+    norms = [child for child in module.modules() if isinstance(child, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # statistics of these images, in place of those that training would leave
+    if norms:
+        module.train()(images)
+    return Model(module.half().eval(), (images.half(),), torch.float16)
 
 
 def _ids(vocabulary: int, batch: int, sequence: int) -> torch.Tensor:

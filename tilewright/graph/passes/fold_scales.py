@@ -22,8 +22,14 @@ def fold_scales(graph: Graph) -> Graph:
 
 
 def _channels(value: Value | None, conv: Node, rewriter: Rewriter) -> np.ndarray | None:
-    """The constant as [channels] float64, if it varies along the convolution's channels only."""
+    """The constant as [channels] float64, if it varies along the convolution's channels only; it may be a number that
+    is repeated at run time, as where all channels are scaled alike."""
     data = rewriter.constant(value)
+    source = value
+    while data is None and (repeated := rewriter.producer(source, "broadcast_to", "reshape")) is not None:
+        source = repeated.inputs[0]
+        number = rewriter.constant(source)
+        data = number.reshape(()) if number is not None and number.size == 1 else None
     if data is None or data.ndim > conv.output.rank:
         return None
     shape = (1,) * (conv.output.rank - data.ndim) + data.shape
