@@ -415,3 +415,45 @@ def integers_wanted(x, out, KIND: tl.constexpr):
 @pytest.mark.parametrize("kind", ["max", "histogram", "atomic_poll", "xor_sum", "reduce_or"])
 def test_functions_of_integers_give_advice(kind: str) -> None:
     assert "\n  help: " in compile_error(integers_wanted, {"x": "*f32", "out": "*f32"}, KIND=kind)
+
+
+def takes_keywords(x, **options):
+    tl.store(x, 1)
+
+
+async def asynchronous(x):
+    tl.store(x, 1)
+
+
+async def awaiting(x):
+    async for part in x:
+        yield part
+
+
+twice = [0, lambda x: tl.store(x, 1)][1]
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "marked"),
+    [
+        (takes_keywords, "a kernel takes no **options", "options"),
+        (asynchronous, "an async function is not part of the tile language", "async"),
+        (awaiting, "an async function is not part of the tile language", "async"),
+        (twice, "a lambda function is not part of the tile language", "lambda"),
+    ],
+)
+def test_functions_that_are_no_kernels_have_a_place(function, message: str, marked: str) -> None:
+    with pytest.raises(CompilationError) as caught:
+        tilewright.jit(function)[(1,)](ARRAY)
+    error = caught.value
+    assert error.message == message and error.advice
+    line = inspect.getsourcelines(sys.modules[__name__])[0][error.location.line - 1]
+    assert line[error.location.column :].startswith(marked) and error.location.width == len(marked)
+    assert str(error).startswith(f"{__file__}:{error.location.line}:{error.location.column}: ") and "^" in str(error)
+
+
+def test_functions_without_a_file_are_refused_with_advice() -> None:
+    space: dict[str, object] = {}
+    exec("def made(x):\n    tl.store(x, 1)", space)
+    with pytest.raises(CompilationError, match="source of kernel 'made' is not available.*\n.*help: define kernels"):
+        tilewright.jit(space["made"])[(1,)](ARRAY)

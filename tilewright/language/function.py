@@ -20,6 +20,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tilewright.errors import CompilationError
+from tilewright.ir.core import Location
+from tilewright.ir.diagnostics import render
 from tilewright.language.records import contents, is_record, is_users
 from tilewright.language.types import NAMES, constexpr, dtype, pointer_type
 
@@ -53,7 +55,7 @@ class SourceFunction:
         self.file = function.__code__.co_filename
         self.__name__ = function.__name__
         self.__qualname__ = function.__qualname__
-        self.__module__ = function.__module__
+        self.__module__ = function.__module__ or ""  # None for functions that were made by exec
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
@@ -95,6 +97,11 @@ class SourceFunction:
     @cached_property
     def definition(self) -> ast.FunctionDef:
         """The parsed ``def``; line numbers are those of the file."""
+        kind = _foreign_kind(self.function)
+        if kind:
+            head = kind.removeprefix("an ").removeprefix("a ")
+            message = f"{kind} function is not part of the tile language"
+            raise self._error(message, self._header(head), "write the kernel as a function with def")
         if self._block is not None:
             return self._block[1]
         text = textwrap.dedent("".join(self._lines[0]))
@@ -103,9 +110,26 @@ class SourceFunction:
         except (SyntaxError, ValueError) as error:
             raise CompilationError(f"the source of kernel '{self.name}' cannot be parsed: {error}") from error
         if not isinstance(node, ast.FunctionDef):
-            raise CompilationError(f"'{self.name}' in {self.file} is not a plain function definition")
+            advice = "write the kernel as a function with def"
+            raise self._error(f"'{self.name}' is not a function definition", self._header(self.name), advice)
         ast.increment_lineno(node, self.first_line - 1)
         return node
+
+    def _header(self, word: str) -> Location:
+        """The place of a word in the first lines of the function, behind its decorators."""
+        lines, first = _file_lines(self.function)
+        body = [(line, column) for line, _, column, _ in self.function.__code__.co_positions() if column]
+        for number, text in enumerate(lines[first : first + 20], first + 1):
+            if word in text and not text.lstrip().startswith("@"):
+                before = min((column for line, column in body if line == number), default=0)  # the nearest of several
+                column = text.rfind(word, 0, before) if before else text.index(word)
+                return Location(self.file, number, max(column, 0), self.name, width=len(word))
+        return Location(self.file, first + 1, 0, self.name)
+
+    def _error(self, message: str, place: Location, advice: str) -> CompilationError:
+        error = CompilationError(render(message, place, place.width, advice))
+        error.message, error.location, error.advice = message, place, advice
+        return error
 
     @cached_property
     def parameters(self) -> tuple[ParameterInfo, ...]:
@@ -122,7 +146,11 @@ class SourceFunction:
             inspect.Parameter.KEYWORD_ONLY: "keyword",
         }
         if entry.kind is inspect.Parameter.VAR_KEYWORD:
-            raise CompilationError(f"kernel '{self.name}' has a **{entry.name} parameter; kernels take no **keywords")
+            node = self.definition.args.kwarg
+            assert node is not None
+            place = Location(self.file, node.lineno, node.col_offset + self.indentation, self.name, width=len(node.arg))
+            advice = "name each parameter; a tuple, a NamedTuple or a dataclass holds several values in one"
+            raise self._error(f"a kernel takes no **{entry.name}", place, advice)
         annotation = self._annotation(entry.annotation)
         is_constexpr = annotation is constexpr or getattr(annotation, "__origin__", None) is constexpr
         fixed = NAMES.get(annotation) if isinstance(annotation, str) else annotation
@@ -256,6 +284,14 @@ class SourceFunction:
 
     def __repr__(self) -> str:
         return f"<tile function {self.__module__}.{self.__qualname__}>"
+
+
+def _foreign_kind(function: FunctionType) -> str:
+    """What kind of function cannot be a kernel whatever it holds; empty for an ordinary one."""
+    if function.__name__ == "<lambda>":
+        return "a lambda"
+    asynchronous = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    return "an async" if function.__code__.co_flags & asynchronous else ""
 
 
 def _with_text(function: FunctionType, text: str) -> FunctionType:
