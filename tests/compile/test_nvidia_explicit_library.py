@@ -8,7 +8,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.hopper_support import traced_attention, traced_matmul
+from tests.host.hopper_support import traced_attention, traced_grouped, traced_matmul
 from tilewright.errors import LaunchError, MissingDependencyError
 from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm, MatmulForm
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
@@ -38,6 +38,8 @@ FORMS = {
     "three consumers": MatmulForm(BM=192, CONSUMERS=3, BN=192, STAGES=3),
     "depth split": MatmulForm(BN=64, SPLIT=2, STAGES=6),
     "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
+    "room for the next": MatmulForm(BM=64, CONSUMERS=1, BN=224, A_ROWS=8, STAGES=3, OVERLAP=True, DEPENDENT=True),
+    "depth split by four": MatmulForm(BN=144, SPLIT=4, STAGES=6),
     "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
     "batched": MatmulForm(BATCHED=True, BN=128),
     "apart": MatmulForm(LAG=3),
@@ -113,6 +115,14 @@ def test_the_next_weights_are_asked_for_behind_the_last_loads() -> None:
     last_load = assembly.ptx.rindex("cp.async.bulk.tensor.2d.shared::cluster.global")
     asked = assembly.ptx.index("cp.async.bulk.prefetch.L2.global")
     assert asked > last_load and assembly.resources.registers == 168
+
+
+@pytest.mark.parametrize("form", [MatmulForm(), MatmulForm(BM=64, CONSUMERS=1, BN=128), MatmulForm(BM=256, BN=112)])
+def test_grouped_products(form: MatmulForm) -> None:
+    """Rows that are left out are stored through the staging tile, without memory of their own."""
+    lowered = lower(traced_grouped(form), TARGET, {})
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    assert not assembly.resources.stack and lowered.shared_bytes <= form.shared_bytes + 1024
 
 
 @tilewright.jit

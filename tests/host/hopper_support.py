@@ -9,6 +9,7 @@ import numpy as np
 from tilewright.ir.core import Function
 from tilewright.kernels.hopper.attention import attention
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
+from tilewright.kernels.hopper.grouped import grouped_matmul
 from tilewright.kernels.hopper.matmul import matmul
 
 
@@ -31,6 +32,19 @@ def traced_matmul(form: MatmulForm, extra: tuple[str, ...] = (), ahead: str = ""
     if extra:
         types["extra"] = extra
     return matmul.trace(types, {"FORM": form})
+
+
+def traced_grouped(form: MatmulForm, extra: tuple[str, ...] = ()) -> Function:
+    """The kernel of grouped products."""
+    form.check()
+    types: dict[str, Any] = {
+        "a": tensor_map(form.left_block, form.INPUT), "b": tensor_map(form.right_block, form.INPUT),
+        "c": tensor_map(form.out_block, form.OUTPUT), "c_tail": tensor_map(form.tail_block, form.OUTPUT),
+        "out": f"*{form.OUTPUT.element.text}", "tiles": "*k i32", **dict.fromkeys(("rows", "N", "K", "groups"), "i32"),
+    }  # fmt: skip
+    if extra:
+        types["extra"] = extra
+    return grouped_matmul.trace(types, {"FORM": form})
 
 
 def traced_attention(form: AttentionForm) -> Function:

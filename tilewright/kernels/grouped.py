@@ -21,6 +21,7 @@ def grouped_matmul(a, b, ends, c, rows, columns, depth, groups, b_group, b_depth
     group count as products that are zero.  Grid: (tiles of rows, blocks of columns).
     """
     tile = tl.program_id(0)
+    rows = tl.to_tensor(rows).to(tl.int32)
     first, group, start, limit, passed = 0, groups, 0, rows, 0
     for number in range(0, groups + 1):
         end = rows

@@ -1,7 +1,10 @@
-"""Products of groups of rows with a matrix each: one launch whose programs find their group at run time."""
+"""Products of groups of rows with a matrix each, found at run time: on Hopper by tensor copies and wgmma, behind a
+launch that lists the tiles of rows; else one launch whose programs find their group themselves."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from tilewright.graph.core import Graph
@@ -13,11 +16,14 @@ from tilewright.tactics.contraction import epilogue_slots
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import compute_type, language_type
+from tilewright.tactics.gpu.hopper_grouped import hopper_grouped
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, expected, machine_of
+from tilewright.tune.gpu import Product, Tile, gpu_of, seconds_of
 
 _TILES = ((128, 128, 64, 8), (64, 128, 64, 4), (16, 128, 64, 4))  # rows, columns, depth, warps
 _WIDE = (32, 64, 32, 4)  # of elements of 4 bytes
+_SLOWER = 1.4  # than a product in tiles whose rows are known (measured on an H200)
 
 
 def _tile(share: float, itemsize: int) -> tuple[int, int, int, int]:
@@ -55,6 +61,13 @@ def grouped_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     call = KernelCall(grouped_matmul, operands, types, constants, grid, options={"num_warps": warps})
     flops = simplify(lift(rows) * columns * depth * 2 + chain_operations(group.epilogue))
     moved = total_bytes(group.inputs, group.outputs)
-    cost = estimate(machine_of(target), moved, flops, grid[0], a.dtype, 0.5)
+    cost = estimate(machine_of(target), moved, flops, simplify(lift(grid[0]) * grid[1]), a.dtype, 0.5)
+    if hasattr(target, "multiprocessors"):
+        share = ceil(expected(rows) / max(1, expected(groups)))
+        padded = expected(groups) * ceil(share / block_m) * block_m
+        posed = Product(padded, expected(columns), expected(depth), 1, a.dtype)
+        seconds = _SLOWER * seconds_of(Tile(block_m, block_n, block_k, warps), posed, gpu_of(target))
+        cost = replace(cost, seconds=seconds)
     reasons = {"tile": f"{block_m} x {block_n}, depth {block_k}", "epilogue": slots.function.__name__}
-    return [Candidate("grouped matmul", (Stage((call,)),), cost, (), reasons)]
+    plain = Candidate("grouped matmul", (Stage((call,)),), cost, (), reasons)
+    return [*hopper_grouped(group, slots, target), plain]

@@ -1,0 +1,50 @@
+"""Grouped products (experts) in engines for GPUs, on the stand-in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver, install
+from tilewright.dtypes import bfloat16, float16, int32, int64
+from tilewright.engine.builder import build
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.reference import run
+from tilewright.settings import settings
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
+        yield install(monkeypatch)
+    gc.collect()  # sessions give their memory back to the stand-in
+
+
+@pytest.mark.parametrize(
+    ("dtype", "transposed", "rows"),
+    [(float16, True, 150), (float16, False, "rows"), (bfloat16, True, "rows")],
+)
+def test_experts(driver: Driver, rng: np.random.Generator, dtype, transposed: bool, rows: int | str) -> None:
+    """Groups that end inside tiles, one without rows, rows behind the last."""
+    b = GraphBuilder("experts")
+    count = b.symbol("rows", 1, 300) if rows == "rows" else rows
+    x = b.input("x", dtype, (count, 64))
+    ends = b.input("ends", int32 if transposed else int64, (3,))
+    scale = b.input("scale", dtype, (count, 1))
+    weights = rng.standard_normal((3, 40, 64) if transposed else (3, 64, 40)).astype(dtype.numpy)
+    y = b.op("grouped_matmul", [x, b.constant(weights), ends], transpose_b=transposed)
+    b.output(b.op("multiply", [b.op("relu", [y]), scale]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    assert engine.plan.steps[0].evidence["chosen"] == "hopper grouped matmul"
+    for total in (150,) if rows == 150 else (1, 70, 300):
+        limits = np.array([total // 3, total // 3, total - total // 9], np.int32 if transposed else np.int64)
+        inputs = {name: rng.standard_normal((total, n)).astype(dtype.numpy) for name, n in (("x", 64), ("scale", 1))}
+        inputs["ends"] = limits
+        exact = run(graph, inputs)["y"]
+        found = engine.run(inputs)["y"].astype(np.float64)
+        assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
