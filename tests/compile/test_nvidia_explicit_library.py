@@ -117,7 +117,9 @@ def test_the_next_weights_are_asked_for_behind_the_last_loads() -> None:
     assert asked > last_load and assembly.resources.registers == 168
 
 
-@pytest.mark.parametrize("form", [MatmulForm(), MatmulForm(BM=64, CONSUMERS=1, BN=128), MatmulForm(BM=256, BN=112)])
+@pytest.mark.parametrize(
+    "form", [MatmulForm(), MatmulForm(BM=64, CONSUMERS=1, BN=128), MatmulForm(BM=256, BN=112, STAGES=3)]
+)
 def test_grouped_products(form: MatmulForm) -> None:
     """Rows that are left out are stored through the staging tile, without memory of their own."""
     lowered = lower(traced_grouped(form), TARGET, {})
