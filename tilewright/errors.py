@@ -12,6 +12,23 @@ class TilewrightError(Exception):
     """Base of every error tilewright raises on purpose."""
 
 
+class UserErrors:
+    """``with user_errors:`` takes tilewright's own frames off the errors that come out of a block.
+
+    Their messages say where in the user's kernel; a traceback then ends at the user's own call.
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TilewrightError):
+            error.__traceback__ = None
+
+
+user_errors = UserErrors()
+
+
 class CompilationError(TilewrightError):
     """A kernel cannot be compiled; the message carries file, line, caret, call chain and advice.
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tilewright
-from tilewright.errors import AutotunerError
+from tilewright.errors import AutotunerError, user_errors
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import place_of
 from tilewright.frontend.heuristics import Heuristics, KernelWrapper
@@ -163,11 +163,12 @@ class Autotuner(KernelWrapper):
         """Launch with the best configuration, which is measured when the key is new."""
         if warmup:
             return self.warmup(*arguments, grid=grid, **keywords)
-        config = self.best_config = self._choose(grid, arguments, keywords)
-        options = config.all_kwargs()
-        if config.pre_hook is not None:
-            config.pre_hook({**self.named(arguments, keywords), **options})
-        return self.fn[grid](*arguments, **keywords, **options)
+        with user_errors:
+            config = self.best_config = self._choose(grid, arguments, keywords)
+            options = config.all_kwargs()
+            if config.pre_hook is not None:
+                config.pre_hook({**self.named(arguments, keywords), **options})
+            return self.fn[grid](*arguments, **keywords, **options)
 
     def _choose(self, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Config:
         """The configuration for these arguments, measured when their key is new."""
@@ -269,7 +270,9 @@ class Autotuner(KernelWrapper):
         self.configs_timings = timings
         if len(self.failures) == len(configs):
             first = next(iter(self.failures.values()))
-            raise AutotunerError(f"kernel '{self.name}': no configuration runs\n{self._table()}") from first
+            raise AutotunerError(
+                f"kernel '{self.name}': no configuration runs\n{self._table()}"
+            ) from first.with_traceback(None)
         if self.failures:
             logger.warning("kernel '%s': %d configurations failed\n%s", self.name, len(self.failures), self._table())
         best = min(timings, key=lambda config: _median(timings[config]))

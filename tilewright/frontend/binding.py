@@ -22,6 +22,7 @@ own parameters, and Python's call binds them.  For ``def scale(x, n, BLOCK: tl.c
             _launch = _owner._prepare(_key, (x, n, BLOCK), _options)
         return _launch.run(_grid, (x, n, BLOCK), (_s0, _s1, None))
 
+All of it stands in a ``try`` that takes tilewright's own frames off the errors that tell what users did wrong.
 Every name but the kernel's parameters begins with ``_tw_``, so that parameters may be called `type` or `id`.
 """
 
@@ -29,11 +30,13 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from tilewright.errors import TilewrightError
 from tilewright.frontend import arguments
 from tilewright.language.function import ParameterInfo
 from tilewright.settings import settings
@@ -89,6 +92,11 @@ _tw_settings.interpret, {classes})
         _tw_grid = _tw_grid({{{named}}})
     return _tw_launch.run(_tw_grid, ({values}), ({slots}))
 """
+_LAST = """\
+    except _tw_Error as _tw_error:
+        _tw_error.__traceback__ = None
+        raise
+"""
 
 
 def _address_source() -> str:
@@ -118,6 +126,7 @@ _COMMON: dict[str, Any] = {
     "tuple": tuple,
     "callable": callable,
     "Exception": Exception,
+    "Error": TilewrightError,
     "rest": (),  # of a kernel that takes all of them
     "array": np.ndarray,
     "from_address": ctypes.c_void_p.from_address,
@@ -140,7 +149,7 @@ def generate(owner: Any, names: Mapping[str, Any]) -> Callable[..., Any]:
     parameters: tuple[ParameterInfo, ...] = owner.parameters
     bound = {**_COMMON, **names, "owner": owner}
     function = owner.name if owner.name.isidentifier() else "launch"
-    lines = [f"def {function}({_parameter_list(parameters)}):\n    try:\n        pass\n"]
+    lines = ["    try:\n        pass\n"]
     for index, (parameter, rule) in enumerate(zip(parameters, owner.rules, strict=True)):
         value = parameter.name
         if parameter.has_default:
@@ -163,7 +172,8 @@ def generate(owner: Any, names: Mapping[str, Any]) -> Callable[..., Any]:
     }
     lines.append(_END.format(**pieces))
     file = f"<launch {owner.__module__}.{owner.__qualname__} {id(owner):x}>"
-    source = "".join(lines)
+    head = f"def {function}({_parameter_list(parameters)}):\n    try:\n"
+    source = head + textwrap.indent("".join(lines), "    ") + _LAST
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space = {f"_tw_{name}": value for name, value in bound.items()}
     exec(compile(source, file, "exec"), space)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
+import tilewright.language as language
 from tilewright.frontend.builtins import PYTHON_BUILTINS, PythonBuiltin, constant_of
 from tilewright.frontend.compile_time import compute
 from tilewright.frontend.expressions import BoundMethod, Expressions
@@ -18,6 +19,7 @@ from tilewright.language import core
 from tilewright.language.aggregate import Aggregate, seal, unsealed
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
+from tilewright.language.extra import libdevice
 from tilewright.language.function import MUST_USE, ConstexprFunction, SourceFunction
 from tilewright.language.semantic import hint
 from tilewright.language.tensor import tensor, type_text
@@ -181,14 +183,13 @@ class Calls(Expressions):
         if function is tuple:
             return compute("tuple()", tuple, *arguments)
         owner = getattr(function, "__self__", None)
+        if owner is math and any(isinstance(value, tensor) and value.constant is None for value in arguments):
+            name = f"math.{function.__name__}"
+            raise LanguageError(f"'{name}' computes with compile-time numbers only", _instead(function.__name__))
         if isinstance(owner, (dtype, block_type, str, tuple)) or owner is math:
             return self._call_constexpr(function, arguments, keywords)
         if callable(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise LanguageError(
-                f"'{name}' is a plain Python function, which kernels cannot call",
-                "decorate it with @tilewright.jit, or with @tilewright.constexpr_function to run it at compile time",
-            )
+            raise _not_of_the_language(function)
         raise LanguageError(
             f"{type_text(function)} cannot be called",
             "kernels call functions of the language, @tilewright.jit functions and dtypes",
@@ -201,6 +202,27 @@ class Calls(Expressions):
             core.static_assert(known[0], message)
         elif self.session.debug:
             hint.device_assert(condition, message)
+
+
+def _not_of_the_language(function: Any) -> LanguageError:
+    """Why a function that Python could call cannot be called by a kernel."""
+    library = str(getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+    if isinstance(function, FunctionType) and library not in ("numpy", "torch"):
+        return LanguageError(
+            f"'{function.__qualname__}' is a plain Python function, which kernels cannot call",
+            "decorate it with @tilewright.jit, or with @tilewright.constexpr_function to run it at compile time",
+        )
+    name = getattr(function, "__name__", type(function).__name__)
+    return LanguageError(f"'{name}' of {library} is not part of the tile language", _instead(name))
+
+
+def _instead(name: str) -> str:
+    """What to write in place of another library's function."""
+    if name in language.__all__:
+        return f"use tl.{name}"
+    if name in libdevice.__all__:
+        return f"use tl.extra.libdevice.{name}"
+    return "write it with operations of the language, or compute it on the host and pass the result"
 
 
 def _constants(value: Any, what: str) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from tilewright.errors import user_errors
 from tilewright.frontend.jit import JITFunction
 
 
@@ -75,10 +76,12 @@ class Heuristics(KernelWrapper):
 
     def run(self, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
         filled = self.fill(arguments, keywords)
-        return self.fn.warmup(*arguments, grid=grid, **filled) if warmup else self.fn[grid](*arguments, **filled)
+        with user_errors:
+            return self.fn.warmup(*arguments, grid=grid, **filled) if warmup else self.fn[grid](*arguments, **filled)
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> Any:
-        return self.fn.warmup(*arguments, grid=grid, **self.fill(arguments, keywords))
+        with user_errors:
+            return self.fn.warmup(*arguments, grid=grid, **self.fill(arguments, keywords))
 
 
 def heuristics(values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> Callable[[Any], Heuristics]:

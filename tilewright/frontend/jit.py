@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, overload
 
-from tilewright.errors import CompilationError, LaunchError
+from tilewright.errors import CompilationError, LaunchError, user_errors
 from tilewright.frontend import binaries, hooks, recompile
 from tilewright.frontend.arguments import (
     as_tensor_map,
@@ -162,7 +162,8 @@ class JITFunction(KernelSource):
     ) -> Function:
         """The kernel's Tile IR for parameter types (`TensorType`, IR text such as ``*f32``, or tl dtypes)
         and compile-time constants. Raises `CompilationError`."""
-        return self._trace(types, constants, parameters, self.debug).function
+        with user_errors:
+            return self._trace(types, constants, parameters, self.debug).function
 
     def _trace(
         self, types: Types, constants: Mapping[str, Any], parameters: Mapping[str, Parameter] | None, debug: bool
@@ -199,7 +200,8 @@ class JITFunction(KernelSource):
             given["ir_override"] = hashlib.sha256(print_function(function).encode()).hexdigest()
             trace = partial(Trace, function, ())
         request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug)
-        return binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
+        with user_errors:
+            return binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
 
     # Launching
 
@@ -229,11 +231,12 @@ class JITFunction(KernelSource):
         """
         if self._entry != self._run_first:
             return self._entry(grid, *arguments, **keywords)
-        launch, values, slots = self._find(arguments, keywords)
-        self._entry = self._run_second
-        if callable(grid):
-            grid = grid(dict(zip(self.argument_names, values, strict=True)))
-        return launch.run(grid, values, slots)
+        with user_errors:
+            launch, values, slots = self._find(arguments, keywords)
+            self._entry = self._run_second
+            if callable(grid):
+                grid = grid(dict(zip(self.argument_names, values, strict=True)))
+            return launch.run(grid, values, slots)
 
     def _run_second(self, grid: Any, /, *arguments: Any, **keywords: Any) -> CompiledKernel | None:
         """There is a second launch, so there may be many: generate the function."""
@@ -299,7 +302,8 @@ class JITFunction(KernelSource):
         named = {name: value if name in constants else MockTensor.wrap_dtype(value) for name, value in keywords.items()}
         self._warming.value = True
         try:
-            return self._find(tuple(wrapped), named)[0].kernel
+            with user_errors:
+                return self._find(tuple(wrapped), named)[0].kernel
         finally:
             self._warming.value = False
 

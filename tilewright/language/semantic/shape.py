@@ -107,7 +107,7 @@ def index(value: tensor, slices: Any) -> tensor:
 
 def _is_whole(entry: Any) -> bool:
     """Whether an index is ``:``."""
-    return isinstance(entry, slice) and (entry.start, entry.stop, entry.step) == (None, None, None)
+    return isinstance(entry, slice) and entry.start is entry.stop is entry.step is None
 
 
 def _without_ellipsis(entries: list[Any], rank: int) -> list[Any]:
@@ -122,7 +122,7 @@ def _without_ellipsis(entries: list[Any], rank: int) -> list[Any]:
 
 def _part(value: tensor, axis: int, part: slice) -> tensor:
     """A slice with compile-time bounds along an axis."""
-    if (part.start, part.stop, part.step) == (None, None, None):
+    if _is_whole(part):
         return value
     bounds = [
         None if bound is None else static_int(bound, "a slice's bound") for bound in (part.start, part.stop, part.step)
