@@ -162,6 +162,8 @@ def load_tiles(copy, a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted
             load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
         early = task.blocks * 0
+    if FORM.OVERLAP and FORM.DEPENDENT:
+        tx.grid_launch_dependents()  # there is room for the next kernel's CTA: its weights come while this one ends
     if ahead is not None:
         fetch(ahead, ahead_lines, ahead_wanted)
     if FORM.SPLIT > 1:
@@ -309,7 +311,7 @@ def multiply_tiles(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N
         place = consumer_place(tile, copy, task, FORM)
         total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
         store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
-    tx.tma_wait()
+    tx.tma_wait(read=True)
 
 
 @tilewright.jit
@@ -321,7 +323,7 @@ def multiply_one(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, 
     if FORM.CONSUMERS > 1:
         tx.named_sync(1, 128 * FORM.CONSUMERS)  # all have read the last stages
     store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
-    tx.tma_wait()
+    tx.tma_wait(read=True)
 
 
 @tilewright.jit
@@ -334,17 +336,30 @@ def multiply_every_other(copy, c, c_tail, lefts, rights, ring, outs, tails, task
         total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
         store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
         count += 2 * task.blocks
-    tx.tma_wait()
+    tx.tma_wait(read=True)
 
 
 @tilewright.jit
-def sum_parts(partials, copy, first, column, task, WIDTH: tl.constexpr, FORM: tl.constexpr):
-    """The sum over the CTAs that share the depth, in their order, of some rows and columns."""
-    mine = partials[copy].slice(first, FORM.stored_rows).slice(column, WIDTH, 1)
-    total = mine.remote(task.peer).load()
-    for part in tl.static_range(1, FORM.SPLIT):
-        total += mine.remote(task.peer + part * FORM.shared).load()
-    return total
+def sum_parts(partials, copy, first, task, FORM: tl.constexpr):
+    """The sums over the CTAs that share the depth, in their order, of some rows: for each chunk of columns.
+
+    Everything is asked for before the first of it is waited for: other CTAs' memory is far.
+    """
+    CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
+    mine = partials[copy].slice(first, FORM.stored_rows)
+    values = ()
+    for chunk in tl.static_range(CHUNKS):
+        WIDTH: tl.constexpr = min(FORM.chunk, FORM.BN - chunk * FORM.chunk)
+        columns = mine.slice(chunk * FORM.chunk, WIDTH, 1)
+        for part in tl.static_range(FORM.SPLIT):
+            values = values + (columns.remote(task.peer + part * FORM.shared).load(),)
+    totals = ()
+    for chunk in tl.static_range(CHUNKS):
+        total = values[chunk * FORM.SPLIT]
+        for part in tl.static_range(1, FORM.SPLIT):
+            total += values[chunk * FORM.SPLIT + part]
+        totals = totals + (total,)
+    return totals
 
 
 @tilewright.jit
@@ -361,17 +376,16 @@ def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, t
     tx.cluster_wait()
     first = task.group // FORM.shared * FORM.stored_rows
     row = first_row + first
+    totals = sum_parts(partials, copy, first, task, FORM)
     for chunk in tl.static_range(CHUNKS):
         STORE: tl.constexpr = FORM.stores[chunk]
-        WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
         column = first_column + chunk * FORM.chunk
-        block = sum_parts(partials, copy, first, chunk * FORM.chunk, task, WIDTH, FORM)
-        value = finished(block, batch, row, column, M, N, extra, FORM)
+        value = finished(totals[chunk], batch, row, column, M, N, extra, FORM)
         if STORE[0] < FORM.BUFFERS:
             store_chunk(value, c, outs[STORE[0] * FORM.CONSUMERS + copy], batch, row, column, STORE[1], False)
         else:
             store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], False)
-    tx.tma_wait()
+    tx.tma_wait(read=True)
 
 
 @tilewright.jit
@@ -400,11 +414,11 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
                           swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
                           over=lefts if FORM.single and FORM.SPLIT == 1 else None)  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
-    if FORM.DEPENDENT:
+    if FORM.DEPENDENT and not FORM.OVERLAP:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
     task = make_task(M, N, K, batches, FORM)
     loading = tx.role(load_tiles, (a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted, task, FORM),
-                      registers=FORM.registers[0], elected=True)  # fmt: skip
+                      warps=FORM.loading_warps, registers=FORM.registers[0], elected=True)  # fmt: skip
     if FORM.SPLIT > 1:
         partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
                              over=rights if FORM.sums_right else lefts)  # fmt: skip
@@ -418,7 +432,10 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
             (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
-    tx.warp_roles(loading, multiplying)
+    if FORM.loading_warps < 4:
+        tx.warp_roles(multiplying, loading)  # warpgroups begin at multiples of four warps
+    else:
+        tx.warp_roles(loading, multiplying)
     if FORM.cluster > 1:
         # Peers may still arrive at this CTA's barriers, or read its partial sums.
         tx.cluster_arrive(relaxed=True)
