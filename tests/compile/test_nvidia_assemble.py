@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tilewright.errors import CompilationError
@@ -53,6 +55,27 @@ def test_options_reach_the_assembler() -> None:
     assert assembly.cubin != assemble(SCALE, "scale", target, AssemblyOptions()).cubin
     with pytest.raises(CompilationError, match="no-such-option"):
         assemble(SCALE, "scale", target, AssemblyOptions(ptxas_options=("--no-such-option",)))
+
+
+def test_spills_beside_free_registers_are_assembled_again_with_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ptxas does for large kernels on sm_80."""
+    real, given = find_assembler(), []
+
+    class Timid:
+        identity = description = "timid"
+
+        def assemble(self, ptx: str, architecture: str, options: AssemblyOptions) -> tuple[bytes, str]:
+            given.append(ptx)
+            cubin, log = real.assemble(ptx, architecture, options)
+            if ".maxnreg" not in ptx:
+                log = re.sub(r"\d+ bytes spill", "800 bytes spill", re.sub(r"Used \d+ reg", "Used 32 reg", log))
+            return cubin, log
+
+    monkeypatch.setattr("tilewright.targets.nvidia.assemble.find_assembler", Timid)
+    target = NvidiaTarget.named("sm_80")
+    assembly = assemble(SCALE, "scale", target, AssemblyOptions(strict=True))
+    assert len(given) == 2 and ".maxnreg 255" in given[1] and ".maxnreg 255" in assembly.ptx
+    assert assembly.resources.spill_stores == 0
 
 
 def test_refused_code_shows_its_line() -> None:
