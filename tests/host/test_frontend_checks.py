@@ -130,7 +130,10 @@ import numpy as np
 import torch
 import tilewright
 from tests.host.test_frontend_checks import accumulate
-for empty in (np.empty(10, np.float32), torch.empty(10), torch.ones(10).new_empty(10), np.empty_like(np.ones(10, "f"))):
+made = [np.empty(10, np.float32), torch.empty(10), torch.ones(10).new_empty(10), np.empty_like(np.ones(10, "f"))]
+made += [torch.empty_strided((10,), (2,)), torch.ones(10).new_empty_strided((10,), (1,))]
+made += [torch.empty_permuted((5, 2), (1, 0))]
+for empty in made:
     try:
         accumulate[(2,)](np.ones(10, np.float32), empty, 10, BLOCK=8)
     except tilewright.errors.ExecutionError as error:
@@ -145,7 +148,7 @@ def test_what_empty_gives_is_unwritten() -> None:
     environment = {**os.environ, "TILEWRIGHT_INTERPRET": "check", "PYTHONPATH": root}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["out[0]"] * 4
+    assert done.stdout.split() == ["out[0]"] * 7
 
 
 # Overflow
@@ -288,6 +291,44 @@ def test_what_is_ordered_or_has_no_effect_is_no_race() -> None:
     last_sums[(4,)](x, np.zeros(4, np.float32), out, counter, BLOCK=4, N=4)
     assert out[0] == 120
     overlapping[(2,)](np.zeros(16, np.float32), BLOCK=4, SAME=True)
+
+
+@tilewright.jit
+def counts_and_looks(counter, out, BY: tl.constexpr, VOLATILE: tl.constexpr):
+    tl.atomic_add(counter, BY)
+    tl.store(out + tl.program_id(0), tl.load(counter, volatile=VOLATILE))
+
+
+@tilewright.jit
+def looks_and_counts(counter, out, BY: tl.constexpr):
+    tl.store(out + tl.program_id(0), tl.load(counter))
+    tl.atomic_max(counter, tl.program_id(0) * BY)
+
+
+@tilewright.jit
+def looks_after_a_lock(counter, out, lock):
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.atomic_add(counter, 1, sem="relaxed")
+    tl.store(out + tl.program_id(0), tl.load(counter))
+    tl.atomic_xchg(lock, 0)
+
+
+def test_plain_loads_of_what_atomics_change_are_races() -> None:
+    def memory() -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(1, np.int32), np.zeros(4, np.int32)
+
+    error = finding(counts_and_looks, (4,), *memory(), BY=1, VOLATILE=False)
+    assert error.address == "counter[0]" and "load in program instance (0, 0, 0)" in str(error)
+    assert error.program_id == (1, 0, 0) and "volatile=True" in error.advice
+    error = finding(looks_and_counts, (4,), *memory(), BY=1)  # where the atomic came first
+    assert line_of(looks_and_counts, error) == "tl.load(counter)" and error.program_id == (2, 0, 0)
+    counts_and_looks[(4,)](*memory(), BY=1, VOLATILE=True)
+    counts_and_looks[(4,)](*memory(), BY=0, VOLATILE=False)
+    looks_and_counts[(4,)](*memory(), BY=0)
+    counter, out = memory()
+    looks_after_a_lock[(4,)](counter, out, np.zeros(1, np.int32))
+    assert out.tolist() == [1, 2, 3, 4]
 
 
 def test_races_between_lanes() -> None:

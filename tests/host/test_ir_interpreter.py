@@ -341,7 +341,7 @@ def test_loops_and_branches():
         ("%z = constant 0 : i32\nfor %z, %n, %z {(%i: i32)\nyield\n}", "the step 0 is not positive"),
         (
             "%b = constant 1.0 : <4xf32>\n%i = constant 4 : <4xi32>\n%g = gather %b, %i {axis = 0} : <4xf32>",
-            "gather index outside [0, 4)",
+            "the index 4 is outside of the 4 elements along axis 0 that are gathered from\n  element [0] of the block",
         ),
     ],
 )

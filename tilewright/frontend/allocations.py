@@ -1,7 +1,7 @@
 """Arrays whose memory nobody has written, for the checks: declared by the user, or made by ``empty`` functions.
 
-While ``TILEWRIGHT_INTERPRET=check`` is set, what `numpy.empty`, `numpy.empty_like`, `torch.empty`, `torch.empty_like`
-and `Tensor.new_empty` give is declared unwritten (`ir.unwritten`).  No other setting changes these functions.
+While ``TILEWRIGHT_INTERPRET=check`` is set, what the functions of NumPy and PyTorch named ``empty…`` and the methods
+``Tensor.new_empty…`` give is declared unwritten (`ir.unwritten`).  No other setting changes these functions.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def watch_allocations() -> None:
     _watch("numpy", np, ("empty", "empty_like"))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
-        _watch("torch", torch, ("empty", "empty_like"))
-        _watch("torch.Tensor", torch.Tensor, ("new_empty",))
+        _watch("torch", torch, ("empty", "empty_like", "empty_strided", "empty_permuted"))
+        _watch("torch.Tensor", torch.Tensor, ("new_empty", "new_empty_strided"))
 
 
 def _watch(name: str, owner: Any, functions: tuple[str, ...]) -> None:

@@ -2,8 +2,9 @@
 
 unwritten memory   a load, or an atomic that uses the old value, of memory that nobody has written (`ir.unwritten`)
 overflow           an i32 sum or product that wrapped and reached the address of an access
-races              two program instances use one address, at least one by a plain store that changes it, and no
-                   atomic orders them; lanes of one store that give one address different values
+races              two program instances use one address, and no atomic orders them: at least one by a plain store
+                   that changes it, or one by an atomic that changes it and the other by a plain load (which is not
+                   volatile); lanes of one store that give one address different values
 
 Every check looks at values of this one run: what it reports did happen.  Instances run one after the other; their
 order is not taken as given.  It is given by atomics on a single address, as in locks and counters: what an instance
@@ -36,7 +37,10 @@ _FORWARDING = frozenset(
     "splat expand_dims broadcast reshape permute join split cat gather select minimum maximum hint".split()
 )
 _SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*", "shift_left": "<<"}
-_GRAIN = np.dtype([("writer", np.int32), ("atomic", np.int32), ("reader", np.int32), ("earlier_reader", np.int32)])
+_USES = ("writer", "atomic", "reader", "earlier_reader")
+_GRAIN = np.dtype([(name, np.int32) for name in (*_USES, "changer")])  # the last atomic that changed something
+_ALONE = "let every instance store to elements of its own, or use atomics (tl.atomic_add, …)"
+_READ = "read it with an atomic (tl.atomic_add of 0, …); or with volatile=True, if any value will do"
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,23 @@ class _Access:
     time: int
     opcode: str
     location: Location | None
+    volatile: bool = False
 
     def __str__(self) -> str:
         place = f" at {self.location}" if self.location is not None else ""
         return f"{self.opcode} in program instance {self.index}{place}"
+
+
+@dataclass
+class _Exchange:
+    """An atomic before it is carried out: where, the bytes there, and who used them."""
+
+    shadow: _Shadow
+    buffer: Buffer
+    offsets: Array
+    touched: Array  # [lanes, bytes of an element], places in the buffer
+    before: Array
+    grains: Array
 
 
 @dataclass
@@ -97,6 +114,7 @@ class Checks:
         self.numbers: dict[_Access, int] = {}
         self.shadows: dict[int, tuple[_Shadow, int]] = {}  # of a buffer: where it begins in its stretch of memory
         self.wide: dict[int, _Wide] = {}
+        self.exchanges: list[_Exchange] = []  # of the atomic that is being carried out
 
     def before(self, index: tuple[int, ...], operation: Operation, operands: list[Array]) -> None:
         """Check an access; called for every operation with the values of its operands."""
@@ -171,6 +189,8 @@ class Checks:
         used = shadow.used[grains]
         if opcode == "load":
             self._check_order(used["writer"], buffer, offsets, size)
+            if not operation.attributes["volatile"]:
+                self._check_order(used["changer"], buffer, offsets, size, _READ)
             later = used["reader"] != number
             same = self._instance_of(used["reader"]) == self._instance_of(np.asarray([number]))
             shadow.used["earlier_reader"][grains] = np.where(later & ~same, used["reader"], used["earlier_reader"])
@@ -180,13 +200,15 @@ class Checks:
             old = buffer.bytes[offsets[:, None] + np.arange(size)]
             stored = np.ascontiguousarray(np.ravel(values).astype(_stored(element), copy=False))
             changed = np.any(old != stored.view(np.uint8).reshape(-1, size), axis=1)
-            for name in ("writer", "reader", "earlier_reader", "atomic"):
+            for name in _USES:
                 others = np.where(changed[:, None], used[name], 0) if name == "writer" else used[name]
                 self._check_order(others, buffer, offsets, size)
             shadow.used["writer"][grains] = number
         else:
             self._check_order(used["writer"], buffer, offsets, size)
             shadow.used["atomic"][grains] = number
+            touched = offsets[:, None] + np.arange(size)
+            self.exchanges.append(_Exchange(shadow, buffer, offsets, touched, buffer.bytes[touched], grains))
 
     def _check_written(
         self, operation: Operation, pending: Array, buffer: Buffer, offsets: Array, places: Array, size: int
@@ -210,7 +232,8 @@ class Checks:
             pending[touched] = False
 
     def _number(self, operation: Operation) -> int:
-        access = _Access(self.index, self.time[self.index], operation.opcode, operation.location)
+        volatile = bool(operation.attributes.get("volatile"))
+        access = _Access(self.index, self.time[self.index], operation.opcode, operation.location, volatile)
         if access not in self.numbers:
             self.numbers[access] = len(self.accesses)
             self.accesses.append(access)
@@ -225,7 +248,18 @@ class Checks:
             names.append(-1 if access is None else hash(access.index))
         return np.asarray(names)[places].reshape(numbers.shape)
 
-    def _check_order(self, others: Array, buffer: Buffer, offsets: Array, size: int) -> None:
+    def _check_exchange(self, operation: Operation, exchange: _Exchange) -> None:
+        """Raise where an atomic has changed what another instance loads, and nothing orders them."""
+        buffer, offsets, grains = exchange.buffer, exchange.offsets, exchange.grains
+        changed = np.any(buffer.bytes[exchange.touched] != exchange.before, axis=1)
+        used = exchange.shadow.used[grains]
+        for name in ("reader", "earlier_reader"):
+            plain = np.asarray([access is not None and not access.volatile for access in self.accesses])
+            others = np.where(changed[:, None] & plain[used[name]], used[name], 0)
+            self._check_order(others, buffer, offsets, exchange.touched.shape[1], _READ)
+        exchange.shadow.used["changer"][grains[changed]] = self._number(operation)
+
+    def _check_order(self, others: Array, buffer: Buffer, offsets: Array, size: int, advice: str = _ALONE) -> None:
         """Raise unless everything that these earlier accesses did comes before the present operation."""
         for number in np.unique(others):
             other = self.accesses[int(number)]
@@ -235,7 +269,7 @@ class Checks:
             address = buffer.place(int(offsets[lane]), size)
             error = ExecutionError(
                 f"race between program instances: both use {address}, and nothing orders them",
-                "let every instance store to elements of its own, or use atomics (tl.atomic_add, …)",
+                advice,
                 (f"the other access: {other}",),
                 address=address,
             )
@@ -258,6 +292,9 @@ class Checks:
     def after(self, operation: Operation, operands: list[Array], results: list[Array]) -> None:
         """Follow what i32 arithmetic would have given in 64 bits; called with the values of all results."""
         opcode = operation.opcode
+        for exchange in self.exchanges:
+            self._check_exchange(operation, exchange)
+        self.exchanges.clear()
         known = [self.wide.get(id(operand)) for operand in operands]
         if opcode in _WRAPPING:
             element = operation.results[0].type.element

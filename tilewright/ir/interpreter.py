@@ -149,8 +149,7 @@ class _Instance:
             results = handler(self, operation, operands) if handler else evaluate(operation, operands)
             if self.checks is not None:
                 self.checks.after(operation, operands, results)
-        except (ExecutionError, IndexError) as raised:
-            error = raised if isinstance(raised, ExecutionError) else ExecutionError(str(raised))
+        except ExecutionError as error:
             if error.program_id is not None:  # of an operation inside this one
                 raise
             if error.lane is not None:

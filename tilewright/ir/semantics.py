@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DTYPES, DType, from_numpy
+from tilewright.errors import ExecutionError
 
 Array = np.ndarray
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -331,8 +332,15 @@ def cat(*blocks: Array, axis: int) -> Array:
 
 def gather(source: Array, index: Array, *, axis: int) -> Array:
     extent = source.shape[axis]
-    if np.any((index < 0) | (index >= extent)):
-        raise IndexError(f"gather index outside [0, {extent}): {index.min()} … {index.max()}")
+    outside = (index < 0) | (index >= extent)
+    if np.any(outside):
+        lane = tuple(int(place) for place in np.argwhere(outside)[0])
+        raise ExecutionError(
+            f"the index {index[lane]} is outside of the {extent} elements along axis {axis} that are gathered from",
+            "indices count from 0 within the block that is gathered from: clamp them, or take a remainder",
+            (f"{np.count_nonzero(outside)} of {index.size} indices are outside",) if index.size > 1 else (),
+            element=lane,
+        )
     return np.take_along_axis(source, index.astype(np.int64), axis=axis)
 
 
