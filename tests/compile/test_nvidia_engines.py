@@ -85,6 +85,7 @@ def test_the_command_line_builds_one_file_for_several_targets(tmp_path: Path) ->
     arguments = ["build", str(tmp_path / "m.onnx"), "--target", "cuda:sm_90a,cpu", "-o", str(tmp_path / "m.engine")]
     finished = CliRunner().invoke(application(), arguments)
     assert finished.exit_code == 0, finished.output
+    assert "kernels for cuda:sm_90a: 1 " in finished.output
     assert Engine.load(tmp_path / "m.engine").targets == ("cuda:sm_90a", "cpu")
     shown = CliRunner().invoke(application(), ["inspect", str(tmp_path / "m.engine"), "--target", "cuda"])
     assert "target cuda:sm_90a" in shown.output and "also for cpu" in shown.output

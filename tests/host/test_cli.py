@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -214,3 +215,17 @@ def test_recorded_times_are_merged_and_shown(engine: Path, tmp_path: Path) -> No
     assert "2.50" in tilewright("tune", "show", str(merged)).stdout
     refused = tilewright("tune", "merge", str(tmp_path / "missing"), "-o", str(merged))
     assert refused.returncode == 1 and "TimingCacheError" in refused.stderr
+
+
+def test_stages_that_take_turns_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.cli import progress
+
+    now = 10.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now))
+    shown = progress.BuildProgress("Building", Console(quiet=True))
+    with shown:
+        for stage, seconds in (("choose", 1.0), ("compile", 20.0), ("choose", 3.0), ("compile", 40.0)):
+            shown(stage, "item", 0.0)
+            now += seconds
+            shown(stage, "item", seconds)
+    assert shown._stages == {"choose": (4.0, 2), "compile": (60.0, 2)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from tilewright.graph.core import Graph
     from tilewright.tune.cache import Timing
 
+_SOURCES = {
+    "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
+}  # fmt: skip
 _DIMENSION = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
@@ -113,6 +118,25 @@ def build(
         for spec in (*engine.inputs, *engine.outputs):
             kind = "input " if spec in engine.inputs else "output"
             console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]", markup=False)
+        for text in _choices(path, engine.targets):
+            console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _choices(path: Path, targets: Sequence[str]) -> Iterator[str]:
+    """For each target that lets kernels be timed, how many were chosen how."""
+    from tilewright.engine import Engine
+
+    for target in targets:
+        if not target.startswith("cuda"):
+            continue
+        chosen = {re.sub(r"\.\d+$", "", step.name): step.evidence.get("choice")
+                  for step in Engine.read(path, target).plan.steps}  # fmt: skip
+        found = [choice for choice in chosen.values() if choice]
+        kinds = Counter((choice["source"], choice["why"] * (choice["source"] == "estimate")) for choice in found)
+        texts = [
+            f"{count} {_SOURCES[source]}" + (f" ({why})" if why else "") for (source, why), count in kinds.most_common()
+        ]
+        yield f"kernels for {target}: {', '.join(texts)}"
 
 
 def _recorded(model: Path, timing_cache: Path | None, reproducible: bool) -> tuple[Timing, ...]:

@@ -14,17 +14,18 @@ from rich.table import Table
 class BuildProgress:
     """Shows the events `(stage, item, seconds)` that `engine.builder.build` reports.
 
-    A stage is shown from its first event on; `seconds` is the time an item took, or 0.0 when it has
-    just begun.  Use it as a context manager and pass the object itself as the callback.
+    A stage is shown from its first event on, with the time that passed while its events came; `seconds` is the time
+    an item took, or 0.0 when it has just begun.  Use it as a context manager and pass the object itself as the
+    callback.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title
         self.console = console or Console(stderr=True)
         self._began = time.perf_counter()
-        self._stages: dict[str, tuple[float, int]] = {}  # stage -> (start, items finished)
-        self._ends: dict[str, float] = {}
+        self._stages: dict[str, tuple[float, int]] = {}  # stage -> (seconds before it was taken up last, items done)
         self._current = ("", "")
+        self._since = self._began  # the current stage was taken up
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=10, transient=True)
 
     def __enter__(self) -> BuildProgress:
@@ -45,15 +46,17 @@ class BuildProgress:
     def __call__(self, stage: str, item: str, seconds: float) -> None:
         if stage != self._current[0]:
             self._finish_stage()
-            self._stages.setdefault(stage, (time.perf_counter(), 0))
-        start, items = self._stages[stage]
-        self._stages[stage] = (start, items + (seconds > 0))
+            self._stages.setdefault(stage, (0.0, 0))
+        passed, items = self._stages[stage]
+        self._stages[stage] = (passed, items + (seconds > 0))
         self._current = (stage, item)
 
     def _finish_stage(self) -> None:
-        stage = self._current[0]
+        stage, now = self._current[0], time.perf_counter()
         if stage:
-            self._ends[stage] = time.perf_counter()
+            passed, items = self._stages[stage]
+            self._stages[stage] = (passed + now - self._since, items)
+        self._since = now
 
     def _table(self, finished: bool) -> Table:
         total = time.perf_counter() - self._began
@@ -63,10 +66,10 @@ class BuildProgress:
         table.add_column("seconds", justify="right")
         if not finished:
             table.add_column("now", max_width=60, no_wrap=True)
-        for stage, (start, items) in self._stages.items():
+        for stage, (passed, items) in self._stages.items():
             running = not finished and stage == self._current[0]
-            end = time.perf_counter() if running else self._ends.get(stage, start)
-            row = [stage, str(items or ""), f"{end - start:.2f}"]
+            seconds = passed + (time.perf_counter() - self._since if running else 0.0)
+            row = [stage, str(items or ""), f"{seconds:.2f}"]
             table.add_row(*row, *([self._current[1] if running else ""] if not finished else []))
         return table
 

@@ -36,8 +36,12 @@ def show(files: FilesArgument) -> None:
     from tilewright.engine.timings import read_timings
     from tilewright.tune.cache import TimingCache
 
+    recorded = TimingCache(timing for file in files for timing in read_timings(file))
+    if not len(recorded):
+        Console().print("no times are on record there: nothing was timed", highlight=False)
+        return
     table = Table("problem", "GPU", "timed", "failed", "fastest", "us", box=None, padding=(0, 1, 0, 0))
-    for timing in TimingCache(timing for file in files for timing in read_timings(file)):
+    for timing in recorded:
         best = min(timing.microseconds, key=lambda name: timing.microseconds[name], default="")
         time = f"{timing.microseconds[best]:.2f}" if best else ""
         counts = (str(len(timing.microseconds)), str(len(timing.failures)))

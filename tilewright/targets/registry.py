@@ -26,6 +26,8 @@ def get_target(name: str | Target = "auto") -> Target:
         return name
     family, _, model = ("cpu" if name == "auto" else name).partition(":")
     if family not in TARGETS:
-        raise TargetError(f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or FAMILY:MODEL")
+        raise TargetError(
+            f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or one such as cuda:sm_90a that names a model"
+        )
     host, named = TARGETS[family]
     return named(model) if model else host()

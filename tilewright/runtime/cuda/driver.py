@@ -28,10 +28,7 @@ def api() -> Any:
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # what the bindings raise when the driver's library is not there
-        raise DeviceError(
-            "no NVIDIA driver was found on this machine; install it, or compile for a named architecture such as "
-            "cuda:sm_90a, which needs no GPU"
-        ) from error
+        raise DeviceError("no NVIDIA driver was found on this machine") from error
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the NVIDIA driver does not start: {_name(driver, status)}; `nvidia-smi` may tell more")
     return driver

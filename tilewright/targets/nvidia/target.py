@@ -13,7 +13,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import TargetError
+from tilewright.errors import DeviceError, TargetError
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
 
@@ -44,10 +44,17 @@ class NvidiaTarget:
 
     @classmethod
     def host(cls) -> NvidiaTarget:
-        """The architecture of the current (or first) GPU of this machine; raises `TargetError` without one."""
+        """The architecture of the current (or first) GPU of this machine; raises `DeviceError` without one, and
+        `MissingDependencyError` without the package that drives it."""
         from tilewright.runtime.cuda.device import current_device  # needs the driver, which other uses do not
 
-        device = current_device()
+        try:
+            device = current_device()
+        except DeviceError as error:
+            raise DeviceError(
+                f"{error}: the target `cuda` is this machine's GPU. Name an architecture, such as cuda:sm_90a, to "
+                "compile for a GPU that is not here"
+            ) from error
         return cls.for_capability(device.capability, device.multiprocessors, device.l2_bytes)
 
     @classmethod
