@@ -38,7 +38,7 @@ def test_experts(groups: int, transposed: bool, rng: np.random.Generator) -> Non
 
 def test_products_that_ask_for_weights_give_the_same(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     b = GraphBuilder("chain")
-    x = y = b.input("x", bfloat16, (8, 1024))
+    y = b.input("x", bfloat16, (8, 1024))
     for width in (4096, 1024, 4096, 1024):
         depth = y.shape[1]
         y = b.op("rms_norm", [y, b.constant(np.ones(depth, bfloat16.numpy))], axis=1, epsilon=1e-5)
