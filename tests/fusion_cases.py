@@ -188,24 +188,24 @@ def decomposed_attention(b: Builder) -> Groups:
 def window_attention(b: Builder) -> Groups:
     """Swin: a window shifted over padded images, heads with a bias of their own, the window put back."""
     x = b.x(2, 6, 6, 16)
-    padded = b.op("pad", [x], pads=((0, 0), (0, 2), (0, 2), (0, 0)))
+    padded = b.op("pad", [x], pads=((0, 0), (0, 3), (0, 3), (0, 0)))
     rolled = padded
     for axis in (1, 2):
-        parts = [b.op("slice", [rolled], axis=axis, start=s, stop=e) for s, e in ((2, 8), (0, 2))]
+        parts = [b.op("slice", [rolled], axis=axis, start=s, stop=e) for s, e in ((2, 9), (0, 2))]
         rolled = b.op("concat", parts, axis=axis)
-    split = b.op("reshape", [rolled], shape=(2, 2, 4, 2, 4, 16))
-    rows = b.op("reshape", [b.op("permute", [split], order=(0, 1, 3, 2, 4, 5))], shape=(8, 16, 16))
-    heads = b.op("reshape", [b.linear(rows, 48)], shape=(8, 16, 3, 2, 8))
+    split = b.op("reshape", [rolled], shape=(2, 3, 3, 3, 3, 16))
+    rows = b.op("reshape", [b.op("permute", [split], order=(0, 1, 3, 2, 4, 5))], shape=(18, 9, 16))
+    heads = b.op("reshape", [b.linear(rows, 48)], shape=(18, 9, 3, 2, 8))
     heads = b.op("permute", [heads], order=(2, 0, 3, 1, 4))
     pieces = [b.op("slice", [heads], axis=0, start=index, stop=index + 1) for index in range(3)]
-    q, k, v = (b.op("reshape", [piece], shape=(8, 2, 16, 8)) for piece in pieces)
+    q, k, v = (b.op("reshape", [piece], shape=(18, 2, 9, 8)) for piece in pieces)
     scores = b.op("matmul", [b.op("multiply", [q, b.number(0.35)]), k], transpose_b=True)
-    scores = b.op("add", [scores, b.weights(1, 2, 16, 16)])
-    windows = b.op("reshape", [scores], shape=(2, 4, 2, 16, 16))
-    hidden = b.constant(np.where(b.rng.random((1, 4, 1, 16, 16)) < 0.3, -100, 0).astype(b.dtype.numpy), "hidden")
-    scores = b.op("reshape", [b.op("add", [windows, hidden])], shape=(8, 2, 16, 16))
+    scores = b.op("add", [scores, b.weights(1, 2, 9, 9)])
+    windows = b.op("reshape", [scores], shape=(2, 9, 2, 9, 9))
+    hidden = b.constant(np.where(b.rng.random((1, 9, 1, 9, 9)) < 0.3, -100, 0).astype(b.dtype.numpy), "hidden")
+    scores = b.op("reshape", [b.op("add", [windows, hidden])], shape=(18, 2, 9, 9))
     context = b.op("permute", [b.op("matmul", [b.op("softmax", [scores], axis=-1), v])], order=(0, 2, 1, 3))
-    b.output(b.linear(b.op("reshape", [context], shape=(8, 16, 16)), 16), "y")
+    b.output(b.linear(b.op("reshape", [context], shape=(18, 9, 16)), 16), "y")
     return [
         ("movement", []),
         ("contraction", ["matmul"]),

@@ -79,6 +79,10 @@ def test_any_number_of_images(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_depthwise(rng: np.random.Generator, kernel: int, stride: int) -> None:
+@pytest.mark.parametrize("form", [(1, 1, 8), (1, 4, 8), (2, 4, 8), (2, 7, 4)])
+def test_depthwise(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kernel: int, stride: int, form: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [form])
     graph = model(rng, 2, (15, 17), 72, 72, **window(kernel, stride=stride, pad=kernel // 2, groups=72))
     check(graph, rng, (2,))

@@ -97,18 +97,17 @@ def test_any_number_of_images(driver: Driver, rng: np.random.Generator, name: st
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("run", [1, 4])
+@pytest.mark.parametrize("form", [(1, 1, 8), (1, 4, 8), (2, 7, 4)])
 def test_depthwise(
-    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, run: int
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, form: tuple[int, int, int]
 ) -> None:
-    if run > 1:
-        monkeypatch.setattr("tilewright.tactics.gpu.window._WORKING", 0)
+    monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [form])
     graph = model(rng, 2, (11, 12), 40, 40, **window(5, stride=stride, pad=2, groups=40))
     check(graph, rng, (2,), "depthwise runs")
 
 
 def test_dilated_depthwise(driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.window._WORKING", 0)
+    monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [(2, 3, 4)])
     graph = model(rng, "batch", (9, 13), 24, 24, **window(3, pad=2, dilation=2, groups=24))
     check(graph, rng, (1, 3), "depthwise runs")
 

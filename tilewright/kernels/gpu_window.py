@@ -16,27 +16,33 @@ from tilewright.kernels.reduce import maximum_of
 
 
 @tilewright.jit
-def added(sums, value, weights, j, STRIDE: tl.constexpr, DILATION: tl.constexpr):
-    """`sums` of neighbouring pixels, with what element `j` of a line (from the first one's window on) adds to each."""
+def added(sums, value, weights, down, across, RUN: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+          DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, KERNEL_Y: tl.constexpr,
+          KERNEL_X: tl.constexpr):  # fmt: skip
+    """`sums` of pixels, lines of `RUN`, with what the element `down` and `across` from where the first one's window
+    begins adds to each."""
     result = ()
     for i in tl.static_range(len(sums)):
-        if j >= i * STRIDE and (j - i * STRIDE) % DILATION == 0 and (j - i * STRIDE) // DILATION < len(weights):
-            result = result + (sums[i] + value * weights[(j - i * STRIDE) // DILATION],)
+        y = down - i // RUN * STRIDE_Y
+        x = across - i % RUN * STRIDE_X
+        seen = y >= 0 and y % DILATION_Y == 0 and y // DILATION_Y < KERNEL_Y
+        if seen and x >= 0 and x % DILATION_X == 0 and x // DILATION_X < KERNEL_X:
+            result = result + (sums[i] + value * weights[y // DILATION_Y * KERNEL_X + x // DILATION_X],)
         else:
             result = result + (sums[i],)
     return result
 
 
 @tilewright.jit
-def depthwise(x, w, out, lines, columns, height, width, out_height, out_width, *extra,
+def depthwise(x, w, out, images, columns, height, width, out_height, out_width, *extra,
               KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
               PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-              RUN: tl.constexpr, ITEMS: tl.constexpr, VECTOR: tl.constexpr, TYPE: tl.constexpr = tl.float32,
-              EPILOGUE: tl.constexpr = identity):  # fmt: skip
-    """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns], `lines` are those of all results.
+              LINES: tl.constexpr, RUN: tl.constexpr, ITEMS: tl.constexpr, VECTOR: tl.constexpr,
+              TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns].
 
-    An item is `VECTOR` neighbouring channels, which divide the columns, of `RUN` neighbouring pixels of a line; a
-    thread has one, and loads once what their windows share.  Grid: (blocks of `ITEMS`,).
+    An item is `VECTOR` neighbouring channels, which divide the columns, of `RUN` neighbouring pixels of `LINES` lines;
+    a thread has one, and loads once what their windows share.  Grid: (blocks of `ITEMS`,).
     """
     across = tl.cdiv(out_width, RUN)
     vectors = columns // VECTOR
@@ -45,29 +51,37 @@ def depthwise(x, w, out, lines, columns, height, width, out_height, out_width, *
     channel = (item - run * vectors) * VECTOR + tl.arange(0, VECTOR)[None, :]
     line = run // across
     first = (run - line * across) * RUN
-    image = line // out_height
-    top = (line - image * out_height) * STRIDE_Y - PAD_Y
+    image = line // tl.cdiv(out_height, LINES)
+    line = (line - image * tl.cdiv(out_height, LINES)) * LINES
+    top = line * STRIDE_Y - PAD_Y
     left = first * STRIDE_X - PAD_X
-    there = line < lines
+    there = image < images
     x += image.to(tl.int64) * (height * width * columns)
-    SEEN: tl.constexpr = (RUN - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X + 1
+    SEEN_Y: tl.constexpr = (LINES - 1) * STRIDE_Y + (KERNEL_Y - 1) * DILATION_Y + 1
+    SEEN_X: tl.constexpr = (RUN - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X + 1
 
-    sums = (tl.zeros((ITEMS, VECTOR), TYPE),) * RUN
-    for tap_y in tl.static_range(KERNEL_Y):
-        weights = ()
-        for tap_x in tl.static_range(KERNEL_X):
-            weights = weights + (tl.load(w + (tap_y * KERNEL_X + tap_x) * columns + channel).to(TYPE),)
-        y = top + tap_y * DILATION_Y
+    sums = (tl.zeros((ITEMS, VECTOR), TYPE),) * (LINES * RUN)
+    weights = ()
+    for down in tl.static_range(SEEN_Y):
+        if down % DILATION_Y == 0 and down // DILATION_Y < KERNEL_Y:
+            for tap_x in tl.static_range(KERNEL_X):
+                tap = down // DILATION_Y * KERNEL_X + tap_x
+                weights = weights + (tl.load(w + tap * columns + channel).to(TYPE),)
+        y = top + down
         inside = there & (y >= 0) & (y < height)
-        for j in tl.static_range(SEEN):
-            if KERNEL_X > 1 or j % STRIDE_X == 0:
-                x_position = left + j
-                mask = inside & (x_position >= 0) & (x_position < width)
-                value = tl.load(x + (y * width + x_position) * columns + channel, mask=mask, other=0.0).to(TYPE)
-                sums = added(sums, value, weights, j, STRIDE_X, DILATION_X)
-    for i in tl.static_range(RUN):
-        row = line.to(tl.int64) * out_width + first + i
-        mask = there & (first + i < out_width) & (channel < columns)
+        if KERNEL_Y > 1 or down % STRIDE_Y == 0:
+            for j in tl.static_range(SEEN_X):
+                if KERNEL_X > 1 or j % STRIDE_X == 0:
+                    x_position = left + j
+                    mask = inside & (x_position >= 0) & (x_position < width)
+                    value = tl.load(x + (y * width + x_position) * columns + channel, mask=mask, other=0.0).to(TYPE)
+                    sums = added(sums, value, weights, down, j, RUN, STRIDE_Y, STRIDE_X, DILATION_Y, DILATION_X,
+                                 KERNEL_Y, KERNEL_X)  # fmt: skip
+    for i in tl.static_range(LINES * RUN):
+        y = line + i // RUN
+        pixel = first + i % RUN
+        row = (image.to(tl.int64) * out_height + y) * out_width + pixel
+        mask = there & (y < out_height) & (pixel < out_width) & (channel < columns)
         tl.store(out + row * columns + channel, EPILOGUE(sums[i], row, channel, mask, extra), mask=mask)
 
 

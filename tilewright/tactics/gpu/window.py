@@ -24,7 +24,8 @@ from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _CTA_ELEMENTS = 1024  # eight for each of 128 threads
 _CHANNELS = 128  # at most, of a block
-_RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a thread
+_RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a line that a thread may have
+_MOST_SUMS = 64  # of a thread that has two lines
 _VECTOR = 8  # channels of a thread, at most
 _ITEMS = 128  # threads of a CTA
 _TAPS = 64  # that are unrolled
@@ -54,36 +55,41 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     sizes = window_sizes(x, out)
     del sizes["pixels"]
     out_width = sizes["out_width"]
-    vector = gcd(columns, _VECTOR)
-    lines = product(out.shape[:-2])
+    images, out_height = out.shape[0], out.shape[1]
     constants: dict[str, Any] = {
-        **window_constants(w.shape[2:], anchor.attributes), "ITEMS": _ITEMS, "VECTOR": vector,
+        **window_constants(w.shape[2:], anchor.attributes), "ITEMS": _ITEMS,
         "TYPE": language_type(x.dtype), "EPILOGUE": tile_function(slots.function, slots.stored.dtype),
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
-    bind_sizes({**sizes, "lines": lines, "columns": columns}, operands, types, constants)
+    bind_sizes({**sizes, "images": images, "columns": columns}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     flops = simplify(lift(product(out.shape)) * taps * 2)
     cost = _cost(group, flops, target)
     found = []
-    for run in _runs(expected(out_width), expected(product(out.shape))):
-        items = simplify(lift(lines) * ceil_divide(out_width, run) * (columns // vector))
+    for lines, run, channels in _forms((expected(out_height), expected(out_width)), expected(product(out.shape))):
+        vector = gcd(columns, channels)
+        blocks = lift(images) * ceil_divide(out_height, lines) * ceil_divide(out_width, run)
+        items = simplify(blocks * (columns // vector))
         call = KernelCall(
-            gpu_window.depthwise, operands, types, {**constants, "RUN": run}, (ceil_divide(items, _ITEMS), 1, 1),
-            options={"num_warps": _ITEMS // 32},
+            gpu_window.depthwise, operands, types, {**constants, "LINES": lines, "RUN": run, "VECTOR": vector},
+            (ceil_divide(items, _ITEMS), 1, 1), options={"num_warps": _ITEMS // 32},
         )  # fmt: skip
-        reasons = {"block": f"{vector} channels of runs of {run} pixels"}
+        reasons = {"block": f"{vector} channels of {lines} x {run} pixels"}
         found.append(Candidate("depthwise runs", (Stage((call,)),), cost, (), reasons))
     return found
 
 
-def _runs(width: int, elements: int) -> list[int]:
-    """Pixels of a thread worth trying, the likeliest first: few where there is little work, none that are wasted."""
+def _forms(size: tuple[int, int], elements: int) -> list[tuple[int, int, int]]:
+    """Lines, pixels of a line and channels of a thread worth trying, the likeliest first: few where there is little
+    work, none that are wasted."""
+    height, width = size
     if elements < _WORKING:
-        return [1, 2] if width % 2 == 0 else [1]
+        return [(1, run, _VECTOR) for run in ((1, 2) if width % 2 == 0 else (1,))]
     least = min(-(-width // run) * run for run in _RUNS)
-    return [run for run in _RUNS if -(-width // run) * run <= 1.1 * least]
+    runs = [run for run in _RUNS if -(-width // run) * run <= 1.1 * least][:3]
+    double = [(2, run, vector) for vector in (_VECTOR // 2, _VECTOR) for run in runs if 2 * run * vector <= _MOST_SUMS]
+    return [*(double if height % 2 == 0 else ()), *((1, run, _VECTOR) for run in runs)]
 
 
 def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
