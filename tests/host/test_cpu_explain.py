@@ -184,9 +184,10 @@ def without_vectors(x, y, n, out, divisor, BLOCK: tl.constexpr):
     single = tl.exp(tl.load(y + i))
     gamma = libdevice.lgamma(single)
     power = libdevice.pow(single, gamma)
+    wave = tl.sin(single)
     quotient = tl.load(n + i) // divisor
     halved = tl.load(n + i) // 16
-    tl.store(out + i, grown + gamma + power + quotient + halved)
+    tl.store(out + i, grown + gamma + power + wave + quotient + halved)
 
 
 def test_scalar_code_inside_of_vectors_is_listed() -> None:
@@ -195,6 +196,7 @@ def test_scalar_code_inside_of_vectors_is_listed() -> None:
     assert "lane by lane: float64 exp is a call of the C library" in of(found, "grown =")
     assert "lane by lane: float64 log is a call of the C library" in of(found, "gamma =")
     assert "lane by lane: float32 power is a call of the C library" in of(found, "power =")
+    assert "lane by lane: sin of numbers beyond 100000 is a call of the C library" in of(found, "wave =")
     assert "lane by lane: int64 divide by a number known at run time only is a scalar division" in of(found, "quotient")
     assert "lane by lane" not in of(found, "single =")
     assert "lane by lane" not in "".join(

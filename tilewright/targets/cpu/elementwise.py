@@ -17,7 +17,7 @@ from tilewright.ir.core import Operation
 from tilewright.ir.types import PointerType
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import Converter, register_type
-from tilewright.targets.llvm.math import emit_math
+from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math
 
 _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv", "remainder": "frem"}
 _INTEGER_BINARY = {
@@ -257,6 +257,9 @@ def _without_vectors(opcode: str, dtype: DType, operands: list[LLVMValue]) -> st
     if dtype.is_float and (opcode in ("power", "remainder") or (opcode in _MATH and dtype.bits == 64)):
         name = f"float{max(dtype.bits, 32)} {opcode}"
         return f"{name} is a call of the C library"
+    if dtype.is_float and opcode in ("sin", "cos"):
+        reach = f"{TRIGONOMETRIC_LIMIT:.0f}"
+        return f"{opcode} of numbers beyond {reach} is a call of the C library; vectors without one stay whole"
     if opcode in ("divide", "remainder") and not dtype.is_float and dtype.bits == 64:
         if _splat_constant(operands[1]) in (None, 0, -1):
             return f"{dtype.name} {opcode} by a number known at run time only is a scalar division"
