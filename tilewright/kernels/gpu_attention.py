@@ -127,7 +127,7 @@ def block_attention(q, k, v, bias, out, heads, group, bias_batch, bias_head, bia
     weights = tl.exp(scores - tl.where(maximum == float("-inf"), 0.0, maximum)[:, None])
     total = tl.sum(weights, 1)
     result = tl.dot(weights.to(v.dtype.element_ty), v_block, input_precision="ieee").to(TYPE)
-    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = result * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     place = PLACE_OUT(batch, head, query, extra)[:, None]
     tl.store(out + place + value_dim, result.to(out.dtype.element_ty), mask=query_exists & (value_dim < VALUE_HEAD))
 

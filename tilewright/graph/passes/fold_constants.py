@@ -17,7 +17,7 @@ from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Expression, product
 
 _DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
-_SHARE = 64  # of a model's constants that one folded tensor may add at the end
+_SHARE = 32  # of a model's constants that one folded tensor may add at the end
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
