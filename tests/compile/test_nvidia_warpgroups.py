@@ -59,6 +59,11 @@ def test_a_matmul_keeps_one_group_under_way_and_has_one_barrier_an_iteration():
     assert len(loop.splitlines()) < 260
 
 
+def test_operands_much_smaller_than_the_result_are_copied_ahead_too():
+    loop = loop_of(built(matmul(rows=64, columns=256, depth=32), warps=4, stages=4)[1].ptx)
+    assert len(re.findall(r"cp\.async\.cg", loop)) == 10 and "ld.global" not in loop and "st.shared" not in loop
+
+
 @pytest.mark.parametrize(("rows", "columns", "warps", "wide"),
                          [(64, 128, 8, 64), (256, 128, 8, 128), (128, 64, 4, 64), (64, 64, 4, 64)])  # fmt: skip
 def test_warpgroups_divide_rows_first(rows, columns, warps, wide):

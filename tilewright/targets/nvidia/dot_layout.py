@@ -191,9 +191,14 @@ def _size(shape: Sequence[int]) -> int:
     return total
 
 
-def loaded(value: Value) -> bool:
-    """Whether a block comes from memory as it is."""
+def load_of(value: Value) -> Operation | None:
+    """The load of a block that comes from memory as it is."""
     operation = value.definition
     while operation is not None and operation.opcode == "permute":
         operation = operation.operands[0].definition
-    return operation is not None and operation.opcode == "load"
+    return operation if operation is not None and operation.opcode == "load" else None
+
+
+def loaded(value: Value) -> bool:
+    """Whether a block comes from memory as it is."""
+    return load_of(value) is not None

@@ -467,10 +467,7 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     if (small or assigner.direct_loads) and not anchored:
         assigner.open[operation.result] = None  # small: in the layout of what it is combined with
         return
-    layout = assigner.best_access(operation)
-    assigner.anchor(operation.result, layout)
-    assigner.working[operation] = layout
-    assigner.require(operation, [layout] * len(operation.operands))
+    _store(assigner, operation)
 
 
 def _is_spread(operation: Operation, assigner: Assigner) -> bool:
@@ -625,14 +622,15 @@ def _warpgroup_dot(assigner: Assigner, operation: Operation) -> bool:
     operands = operation.operands[:2]
     if product is None or any(value in assigner.flexible for value in operands):
         return False
+    for load in map(dot_layout.load_of, operands):
+        if load and load.result in assigner.open:  # tiles are copied as memory has them, small ones too
+            assigner.demand(load.result, assigner.coalesced(load))
     homes = [assigner.settle(value) for value in operands]
     layouts = warpgroup_layout.operand_layouts(operation, product, homes, dot_layout.loaded(operands[0]))
-    if layouts is None:
-        return False
-    accumulator = product.accumulator()
-    assigner.require(operation, [*layouts, accumulator])
-    assigner.anchor(operation.result, accumulator)
-    return True
+    if layouts is not None:
+        assigner.require(operation, [*layouts, product.accumulator()])
+        assigner.anchor(operation.result, product.accumulator())
+    return layouts is not None
 
 
 LAYOUT_RULES: dict[str, Rule] = {
