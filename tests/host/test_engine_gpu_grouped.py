@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver, install
-from tilewright.dtypes import bfloat16, float16, int32, int64
+from tilewright.dtypes import bfloat16, float16, float32, int32, int64
 from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.reference import run
@@ -36,8 +36,10 @@ def test_experts(driver: Driver, rng: np.random.Generator, dtype, transposed: bo
     ends = b.input("ends", int32 if transposed else int64, (3,))
     scale = b.input("scale", dtype, (count, 1))
     weights = rng.standard_normal((3, 40, 64) if transposed else (3, 64, 40)).astype(dtype.numpy)
-    y = b.op("grouped_matmul", [x, b.constant(weights), ends], transpose_b=transposed)
-    b.output(b.op("multiply", [b.op("relu", [y]), scale]), "y")
+    y = b.op("relu", [b.op("grouped_matmul", [x, b.constant(weights), ends], transpose_b=transposed)])
+    if dtype == bfloat16:
+        y = b.op("cast", [y], dtype=float32)
+    b.output(b.op("multiply", [y, b.op("cast", [scale], dtype=y.dtype)]), "y")
     graph = b.finish()
     engine = build(graph, "cuda:sm_90a")
     assert engine.plan.steps[0].evidence["chosen"] == "hopper grouped matmul"

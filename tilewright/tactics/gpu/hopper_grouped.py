@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import bfloat16, float16, int32
+from tilewright.dtypes import bfloat16, float16, float32, int32
 from tilewright.errors import LaunchError
 from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
@@ -43,7 +43,7 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     if not getattr(target, "wgmma", False) or not known or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
         return []
     assert isinstance(depth, int) and isinstance(columns, int) and isinstance(b.shape[0], int)
-    if slots.stored.dtype not in (float16, bfloat16) or columns % _ALIGNED or depth % _ALIGNED:
+    if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
         return []
     epilogue = tile_epilogue(slots, columns)
     problem = Problem(
