@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import tilewright
 import tilewright.language as tl
 from tests.host.language_support import compile_error
-from tilewright.errors import CompilationError
+from tilewright.errors import CompilationError, DeviceError, LaunchError
 from tilewright.frontend.jit import JITFunction
+from tilewright.runtime.cuda.driver import is_available
 
 TYPES = {"x": "*f32", "out": "*f32", "n": "i32"}
 ARRAY = np.zeros(3)
@@ -457,3 +458,75 @@ def test_functions_without_a_file_are_refused_with_advice() -> None:
     exec("def made(x):\n    tl.store(x, 1)", space)
     with pytest.raises(CompilationError, match="source of kernel 'made' is not available.*\n.*help: define kernels"):
         tilewright.jit(space["made"])[(1,)](ARRAY)
+
+
+def index_as_extent(x):
+    for step in range(4):
+        tl.store(x + tl.arange(0, 2 * step), 1.0)
+
+
+def index_of_a_tuple(x):
+    for row in range(2):
+        for column in range(2):
+            tl.store(x + column, (1.0, 2.0)[row])
+
+
+def extent_outside_of_the_loop(x):
+    for step in range(4):
+        tl.store(x, step)
+    tl.store(x + tl.arange(0, tl.load(x).to(tl.int32)), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (
+            index_as_extent,
+            "'step' is the index of a run-time loop; in 'for step in tl.static_range(...)' it is a constant",
+        ),
+        (
+            index_of_a_tuple,
+            "'row' is the index of a run-time loop; in 'for row in tl.static_range(...)' it is a constant",
+        ),
+        (extent_outside_of_the_loop, "make it a tl.constexpr parameter, or compute it from constants"),
+    ],
+)
+def test_advice_on_loop_indices(function, advice: str) -> None:
+    assert compile_error(tilewright.jit(function), {"x": "*f32"}).endswith(f"\n  help: {advice}")
+
+
+def pairs(x):
+    for place, value in enumerate((1, 2)):
+        tl.store(x + place, value)
+
+
+def total(x):
+    tl.store(x, sum((1, 2)))
+
+
+@pytest.mark.parametrize(("function", "words"), [(pairs, "tl.static_range(len(values))"), (total, "tl.sum")])
+def test_advice_on_functions_of_python(function, words: str) -> None:
+    error = compile_error(tilewright.jit(function), {"x": "*f32"})
+    assert ": Python's '" in error and words in error.splitlines()[-1]
+
+
+class OnNoGPU:
+    """An array in the memory of a GPU that this machine lacks, or what takes itself for one."""
+
+    def __init__(self, **facts: object) -> None:
+        self.__cuda_array_interface__ = facts
+
+
+def test_arrays_that_cannot_be_read_are_named() -> None:
+    kernel = tilewright.jit(total_of_x)
+    with pytest.raises(LaunchError, match="kernel 'total_of_x', argument 'x': .*cannot be read: its 'data' is missing"):
+        kernel[(1,)](OnNoGPU(shape=(4,), typestr="<f4", version=3))
+    if not is_available():
+        memory = OnNoGPU(shape=(4,), typestr="<f4", data=(4096, False), version=3)
+        for launcher in (kernel, kernel.compile({"x": "*f32"}, {}, target="cpu")):
+            with pytest.raises(DeviceError, match="kernel 'total_of_x', argument 'x': "):
+                launcher[(1,)](memory)
+
+
+def total_of_x(x):
+    tl.store(x, tl.load(x) + tl.load(x + 1))

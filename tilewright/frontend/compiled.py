@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import LaunchError
+from tilewright.errors import DeviceError, LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import classify
 from tilewright.frontend.driver import GPUTarget
@@ -264,11 +264,18 @@ class CompiledKernel:
         extents = full_grid(grid)
 
         def call(*arguments: Any) -> None:
-            slots = [classify(argument)[1] for argument in self.run_time_arguments(arguments)]
+            slots = [self._slot(*pair) for pair in enumerate(self.run_time_arguments(arguments))]
             self.check_divisors(slots)
             self.run(extents, slots)
 
         return call
+
+    def _slot(self, number: int, argument: Any) -> Any:
+        try:
+            return classify(argument)[1]
+        except (LaunchError, DeviceError) as error:
+            name = self.argument_names[self.run_time[number]] if self.argument_names else number
+            raise type(error)(f"kernel '{self.name}', argument '{name}': {error}") from None
 
     def check_divisors(self, slots: Sequence[Any]) -> None:
         """Raise `LaunchError` for addresses and integers that the code takes for multiples of a number they are not."""

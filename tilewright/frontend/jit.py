@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, overload
 
-from tilewright.errors import CompilationError, LaunchError, user_errors
+from tilewright.errors import CompilationError, DeviceError, LaunchError, user_errors
 from tilewright.frontend import binaries, hooks, recompile
 from tilewright.frontend.arguments import (
     as_tensor_map,
@@ -436,8 +436,11 @@ class JITFunction(KernelSource):
                     kind = classify(value)[0]
                     if rule is not None:
                         rule(kind, value)
-            except LaunchError as found:
-                return LaunchError(f"kernel '{self.name}', argument '{parameter.name}': {found}")
+            except (LaunchError, DeviceError) as found:
+                return type(found)(f"kernel '{self.name}', argument '{parameter.name}': {found}")
+            except Exception as found:  # of the argument's own code, such as a property that fails
+                found.add_note(f"  while reading argument '{parameter.name}' of kernel '{self.name}'")
+                return found
         return error
 
     def _changed(self) -> bool:

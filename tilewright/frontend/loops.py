@@ -182,9 +182,16 @@ class Loops(Statements):
                 "unpack a tuple inside the loop, or loop over a tuple",
             )
         bounds = self._bounds(statement, loop)
-        self._make_room_for_return(statement, {statement.target.id: bounds[0]})
+        self.indices.append(statement.target.id)
+        self._trace_range(statement, statement.target.id, loop, bounds)
+        self.indices.pop()
+
+    def _trace_range(
+        self, statement: ast.For, index: str, loop: core.range, bounds: tuple[tensor, tensor, tensor, bool]
+    ) -> None:
+        self._make_room_for_return(statement, {index: bounds[0]})
         if leaves_inside(statement.body, (ast.Break,)) or returns_inside(statement.body):
-            self._breaking_range_loop(statement, statement.target.id, *bounds)
+            self._breaking_range_loop(statement, index, *bounds)
             return
         lower, upper, step, backward = bounds
         carried = self._carried(statement)
@@ -194,7 +201,7 @@ class Loops(Statements):
             self.mark(statement)
             position = _position(tensor(region.arguments[0]), lower, upper, backward)
         bound = carried.rebuild(region.arguments[1:])
-        self._trace_body(statement, region, carried, {**bound, statement.target.id: position})
+        self._trace_body(statement, region, carried, {**bound, index: position})
         self.mark(statement)
         attributes: dict[str, Any] = {
             "num_stages": self._option(loop.num_stages),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
@@ -21,6 +22,17 @@ from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.types import block_type, constexpr, dtype, unwrap
 
 MISSING = object()
+_INSTEAD = {
+    **dict.fromkeys(
+        ("enumerate", "zip", "map", "filter", "reversed", "sorted", "iter", "next"),
+        "loop over positions: for i in tl.static_range(len(values)), and take values[i]",
+    ),
+    **dict.fromkeys(("any", "all"), "tl.max(mask.to(tl.int32)) tells whether any lane holds, tl.min whether all do"),
+    "sum": "tl.sum adds up a block; a tl.static_range loop adds up a tuple",
+    "pow": "use tl.math.pow, or multiply",
+    "divmod": "write x // y and x % y",
+    **dict.fromkeys(("set", "dict", "frozenset"), "use a tuple, a NamedTuple or an aggregate"),
+}
 FEW_CALLS = 8  # inside of each other: they cannot have used up Python's stack
 
 
@@ -41,6 +53,7 @@ class FunctionState:
         self.carried: list[str] = []  # names whose values the innermost loop passes on
         self.discarded: ast.expr | None = None  # the expression that is a statement, when one is being traced
         self.unrolled = False  # whether the innermost loop is unrolled
+        self.indices: list[str] = []  # of the run-time loops around the statement being traced
 
     # Places and errors
 
@@ -61,7 +74,7 @@ class FunctionState:
         try:
             return action(*arguments)
         except LanguageError as error:
-            raise self.error(node, error.message, error.advice) from None
+            raise self.error(node, error.message, self._loop_advice(node, error.message) or error.advice) from None
         except (CompilationError, ExecutionError):
             raise
         except InvalidIRError as error:
@@ -72,6 +85,16 @@ class FunctionState:
         except Exception as error:  # a malformed kernel must never show a traceback of ours
             advice = "this is a mistake of tilewright's if the kernel is right: please report it"
             raise self.error(node, f"{type(error).__name__}: {error}", advice) from error
+
+    def _loop_advice(self, node: ast.AST, message: str) -> str:
+        """What to do when a loop's index was used where a compile-time value is needed; empty otherwise."""
+        if "compile-time" not in message:
+            return ""
+        used = {entry.id for entry in ast.walk(node) if isinstance(entry, ast.Name)}
+        name = next((index for index in reversed(self.indices) if index in used), None)
+        if name is None:
+            return ""
+        return f"'{name}' is the index of a run-time loop; in 'for {name} in tl.static_range(...)' it is a constant"
 
     def _too_deep(self, node: ast.AST) -> CompilationError:
         """What ran out of Python's stack: calls inside of calls, or where there are few of them one expression."""
@@ -100,6 +123,9 @@ class FunctionState:
             return self._admit(name, value)
         if name in PYTHON_BUILTINS:
             return PYTHON_BUILTINS[name]
+        if hasattr(builtins, name):
+            instead = _INSTEAD.get(name, "docs/tile-language.md lists what there is")
+            raise LanguageError(f"Python's '{name}' is not part of the tile language", instead)
         known = [*self.names, *self.function.function.__globals__, *PYTHON_BUILTINS]
         advice = nearest(name, known, "assign it, or make it a parameter")
         raise LanguageError(f"the name '{name}' is not defined", advice)

@@ -109,15 +109,19 @@ def _is_cupy(value: Any) -> bool:
 
 def _through_interface(value: Any) -> DeviceMemory:
     facts = value.__cuda_array_interface__
-    kind = np.dtype(getattr(value, "dtype", None) or facts["typestr"])
+    try:
+        kind = np.dtype(getattr(value, "dtype", None) or facts["typestr"])
+        address, read_only = facts["data"]
+        shape = tuple(int(extent) for extent in facts["shape"])
+        strides = facts.get("strides")
+        strides = _packed(shape) if strides is None else tuple(stride // kind.itemsize for stride in strides)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its '{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+        raise LaunchError(f"a __cuda_array_interface__ that cannot be read: {reason}") from None
     try:
         element = dtypes.from_numpy(kind)
     except KeyError:
         raise LaunchError(f"an array of dtype {kind} cannot be passed to a kernel; convert it first") from None
-    address, read_only = facts["data"]
-    shape = tuple(int(extent) for extent in facts["shape"])
-    strides = facts.get("strides")
-    strides = _packed(shape) if strides is None else tuple(stride // kind.itemsize for stride in strides)
     library = CUPY if _is_cupy(value) else INTERFACE
     return DeviceMemory(Place(_ordinal(address), library), int(address), element, shape, strides, not read_only)
 
