@@ -16,7 +16,7 @@ from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
 from tilewright.kernels import gpu_rows
-from tilewright.ops.rows import row_form
+from tilewright.kernels.row_forms import row_form
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
 from tilewright.targets.nvidia.layouts import assign
@@ -34,7 +34,7 @@ FRACTIONS = ("epsilon", "inverse")
 def library_kernel(name, kind, block, rows, mask):
     """The Tile IR of a kernel of the library for blocks of `rows` rows."""
     kernel = gpu_rows.softmax if name == "softmax" else gpu_rows.normalize
-    constants = {"ROWS": rows, "BLOCK": block, "MASK": mask}
+    constants = {"ROWS": rows, "BLOCK": block, "MASK": mask, "READ": ""}
     if name == "softmax":
         constants["LOG"] = False
     else:
@@ -142,3 +142,23 @@ def test_kernels_with_loops_are_left_alone():
     types = {"x": "*f16", "out": "*f32", "n": "i32"}
     lowered, _ = built(multiply_again.trace(types, {"N": 32768}), 16)
     assert "nvidia.resident" not in lowered.assigned.attributes
+
+
+@tilewright.jit
+def odd_softmax(x, out, columns, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    place = tl.program_id(0) * columns + column
+    value = tl.load(x + place, mask=column < columns, other=-float("inf")).to(tl.float32)
+    power = tl.exp(value - tl.max(value, axis=0))
+    tl.store(out + place, power / tl.sum(power, axis=0), mask=column < columns)
+
+
+def test_rows_are_not_spilled_for_the_sake_of_more_ctas():
+    """Of a number of columns of which nothing is known: elements come one by one, and addresses take registers."""
+    aligned = {name: Parameter(name, 16) for name in ("x", "out")}
+    types = {"x": "*f16", "out": "*f16", "columns": "i32"}
+    function = odd_softmax.trace(types, {"BLOCK": 16384}, aligned)
+    lowered = lower(function, NvidiaTarget.named("sm_80"), {"num_warps": 4})
+    assert '"nvvm.minctasm"' in lowered.text
+    assembly = assemble(lowered.text, lowered.symbol, NvidiaTarget.named("sm_80"), AssemblyOptions(strict=True))
+    assert ".minnctapersm" not in assembly.ptx

@@ -110,13 +110,12 @@ def assemble(text: str, symbol: str, target: NvidiaTarget, options: AssemblyOpti
     started = time.perf_counter()
     cubin, log = find_assembler().assemble(ptx, target.architecture, options)
     resources, remarks = parse_report(log, symbol)
-    free = _registers_left(ptx, resources)
-    if free is not None:
-        limited = _limit_registers(ptx, symbol, free)
-        other, other_log = find_assembler().assemble(limited, target.architecture, options)
+    roomier = _roomier(ptx, symbol, resources)
+    if roomier is not None:
+        other, other_log = find_assembler().assemble(roomier, target.architecture, options)
         better, other_remarks = parse_report(other_log, symbol)
         if better.spill_stores < resources.spill_stores:
-            ptx, cubin, log, resources, remarks = limited, other, other_log, better, other_remarks
+            ptx, cubin, log, resources, remarks = roomier, other, other_log, better, other_remarks
     seconds["ptxas"] = time.perf_counter() - started
     if options.strict:
         _check(symbol, resources, log)
@@ -144,18 +143,21 @@ def _limit_registers(ptx: str, symbol: str, registers: int) -> str:
     return f"{ptx[:body]}.maxnreg {registers}\n{ptx[body:]}"
 
 
-def _registers_left(ptx: str, resources: Resources) -> int | None:
-    """The registers that a thread could have, where they spill although half as many were taken and nothing limits
-    them; else None.
+def _roomier(ptx: str, symbol: str, resources: Resources) -> str | None:
+    """The same with more registers for a thread, where some spill that need not; else None.
 
-    ptxas does that on sm_80 under great pressure (32 registers and 8 KB of spills, of the kernel that takes 255 and
-    spills 1 KB when it is told its limit).
+    That is where `.minnctapersm` asks for more than one CTA on a multiprocessor, an estimate (`recompute`), and where
+    half the registers are free and nothing limits them: on sm_80 ptxas takes 32 registers and spills 8 KB of a large
+    kernel that takes 255 and spills 1 KB when it is told its limit.
     """
     threads = re.search(r"^\.reqntid (\d+)", ptx, re.MULTILINE)
-    if not resources.spill_stores or threads is None or re.search(r"^\.(maxnreg|minnctapersm)", ptx, re.MULTILINE):
+    if not resources.spill_stores or threads is None or re.search(r"^\.maxnreg", ptx, re.MULTILINE):
         return None
+    several = re.search(r"^\.minnctapersm (\d+)\n", ptx, re.MULTILINE)
+    if several is not None:
+        return ptx.replace(several[0], "", 1) if int(several[1]) > 1 else None
     free = min(255, 65536 // int(threads[1]) // 8 * 8)
-    return free if resources.registers <= free // 2 else None
+    return _limit_registers(ptx, symbol, free) if resources.registers <= free // 2 else None
 
 
 def parse_report(log: str, symbol: str) -> tuple[Resources, tuple[Remark, ...]]:
