@@ -42,6 +42,8 @@ ROW_ELEMENTS = 16384  # elements of one program of a row kernel
 PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
 COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
 TILE = 32
+_NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
+_BEGIN = 4  # elements that the begin of a line in a block costs
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,7 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     outer, inner = variables[:-1], variables[-1]
     rows = product([variable.extent for variable in outer])
     block = loops.block(product([rows, inner.extent]))
-    columns = min(block, next_power_of_2(inner.extent)) if isinstance(inner.extent, int) else block
+    columns = _column_block(inner.extent, block) if isinstance(inner.extent, int) else block
     count = block // columns
     names = _names(len(outer), "row")
     masked = (not divides(count, rows), not divides(columns, inner.extent))
@@ -352,6 +354,13 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     body += _store_all(traced, writer)
     grid = (ceil_divide(rows, count), ceil_divide(inner.extent, columns), 1)
     return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
+
+
+def _column_block(columns: int, block: int) -> int:
+    """Columns of a block: a power of two that leaves few lanes without an element; lines of few columns cost a bit."""
+    least = min(_NARROWEST, next_power_of_2(columns))
+    widths = [1 << power for power in range(least.bit_length() - 1, block.bit_length())]
+    return min(widths, key=lambda width: -(-columns // width) * (width + _BEGIN))
 
 
 def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
