@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tilewright.dtypes import float16, float32, int64
+from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
@@ -340,6 +340,15 @@ def test_gelu(rng, make, form, approximate):
     b.output(make(b, x, form), "y")
     graph = check(b.finish(), {"x": (4, 8)}, rng)
     assert ops_of(graph) == ["gelu"] and graph.nodes[0].attributes["approximate"] == approximate
+
+
+@pytest.mark.parametrize("make", [erf_gelu, tanh_gelu])
+@pytest.mark.parametrize("form", [0, 1])
+def test_gelu_of_bfloat16(make, form):
+    """The numbers of the formula are rounded to 8 bits."""
+    b = GraphBuilder("gelu")
+    b.output(make(b, b.input("x", bfloat16, (4, 8)), form), "y")
+    assert ops_of(optimize(b.finish())) == ["gelu"]
 
 
 @pytest.mark.parametrize("form", ["product", "quotient", "written_out"])

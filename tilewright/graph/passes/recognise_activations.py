@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 
+from tilewright.dtypes import bfloat16
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 
 _TOLERANCE = 1e-3  # models write 0.7978845608 or 0.797885
+_COARSE = {bfloat16: 2.0**-9 * 1.01}  # numbers of these types are that far off themselves
 _DEEPEST = 6  # products nested deeper are no activation; squares of squares would take exponential time
 
 
@@ -26,8 +28,9 @@ def recognise_activations(graph: Graph) -> Graph:
     return apply_rules(graph, rules)
 
 
-def _close(number: float | None, wanted: float) -> bool:
-    return number is not None and math.isclose(number, wanted, rel_tol=_TOLERANCE)
+def _close(number: float | None, wanted: float, x: Value) -> bool:
+    """Whether a number of a formula in x is the one that is wanted."""
+    return number is not None and math.isclose(number, wanted, rel_tol=_COARSE.get(x.dtype, _TOLERANCE))
 
 
 def factors(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> tuple[float, list[Value]]:
@@ -63,7 +66,7 @@ def one_plus(value: Value | None, rewriter: Rewriter) -> Value | None:
 def _gelu(node: Node, rewriter: Rewriter) -> Value | None:
     left, right = (factors(item, rewriter) for item in node.inputs)
     scale, parts = left[0] * right[0], left[1] + right[1]
-    if not _close(scale, 0.5) or len(parts) != 2:
+    if not _close(scale, 0.5, node.output) or len(parts) != 2:
         return None
     for x, other in (parts, parts[::-1]):
         inner = one_plus(other, rewriter)
@@ -80,13 +83,13 @@ def _gelu(node: Node, rewriter: Rewriter) -> Value | None:
 
 def _is_scaled(value: Value | None, x: Value, scale: float, rewriter: Rewriter) -> bool:
     number, parts = factors(value, rewriter)
-    return _close(number, scale) and len(parts) == 1 and parts[0] is x
+    return _close(number, scale, x) and len(parts) == 1 and parts[0] is x
 
 
 def _is_tanh_argument(value: Value | None, x: Value, rewriter: Rewriter) -> bool:
     """sqrt(2/pi) (x + 0.044715 x^3), or sqrt(2/pi) x (1 + 0.044715 x^2)."""
     number, parts = factors(value, rewriter)
-    if not _close(number, math.sqrt(2 / math.pi)):
+    if not _close(number, math.sqrt(2 / math.pi), x):
         return False
     if len(parts) == 1:
         node = rewriter.producer(parts[0], "add")
@@ -102,7 +105,7 @@ def _is_tanh_argument(value: Value | None, x: Value, rewriter: Rewriter) -> bool
 
 def _is_power(value: Value | None, x: Value, count: int, rewriter: Rewriter) -> bool:
     number, parts = factors(value, rewriter)
-    return _close(number, 0.044715) and len(parts) == count and all(part is x for part in parts)
+    return _close(number, 0.044715, x) and len(parts) == count and all(part is x for part in parts)
 
 
 def _sigmoid(node: Node, rewriter: Rewriter) -> Value | None:
