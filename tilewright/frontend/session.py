@@ -10,6 +10,7 @@ from tilewright import language
 from tilewright.errors import CompilationError
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Location
+from tilewright.ir.diagnostics import user_place
 from tilewright.language.context import LanguageError
 from tilewright.language.function import SourceFunction
 from tilewright.settings import settings
@@ -78,7 +79,12 @@ class TraceSession:
             )
 
     def remark(self, severity: str, message: str) -> None:
-        """Note something about the line being traced, once a line."""
-        location = self.builder.location
+        """Note something about the line being traced, once a line.
+
+        What the language's own functions do concerns the line that calls them; notes on how they do it concern nobody.
+        """
+        location = user_place(self.builder.location)
+        if severity == "note" and location is not self.builder.location:
+            return
         file, line = (location.file, location.line) if location else ("", 0)
         self.remarks.setdefault((message, file, line), Remark(severity, message, file, line))
