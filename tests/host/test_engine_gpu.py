@@ -256,10 +256,31 @@ def test_tensors_that_were_seen_before(driver, rng, monkeypatch, inference):
     other = torch.full((1, 8), 9.0)
     engine.run({"x": other, "cache": cache, "index": index})
     assert bound == 3 and cache[2].tolist() == [9.0] * 8
+    session.graphs.limit = 1  # a graph that is remembered may be given up for another
+    for number in range(4):
+        for given in (x, other):
+            engine.run({"x": given, "cache": cache, "index": index})
+            assert cache[2].tolist() == given[0].tolist(), number
+    assert bound == 3 and len(session.graphs._graphs) == 1
     with torch.inference_mode(inference):
         other.resize_(8)
     with pytest.raises(ShapeError):
         engine.run({"x": other, "cache": cache, "index": index})
+
+
+def test_sizes_within_the_range_allocate_nothing(driver, rng):
+    from tilewright.runtime.cuda.memory import DeviceArray
+
+    engine = build(perceptron(rng), "cuda:sm_90a")
+    calls = [
+        (DeviceArray.from_numpy(rng.standard_normal((n, 24), np.float32)), DeviceArray((n, 16), np.float32))
+        for n in (1, 3, 80, 200)
+    ]
+    engine.run({"x": calls[0][0]}, out={"y": calls[0][1]})
+    before = driver.calls["cuMemAlloc"]
+    for given, out in calls:
+        engine.run({"x": given}, out={"y": out})
+    assert driver.calls["cuMemAlloc"] == before
 
 
 def test_bounded_cache_of_graphs(driver, rng):

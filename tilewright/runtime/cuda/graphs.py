@@ -12,6 +12,17 @@ Key = tuple[int, ...]
 _MET = 64
 
 
+class CapturedGraph:
+    """An executable graph of one shape; it is None when the graph was given up, or is another one's now."""
+
+    __slots__ = ("executable", "shape", "used")
+
+    def __init__(self, executable: Any, shape: Key, used: int) -> None:
+        self.executable = executable
+        self.shape = shape
+        self.used = used  # the number of the last launch
+
+
 class GraphCache:
     """Executable graphs by shape and the addresses of the caller's memory.
 
@@ -24,28 +35,32 @@ class GraphCache:
         self.limit = limit
         self.variants = variants
         self.captures = 0  # so far, for tests and people
-        self._graphs: OrderedDict[tuple[Key, Key], Any] = OrderedDict()  # the least recently used first
+        self._graphs: dict[tuple[Key, Key], CapturedGraph] = {}
         self._met: OrderedDict[tuple[Key, Key], None] = OrderedDict()  # once, and not captured yet
+        self._launched = 0
         self._stream: Any = None  # on which nothing but captures happens
 
-    def launch(self, shape: Key, addresses: Key, stream: int, enqueue: Callable[[int], None]) -> None:
-        """Run a plan of `shape` on memory at `addresses`: its graph, or what `enqueue(stream)` launches one by one,
-        of which a graph is made. A context is current."""
-        executable = self.find(shape, addresses)
-        if executable is None:
-            if not self._came_before((shape, addresses)):
-                enqueue(stream)
-                return
-            executable = self._captured(shape, addresses, enqueue)
-        check(api().cuGraphLaunch(executable, stream), "launching a plan")
-
-    def find(self, shape: Key, addresses: Key) -> Any:
-        """The executable graph of a shape and addresses; None when there is none yet."""
+    def launch(self, shape: Key, addresses: Key, stream: int, enqueue: Callable[[int], None]) -> CapturedGraph | None:
+        """Run a plan of `shape` on memory at `addresses`: its graph, which is returned, or what `enqueue(stream)`
+        launches one by one, of which a graph is made when it comes again. A context is current."""
         key = (shape, addresses)
-        found = self._graphs.get(key)
-        if found is not None:
-            self._graphs.move_to_end(key)
-        return found
+        graph = self._graphs.get(key)
+        if graph is None:
+            if not self._came_before(key):
+                enqueue(stream)
+                return None
+            graph = self._captured(key, enqueue)
+        self.again(graph, stream)
+        return graph
+
+    def again(self, graph: CapturedGraph, stream: int) -> bool:
+        """Run a graph that `launch` returned; False when it is there no more. A context is current."""
+        if graph.executable is None:
+            return False
+        self._launched += 1
+        graph.used = self._launched
+        check(api().cuGraphLaunch(graph.executable, stream), "launching a plan")
+        return True
 
     def _came_before(self, key: tuple[Key, Key]) -> bool:
         """Whether a plan was run like this lately."""
@@ -60,31 +75,44 @@ class GraphCache:
     def clear(self) -> None:
         """Give all graphs up; none may be running."""
         self._met.clear()
-        for executable in self._graphs.values():
-            check(api().cuGraphExecDestroy(executable), "giving up a graph")
-        self._graphs.clear()
+        while self._graphs:
+            self._give_up(next(iter(self._graphs)))
 
-    def _captured(self, shape: Key, addresses: Key, enqueue: Callable[[int], None]) -> Any:
+    def _give_up(self, key: tuple[Key, Key]) -> None:
+        """The driver frees a graph that is running when it has run to its end."""
+        check(api().cuGraphExecDestroy(self._taken(key)), "giving up a graph")
+
+    def _taken(self, key: tuple[Key, Key]) -> Any:
+        """The executable of a graph that is no more."""
+        graph = self._graphs.pop(key)
+        executable, graph.executable = graph.executable, None
+        return executable
+
+    def _oldest(self, shape: Key | None) -> tuple[Key, Key]:
+        """The least recently used graph, of a shape."""
+        keys = [key for key, graph in self._graphs.items() if shape in (None, graph.shape)]
+        return min(keys, key=lambda key: self._graphs[key].used)
+
+    def _captured(self, key: tuple[Key, Key], enqueue: Callable[[int], None]) -> CapturedGraph:
         cuda = api()
+        shape, _ = key
         graph = self._capture(enqueue)
         try:
-            others = [key for key in self._graphs if key[0] == shape]
-            if len(others) >= self.variants:
-                executable = self._graphs.pop(others[0])
+            executable = None
+            if sum(found.shape == shape for found in self._graphs.values()) >= self.variants:
+                executable = self._taken(self._oldest(shape))
                 status, *_ = cuda.cuGraphExecUpdate(executable, graph)
-                if int(status) == 0:
-                    self._graphs[shape, addresses] = executable
-                    return executable
-                # The driver frees it when it has run to its end.
-                check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
-            executable = check(cuda.cuGraphInstantiate(graph, 0), "preparing a plan's graph")
+                if int(status) != 0:
+                    check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
+                    executable = None
+            if executable is None:
+                executable = check(cuda.cuGraphInstantiate(graph, 0), "preparing a plan's graph")
         finally:
             check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
         while len(self._graphs) >= self.limit:
-            _, oldest = self._graphs.popitem(last=False)
-            check(cuda.cuGraphExecDestroy(oldest), "giving up a graph")
-        self._graphs[shape, addresses] = executable
-        return executable
+            self._give_up(self._oldest(None))
+        self._graphs[key] = CapturedGraph(executable, shape, self._launched)
+        return self._graphs[key]
 
     def _capture(self, enqueue: Callable[[int], None]) -> Any:
         cuda = api()

@@ -10,9 +10,10 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.runtime.cuda.graphs import CapturedGraph
 from tilewright.runtime.plan import Plan
 from tilewright.runtime.tensors import torch_dtype
 
@@ -74,12 +75,27 @@ class _Last:
 class Repeat:
     """A call that was checked: values of the symbols, addresses of inputs and outputs, and what outputs are.
 
-    `fresh` are outputs that are allocated unless they are given: number among the outputs, name, shape, type.
+    `fresh` are outputs that are allocated unless they are given: number among the addresses, name, shape, type.
+    `graphs` are the call's graphs by the addresses of fresh outputs; some may be there no more.
     """
 
     values: tuple[int, ...]
     addresses: tuple[int, ...]  # 0 for fresh outputs
     fresh: tuple[tuple[int, str, tuple[int, ...], Any], ...]
+    graphs: dict[tuple[int, ...], CapturedGraph] = field(default_factory=dict)
+
+    def placed(self, fresh: Sequence[int]) -> tuple[int, ...]:
+        """All addresses, as sessions number them, with those of the fresh outputs."""
+        addresses = list(self.addresses)
+        for (number, *_), address in zip(self.fresh, fresh, strict=True):
+            addresses[number] = address
+        return tuple(addresses)
+
+    def keep(self, fresh: tuple[int, ...], graph: CapturedGraph) -> None:
+        """Remember the graph for fresh outputs at these addresses."""
+        if len(self.graphs) >= _KEPT:
+            self.graphs.clear()
+        self.graphs[fresh] = graph
 
 
 class Repeats:
@@ -127,7 +143,7 @@ class Repeats:
         inputs = dict(zip(self._names, key, strict=False))
         addresses = [*inputs.values(), *(inputs[source] if source else 0 for _, source, _ in self._outputs)]
         fresh = tuple(
-            (number, name, shape, torch_dtype(dtype))
+            (len(inputs) + number, name, shape, torch_dtype(dtype))
             for number, ((name, source, dtype), shape) in enumerate(zip(self._outputs, shapes, strict=True))
             if not source
         )
@@ -136,17 +152,17 @@ class Repeats:
     def results(
         self, repeat: Repeat, inputs: Mapping[str, Any], out: Mapping[str, Any]
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """The outputs of a call, fresh where they are not given, and all addresses, as sessions number them."""
-        results = list(self._take_sources(inputs))
-        addresses = list(repeat.addresses)
-        for number, name, shape, dtype in repeat.fresh:
+        """The outputs of a call, fresh where they are not given, and the addresses of these."""
+        results = dict(zip(self._output_names, self._take_sources(inputs), strict=True))
+        fresh = []
+        for _, name, shape, dtype in repeat.fresh:
             if out:
                 result = out[name]
             else:
-                result = sys.modules["torch"].empty(shape, dtype=dtype, device=results[number].device)
-            results[number] = result
-            addresses[len(self._names) + number] = result.data_ptr()
-        return dict(zip(self._output_names, results, strict=True)), tuple(addresses)
+                result = sys.modules["torch"].empty(shape, dtype=dtype, device=results[name].device)
+            results[name] = result
+            fresh.append(result.data_ptr())
+        return results, tuple(fresh)
 
 
 _version = operator.attrgetter("_version")

@@ -32,9 +32,11 @@ from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices
 from tilewright.runtime.shapes import Binding, Shapes
 from tilewright.runtime.tensors import TensorView, check_writable, finish
+from tilewright.symbolic import evaluate
 
 _ALIGNMENT = 256  # of weights and staged tensors in the GPU's memory
 _SHAPES = 256  # shapes whose launches are kept
+_RESERVED = 128  # the part of the GPU's memory that an arena may take before sizes are known that need it
 
 
 class CudaSession:
@@ -70,6 +72,9 @@ class CudaSession:
             self._tables = DeviceTables(device)
             self._binder = Binder(starts, numbers, self._address, self._tables)
             self._weight_memory, self._weights = self._upload(weights)
+            most = evaluate(plan.arena_bytes, {name: symbol.high for name, symbol in plan.symbols.items()})
+            if most <= device.memory_bytes // _RESERVED:  # else it grows, which takes the driver milliseconds
+                self._arena.reserve(most)
             cuda = api()
             flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._done = check(cuda.cuEventCreate(flags), "making an event")
@@ -112,12 +117,17 @@ class CudaSession:
         launches = self._launches.get(repeat.values)
         if launches is None or is_capturing(stream):
             return None
-        results, addresses = self._repeats.results(repeat, inputs, out)
+        results, fresh = self._repeats.results(repeat, inputs, out)
         if self._last_stream not in (None, stream):
             check(cuda.cuStreamWaitEvent(stream, self._done, 0), "ordering two runs")
-        self.graphs.launch(
-            repeat.values, addresses, stream, lambda capture: self._enqueue(launches, capture, addresses)
-        )
+        graph = repeat.graphs.get(fresh)
+        if graph is None or not self.graphs.again(graph, stream):
+            addresses = repeat.placed(fresh)
+            graph = self.graphs.launch(
+                repeat.values, addresses, stream, lambda capture: self._enqueue(launches, capture, addresses)
+            )
+            if graph is not None:
+                repeat.keep(fresh, graph)
         check(cuda.cuEventRecord(self._done, stream), "marking the end of a run")
         self._last_stream = stream
         return results
@@ -228,12 +238,17 @@ class CudaSession:
         fresh = [(spec, place) for spec, place in zip(self.plan.outputs, outputs, strict=False) if spec.mutates is None]
         views = [*inputs, *(place for _, place in fresh)]
         names = [f"input {spec.name!r}" for spec in self.plan.inputs] + [f"output {spec.name!r}" for spec, _ in fresh]
-        for written in (*self._mutated, *range(len(inputs), len(views))):
-            for other, place in enumerate(views):
-                if other != written and views[written].overlaps(place):
+        written = {*self._mutated, *range(len(inputs), len(views))}
+        reaching: list[tuple[bool, int, int]] = []  # kind of memory, end and number of those that begin before
+        for on_host, begin, end, number in sorted((v.on_host, v.address, v.end, n) for n, v in enumerate(views)):
+            reaching = [item for item in reaching if item[0] == on_host and item[1] > begin]
+            for _, _, other in reaching:
+                if number in written or other in written:
+                    first, second = (number, other) if number in written else (other, number)
                     raise InputError(
-                        f"{names[written]} is written in place and shares memory with {names[other]}: pass a copy"
+                        f"{names[first]} is written in place and shares memory with {names[second]}: pass a copy"
                     )
+            reaching.append((on_host, end, number))
 
     def reserve_staging(self, size: int) -> tuple[int, int]:
         """Addresses of so many bytes in the GPU's memory and in locked memory, for tensors of the host."""
@@ -274,7 +289,7 @@ class CudaSession:
             self.graphs.clear()
             self._launches.clear()
             self._binder.forget()
-            self._arena.reserve(call.binding.arena_bytes)
+            self._arena.reserve(max(call.binding.arena_bytes, self._arena.bytes + self._arena.bytes // 2))
         found = self._launches.get(call.values)
         if found is None:
             symbols = dict(zip(self.plan.symbols, call.values, strict=True))

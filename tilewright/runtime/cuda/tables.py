@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from tilewright.runtime.cuda import streams
+from typing import Any
+
+import numpy as np
+
 from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tables import TABLES
+
+_ROOM = 1 << 20  # bytes that are allocated at once: an allocation takes longer than a table
+_ALIGNMENT = 256
 
 
 class DeviceTables:
@@ -13,19 +20,41 @@ class DeviceTables:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kept: dict[tuple[str, tuple[int, ...]], tuple[DeviceArray, int]] = {}
+        self._kept: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+        self._rooms: list[DeviceArray] = []
+        self._end = 0  # of what is taken of the last room
+        self._stream: Any = None  # for copies, which wait for nothing else on the GPU
 
     def __call__(self, name: str, sizes: tuple[int, ...]) -> tuple[int, int]:
         """The address of a table, and how many numbers a row has."""
         key = (name, sizes)
         if key not in self._kept:
-            table = TABLES[name](*sizes)
-            self._kept[key] = (DeviceArray.from_numpy(table, self._device.ordinal), int(table.shape[-1]))
-            # A copy may still be under way when the driver returns, and streams of launches need not wait for it.
-            streams.synchronize(self._device.ordinal)
-        memory, columns = self._kept[key]
-        return memory.address, columns
+            table = np.ascontiguousarray(TABLES[name](*sizes))
+            self._kept[key] = (self._copied(table), int(table.shape[-1]))
+        return self._kept[key]
 
     def clear(self) -> None:
         """Give all tables up; nothing that reads one may be running."""
         self._kept.clear()
+        self._rooms.clear()
+
+    def _copied(self, table: np.ndarray) -> int:
+        """The address of a copy in the GPU's memory, which is there when this returns."""
+        cuda = api()
+        with self._device.active():
+            if self._stream is None:
+                flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+                self._stream = check(cuda.cuStreamCreate(flags), "making a stream for copies")
+            address = self._place(table.nbytes)
+            stream = int(self._stream)
+            check(cuda.cuMemcpyHtoDAsync(address, table.ctypes.data, table.nbytes, stream), "copying a table")
+            check(cuda.cuStreamSynchronize(stream), "copying a table")
+        return address
+
+    def _place(self, size: int) -> int:
+        if not self._rooms or self._end + size > self._rooms[-1].nbytes:
+            self._rooms.append(DeviceArray((max(_ROOM, size),), np.uint8, self._device.ordinal))
+            self._end = 0
+        address = self._rooms[-1].address + self._end
+        self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return address

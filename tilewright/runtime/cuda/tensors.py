@@ -39,13 +39,10 @@ class DeviceView:
     def on_host(self) -> bool:
         return not self.library
 
-    def overlaps(self, other: DeviceView) -> bool:
-        """Whether both reach a byte of the same memory."""
-        return (
-            self.on_host == other.on_host
-            and self.address < other.address + other.bytes
-            and other.address < self.address + self.bytes
-        )
+    @property
+    def end(self) -> int:
+        """The address behind its last byte."""
+        return self.address + self.bytes
 
     @property
     def stream(self) -> int:
