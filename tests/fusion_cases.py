@@ -214,6 +214,22 @@ def window_attention(b: Builder) -> Groups:
     ]
 
 
+def excitation(b: Builder) -> Groups:
+    """Squeeze and excitation of an image of 17 x 16 pixels."""
+    x = b.x(3, 17, 16, 24)
+    window = {"strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
+    y = b.op("exp", [x])
+    mean = b.op("reduce_mean", [y], axes=(1, 2), keepdims=True)
+    hidden = b.op("silu", [b.op("conv", [mean, b.weights(6, 24, 1, 1), b.weights(6)], **window)])
+    gate = b.op("sigmoid", [b.op("conv", [hidden, b.weights(24, 6, 1, 1), b.weights(24)], **window)])
+    b.output(b.op("multiply", [y, gate]), "y")
+    return [
+        ("elementwise", ["exp"]),
+        ("excitation", ["reduce_mean", "conv", "silu", "conv", "sigmoid"]),
+        ("elementwise", ["multiply"]),
+    ]
+
+
 def several_loops(b: Builder) -> Groups:
     """What reads one tensor in several ways, parts of a concat and a transposed result."""
     y = b.op("softmax", [b.x(4, 6, 40)], axis=-1)
@@ -286,7 +302,7 @@ CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
-        embedding_norm, decomposed_attention, window_attention, several_loops, cross_entropy, experts,
+        embedding_norm, decomposed_attention, window_attention, excitation, several_loops, cross_entropy, experts,
         chain,
     )
 }  # fmt: skip

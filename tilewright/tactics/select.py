@@ -16,10 +16,12 @@ from tilewright.tactics.contraction import gate_halves, matmul_candidates
 from tilewright.tactics.convolution import convolution_candidates
 from tilewright.tactics.core import Candidate
 from tilewright.tactics.elementwise import elementwise
+from tilewright.tactics.excitation import separate_excitation
 from tilewright.tactics.gate import halves_candidates
 from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
 from tilewright.tactics.gpu.convolution import gpu_convolution
+from tilewright.tactics.gpu.excitation import gpu_excitation
 from tilewright.tactics.gpu.library import library_candidates
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.window import gpu_pool
@@ -47,6 +49,14 @@ def _gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candida
     return makers[group.anchor.op](group, graph, target)
 
 
+def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    return [separate_excitation(group, graph, target, candidates)]
+
+
+def _gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    return [*gpu_excitation(group, graph, target), *_excitation(group, graph, target)]
+
+
 _CPU: dict[str, Maker] = {
     "elementwise": elementwise,
     "source": elementwise,
@@ -54,6 +64,7 @@ _CPU: dict[str, Maker] = {
     "movement": movement,
     "reduction": reduction,
     "contraction": _contraction,
+    "excitation": _excitation,
     "attention": attention_candidates,
     "pool": pool,
 }
@@ -64,6 +75,7 @@ MAKERS: dict[str, dict[str, Maker]] = {
         **_CPU,
         "reduction": gpu_reduction,
         "contraction": _gpu_contraction,
+        "excitation": _gpu_excitation,
         "attention": gpu_attention,
         "pool": gpu_pool,
     },

@@ -6,6 +6,7 @@ The rules, in this order:
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
+   The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.
@@ -26,6 +27,7 @@ from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_stores import join_stores
 from tilewright.symbolic import product
 
@@ -46,6 +48,7 @@ def fuse(graph: Graph) -> FusedGraph:
                 _take_epilogue(drafts, draft, remarks)
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
+    join_excitations(drafts, remarks)
     for draft in list(drafts.all()):
         if draft.kind == "reduction":
             _take_prologue(drafts, draft, remarks)
