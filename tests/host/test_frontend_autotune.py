@@ -213,6 +213,10 @@ def test_heuristics_alone_and_below_autotune() -> None:
     assert kernel.fn is plain and kernel.arg_names[0] == "x"
     with pytest.raises(ValueError, match="'wrong'.*x, n, BLOCK, EVEN"):
         tilewright.heuristics({"wrong": len})(flagged)
+    x[:] = 0
+    warps = {**values, "num_warps": lambda arguments: arguments["BLOCK"] // 32}
+    tilewright.heuristics(warps)(flagged)[grid](x, 128, BLOCK=64)
+    assert np.all(x == 2)
 
 
 def test_warmup_compiles_every_configuration() -> None:

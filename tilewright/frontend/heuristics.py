@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from tilewright.errors import user_errors
-from tilewright.frontend.jit import JITFunction
+from tilewright.frontend.jit import LAUNCH_OPTIONS, JITFunction
 
 
 class KernelWrapper:
@@ -58,7 +58,7 @@ class Heuristics(KernelWrapper):
 
     def __init__(self, fn: JITFunction | KernelWrapper, values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:
         super().__init__(fn)
-        unknown = [name for name in values if name not in self.argument_names]
+        unknown = [name for name in values if name not in self.argument_names and name not in LAUNCH_OPTIONS]
         if unknown:
             raise ValueError(
                 f"heuristics for {', '.join(map(repr, unknown))}: kernel '{self.name}' has only the parameters "
@@ -87,6 +87,6 @@ class Heuristics(KernelWrapper):
 def heuristics(values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> Callable[[Any], Heuristics]:
     """Decorator: fill the parameters named in `values` at each launch, by functions of the dict of arguments.
 
-    Raises `ValueError` for a name that is no parameter.
+    Launch options (``num_warps``, …) can be filled as well.  Raises `ValueError` for a name that is neither.
     """
     return lambda fn: Heuristics(fn, values)
