@@ -38,7 +38,6 @@ FORMS = {
     "three consumers": MatmulForm(BM=192, CONSUMERS=3, BN=192, STAGES=3),
     "depth split": MatmulForm(BN=64, SPLIT=2, STAGES=6),
     "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
-    "room for the next": MatmulForm(BM=64, CONSUMERS=1, BN=224, A_ROWS=8, STAGES=3, OVERLAP=True, DEPENDENT=True),
     "depth split by four": MatmulForm(BN=144, SPLIT=4, STAGES=6),
     "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
     "batched": MatmulForm(BATCHED=True, BN=128),

@@ -16,7 +16,6 @@ from tilewright.kernels.matmul import identity
 from tilewright.runtime import tables
 
 SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
-HALF_SHARED_BYTES = 233472 // 2 - 1024 - 1024  # of one of two CTAs of a processor, which keeps 1024 for each
 ATOM = 128  # bytes: a row of the widest swizzle
 
 
@@ -39,10 +38,6 @@ class MatmulForm(NamedTuple):
     begin so many stages one after the other, and stay apart: one stores while the other still multiplies.
 
     With `SINGLE` a CTA has one tile, and its results are staged where its operands were; so it is with `SPLIT`.
-
-    With `OVERLAP` a CTA takes no more than half of a processor's shared memory and registers.  The launch behind it
-    begins, when it is a dependent one, as soon as the last loads of this one are under way: it loads its first
-    weights while this one ends.
     """
 
     BM: int = 128
@@ -59,7 +54,6 @@ class MatmulForm(NamedTuple):
     TURNS: bool = False
     LAG: int = 0
     SINGLE: bool = False
-    OVERLAP: bool = False
     INPUT: Any = tl.bfloat16
     OUTPUT: Any = tl.bfloat16
     SUM: Any = tl.float32  # of products: float32, or int32
@@ -189,11 +183,6 @@ class MatmulForm(NamedTuple):
         return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
 
     @property
-    def loading_warps(self) -> int:
-        """Warps of the loading role: one where registers are to be left, though ptxas likes four better."""
-        return 1 if self.OVERLAP else 4
-
-    @property
     def left_bytes(self) -> int:
         """Shared memory of the stages of A."""
         return int(self.STAGES * self.BK * self.INPUT.itemsize * self.loaded_rows)
@@ -272,10 +261,6 @@ class MatmulForm(NamedTuple):
             (self.BN // 2 + 26 <= entry, f"ptxas wants more than {entry} registers a thread for products this wide"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
             (not (self.SINGLE and self.TURNS), "a single tile is not taken in turns"),
-            (
-                not self.OVERLAP or (self.CONSUMERS == 1 and self.shared_bytes <= HALF_SHARED_BYTES),
-                f"OVERLAP takes one consumer and {HALF_SHARED_BYTES} bytes of shared memory at most",
-            ),
             (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
         ]
@@ -323,6 +308,12 @@ class AttentionForm(NamedTuple):
     def swizzle(self) -> int:
         """The swizzle of all tiles."""
         return swizzle_of(self.D * self.TYPE.itemsize)
+
+    @property
+    def biased_ahead(self) -> bool:
+        """Whether the bias of a block is loaded under the block before it: one warpgroup has nobody to wait under, and
+        registers to hold it."""
+        return self.BIAS == 1 and self.CONSUMERS == 1
 
     @property
     def query_stages(self) -> int:

@@ -162,8 +162,6 @@ def load_tiles(copy, a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted
             load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
         early = task.blocks * 0
-    if FORM.OVERLAP and FORM.DEPENDENT:
-        tx.grid_launch_dependents()  # there is room for the next kernel's CTA: its weights come while this one ends
     if ahead is not None:
         fetch(ahead, ahead_lines, ahead_wanted)
     if FORM.SPLIT > 1:
@@ -414,11 +412,11 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
                           swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
                           over=lefts if FORM.single and FORM.SPLIT == 1 else None)  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
-    if FORM.DEPENDENT and not FORM.OVERLAP:
+    if FORM.DEPENDENT:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
     task = make_task(M, N, K, batches, FORM)
     loading = tx.role(load_tiles, (a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted, task, FORM),
-                      warps=FORM.loading_warps, registers=FORM.registers[0], elected=True)  # fmt: skip
+                      registers=FORM.registers[0], elected=True)  # fmt: skip
     if FORM.SPLIT > 1:
         partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
                              over=rights if FORM.sums_right else lefts)  # fmt: skip
@@ -432,10 +430,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
             (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
-    if FORM.loading_warps < 4:
-        tx.warp_roles(multiplying, loading)  # warpgroups begin at multiples of four warps
-    else:
-        tx.warp_roles(loading, multiplying)
+    tx.warp_roles(loading, multiplying)
     if FORM.cluster > 1:
         # Peers may still arrive at this CTA's barriers, or read its partial sums.
         tx.cluster_arrive(relaxed=True)
