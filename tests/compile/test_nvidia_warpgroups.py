@@ -46,12 +46,13 @@ def loop_of(ptx):
     raise AssertionError("no loop multiplies")
 
 
-def test_a_matmul_keeps_one_group_under_way_and_has_one_barrier_an_iteration():
+def test_a_matmul_keeps_one_group_under_way_and_copies_before_it_waits_for_copies():
     lowered, assembly = built(matmul(), warps=8)
     loop = loop_of(assembly.ptx)
     assert loop.count("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16") == 4
     assert re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", loop) == ["1"]
-    assert len(re.findall(r"\b(?:bar|barrier)\S*sync", loop)) == 1
+    steps = re.findall(r"wgmma\.wait_group|\b(?:bar|barrier)\S*sync|cp\.async\.commit|cp\.async\.wait", loop)
+    assert steps == ["wgmma.wait_group", "bar.sync", "cp.async.commit", "cp.async.wait", "bar.sync"]
     assert loop.count("fence.proxy.async") == 1
     assert len(re.findall(r"cp\.async\.cg", loop)) == 12  # 16 bytes of 48 KiB for each of 256 threads
     assert "mma.sync" not in assembly.ptx and "ldmatrix" not in assembly.ptx

@@ -359,7 +359,7 @@ class Assigner:
 
     def access_cost(self, operation: Operation, layout: LinearLayout) -> float:
         access = self.accesses[operation]
-        return transfer.access_cost(layout, access.facts, access.itemsize)
+        return transfer.access_cost(layout, access.facts, access.itemsize, operation.opcode != "load")
 
     def _load_layout(self, operation: Operation, wanted: LinearLayout) -> LinearLayout:
         """An open load is done as its user wants it, unless converting afterwards is cheaper."""
@@ -374,9 +374,10 @@ class Assigner:
         """The cheapest layout of an access, with what its anchored operands cost to convert."""
         operands = [value for value in operation.operands if value.type.rank]
         own = self.coalesced(operation)
-        candidates = dict.fromkeys([own, *(self.home[value] for value in operands if value in self.home)])
-        if len(candidates) == 1:
-            return own
+        homes = [self.home[value] for value in operands if value in self.home]
+        access = self.accesses[operation]
+        gathered = [transfer.gathered(home, access.axis, min(access.elements, 16 // access.itemsize)) for home in homes]
+        candidates = dict.fromkeys([*gathered, own, *homes])  # shuffles before exchanges: they need no shared memory
         return min(candidates, key=lambda layout: self.access_cost(operation, layout) + self.moved(operands, layout))
 
 

@@ -74,8 +74,9 @@ class PipelinedLoop:
                 else:
                     following = lowering.region(self.body, [[loop.index], *carried])
             if late:
-                self.wait(self.plan.stages - 3)
+                lowering.synchronize()  # nobody reads the stage that is filled next
                 index, ahead = self.copy(self.before(stage), index, ahead)
+                self.wait(self.plan.stages - 2)
             flat = [register for registers in following for register in registers]
             flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
             loop.next(flat)
@@ -131,7 +132,7 @@ class PipelinedLoop:
         return self.builder.select(at_limit, self.lowering.i32(value), stage)
 
     def wait(self, outstanding: int) -> None:
-        """Until all but so many copies are there, for all threads, and nobody reads the stage that is filled next."""
+        """Until all but so many copies are there, for all threads, none of which reads an older stage any more."""
         assembly(self.lowering, f"cp.async.wait_group {outstanding};", "", [], [])
         if self.plan.warpgroups:
             fence_async(self.builder)
@@ -180,15 +181,16 @@ class PipelinedLoop:
             first = piece.positions[0]
             count = len(piece.positions) * size
             distance = places.element(register=numbers[first]) * size
-            target = self.pointer(base, thread, distance)
+            target, apart = self.place(base, thread, distance)
             cache = "cg" if count == _VECTOR_BYTES else "ca"
-            text = f"@$2 cp.async.{cache}.shared.global [$0], [$1], {count}"
-            arguments = [target, pointers[first], owner]
+            to = f"[$0+{apart}]" if apart else "[$0]"
+            text = f"@$2 cp.async.{cache}.shared.global {to}, [$1], {count}"
+            arguments = [lowering.shared_pointer(target), pointers[first], owner]
             constraints = "r,l,b"
             if piece.condition is not None:
-                text += ", $3"
-                constraints += ",r"
-                arguments.append(builder.select(piece.condition, lowering.i32(count), lowering.i32(0)))
+                text += ", $3"  # a predicate: zeros in place of what is there
+                constraints += ",b"
+                arguments.append(builder.binary("xor", piece.condition, LLVMValue("i1", "true")))
             assembly(lowering, f"{text};", constraints, arguments, [])
 
     # Places --------------------------------------------------------------------------------------
@@ -202,8 +204,9 @@ class PipelinedLoop:
             moving |= vector
         return ThreadPlace(self.lowering.combine_bits([(group.lane, parts[0]), (group.warp, parts[1])]), moving)
 
-    def pointer(self, base: LLVMValue, place: ThreadPlace, distance: int) -> LLVMValue:
-        """To a tile's byte `distance` XOR the thread's own; bits that no thread has are simply added."""
+    def place(self, base: LLVMValue, place: ThreadPlace, distance: int) -> tuple[LLVMValue, int]:
+        """A tile's byte `distance` XOR the thread's own: where, and what is to be added; those are bits that no thread
+        has."""
         mixed, apart = distance & place.moving, distance & ~place.moving
         start = place.offset
         if mixed:
@@ -211,7 +214,11 @@ class PipelinedLoop:
             start = self.lowering.once(
                 ("swizzle", start.text, mixed), lambda: self.builder.binary("xor", place.offset, number)
             )
-        whole = self.lowering.once(("place", base.text, start.text), lambda: self.builder.add(base, start))
+        return self.lowering.once(("place", base.text, start.text), lambda: self.builder.add(base, start)), apart
+
+    def pointer(self, base: LLVMValue, place: ThreadPlace, distance: int) -> LLVMValue:
+        """A pointer to it."""
+        whole, apart = self.place(base, place, distance)
         return self.lowering.shared_pointer(self.lowering.plus(whole, apart))
 
     # Reads ---------------------------------------------------------------------------------------

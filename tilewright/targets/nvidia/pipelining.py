@@ -19,7 +19,7 @@ from math import prod
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.rewrite import constant_of
-from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled
+from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
 from tilewright.targets.nvidia.layouts import (
     CONVERSION_ATTRIBUTE,
     SCALAR_REGIONS,
@@ -132,7 +132,7 @@ def _plan(
     stage_bytes = sum(stream.size for stream in found)
     flying = _flying(assignment, body, users) if any(stream.warpgroups for stream in found) else ()
     if flying and stages > 2:
-        stages += _spare_stage(assignment, body, stages, stage_bytes)
+        stages += _spare_stage(assignment, body, stages, stage_bytes, assignment.target.shared_bytes - limit)
     stages = min(stages, limit // max(1, stage_bytes))
     if not found or stages < 2:
         return None
@@ -141,14 +141,18 @@ def _plan(
     return Pipeline(tuple(found), sliced[0], sliced[1], stages, flying)
 
 
-def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes: int) -> int:
-    """1 if one more stage, for the products that are under way, leaves room for as many CTAs as registers do."""
+def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes: int, others: int) -> int:
+    """1 if one more stage, for the products that are under way, leaves room for as many CTAs as registers do.
+
+    `others`: bytes of shared memory that a CTA takes beside its stages.
+    """
     layouts = [assignment.layouts[operation.result] for operation in body.operations if operation.opcode == "dot"]
     threads = layouts[0].size("lane") * layouts[0].size("warp")
     needed = _OTHER_REGISTERS + sum(layout.size("register") for layout in layouts)
     by_registers = max(1, _REGISTERS // (needed * threads))
     whole = assignment.target.shared_bytes_per_multiprocessor
-    return int(whole // ((stages + 1) * stage_bytes) >= min(by_registers, whole // (stages * stage_bytes)))
+    resident = [whole // (count * stage_bytes + others) for count in (stages, stages + 1)]
+    return int(resident[1] >= min(by_registers, resident[0]))
 
 
 def _flying(assignment: Assignment, body: Region, users: Mapping[Value, Sequence[Operation]]) -> tuple[int, ...]:
@@ -188,6 +192,10 @@ def _stream(
         return None
     source, target = assignment.layouts[operation.operands[0]], assignment.layouts[operation.result]
     if not is_padded(load.result.type.shape):
+        return None
+    # Whatever may be copied at once: a small tile among many threads leaves each of them one element.
+    size, pointers = item_size(load), assignment.layouts[load.operands[0]]
+    if widest_access(pointers, access_facts(load, assignment.facts), size).width * size < _LEAST_BYTES:
         return None
     orders = [_order(step) for step in steps]
     if is_tile(target):
