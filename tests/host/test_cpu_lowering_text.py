@@ -95,6 +95,14 @@ def test_streaming_stores_go_around_the_caches(modifier, ordered, around):
     assert ("!nontemporal" in text) == around and ("sse.sfence" in text) == around
 
 
+def test_streaming_stores_ask_for_addresses_of_one_register():
+    """Two registers may be stored at once; arrays that begin at half of that must stream all the same."""
+    constants = {"MODIFIER": ".cs", "ORDERED": False, "BLOCK": 1024}
+    text = lowered(traced(streamed, {"x": "*f32", "out": "*f32", "n": "i32"}, constants, ("x", "out")), SERVER).text
+    aligned = {int(size) for size in re.findall(r"!nontemporal|align (\d+), !nontemporal", text) if size}
+    assert aligned == {64}
+
+
 @pytest.mark.parametrize("offset", [0, 4, 5])
 def test_streaming_stores_at_any_address(offset):
     n = 3000

@@ -36,7 +36,8 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
         evaluator.note_access(operation, "contiguous", indices, mask)
         address = evaluator.address(pointer, tuple(index.first for index in indices))
         if combined is None and evaluator.streams and operation.attributes["cache"] == "cs":
-            _stream(builder, stored, address, lanes * element.itemsize, element.itemsize)
+            register = 4 * evaluator.elementwise.register_lanes
+            _stream(builder, stored, address, min(lanes * element.itemsize, register), element.itemsize)
         elif combined is None:
             builder.store(stored, address, element.itemsize)
         else:
@@ -50,7 +51,7 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
 
 def _stream(builder: LLVMBuilder, stored: LLVMValue, address: LLVMValue, size: int, align: int) -> None:
     """A store around the caches, which need not fetch the lines first; only where the address is a multiple of
-    the vector's `size`, which the hardware asks for."""
+    `size`, the bytes that one instruction stores, which the hardware asks for."""
     place = builder.cast("ptrtoint", address, "i64")
     aligned = builder.compare("eq", builder.binary("and", place, builder.integer(size - 1)), 0)
     around, through, after = (builder.new_block(hint) for hint in ("around", "through", "stored"))
