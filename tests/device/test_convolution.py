@@ -10,7 +10,7 @@ import pytest
 import tilewright.language as tl
 from tests.convolution_cases import CASES
 from tests.host.test_engine_gpu_convolution import CASES as MODELS
-from tests.host.test_engine_gpu_convolution import model, window
+from tests.host.test_engine_gpu_convolution import model, preferred_pixels, window
 from tilewright.engine.builder import build
 from tilewright.engine.tuning import Tuning
 from tilewright.graph.core import Graph
@@ -86,3 +86,12 @@ def test_depthwise(
     monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [form])
     graph = model(rng, 2, (15, 17), 72, 72, **window(kernel, stride=stride, pad=kernel // 2, groups=72))
     check(graph, rng, (2,))
+
+
+@pytest.mark.parametrize("sizes", [(16, 96), (24, 40), (32, 16)], ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+def test_pixels_in_rows_of_products(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], residual: bool
+) -> None:
+    monkeypatch.setattr("tilewright.tactics.gpu.convolution.folded_pixels", preferred_pixels)
+    check(model(rng, 2, (15, 12), *sizes, residual=residual, **window(1)), rng, (2,))

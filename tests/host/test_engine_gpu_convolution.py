@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.settings import settings
+from tilewright.tactics.core import Candidate
+from tilewright.tactics.gpu.folded_pixels import folded_pixels
 
 
 @pytest.fixture
@@ -142,3 +145,18 @@ def test_many_rows_to_few_numbers(
     inputs = {"x": rng.standard_normal(shape).astype(np.float16)}
     exact = run(graph, inputs)["y"]
     assert np.max(np.abs(engine.run(inputs)["y"] - exact)) <= 2.0**-10
+
+
+def preferred_pixels(*arguments: Any) -> list[Candidate]:
+    """Rows of several pixels, whatever the estimates say."""
+    return [replace(found, cost=replace(found.cost, seconds=0.0)) for found in folded_pixels(*arguments)]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_pixels_in_rows_of_products(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, residual: bool, batch: int | str
+) -> None:
+    monkeypatch.setattr("tilewright.tactics.gpu.convolution.folded_pixels", preferred_pixels)
+    graph = model(rng, batch, (5, 12), 16, 24, residual=residual, **window(1))
+    check(graph, rng, (2,) if batch == 2 else (1, 3), "4 pixels a row as hopper matmul")

@@ -103,6 +103,16 @@ def test_runs_round_trip(channels: int, rows: int, columns: int, fold: int) -> N
     np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
 
 
+def test_diagonal(rng: np.random.Generator) -> None:
+    array = rng.standard_normal((3, 2, 1, 1)).astype(np.float16)
+    recipe = packing.diagonal_recipe(4)
+    packed = packing.apply(recipe, array)
+    assert packed.shape == packing.packed_shape(recipe, array.shape) == (12, 8) and packed.dtype == array.dtype
+    x = rng.standard_normal((5, 8))
+    np.testing.assert_allclose((x @ packed.T).reshape(20, 3), x.reshape(20, 2) @ array[:, :, 0, 0].T, rtol=1e-6)
+    np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
+
+
 def test_lines(rng: np.random.Generator) -> None:
     array = rng.standard_normal((2, 3, 5)).astype(np.float16)
     recipe = packing.lines_recipe(8)

@@ -19,6 +19,8 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros
     lines    ("length", L)
              the last dimension filled with zeros up to L elements
+    diagonal ("count", N)
+             convolution weights [O, I, 1, …] as a matrix [N O, N I]: N times along the diagonal, zeros elsewhere
 """
 
 from __future__ import annotations
@@ -62,6 +64,11 @@ def lines_recipe(length: int) -> Recipe:
     return (("kind", "lines"), ("length", length))
 
 
+def diagonal_recipe(count: int) -> Recipe:
+    """The recipe of a matrix that stands `count` times along the diagonal of a larger one."""
+    return (("kind", "diagonal"), ("count", count))
+
+
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of the packed array."""
     fields = dict(recipe)
@@ -80,6 +87,8 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return (shape[0], -(-shape[2] // fields["fold"]), fields["length"])
     if fields["kind"] == "lines":
         return (*shape[:-1], fields["length"])
+    if fields["kind"] == "diagonal":
+        return (fields["count"] * shape[0], fields["count"] * shape[1])
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -110,6 +119,9 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
         lines[..., : array.shape[-1]] = array
         return lines
+    if fields["kind"] == "diagonal":
+        matrix = array.reshape(array.shape[:2])
+        return np.kron(np.eye(fields["count"], dtype=array.dtype), matrix)
     raise ValueError(f"unknown packing recipe {recipe!r}")
 
 
@@ -144,6 +156,8 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
     if fields["kind"] == "lines":
         return np.ascontiguousarray(array[..., : shape[-1]])
+    if fields["kind"] == "diagonal":
+        return np.ascontiguousarray(array[: shape[0], : shape[1]]).reshape(shape)
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
 
 

@@ -38,6 +38,7 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConsta
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
 from tilewright.tactics.generate import epilogue_function, next_power_of_2
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
+from tilewright.tactics.gpu.folded_pixels import folded_pixels
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue, tile_function
 from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.index import dense_strides
@@ -78,6 +79,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
                  for candidate in product_candidates(problem, slots, group, target)
                  if not copied or candidate.name != "tiled matmul"]  # fmt: skip
+        found += folded_pixels(group, graph, target)
     elif not copied:
         found = [_implicit(group, slots, weights.operand, target)]
     return [*(_behind(moves, _with_weights(candidate, weights)) for candidate in found), *copied]
