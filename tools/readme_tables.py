@@ -30,6 +30,8 @@ def table(name: str) -> str:
         return accuracy_table(data)
     if "models" in data:
         return model_table(data)
+    if "calls" in data:
+        return call_table(data)
     if any("cached_ms" in case for case in data["cases"]):
         return compile_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
@@ -93,6 +95,23 @@ def model_table(data: dict[str, Any]) -> str:
     found = [case["environment"] for case in data["cases"]]
     places = {f"{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}." for e in found}
     return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+
+
+def call_table(data: dict[str, Any]) -> str:
+    """A row an engine: what calls cost their thread, and the slowest first and second calls of new sizes."""
+    kinds = list(data["calls"][0]["host_microseconds"])
+    lines = [
+        ["", "steps", "tensors given", *(f"us, {kind}" for kind in kinds), "new sizes: first ms", "second", "later"]
+    ]
+    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
+    for case in data["calls"]:
+        host = [f"{case['host_microseconds'][kind]['median']:.1f}" for kind in kinds]
+        times = [[each[key] for each in case["new_sizes"]] for key in ("first_ms", "second_ms", "later_ms")]
+        spans = [f"{min(values):.2f} to {max(values):.2f}" for values in times]
+        lines.append([case["name"], str(case["steps"]), str(case["inputs"]), *host, *spans])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    e = data["environment"]
+    return f"{text}\n\n{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}.\n"
 
 
 def _rate(case: dict[str, Any]) -> str:
