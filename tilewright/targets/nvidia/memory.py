@@ -18,7 +18,7 @@ from tilewright.targets.nvidia.exchange import from_bits, pack, to_bits, unpack
 from tilewright.targets.nvidia.layouts import access_facts, access_operands
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 
-_EVICTION = {"": "", "evict_normal": "", "evict_first": ".L1::evict_first", "evict_last": ".L1::evict_last"}
+_EVICTION = ("evict_first", "evict_last")  # others are how accesses are anyway
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,22 @@ def operand_list(first: int, count: int) -> str:
 
 def modifiers(lowering: KernelLowering, operation: Operation) -> str:
     """What stands between ``ld.global`` or ``st.global`` and the type."""
-    cache, eviction = str(operation.attributes["cache"]), _EVICTION[str(operation.attributes["eviction"])]
-    if cache and eviction:
+    cache, eviction = str(operation.attributes["cache"]), str(operation.attributes["eviction"])
+    if eviction not in _EVICTION:
+        return f".{cache}" if cache else ""
+    if cache:
         lowering.note(operation, f"cache modifier '{cache}' leaves no room for an eviction policy, which is ignored")
-    return f".{cache}" if cache else eviction
+        return f".{cache}"
+    return f".L1::{eviction}.L2::cache_hint"
+
+
+def with_policy(operation: Operation, note: str, instruction: str) -> str:
+    """An access without its final semicolon; when its modifiers speak of the L2 cache, the policy for it is made in
+    front (a constant in the end) and given as the last operand."""
+    if not note.endswith("cache_hint"):
+        return f"{instruction};"
+    made = f"createpolicy.fractional.L2::{operation.attributes['eviction']}.b64 policy, 1.0"
+    return f"{{ .reg .b64 policy; {made}; {instruction}, policy; }}"
 
 
 def load(lowering: KernelLowering, operation: Operation) -> None:
@@ -228,7 +240,8 @@ def _load_piece(
         filled = [LLVMValue(word.type, "undef") for word in filled]
     start = f"@${words + 1} " if condition is not None else ""
     space = f"ld{note}.global" if note == ".volatile" else f"ld.global{note}"
-    text = f"{start}{space}{vector_suffix(words, word_type)} {operand_list(0, words)}, [${words}];"
+    text = f"{start}{space}{vector_suffix(words, word_type)} {operand_list(0, words)}, [${words}]"
+    text = with_policy(operation, note, text)
     constraint = _CONSTRAINTS[word_type]
     constraints = ",".join([f"={constraint}"] * words + ["l"] + (["b"] if condition is not None else []))
     arguments = [pointer, *([condition] if condition is not None else [])]
@@ -294,7 +307,8 @@ def _store_piece(
         return
     start = "@$1 " if condition is not None else ""
     first = 2 if condition is not None else 1
-    text = f"{start}st.global{note}{vector_suffix(len(words), words[0].type)} [$0], {operand_list(first, len(words))};"
+    text = f"{start}st.global{note}{vector_suffix(len(words), words[0].type)} [$0], {operand_list(first, len(words))}"
+    text = with_policy(operation, note, text)
     constraints = ["l", *(["b"] if condition is not None else []), *[_CONSTRAINTS[words[0].type]] * len(words)]
     arguments = [pointer, *([condition] if condition is not None else [])]
     arguments += [assembly_word(lowering, word) for word in words]
