@@ -98,7 +98,7 @@ def model_table(data: dict[str, Any]) -> str:
 
 
 def call_table(data: dict[str, Any]) -> str:
-    """A row an engine: what calls cost their thread, and the slowest first and second calls of new sizes."""
+    """A row an engine: what calls cost their thread, and the times of first, second and later calls of new sizes."""
     kinds = list(data["calls"][0]["host_microseconds"])
     lines = [
         ["", "steps", "tensors given", *(f"us, {kind}" for kind in kinds), "new sizes: first ms", "second", "later"]
