@@ -15,9 +15,11 @@ import tilewright
 import tilewright.language as tl
 from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
+from tilewright.kernels import row_forms
 from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
-from tilewright.ops import choices, products, reductions, rows
+from tilewright.kernels.row_forms import row_form
+from tilewright.ops import choices, products, reductions
 from tilewright.ops.candidates import candidates, close
 from tilewright.ops.problem import MatmulProblem
 from tilewright.settings import settings
@@ -314,8 +316,8 @@ def test_attention_refuses(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("long", [False, True])
 def test_rows(long: bool, interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     if long:
-        monkeypatch.setattr(rows, "REGISTER_COLUMNS", 64)
-        monkeypatch.setattr(rows, "_CHUNK", 64)
+        monkeypatch.setattr(row_forms, "REGISTER_COLUMNS", 64)
+        monkeypatch.setattr(row_forms, "CHUNK", 64)
     x, weight, bias, residual = normal(rng, 7, 100), normal(rng, 100), normal(rng, 100), normal(rng, 7, 100)
     powers = np.exp(wide(x) - wide(x).max(1, keepdims=True))
     expected = powers / powers.sum(1, keepdims=True)
@@ -333,6 +335,15 @@ def test_reductions(kind: str, interpreted: None, rng: np.random.Generator) -> N
     x = normal(rng, 3, 170, 50, dtype=np.float32)
     for axis in range(3):
         check(ops.reduce(x, kind, axis=axis), getattr(np, kind)(wide(x), axis=axis), 1e-6)
+
+
+def test_pieces_of_columns_longer_than_registers(
+    interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reductions, "_PIECES", 2)
+    x = normal(rng, 700, 20, dtype=np.float32)
+    check(ops.reduce(x, axis=0), wide(x).sum(0), 1e-5)
+    check(ops.reduce(x, "max", axis=0), wide(x).max(0), 1e-5)
 
 
 def test_few_long_rows_are_reduced_in_pieces(interpreted: None, rng: np.random.Generator) -> None:
@@ -354,10 +365,10 @@ def test_elements(interpreted: None, rng: np.random.Generator) -> None:
 
 
 def test_forms_of_rows_fill_processors() -> None:
-    assert rows.row_form(16384, 8192).warps == 8
-    assert rows.row_form(100000, 64).rows * 64 == 2048 and rows.row_form(10, 64).rows == 1
-    assert rows.row_form(10, 100000).long
-    form = rows.row_form(16384, 5120)
+    assert row_form(16384, 8192).warps == 8
+    assert row_form(100000, 64).rows * 64 == 2048 and row_form(10, 64).rows == 1
+    assert row_form(10, 100000).long
+    form = row_form(16384, 5120)
     assert (form.block, form.warps) == (5120, 4)  # five vectors a thread, none of them cut off
 
 

@@ -12,6 +12,7 @@ from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
 
@@ -94,3 +95,21 @@ def test_cumulative_sum(draw: Draw, compiled: bool) -> None:
     for axis in range(3):
         b.output(b.op("cumsum", [x], axis=axis))
     check(b.finish(), {"x": draw(3, 6, 40)}, compiled)
+
+
+@pytest.mark.parametrize("columns", [24, 64, 1030])
+def test_rows_of_gpus(columns: int, draw: Draw) -> None:
+    """The kernels of another target, in the interpreter: blocks that end inside and beyond rows and columns."""
+    b = GraphBuilder("rows of GPUs")
+    n = b.symbol("n", 1, 64)
+    x, r = b.input("x", float32, (n, 6, columns)), b.input("r", float32, (n, 6, columns))
+    scale, bias = b.constant(draw(columns)), b.constant(draw(columns))
+    b.output(b.op("softmax", [b.op("multiply", [x, 3.0])], axis=2), "softmax")
+    b.output(b.op("log_softmax", [x], axis=2), "logarithm")
+    b.output(b.op("relu", [b.op("layer_norm", [b.op("add", [x, r]), scale, bias], axis=2, epsilon=1e-5)]), "layer")
+    b.output(b.op("multiply", [b.op("rms_norm", [x, scale], axis=2, epsilon=1e-5), r]), "rms")
+    for axes in AXES[:3]:
+        axes = tuple(min(axis, 2) for axis in axes)
+        b.output(b.op("reduce_sum", [b.op("multiply", [x, r])], axes=axes, keepdims=False), f"sum {axes}")
+        b.output(b.op("reduce_max", [x], axes=axes, keepdims=True), f"max {axes}")
+    check(b.finish(), {"x": draw(3, 6, columns), "r": draw(3, 6, columns)}, False, 1e-4, NvidiaTarget.named("sm_90a"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.kernels.reduce import both, combine, maximum_of, reduce_axis, within
 
 
 @tilewright.jit
@@ -18,9 +19,7 @@ def place(rows, columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: 
     """Offsets of this CTA's block of rows `stride` apart, its columns [1, BLOCK], and the mask."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    mask = None
-    if MASK:
-        mask = (row < rows) & (column < columns)
+    mask = both(within(row, rows, MASK), within(column, columns, MASK))
     return row.to(tl.int64) * stride + column, column, mask
 
 
@@ -48,18 +47,38 @@ def read_once(pointer, offsets, mask, other: tl.constexpr):
 
 
 @tilewright.jit
-def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-            MASK: tl.constexpr):  # fmt: skip
-    """out[row] = softmax(x[row]), its logarithm when `LOG`."""
-    offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
-    value = read(x, offsets, mask, float("-inf"))
-    shifted = value - tl.max(value, 1)[:, None]
+def softmax_of(x, LOG: tl.constexpr):
+    """softmax of every row of a block, its logarithm when `LOG`."""
+    shifted = x - tl.reduce(x, 1, maximum_of)[:, None]
     powers = tl.exp(shifted)
     total = tl.sum(powers, 1)[:, None]
     if LOG:
         result = shifted - tl.log(total)
     else:
         result = powers * (1.0 / total)
+    return result
+
+
+@tilewright.jit
+def deviations(x, inverse, inside, CENTER: tl.constexpr):
+    """Rows minus their mean, which counts as 0 without `CENTER`, and the mean square [rows, 1] of that.
+
+    `inverse` is 1 / columns; where `inside` does not hold there are no elements, and `x` must be 0.
+    """
+    if CENTER:
+        x = x - (tl.sum(x, 1) * inverse)[:, None]
+        if inside is not None:
+            x = tl.where(inside, x, 0.0)
+    return x, (tl.sum(x * x, 1) * inverse)[:, None]
+
+
+@tilewright.jit
+def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+            MASK: tl.constexpr, READ: tl.constexpr = "evict_last"):  # fmt: skip
+    """out[row] = softmax(x[row]), its logarithm when `LOG`."""
+    offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
+    value = read(x, offsets, mask, float("-inf"), READ)
+    result = softmax_of(value, LOG)
     offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
     tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
@@ -67,32 +86,26 @@ def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS
 @tilewright.jit
 def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride, inverse,
               epsilon, CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
-              EARLY: tl.constexpr):  # fmt: skip
+              EARLY: tl.constexpr, READ: tl.constexpr = "evict_last"):  # fmt: skip
     """out[row] = (y - mean) / sqrt(variance + epsilon) * weight + bias of y = x + residual, which goes to `total`.
 
     `inverse` is 1 / columns.  Without `CENTER` the mean counts as 0.  What is None is left out.  With `EARLY` weights
     are on their way together with the rows, where there are registers for both.
     """
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
-    value = read(x, offsets, mask, 0.0)
-    inside = None
-    if MASK:
-        inside = column < columns
+    value = read(x, offsets, mask, 0.0, READ)
+    inside = within(column, columns, MASK)
     if EARLY:
         scales = None if weight is None else fetch(weight, column, inside, 0.0)
         shifts = None if bias is None else fetch(bias, column, inside, 0.0)
     if residual is not None:
         offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
-        value += read(residual, offsets, mask, 0.0)
+        value += read(residual, offsets, mask, 0.0, READ)
     offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
     if total is not None:
         tl.store(total + offsets, value.to(total.dtype.element_ty), mask=mask)
-    if CENTER:
-        value = value - (tl.sum(value, 1) * inverse)[:, None]
-        if MASK:
-            value = tl.where(mask, value, 0.0)
-    scale = tl.rsqrt(tl.sum(value * value, 1) * inverse + epsilon)[:, None]
-    result = value * scale
+    value, variance = deviations(value, inverse, mask, CENTER)
+    result = value * tl.rsqrt(variance + epsilon)
     if not EARLY:
         scales = None if weight is None else fetch(weight, column, inside, 0.0, "evict_last")
         shifts = None if bias is None else fetch(bias, column, inside, 0.0, "evict_last")
@@ -176,40 +189,6 @@ def normalize_long(x, weight, bias, residual, total, out, rows, columns, x_strid
 
 
 @tilewright.jit
-def combine(left, right, KIND: tl.constexpr):
-    """One step of a reduction; maxima and minima keep NaN."""
-    if KIND == "max":
-        result = tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
-    elif KIND == "min":
-        result = tl.minimum(left, right, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        result = left + right
-    return result
-
-
-@tilewright.jit
-def largest(left, right):
-    return combine(left, right, "max")
-
-
-@tilewright.jit
-def smallest(left, right):
-    return combine(left, right, "min")
-
-
-@tilewright.jit
-def along(value, AXIS: tl.constexpr, KIND: tl.constexpr):
-    """The reduction of a block along an axis."""
-    if KIND == "max":
-        result = tl.reduce(value, AXIS, largest)
-    elif KIND == "min":
-        result = tl.reduce(value, AXIS, smallest)
-    else:
-        result = tl.sum(value, AXIS)
-    return result
-
-
-@tilewright.jit
 def read_rows(x, rows, columns, row, first, INITIAL: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):
     """Columns `first`, … of some rows, [rows, BLOCK]; `INITIAL` outside."""
     column = first + tl.arange(0, BLOCK)[None, :]
@@ -224,11 +203,13 @@ def reduce_rows(x, out, rows, columns, factor, KIND: tl.constexpr, INITIAL: tl.c
                 BLOCK: tl.constexpr, WHOLE: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
     """out[row] = reduction of x[row, :] * factor: the whole row at once, or chunks of `BLOCK` columns, in order."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    total = read_rows(x, rows, columns, row, 0, INITIAL, BLOCK, MASK)
-    if not WHOLE:
-        for first in range(BLOCK, columns, BLOCK):
+    if WHOLE:
+        total = read_rows(x, rows, columns, row, 0, INITIAL, BLOCK, MASK)
+    else:
+        total = tl.full((ROWS, BLOCK), INITIAL, tl.float32)
+        for first in range(0, columns, BLOCK):
             total = combine(total, read_rows(x, rows, columns, row, first, INITIAL, BLOCK, MASK), KIND)
-    result = along(total, 1, KIND) * factor
+    result = reduce_axis(total, 1, KIND) * factor
     index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(out + index, result.to(out.dtype.element_ty), mask=index < rows)
 
@@ -237,55 +218,62 @@ def reduce_rows(x, out, rows, columns, factor, KIND: tl.constexpr, INITIAL: tl.c
 def lines_of(value, KIND: tl.constexpr, LINES: tl.constexpr):
     """Rows of a block put together to `LINES` rows of float32, which are all that is kept of it."""
     value = value.to(tl.float32)
-    return along(tl.reshape(value, (value.shape[0] // LINES, LINES, value.shape[1])), 0, KIND)
+    return reduce_axis(tl.reshape(value, (value.shape[0] // LINES, LINES, value.shape[1])), 0, KIND)
 
 
 @tilewright.jit
-def accumulate_rows(x, start, end, inner, column, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
-                    LINES: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
-    """Rows start, …, end - 1 of columns [1, block], every `LINES`-th of them put together: [LINES, block].
+def read_lines(place, row, end, column, inner, INITIAL: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr):
+    """Elements [rows, block] at `place`, `INITIAL` where there are no rows or columns."""
+    mask = both(within(row, end, MASK_R), within(column, inner, MASK))
+    return fetch(place, 0, mask, INITIAL, "evict_first")
 
-    `ROWS` rows are loaded at once, the next ones while these are added.  `MASK`: some of the columns do not exist.
+
+@tilewright.jit
+def accumulate_rows(x, rows, inner, column, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
+                    LINES: tl.constexpr, WHOLE: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
+    """The first `rows` rows of columns [1, block] from `x` on, every `LINES`-th of them put together: [LINES, block].
+
+    `ROWS` rows are loaded at once: all of them (`WHOLE`), or the next ones while these are added.  `MASK_R` and `MASK`:
+    some of the rows, the columns do not exist.
     """
-    row = start + tl.arange(0, ROWS)[:, None]
-    place = x + row.to(tl.int64) * inner + column
-    mask = row < end
-    if MASK:
-        mask = mask & (column < inner)
-    coming = tl.load(place, mask=mask, other=INITIAL, eviction_policy="evict_first")
-    total = tl.full((LINES, column.shape[1]), INITIAL, tl.float32)
-    for _ in range(start + ROWS, end, ROWS):
-        value = coming
-        place += ROWS * inner
-        row += ROWS
-        mask = row < end
-        if MASK:
-            mask = mask & (column < inner)
-        coming = tl.load(place, mask=mask, other=INITIAL, eviction_policy="evict_first")
-        total = combine(total, lines_of(value, KIND, LINES), KIND)
-    return combine(total, lines_of(coming, KIND, LINES), KIND)
+    row = tl.arange(0, ROWS)[:, None]
+    place = x + (row * inner + column)
+    coming = read_lines(place, row, rows, column, inner, INITIAL, MASK_R, MASK)
+    if not WHOLE:
+        total = tl.full((LINES, column.shape[1]), INITIAL, tl.float32)
+        for _ in range(ROWS, rows, ROWS):
+            value = coming
+            place += ROWS * inner
+            row += ROWS
+            coming = read_lines(place, row, rows, column, inner, INITIAL, MASK_R, MASK)
+            total = combine(total, lines_of(value, KIND, LINES), KIND)
+    result = lines_of(coming, KIND, LINES)
+    if not WHOLE:
+        result = combine(total, result, KIND)
+    return result
 
 
 @tilewright.jit
-def reduce_columns(x, out, reduced, inner, factor, KIND: tl.constexpr, INITIAL: tl.constexpr, ROWS: tl.constexpr,
-                   LINES: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
-                   STEP: tl.constexpr = 0):  # fmt: skip
+def reduce_columns(x, out, reduced, share, inner, factor, KIND: tl.constexpr, INITIAL: tl.constexpr,
+                   ROWS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+                   MASK_R: tl.constexpr, MASK: tl.constexpr, STEP: tl.constexpr = 0):  # fmt: skip
     """out[outer, piece, inner] = reduction over a piece of the rows of x[outer, reduced, inner] * factor.
 
-    Grid: (column blocks, pieces, outer).  Pieces are equal but for a row, and are reduced by a second launch, in order:
-    results do not vary.  That one (`STEP` 2) starts while the first (`STEP` 1) still runs, and waits for it.
+    Grid: (column blocks, pieces, outer).  Pieces have `share` rows, the last one what is left, and are reduced by a
+    second launch, in order: results do not vary.  That one (`STEP` 2) starts while the first (`STEP` 1) still runs, and
+    waits for it.
     """
     if STEP == 1:
         tl.extra.cuda.gdc_launch_dependents()
     if STEP == 2:
         tl.extra.cuda.gdc_wait()
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    piece, pieces = tl.program_id(1).to(tl.int64), tl.num_programs(1)
-    start = (piece * reduced // pieces).to(tl.int32)
-    end = ((piece + 1) * reduced // pieces).to(tl.int32)
-    outer = tl.program_id(2).to(tl.int64)
-    total = accumulate_rows(x + outer * reduced * inner, start, end, inner, column, KIND, INITIAL, ROWS, LINES, MASK)
-    result = along(total, 0, KIND) * factor
+    piece, outer = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    start = piece * share
+    x += (outer * reduced + start) * inner
+    rows = tl.minimum(share, reduced - start)
+    total = accumulate_rows(x, rows, inner, column, KIND, INITIAL, ROWS, LINES, WHOLE, MASK_R, MASK)
+    result = reduce_axis(total, 0, KIND) * factor
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = (outer * pieces + piece) * inner + index
+    place = (outer * tl.num_programs(1) + piece) * inner + index
     tl.store(out + place, result.to(out.dtype.element_ty), mask=index < inner)

@@ -12,28 +12,28 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.kernels.reduce import combine, maximum_of, reduce_axis
+from tilewright.kernels.gpu_rows import deviations, softmax_of
+from tilewright.kernels.reduce import both, combine, read_slot, reduce_axis, within
+
+
+@tilewright.jit
+def read_rows(rows, extra, OUTSIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+              TYPE: tl.constexpr, MASK: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
+    """This CTA's rows and columns, the mask, where columns exist, and what the prologue makes of them."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = within(column, COLUMNS, MASK)
+    mask = both(within(row, rows, MASK), inside)
+    x = tl.broadcast_to(read_slot(PROLOGUE, row, column, mask, extra, inside, OUTSIDE, TYPE), (ROWS, BLOCK))
+    return row, column, mask, inside, x
 
 
 @tilewright.jit
 def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
             TYPE: tl.constexpr, MASK: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """out[row, :] = EPILOGUE(softmax(PROLOGUE(row))); its logarithm when `LOG`.  Grid: (blocks of rows,)."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    mask = None
-    if MASK:
-        mask = (row < rows) & (column < COLUMNS)
-    x = tl.broadcast_to(PROLOGUE(row, column, mask, extra).to(TYPE), (ROWS, BLOCK))
-    if MASK:
-        x = tl.where(column < COLUMNS, x, float("-inf"))
-    shifted = x - tl.reduce(x, 1, maximum_of)[:, None]
-    weights = tl.exp(shifted)
-    total = tl.sum(weights, 1)[:, None]
-    if LOG:
-        result = shifted - tl.log(total)
-    else:
-        result = weights * (1.0 / total)
+    row, column, mask, inside, x = read_rows(rows, extra, float("-inf"), ROWS, COLUMNS, BLOCK, TYPE, MASK, PROLOGUE)
+    result = softmax_of(x, LOG)
     tl.store(out + row * COLUMNS + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
 
 
@@ -42,20 +42,9 @@ def normalize(out, rows, epsilon, *extra, ROWS: tl.constexpr, COLUMNS: tl.conste
               CENTER: tl.constexpr, TYPE: tl.constexpr, MASK: tl.constexpr, PROLOGUE: tl.constexpr,
               EPILOGUE: tl.constexpr):  # fmt: skip
     """out[row, :] = EPILOGUE((x - mean) / sqrt(variance + epsilon)); without `CENTER` the mean counts as 0."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    mask = None
-    if MASK:
-        mask = (row < rows) & (column < COLUMNS)
-    x = tl.broadcast_to(PROLOGUE(row, column, mask, extra).to(TYPE), (ROWS, BLOCK))
-    if CENTER:
-        if MASK:
-            x = tl.where(column < COLUMNS, x, 0.0)
-        x = x - (tl.sum(x, 1) * (1.0 / COLUMNS))[:, None]
-    if MASK:
-        x = tl.where(column < COLUMNS, x, 0.0)
-    variance = tl.sum(x * x, 1) * (1.0 / COLUMNS)
-    result = x * (1.0 / tl.sqrt(variance + epsilon))[:, None]
+    row, column, mask, inside, x = read_rows(rows, extra, 0.0, ROWS, COLUMNS, BLOCK, TYPE, MASK, PROLOGUE)
+    x, variance = deviations(x, 1.0 / COLUMNS, inside, CENTER)
+    result = x * (1.0 / tl.sqrt(variance + epsilon))
     tl.store(out + row * COLUMNS + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
 
 
@@ -72,18 +61,14 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     partial = tl.full((ROWS, BLOCK), INITIAL, TYPE)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
-        if MASK:
-            mask = (row < rows) & (column < columns)
-            x = tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), INITIAL)
-        else:
-            x = PROLOGUE(row, column, None, extra).to(TYPE)
+        inside = within(column, columns, MASK)
+        mask = both(within(row, rows, MASK), inside)
+        x = read_slot(PROLOGUE, row, column, mask, extra, inside, INITIAL, TYPE)
         partial = combine(partial, x, KIND)
     value = reduce_axis(partial, 1, KIND)
     if KIND == "mean":
         value = value / columns
-    inside = None
-    if MASK:
-        inside = index < rows
+    inside = within(index, rows, MASK)
     tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
 
 
@@ -101,21 +86,12 @@ def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl
     for start in range(0, reduced, BLOCK_R):
         step = start + tl.arange(0, BLOCK_R)[:, None]
         row = outer * reduced + step
-        mask = None
-        if MASK_R and MASK:
-            mask = (step < reduced) & (column < inner)[None, :]
-        elif MASK_R:
-            mask = step < reduced
-        elif MASK:
-            mask = (column < inner)[None, :]
-        x = PROLOGUE(row, column[None, :], mask, extra).to(TYPE)
-        if MASK_R:
-            x = tl.where(mask, x, INITIAL)
+        inside = within(step, reduced, MASK_R)
+        mask = both(inside, within(column[None, :], inner, MASK))
+        x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
         partial = combine(partial, x, KIND)
     value = reduce_axis(partial, 0, KIND)
     if KIND == "mean":
         value = value / reduced
-    inside = None
-    if MASK:
-        inside = column < inner
+    inside = within(column, inner, MASK)
     tl.store(out + outer * inner + column, EPILOGUE(value, outer, column, inside, extra), mask=inside)

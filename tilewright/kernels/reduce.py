@@ -67,6 +67,36 @@ def reduce_axis(x, AXIS: tl.constexpr, KIND: tl.constexpr):
 
 
 @tilewright.jit
+def within(index, extent, MASK: tl.constexpr):
+    """Where an index is below an extent; None, for everywhere, when blocks never reach beyond it."""
+    mask = None
+    if MASK:
+        mask = index < extent
+    return mask
+
+
+@tilewright.jit
+def both(first, second):
+    """Where two masks hold, of which None holds everywhere."""
+    if first is None:
+        mask = second
+    elif second is None:
+        mask = first
+    else:
+        mask = first & second
+    return mask
+
+
+@tilewright.jit
+def read_slot(PROLOGUE: tl.constexpr, row, column, mask, extra, inside, OUTSIDE: tl.constexpr, TYPE: tl.constexpr):
+    """A block of a prologue, which reads under `mask`; `OUTSIDE` where `inside` does not hold."""
+    x = PROLOGUE(row, column, mask, extra).to(TYPE)
+    if inside is not None:
+        x = tl.where(inside, x, OUTSIDE)
+    return x
+
+
+@tilewright.jit
 def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
                 INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK: tl.constexpr,
                 PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
@@ -80,11 +110,8 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
         value = tl.full((), INITIAL, TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            if MASK:
-                mask = column < columns
-                x = tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), INITIAL)
-            else:
-                x = PROLOGUE(row, column, None, extra).to(TYPE)
+            mask = within(column, columns, MASK)
+            x = read_slot(PROLOGUE, row, column, mask, extra, mask, INITIAL, TYPE)
             value = combine(value, reduce_axis(x, 0, KIND), KIND)
         if KIND == "mean":
             value = value / columns
@@ -105,22 +132,13 @@ def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl
     for start in range(0, reduced, BLOCK_R):
         step = start + tl.arange(0, BLOCK_R)[:, None]
         row = outer * reduced + step
-        if MASK_R and MASK:
-            mask = (step < reduced) & (column < inner)[None, :]
-            x = tl.where(mask, PROLOGUE(row, column[None, :], mask, extra).to(TYPE), INITIAL)
-        elif MASK_R:
-            mask = step < reduced
-            x = tl.where(mask, PROLOGUE(row, column[None, :], mask, extra).to(TYPE), INITIAL)
-        elif MASK:
-            x = PROLOGUE(row, column[None, :], (column < inner)[None, :], extra).to(TYPE)
-        else:
-            x = PROLOGUE(row, column[None, :], None, extra).to(TYPE)
+        inside = within(step, reduced, MASK_R)
+        mask = both(inside, within(column[None, :], inner, MASK))
+        x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
         partial = combine(partial, reduce_axis(x, 0, KIND), KIND)
     if KIND == "mean":
         partial = partial / reduced
-    mask = None
-    if MASK:
-        mask = column < inner
+    mask = within(column, inner, MASK)
     tl.store(out + outer * inner + column, EPILOGUE(partial, outer, column, mask, extra), mask=mask)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright import dtypes
@@ -10,15 +11,15 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.frontend.sizes import cdiv, next_power_of_2
 from tilewright.kernels import gpu_rows
+from tilewright.kernels.row_forms import sum_form
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
-from tilewright.ops.rows import block_of, warps_for
 from tilewright.runtime.cuda.device import device
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
-_CTAS = 132 * 3  # of reductions over rows, each with 16 KiB on their way
-_WARPS = 4  # of each
-_VECTORS = 8  # of 16 bytes that a thread has on their way
+_VECTORS = 16  # of 16 bytes, at most, that a thread of a reduction over rows has on their way
+_PIECES = 4096  # into which their rows are cut at most
+_ENOUGH = 132 * 2  # CTAs that keep the processors busy
 
 
 def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dtype: Any = None) -> Any:
@@ -68,50 +69,59 @@ def _reduce_rows(source: View, out: Any, rows: int, columns: int, factor: float,
 
 
 def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
-    """8192 elements to a CTA of 16 warps, which was fastest on an H200 at all lengths; less where rows are few."""
-    block = block_of(cdiv(columns, cdiv(columns, 8192)))
-    together = 1
-    while 2 * together * block <= 8192 and rows >= 2 * together * 4 * 132:
-        together *= 2
-    mask = rows % together != 0 or columns % block != 0
-    gpu_rows.reduce_rows[(cdiv(rows, together),)](
-        x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=together,
-        BLOCK=block, WHOLE=columns <= block, MASK=mask, num_warps=warps_for(together * block, 512),
+    form = sum_form(rows, columns)
+    mask = rows % form.rows != 0 or columns % form.block != 0
+    gpu_rows.reduce_rows[(cdiv(rows, form.rows),)](
+        x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=form.rows,
+        BLOCK=form.block, WHOLE=not form.long, MASK=mask, num_warps=form.warps,
     )  # fmt: skip
 
 
 def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
-    """Along another axis: strips of 128 columns, in as many pieces of their rows as processors take at once."""
-    block = min(128, max(16, next_power_of_2(inner)))
-    strips = cdiv(inner, block)
-    rows = _lines(source.element, block) * _VECTORS
-    pieces = max(1, min(_CTAS // (strips * outer), length // (2 * rows)))
-    if pieces == 1:
-        _launch_columns(source.base, source.element, out, length, inner, factor, kind, block, (strips, 1, outer), 0)
-        return
-    partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
-    first, second = (1, 2) if source.place is not None and device(source.place.ordinal).capability >= (9, 0) else (0, 0)
-    grid = (strips, pieces, outer)
-    _launch_columns(source.base, source.element, partial, length, inner, 1.0, kind, block, grid, first)
-    # Few columns and many rows at once: what is left is small, and should not take long because few work on it.
-    block = min(32, block)
-    grid = (cdiv(inner, block), 1, outer)
-    _launch_columns(partial, dtypes.float32, out, pieces, inner, factor, kind, block, grid, second)
+    """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA holds in registers.
+
+    Many CTAs that load once and end share the memory evenly; as many as fit, each with its part, end one by one.
+    """
+    element, block, warps = source.element, min(128, max(16, next_power_of_2(inner))), 8
+    strips, lines, vectors = cdiv(inner, block) * outer, _lines(element, block, warps), _VECTORS
+    while vectors > 4 and strips * cdiv(length, lines * vectors) < _ENOUGH:
+        vectors //= 2
+    share = max(lines * vectors, cdiv(length, _PIECES))
+    pieces = cdiv(length, share)
+    dependent = pieces > 1 and source.place is not None and device(source.place.ordinal).capability >= (9, 0)
+    partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32) if pieces > 1 else out
+    first = _Columns(block, warps, vectors, 1 if dependent else 0)
+    first.launch(source.base, element, partial, (outer, length, inner), share, factor if pieces == 1 else 1.0, kind)
+    if pieces > 1:
+        # What is left is small, and should not take long because few CTAs work on it.
+        rest = _Columns(min(32, block), 4, 8, 2 if dependent else 0)
+        rest.launch(partial, dtypes.float32, out, (outer, pieces, inner), pieces, factor, kind)
 
 
-def _lines(element: DType, block: int) -> int:
+def _lines(element: DType, block: int, warps: int) -> int:
     """Rows of a block of which every thread has one vector of 16 bytes."""
-    return max(1, 32 * _WARPS * (16 // element.itemsize) // block)
+    return max(1, 32 * warps * (16 // element.itemsize) // block)
 
 
-def _launch_columns(
-    x: Any, element: DType, out: Any, length: int, inner: int, factor: float, kind: str, block: int,
-    grid: tuple[int, int, int], step: int,
-) -> None:  # fmt: skip
-    lines = _lines(element, block)
-    options = {"dependent_launch": True} if step == 2 else {}
-    gpu_rows.reduce_columns[grid](
-        x, out, length, inner, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind],
-        ROWS=lines * _VECTORS, LINES=lines, BLOCK=block, MASK=inner % block != 0, STEP=step,
-        num_warps=_WARPS, **options,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class _Columns:
+    """CTAs of `warps` over strips of `block` columns, whose threads have `vectors` of 16 bytes on their way."""
+
+    block: int
+    warps: int
+    vectors: int
+    step: int  # of a reduction in two launches that overlap: 1, 2; 0 otherwise
+
+    def launch(
+        self, x: Any, element: DType, out: Any, shape: tuple[int, int, int], share: int, factor: float, kind: str
+    ) -> None:
+        """Reduce `share` rows at a time of x [outer, length, inner]."""
+        outer, length, inner = shape
+        lines = _lines(element, self.block, self.warps)
+        rows = lines * self.vectors
+        options = {"dependent_launch": True} if self.step == 2 else {}
+        gpu_rows.reduce_columns[(cdiv(inner, self.block), cdiv(length, share), outer)](
+            x, out, length, share, inner, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind],
+            ROWS=rows, LINES=lines, BLOCK=self.block, WHOLE=share <= rows, MASK_R=length % share + share % rows != 0,
+            MASK=inner % self.block != 0, STEP=self.step, num_warps=self.warps, maxnreg=128, **options,
+        )  # fmt: skip

@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import LaunchError
-from tilewright.frontend.sizes import cdiv, next_power_of_2
+from tilewright.frontend.sizes import cdiv
 from tilewright.kernels import gpu_rows
+from tilewright.kernels.row_forms import RowForm, row_form
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
-
-REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
-_CHUNK = 8192
-_WIDE = 8192  # columns up to which a row leaves registers for weights
-
-
-@dataclass(frozen=True)
-class RowForm:
-    """A CTA of `warps` takes `rows` rows in blocks of `block` columns."""
-
-    rows: int
-    block: int
-    warps: int
-    long: bool = False
-    early: bool = False  # whether weights are loaded together with the rows
-
-
-def block_of(columns: int) -> int:
-    """The block for so many columns: a multiple of an eighth of the next power of two, so that few kernels serve all
-    lengths, and few threads have nothing to do."""
-    step = max(16, next_power_of_2(columns) // 8)
-    return cdiv(columns, step) * step
-
-
-def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, processors: int = 132) -> RowForm:
-    """The blocks for so many rows, as they were fastest on an H200 (bfloat16, 1024 to 16384 columns).
-
-    With weights, which every CTA reads, a CTA has one row, and where registers allow they are loaded with it; without,
-    it has 2048 elements at least.  Few threads with many bytes in flight beat many that wait for each other: 4 warps up
-    to 8192 columns with weights, 16 elements and more a thread with a second input; wide rows want more threads.
-    Fewer rows a CTA when processors would stay idle.
-    """
-    if columns > REGISTER_COLUMNS:
-        return RowForm(1, _CHUNK, 16, long=True)
-    block = block_of(columns)
-    together = 1
-    while together * block < (1024 if weights else 2048) and cdiv(rows, 2 * together) >= 4 * processors:
-        together *= 2
-    elements = together * block
-    early = weights and block <= (_WIDE if inputs == 1 else 2 * _WIDE)
-    if inputs > 1:
-        warps = max(min(4, warps_for(elements, 128)), warps_for(elements, 512))
-    elif early:
-        warps = max(min(2, warps_for(elements, 128)), min(4, warps_for(elements, 1024)))
-    elif weights:
-        warps = warps_for(elements, 512)
-    else:
-        warps = max(min(4, warps_for(elements, 512)), warps_for(elements, 1024 if block <= _WIDE else 2048))
-    return RowForm(together, block, warps, early=early)
-
-
-def warps_for(elements: int, each: int) -> int:
-    """The number of warps, a power of two up to 16, of which each has about `each` elements."""
-    return 1 << max(0, min(4, round(math.log2(max(1, elements) / each))))
 
 
 def _rows_of(found: View, name: str) -> tuple[int, int, int]:

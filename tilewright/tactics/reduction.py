@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,13 @@ def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
         calls = [_row_operation(group, graph)]
     elif anchor.op in REDUCTIONS:
-        calls = [_reduce(group, graph)]
+        calls = [reduce_call(group, graph, _along_rows, _over_rows)]
     elif anchor.op in ("argmax", "argmin"):
         calls = [arg_extreme_call(group)]
     elif anchor.op == "cumsum":
         calls = [cumulative_sum_call(group)]
     elif anchor.op == "reduce_log_sum_exp":
-        calls = [log_sum_exp_call(group, graph, rows_per_program)]
+        calls = [log_sum_exp_call(group, graph, _log_sum_exp)]
     else:
         raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
     return [row_candidate(calls, group, target)]
@@ -112,6 +112,28 @@ def rows_per_program(rows: Size, columns: Size) -> int:
 
 
 @dataclass(frozen=True)
+class Deal:
+    """How the work of a launch is dealt out: to which kernel, in which blocks, with which options of the compiler."""
+
+    kernel: JITFunction
+    constants: dict[str, Any]
+    grid: tuple[Size, Size, Size]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _dealt(
+    deal: Deal, constants: Mapping[str, Any], out: Value, sizes: Mapping[str, Size], extra: ExtraReferences
+) -> KernelCall:
+    """The launch of a kernel with slots; `sizes` are its parameters that say how much there is."""
+    constants = {**constants, **deal.constants}
+    operands: dict[str, Operand] = {"out": out}
+    types: dict[str, str] = {}
+    bind_sizes(dict(sizes), operands, types, constants)
+    bind_extra(extra, operands, types)
+    return KernelCall(deal.kernel, operands, types, constants, deal.grid, options=deal.options)
+
+
+@dataclass(frozen=True)
 class RowOperation:
     """Softmax or a normalisation over trailing dimensions, with the slots of its kernel."""
 
@@ -127,6 +149,13 @@ class RowOperation:
     def is_norm(self) -> bool:
         assert self.group.anchor is not None
         return self.group.anchor.op in ("layer_norm", "rms_norm")
+
+    def call(self, deal: Deal) -> KernelCall:
+        """The launch; a kernel that is not told `COLUMNS` finds the number at run time."""
+        sizes = {"rows": self.rows}
+        if "COLUMNS" not in deal.constants:
+            sizes["columns"] = self.columns
+        return _dealt(deal, self.constants, self.group.outputs[-1], sizes, self.extra)
 
 
 def row_operation(group: Group, graph: Graph) -> RowOperation:
@@ -159,25 +188,15 @@ def row_operation(group: Group, graph: Graph) -> RowOperation:
 
 def _row_operation(group: Group, graph: Graph) -> KernelCall:
     operation = row_operation(group, graph)
-    rows, columns = operation.rows, operation.columns
-    whole = isinstance(columns, int) and columns <= WHOLE_ROW
-    count = rows_per_program(rows, columns)
-    constants = {**operation.constants, "ROWS": count}
-    operands: dict[str, Operand] = {"out": operation.group.outputs[-1]}
-    types: dict[str, str] = {}
-    sizes: dict[str, Size] = {"rows": rows}
-    if whole:
+    columns, count = operation.columns, rows_per_program(operation.rows, operation.columns)
+    constants: dict[str, Any] = {"ROWS": count}
+    if isinstance(columns, int) and columns <= WHOLE_ROW:
         constants["COLUMNS"] = columns
+        kernel = normalize if operation.is_norm else softmax
     else:
         constants["BLOCK"] = CHUNK
-        sizes["columns"] = columns
-    if operation.is_norm:
-        kernel = normalize if whole else normalize_chunked
-    else:
-        kernel = softmax if whole else softmax_chunked
-    bind_sizes(sizes, operands, types, constants)
-    bind_extra(operation.extra, operands, types)
-    return KernelCall(kernel, operands, types, constants, (ceil_divide(rows, count), 1, 1))
+        kernel = normalize_chunked if operation.is_norm else softmax_chunked
+    return operation.call(Deal(kernel, constants, (ceil_divide(operation.rows, count), 1, 1)))
 
 
 def with_space(group: Group, shape: Sequence[Size]) -> Group:
@@ -226,34 +245,37 @@ def reduced_space(anchor: Node) -> tuple[Size, Size, Size]:
     return product(source.shape[:first]), product(source.shape[first : last + 1]), product(source.shape[last + 1 :])
 
 
-def _reduce(group: Group, graph: Graph) -> KernelCall:
-    """A reduction over neighbouring axes."""
+def reduce_call(
+    group: Group, graph: Graph, along_rows: Callable[[Size, Size], Deal], over_rows: Callable[[Size, Size, Size], Deal]
+) -> KernelCall:
+    """A reduction over neighbouring axes: `along_rows(outer, reduced)` deals out one whose axes are the last ones,
+    `over_rows(outer, reduced, inner)` another."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     outer, reduced, inner = reduced_space(anchor)
     kind, dtype = REDUCTIONS[anchor.op], compute_type(anchor.inputs[0].dtype)
-    constants: dict[str, Any] = {"KIND": kind, "INITIAL": neutral_element(kind, dtype), "TYPE": language_type(dtype)}
-    operands: dict[str, Operand] = {"out": group.outputs[-1]}
-    types: dict[str, str] = {}
-    if inner == 1:
-        prologue, epilogue, extra = reduce_slots(group, graph, (outer, reduced), (outer, 1))
-        block = reduced if isinstance(reduced, int) and reduced <= CHUNK else CHUNK
-        count = rows_per_program(outer, reduced)
-        constants |= {"ROWS": count, "BLOCK": block, "MASK": not divides(block, reduced)}
-        bind_sizes({"rows": outer, "columns": reduced}, operands, types, constants)
-        kernel = reduce_rows
-        grid: tuple[Size, Size, Size] = (ceil_divide(outer, count), 1, 1)
-    else:
-        prologue, epilogue, extra = reduce_slots(group, graph, (simplify(lift(outer) * reduced), inner), (outer, inner))
-        block = inner if isinstance(inner, int) and inner <= 512 else 512
-        block_r = reduced if isinstance(reduced, int) and reduced <= 32 else 32
-        constants |= {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
-                      "MASK": not divides(block, inner)}  # fmt: skip
-        bind_sizes({"reduced": reduced, "inner": inner}, operands, types, constants)
-        kernel, grid = reduce_columns, (ceil_divide(inner, block), outer, 1)
-    constants |= {"PROLOGUE": prologue, "EPILOGUE": epilogue}
-    bind_extra(extra, operands, types)
-    return KernelCall(kernel, operands, types, constants, grid)
+    source: tuple[Size, Size] = (outer, reduced) if inner == 1 else (simplify(lift(outer) * reduced), inner)
+    prologue, epilogue, extra = reduce_slots(group, graph, source, (outer, inner))
+    constants: dict[str, Any] = {"KIND": kind, "INITIAL": neutral_element(kind, dtype), "TYPE": language_type(dtype),
+                                 "PROLOGUE": prologue, "EPILOGUE": epilogue}  # fmt: skip
+    deal = along_rows(outer, reduced) if inner == 1 else over_rows(outer, reduced, inner)
+    sizes = {"rows": outer, "columns": reduced} if inner == 1 else {"reduced": reduced, "inner": inner}
+    return _dealt(deal, constants, group.outputs[-1], sizes, extra)
+
+
+def _along_rows(outer: Size, reduced: Size) -> Deal:
+    block = reduced if isinstance(reduced, int) and reduced <= CHUNK else CHUNK
+    count = rows_per_program(outer, reduced)
+    constants = {"ROWS": count, "BLOCK": block, "MASK": not divides(block, reduced)}
+    return Deal(reduce_rows, constants, (ceil_divide(outer, count), 1, 1))
+
+
+def _over_rows(outer: Size, reduced: Size, inner: Size) -> Deal:
+    block = inner if isinstance(inner, int) and inner <= 512 else 512
+    block_r = reduced if isinstance(reduced, int) and reduced <= 32 else 32
+    constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
+                 "MASK": not divides(block, inner)}  # fmt: skip
+    return Deal(reduce_columns, constants, (ceil_divide(inner, block), outer, 1))
 
 
 def reduce_slots(
@@ -273,8 +295,8 @@ def reduce_slots(
     return prologue, epilogue, extra
 
 
-def log_sum_exp_call(group: Group, graph: Graph, deal: Callable[[Size, Size], int], block: int = CHUNK) -> KernelCall:
-    """The launch of `kernels.rows.log_sum_exp`; `deal` gives the rows of a program for all rows and columns.
+def log_sum_exp_call(group: Group, graph: Graph, along_rows: Callable[[Size, Size], Deal]) -> KernelCall:
+    """The launch of `kernels.rows.log_sum_exp`, dealt out by `along_rows(outer, reduced)`.
 
     Raises `NotImplementedError` unless the last axes are reduced.
     """
@@ -284,16 +306,15 @@ def log_sum_exp_call(group: Group, graph: Graph, deal: Callable[[Size, Size], in
     if inner != 1:
         raise NotImplementedError(f"{group.name}: only the last axes have a kernel")
     prologue, epilogue, extra = reduce_slots(group, graph, (outer, reduced), (outer, 1))
-    count = deal(outer, reduced)
-    constants: dict[str, Any] = {
-        "ROWS": count, "BLOCK": block, "PROLOGUE": prologue, "EPILOGUE": epilogue,
-        "TYPE": language_type(compute_type(anchor.inputs[0].dtype)),
-    }  # fmt: skip
-    operands: dict[str, Operand] = {"out": group.outputs[-1]}
-    types: dict[str, str] = {}
-    bind_sizes({"rows": outer, "columns": reduced}, operands, types, constants)
-    bind_extra(extra, operands, types)
-    return KernelCall(log_sum_exp, operands, types, constants, (ceil_divide(outer, count), 1, 1))
+    constants = {"PROLOGUE": prologue, "EPILOGUE": epilogue,
+                 "TYPE": language_type(compute_type(anchor.inputs[0].dtype))}  # fmt: skip
+    sizes = {"rows": outer, "columns": reduced}
+    return _dealt(along_rows(outer, reduced), constants, group.outputs[-1], sizes, extra)
+
+
+def _log_sum_exp(outer: Size, reduced: Size) -> Deal:
+    count = rows_per_program(outer, reduced)
+    return Deal(log_sum_exp, {"ROWS": count, "BLOCK": CHUNK}, (ceil_divide(outer, count), 1, 1))
 
 
 def arg_extreme_call(group: Group) -> KernelCall:

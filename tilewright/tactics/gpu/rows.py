@@ -10,19 +10,20 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels import gpu_slots
-from tilewright.kernels.rows import normalize_chunked, softmax_chunked
-from tilewright.symbolic import Size, ceil_divide, lift, simplify
-from tilewright.tactics.binding import bind_extra, bind_sizes, divides
-from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
-from tilewright.tactics.expressions import compute_type, language_type
+from tilewright.kernels.row_forms import RowForm, row_form, sum_form
+from tilewright.kernels.rows import log_sum_exp, normalize_chunked, softmax_chunked
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.binding import divides
+from tilewright.tactics.core import Candidate, KernelCall, Stage
+from tilewright.tactics.expressions import compute_type
 from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.reduction import (
     REDUCTIONS,
+    Deal,
     arg_extreme_call,
     cumulative_sum_call,
     log_sum_exp_call,
-    neutral_element,
-    reduce_slots,
+    reduce_call,
     reduced_space,
     row_candidate,
     row_operation,
@@ -33,7 +34,6 @@ from tilewright.tune.gpu import gpu_of
 
 WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 CHUNK = 2048  # columns of longer rows
-CTA_ELEMENTS = 1024  # short rows are put together until there are so many elements
 COLUMNS = 64  # of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of a block of such a reduction: 32 a thread
 MOST_WARPS = 16  # of a CTA
@@ -45,7 +45,7 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     anchor = group.anchor
     assert anchor is not None
     if anchor.op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
-        return _with_warps(row_candidate([_row_operation(group, graph)], group, target))
+        return _with_warps(row_candidate([_row_operation(group, graph, target)], group, target))
     if anchor.op in REDUCTIONS:
         return [other for candidate in _reductions(group, graph, target) for other in _with_warps(candidate)]
     if anchor.op in ("argmax", "argmin"):
@@ -53,7 +53,7 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     elif anchor.op == "cumsum":
         call = cumulative_sum_call(group)
     elif anchor.op == "reduce_log_sum_exp":
-        call = replace(log_sum_exp_call(group, graph, lambda rows, columns: 1, CHUNK), options=_warps(2 * CHUNK))
+        call = log_sum_exp_call(group, graph, _log_sum_exp)
     else:
         raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
     return [row_candidate([call], group, target)]
@@ -85,28 +85,22 @@ def _warps(elements: int) -> dict[str, Any]:
     return {"num_warps": min(MOST_WARPS, max(1, elements // 512))}
 
 
-def _row_operation(group: Group, graph: Graph) -> KernelCall:
+def _row_operation(group: Group, graph: Graph, target: Target) -> KernelCall:
     operation = row_operation(group, graph)
     rows, columns = operation.rows, operation.columns
-    constants = dict(operation.constants)
-    operands: dict[str, Operand] = {"out": operation.group.outputs[-1]}
-    types: dict[str, str] = {}
-    sizes: dict[str, Size] = {"rows": rows}
     if isinstance(columns, int) and columns <= WHOLE_ROW:
-        block = next_power_of_2(columns)
-        count = max(1, CTA_ELEMENTS // block)
-        constants |= {"COLUMNS": columns, "BLOCK": block, "MASK": block != columns or not divides(count, rows)}
+        whole = expected(simplify(lift(rows) * columns))
+        inputs = [expected(product(value.shape)) == whole for value in group.inputs]
+        form = row_form(expected(rows), columns, sum(inputs), not all(inputs), gpu_of(target).processors)
+        mask = form.block != columns or not divides(form.rows, rows)
+        constants = {"COLUMNS": columns, "BLOCK": form.block, "MASK": mask}
         kernel = gpu_slots.normalize if operation.is_norm else gpu_slots.softmax
     else:
-        block, count = CHUNK, 1
-        constants["BLOCK"] = block
-        sizes["columns"] = columns
+        form = RowForm(1, CHUNK, CHUNK // 512, long=True)
+        constants = {"BLOCK": CHUNK}
         kernel = normalize_chunked if operation.is_norm else softmax_chunked
-    constants["ROWS"] = count
-    bind_sizes(sizes, operands, types, constants)
-    bind_extra(operation.extra, operands, types)
-    grid: tuple[Size, Size, Size] = (ceil_divide(rows, count), 1, 1)
-    return KernelCall(kernel, operands, types, constants, grid, options=_warps(block * count))
+    grid: tuple[Size, Size, Size] = (ceil_divide(rows, form.rows), 1, 1)
+    return operation.call(Deal(kernel, {"ROWS": form.rows, **constants}, grid, {"num_warps": form.warps}))
 
 
 def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -149,33 +143,26 @@ def _parts(group: Group, target: Target) -> int:
 
 
 def _reduce(group: Group, graph: Graph) -> KernelCall:
-    """A reduction over neighbouring axes: along rows, or over rows column by column."""
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    outer, reduced, inner = reduced_space(anchor)
-    kind, dtype = REDUCTIONS[anchor.op], compute_type(anchor.inputs[0].dtype)
-    constants: dict[str, Any] = {"KIND": kind, "INITIAL": neutral_element(kind, dtype), "TYPE": language_type(dtype)}
-    operands: dict[str, Operand] = {"out": group.outputs[-1]}
-    types: dict[str, str] = {}
-    grid: tuple[Size, Size, Size]
-    if inner == 1:
-        prologue, epilogue, extra = reduce_slots(group, graph, (outer, reduced), (outer, 1))
-        block = min(next_power_of_2(reduced), CHUNK) if isinstance(reduced, int) else CHUNK
-        count = max(1, CTA_ELEMENTS // block)
-        constants |= {"ROWS": count, "BLOCK": block, "MASK": not (divides(block, reduced) and divides(count, outer))}
-        bind_sizes({"rows": outer, "columns": reduced}, operands, types, constants)
-        kernel, grid, elements = gpu_slots.reduce_rows, (ceil_divide(outer, count), 1, 1), block * count
-    else:
-        together = simplify(lift(outer) * reduced)
-        prologue, epilogue, extra = reduce_slots(group, graph, (together, inner), (outer, inner))
-        block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
-        block_r = COLUMN_ELEMENTS // block
-        block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
-        constants |= {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
-                      "MASK": not divides(block, inner)}  # fmt: skip
-        bind_sizes({"reduced": reduced, "inner": inner}, operands, types, constants)
-        kernel, grid = gpu_slots.reduce_columns, (ceil_divide(inner, block), outer, 1)
-        elements = block * block_r // 2
-    constants |= {"PROLOGUE": prologue, "EPILOGUE": epilogue}
-    bind_extra(extra, operands, types)
-    return KernelCall(kernel, operands, types, constants, grid, options=_warps(elements))
+    return reduce_call(group, graph, _along_rows, _over_rows)
+
+
+def _along_rows(outer: Size, reduced: Size) -> Deal:
+    form = sum_form(expected(outer), expected(reduced))
+    mask = not (divides(form.block, reduced) and divides(form.rows, outer))
+    constants = {"ROWS": form.rows, "BLOCK": form.block, "MASK": mask}
+    return Deal(gpu_slots.reduce_rows, constants, (ceil_divide(outer, form.rows), 1, 1), {"num_warps": form.warps})
+
+
+def _log_sum_exp(outer: Size, reduced: Size) -> Deal:
+    return Deal(log_sum_exp, {"ROWS": 1, "BLOCK": CHUNK}, (outer, 1, 1), _warps(2 * CHUNK))
+
+
+def _over_rows(outer: Size, reduced: Size, inner: Size) -> Deal:
+    block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
+    block_r = COLUMN_ELEMENTS // block
+    block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
+    constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
+                 "MASK": not divides(block, inner)}  # fmt: skip
+    return Deal(
+        gpu_slots.reduce_columns, constants, (ceil_divide(inner, block), outer, 1), _warps(block * block_r // 2)
+    )
