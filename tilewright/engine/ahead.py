@@ -19,7 +19,7 @@ from tilewright.tactics.core import AHEAD, Candidate, KernelCall, PackedConstant
 from tilewright.tune.cost import expected
 
 LINE = 128  # bytes, of the cache
-WANTED = 16 << 20  # bytes that are asked for: what memory gives in the time between two products, and a margin
+WANTED = 0  # bytes that are asked for: what memory gives in the time between two products, and a margin
 KEPT = 24 << 20  # bytes that kernels in between may move, for the cache to keep what was asked for
 
 Constant = Union[Value, PackedConstant]

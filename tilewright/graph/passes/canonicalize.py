@@ -362,14 +362,14 @@ def _elementwise_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
 
 def _matmul_transpose(node: Node, rewriter: Rewriter) -> Value | None:
     """A right operand whose last two axes are swapped: flip the flag instead."""
-    left, right = node.inputs
+    left, right, *ends = node.inputs
     swap = rewriter.producer(right, "permute")
     if swap is None or right is None:
         return None
     order, rank = swap.attributes["order"], right.rank
     if order != (*range(rank - 2), rank - 1, rank - 2):
         return None
-    return rewriter.op("matmul", [left, swap.inputs[0]], transpose_b=not node.attributes["transpose_b"])
+    return rewriter.op(node.op, [left, swap.inputs[0], *ends], transpose_b=not node.attributes["transpose_b"])
 
 
 def _table() -> dict[str, list[Rule]]:
@@ -400,6 +400,7 @@ def _table() -> dict[str, list[Rule]]:
         rules[name] += [_late_broadcast, _elementwise_of_rows]
     for name in [*_BROADCASTING, "attention"]:
         rules[name].append(_implicit_broadcast)
+    rules["grouped_matmul"] += [_matmul_transpose]
     rules["matmul"] += [_matmul_transpose, _matmul_of_rows, _matmul_of_batches, _implicit_broadcast]
     for name, extra in MOVEMENT_RULES.items():
         rules[name] += extra

@@ -257,12 +257,16 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
     """Blocks `top` - first, … down to `top` - end + 1, each under the product of the one before it."""
     if first < end:
         memory.key_ring.wait_full(tx.ring_at(count + first, FORM.STAGES))
+    if FORM.biased_ahead:
+        bias = bias_of(tl.maximum(top - first, 0), row, tile, sizes, FORM)
     for step in range(first, end):
-        if FORM.BIAS > 0:
+        if FORM.BIAS > 0 and not FORM.biased_ahead:
             bias = bias_of(top - step, row, tile, sizes, FORM)
         scores, pending = products(queries, memory, powers, out, count + step, count + step - 1, copy, FORM)
         if FORM.BIAS > 0:
             scores = tl.fma(bias, sizes.bias_factor, scores)
+        if FORM.biased_ahead:
+            bias = bias_of(tl.maximum(top - step - 1, 0), row, tile, sizes, FORM)
         if MASKED:
             scores = masked(scores, top - step, row, tile, sizes, FORM)
         exponentials, greatest, added = softmax(scores, maximum, scale, FORM)

@@ -140,7 +140,7 @@ def load_tiles(copy, a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted
     early = task.blocks * 0
     if FORM.DEPENDENT:
         # The first stages take their weights at once; activations come from the kernels before.
-        early = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
+        early = tl.where(task.first < task.tiles, tl.minimum(task.blocks, min(FORM.STAGES, FORM.EARLY)), 0)
         place = tile_place(task.first, task, FORM)
         for k in range(early):
             ring.full[k].expect(FORM.stage_bytes)

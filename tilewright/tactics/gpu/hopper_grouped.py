@@ -26,7 +26,7 @@ from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _FORMS = 4  # that are candidates
-_LISTED = 32  # tiles of rows that a CTA lists
+_LISTED = 8  # tiles of rows that a CTA lists
 _TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
 _ALIGNED = 8  # elements that rows are multiples of, for tensor copies
 
@@ -94,7 +94,7 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, form: MatmulFor
     types: dict[str, str] = {}
     bind_sizes({"rows": rows, "groups": groups}, operands, types, constants)
     grid = (ceil_divide(most, _LISTED), 1, 1)
-    return tiles, KernelCall(list_tiles, operands, types, constants, grid, options={"num_warps": 4})
+    return tiles, KernelCall(list_tiles, operands, types, constants, grid, options={"num_warps": 1})
 
 
 def _product(

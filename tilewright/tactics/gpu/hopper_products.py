@@ -42,6 +42,7 @@ from tilewright.tune.gpu import gpu_of
 
 HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups take turns
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
+EARLY_BYTES = 256 << 10  # of weights that a CTA reads before the kernels ahead have ended
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
 
@@ -153,7 +154,8 @@ def _cost(found: _Product, group: Group, seconds: float) -> Cost:
 def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
     """The launch of a form."""
     rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
-    form = form._replace(EPILOGUE=slots.function, GATE=found.gate, DEPENDENT=found.ready)
+    early = max(1, EARLY_BYTES // form.stage_bytes)
+    form = form._replace(EPILOGUE=slots.function, GATE=found.gate, DEPENDENT=found.ready, EARLY=early)
     shape = (depth, columns) if found.transposed else (columns, depth)
     stored = columns // 2 if found.gate is not None else columns
     operands: dict[str, Operand] = {
