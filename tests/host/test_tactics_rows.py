@@ -12,6 +12,8 @@ from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.passes.fuse import fuse
+from tilewright.tactics.select import candidates
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
@@ -113,3 +115,16 @@ def test_rows_of_gpus(columns: int, draw: Draw) -> None:
         b.output(b.op("reduce_sum", [b.op("multiply", [x, r])], axes=axes, keepdims=False), f"sum {axes}")
         b.output(b.op("reduce_max", [x], axes=axes, keepdims=True), f"max {axes}")
     check(b.finish(), {"x": draw(3, 6, columns), "r": draw(3, 6, columns)}, False, 1e-4, NvidiaTarget.named("sm_90a"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"), [((1024, 2, 1024), (2, 1024)), ((1, 2, 4096), (2, 64)), ((8, 500, 4096), (128, 64))]
+)
+def test_blocks_of_sums_over_rows(shape: tuple[int, ...], block: tuple[int, int]) -> None:
+    """Wide where few rows are summed, as with experts, and processors have enough to do."""
+    b = GraphBuilder("sums")
+    b.output(b.op("reduce_sum", [b.input("x", float32, shape)], axes=(1,), keepdims=False), "y")
+    graph = b.finish()
+    (group,) = fuse(graph).groups
+    call = candidates(group, graph, NvidiaTarget.named("sm_90a"))[0].stages[0].calls[0]
+    assert (call.constants["BLOCK_R"], call.constants["BLOCK"]) == block

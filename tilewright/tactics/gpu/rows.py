@@ -34,7 +34,9 @@ from tilewright.tune.gpu import gpu_of
 
 WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 CHUNK = 2048  # columns of longer rows
-COLUMNS = 64  # of a reduction over rows, at most
+COLUMNS = 64  # of a reduction over rows, at most, unless there are few
+FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
+FEW_CTAS = 512  # that there are then at least
 COLUMN_ELEMENTS = 8192  # of a block of such a reduction: 32 a thread
 MOST_WARPS = 16  # of a CTA
 LEAST_ROWS = 128  # that are worth a CTA
@@ -157,8 +159,18 @@ def _log_sum_exp(outer: Size, reduced: Size) -> Deal:
     return Deal(log_sum_exp, {"ROWS": 1, "BLOCK": CHUNK}, (outer, 1, 1), _warps(2 * CHUNK))
 
 
+def _columns(outer: Size, reduced: Size, inner: int) -> int:
+    """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors."""
+    columns = COLUMNS
+    if isinstance(reduced, int):
+        most = FEW_ELEMENTS // next_power_of_2(reduced)
+        while 2 * columns <= most and expected(outer) * inner >= FEW_CTAS * 2 * columns:
+            columns *= 2
+    return columns
+
+
 def _over_rows(outer: Size, reduced: Size, inner: Size) -> Deal:
-    block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
+    block = min(next_power_of_2(inner), _columns(outer, reduced, inner)) if isinstance(inner, int) else COLUMNS
     block_r = COLUMN_ELEMENTS // block
     block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
     constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
