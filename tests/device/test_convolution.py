@@ -88,6 +88,13 @@ def test_depthwise(
     check(graph, rng, (2,))
 
 
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_few_channels(rng: np.random.Generator, kernel: int, stride: int, residual: bool) -> None:
+    graph = model(rng, 2, (16, 36), 3, 24, residual=residual, **window(kernel, stride=stride, pad=kernel % 2))
+    check(graph, rng, (2,))
+
+
 @pytest.mark.parametrize("sizes", [(16, 96), (24, 40), (32, 16)], ids=str)
 @pytest.mark.parametrize("residual", [False, True])
 def test_pixels_in_rows_of_products(

@@ -87,16 +87,30 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("residual", [False, True])
-def test_hopper_convolutions(driver: Driver, rng: np.random.Generator, name: str, residual: bool) -> None:
+def test_hopper_convolutions(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str, residual: bool
+) -> None:
+    monkeypatch.setattr("tilewright.tactics.gpu.convolution.few_channels", lambda *arguments: [])
     sizes, attributes = CASES[name]
     graph = model(rng, 2, residual=residual, **sizes, **attributes)
     check(graph, rng, (2,), "hopper convolution")
 
 
 @pytest.mark.parametrize("name", ["3x3", "1x1", "few channels"])
-def test_any_number_of_images(driver: Driver, rng: np.random.Generator, name: str) -> None:
+def test_any_number_of_images(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("tilewright.tactics.gpu.convolution.few_channels", lambda *arguments: [])
     sizes, attributes = CASES[name]
     check(model(rng, "batch", **sizes, **attributes), rng, (1, 5), "hopper convolution")
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_few_channels(driver: Driver, rng: np.random.Generator, batch: int | str, residual: bool, stride: int) -> None:
+    graph = model(rng, batch, (9, 20), 3, 24, residual=residual, **window(3, stride=stride, pad=1))
+    check(graph, rng, (2,) if batch == 2 else (1, 3), "few channels")
 
 
 @pytest.mark.parametrize("stride", [1, 2])

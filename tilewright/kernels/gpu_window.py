@@ -86,6 +86,52 @@ def depthwise(x, w, out, images, columns, height, width, out_height, out_width, 
 
 
 @tilewright.jit
+def few_channels(x, w, out, images, columns, height, width, out_height, out_width, image_step, row_step, column_step,
+                 channel_step, *extra, CHANNELS: tl.constexpr, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr,
+                 STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
+                 DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, RUN: tl.constexpr, ITEMS: tl.constexpr,
+                 VECTOR: tl.constexpr, TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """A convolution of images of few channels, which lie in any order (steps in elements); w is
+    [KERNEL_Y][KERNEL_X][CHANNELS][columns].
+
+    An item is `VECTOR` neighbouring columns, which divide all, of `RUN` neighbouring pixels of a line; a thread has
+    one, and loads once what their windows share.  Grid: (blocks of `ITEMS`,).
+    """
+    across = tl.cdiv(out_width, RUN)
+    vectors = columns // VECTOR
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)[:, None]
+    run = item // vectors
+    column = (item - run * vectors) * VECTOR + tl.arange(0, VECTOR)[None, :]
+    line = run // across
+    first = (run - line * across) * RUN
+    image = line // out_height
+    top = (line - image * out_height) * STRIDE_Y - PAD_Y
+    left = first * STRIDE_X - PAD_X
+    there = image < images
+    x += image.to(tl.int64) * image_step
+    SEEN: tl.constexpr = (RUN - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X + 1
+
+    sums = (tl.zeros((ITEMS, VECTOR), TYPE),) * RUN
+    for tap_y in tl.static_range(KERNEL_Y):
+        y = top + tap_y * DILATION_Y
+        inside = there & (y >= 0) & (y < height)
+        for channel in tl.static_range(CHANNELS):
+            weights = ()
+            for tap_x in tl.static_range(KERNEL_X):
+                place = ((tap_y * KERNEL_X + tap_x) * CHANNELS + channel) * columns + column
+                weights = weights + (tl.load(w + place).to(TYPE),)
+            for j in tl.static_range(SEEN):
+                mask = inside & (left + j >= 0) & (left + j < width)
+                place = y * row_step + (left + j) * column_step + channel * channel_step
+                value = tl.load(x + place, mask=mask, other=0.0).to(TYPE)
+                sums = added(sums, value, weights, 0, j, RUN, 1, STRIDE_X, 1, DILATION_X, 1, KERNEL_X)
+    for i in tl.static_range(RUN):
+        row = line.to(tl.int64) * out_width + first + i
+        mask = there & (first + i < out_width) & (column < columns)
+        tl.store(out + row * columns + column, EPILOGUE(sums[i], row, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
 def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOWEST: tl.constexpr,
              KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
              PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,

@@ -3,6 +3,7 @@
 1x1                a matrix product over pixels
 sm_90a, 16 bits    `kernels.hopper.convolution`: boxes of the image by tensor copies, several forms
 few channels       the same on a copy whose channels are padded: a line of the window is one run of memory
+few channels       each pixel by itself, if the window is small
 depthwise          each channel by itself
 others             an implicit product of `tl.dot`, for all that there is
 """
@@ -38,6 +39,7 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConsta
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
 from tilewright.tactics.generate import epilogue_function, next_power_of_2
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
+from tilewright.tactics.gpu.few_channels import few_channels
 from tilewright.tactics.gpu.folded_pixels import folded_pixels
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue, tile_function
 from tilewright.tactics.gpu.window import gpu_depthwise
@@ -82,7 +84,8 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         found += folded_pixels(group, graph, target)
     elif not copied:
         found = [_implicit(group, slots, weights.operand, target)]
-    return [*(_behind(moves, _with_weights(candidate, weights)) for candidate in found), *copied]
+    found = [_behind(moves, _with_weights(candidate, weights)) for candidate in found]
+    return [*found, *copied, *few_channels(group, moves, graph, slots, target)]
 
 
 def _behind(moves: Moves, candidate: Candidate) -> Candidate:
