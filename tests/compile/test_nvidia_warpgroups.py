@@ -60,6 +60,12 @@ def test_a_matmul_keeps_one_group_under_way_and_copies_before_it_waits_for_copie
     assert len(loop.splitlines()) < 260
 
 
+def test_results_are_stored_in_whole_sectors_after_shuffles():
+    _, assembly = built(matmul(), warps=8)
+    assert len(re.findall(r"st\.global\S*v4", assembly.ptx)) == 16 and "st.shared" not in assembly.ptx
+    assert 0 < assembly.ptx.count("shfl.sync.bfly") <= 64
+
+
 def test_operands_much_smaller_than_the_result_are_copied_ahead_too():
     loop = loop_of(built(matmul(rows=64, columns=256, depth=32), warps=4, stages=4)[1].ptx)
     assert len(re.findall(r"cp\.async\.cg", loop)) == 10 and "ld.global" not in loop and "st.shared" not in loop

@@ -16,7 +16,7 @@ from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 from tilewright.ir.verifier import verify
-from tilewright.layout import LinearLayout
+from tilewright.layout import LinearLayout, Shuffles, wgmma_accumulator
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, ELEMENTWISE, assign
 from tilewright.targets.nvidia.memory_order import ordering_barriers
@@ -24,7 +24,7 @@ from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import default_layout, operand_layout, padded
+from tilewright.targets.nvidia.transfer import conversion_plan, default_layout, gathered, operand_layout, padded
 
 TARGET = NvidiaTarget.named("sm_90a")
 
@@ -246,3 +246,12 @@ def totals_of_rows(x, out, rows, BLOCK: tl.constexpr):
 def test_a_row_that_is_loaded_an_iteration_ahead_stays_where_it_was_loaded():
     assignment = assigned(totals_of_rows, {"x": "*bf16", "out": "*f32", "rows": "i32"}, {"BLOCK": 4096})
     assert conversions(assignment) == []
+
+
+@pytest.mark.parametrize(("shape", "columns", "grid"), [((128, 256), 256, (2, 1)), ((64, 64), 64, (1, 1))])
+def test_lanes_exchange_neighbours_so_that_each_has_a_vector(shape: tuple[int, int], columns: int, grid: tuple):
+    home = wgmma_accumulator(shape, columns, grid)
+    there = gathered(home, 1, 8)
+    assert there.vectors("register")[:3] == ((0, 1), (0, 2), (0, 4)) and there.shape == home.shape
+    assert isinstance(conversion_plan(home, there, 16), Shuffles)
+    assert gathered(there, 1, 8) == there and gathered(home, 0, 8) == home  # rows are too far apart
