@@ -49,7 +49,7 @@ class LaunchError(TilewrightError):
 
 
 class SettingsError(TilewrightError, ValueError):
-    """A `TILEWRIGHT_*` variable that is malformed, or asks for what this machine does not have."""
+    """A `TILEWRIGHT_*` variable or another setting that is malformed, or asks for what this machine does not have."""
 
 
 class OutOfResources(TilewrightError):

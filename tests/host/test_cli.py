@@ -137,6 +137,13 @@ def test_inspect_tells_the_plan(engine: Path) -> None:
     assert "matmul" in tilewright("inspect", str(engine), "--evidence").stdout
 
 
+def test_the_program_of_an_engine_is_chosen(engine: Path) -> None:
+    assert tilewright("run", str(engine), "--target", "cpu").returncode == 0
+    for command in ("run", "bench", "inspect"):
+        refused = tilewright(command, str(engine), "--target", "cuda")
+        assert refused.returncode == 1 and "has no program for cuda: it has cpu" in refused.stderr
+
+
 def test_doctor_runs_a_kernel() -> None:
     finished = tilewright("doctor", "--json")
     assert finished.returncode == 0, finished.stderr

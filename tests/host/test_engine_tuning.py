@@ -20,7 +20,7 @@ from tilewright.engine import precompile, trials, tuning
 from tilewright.engine.builder import build
 from tilewright.engine.precompile import compile_ahead
 from tilewright.engine.tuning import Tuning, closest
-from tilewright.errors import DeviceError, LaunchError, MissingTimingError
+from tilewright.errors import DeviceError, LaunchError, MissingTimingError, SettingsError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
@@ -98,6 +98,12 @@ def test_effort_decides_how_many_are_close() -> None:
     call = KernelCall(ExternKernel("mm"), {}, {}, {}, (1, 1, 1))
     found.append(Candidate("library", (Stage((call,)),), Cost(0, 0, 9.0)))
     assert [closest(found, effort)[-1] == 24 for effort in (0, 1, 2, 3)] == [False, True, True, True]
+
+
+def test_efforts_that_do_not_exist_are_refused() -> None:
+    for effort in (-1, 4, "all"):
+        with pytest.raises(SettingsError, match="expected 0 .* to 3"):
+            Tuning(effort)
 
 
 def test_nothing_is_timed_at_effort_0(driver, timed, rng) -> None:

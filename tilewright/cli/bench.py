@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.cli import peers, tensors
-from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption
+from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption, TargetOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.insight.report import report
 from tilewright.settings import settings
@@ -54,6 +54,7 @@ def bench(
     engine: EngineArgument,
     inputs: InputOption = None,
     size: SizeOption = None,
+    target: TargetOption = None,
     seed: SeedOption = 0,
     vs: Annotated[str, typer.Option(help="Other runtimes, comma separated: torch,onnxruntime.")] = "",
     model: ModelOption = None,
@@ -71,7 +72,7 @@ def bench(
             raise typer.BadParameter(f"--vs {name}: expected torch or onnxruntime")
     if threads is not None:
         settings.threads = threads
-    loaded = Engine.load(engine)
+    loaded = Engine.load(engine, target=target)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     runs: dict[str, Callable[[], Any]] = {"tilewright": lambda: loaded.run(arrays)}

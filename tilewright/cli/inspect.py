@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.cli import tensors
-from tilewright.cli.run import EngineArgument, SizeOption
+from tilewright.cli.run import EngineArgument, SizeOption, TargetOption
 from tilewright.insight.page import page
 from tilewright.insight.report import least_arena_bytes, report, short, transposes
 from tilewright.symbolic import evaluate
@@ -20,9 +20,7 @@ from tilewright.symbolic import evaluate
 def inspect(
     engine: EngineArgument,
     size: SizeOption = None,
-    target: Annotated[
-        str | None, typer.Option(help="Which of the file's programs to show: cpu, cuda, cuda:sm_90a …")
-    ] = None,
+    target: TargetOption = None,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show why each kernel was chosen.")] = False,
     html: Annotated[
         Path | None,

@@ -19,6 +19,10 @@ InputOption = Annotated[
     list[str] | None, typer.Option("--input", help="NAME=FILE.npy; inputs not given are drawn at random.")
 ]
 SizeOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=NUMBER: a dynamic size, e.g. batch=4.")]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(help="Which of the engine's programs: cpu, cuda, cuda:sm_90a … Without it the first that fits."),
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of random inputs.")]
 ModelOption = Annotated[Path | None, typer.Option(help="The model to compare with, if it moved since the build.")]
 
@@ -28,6 +32,7 @@ def run(
     inputs: InputOption = None,
     random: Annotated[bool, typer.Option("--random", help="Draw all inputs at random (the default).")] = False,
     size: SizeOption = None,
+    target: TargetOption = None,
     seed: SeedOption = 0,
     compare: Annotated[str | None, typer.Option(help=f"Compare with one of: {', '.join(peers.NAMES)}.")] = None,
     model: ModelOption = None,
@@ -42,7 +47,7 @@ def run(
     if compare is not None and compare not in peers.NAMES:
         raise typer.BadParameter(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
     console = Console()
-    loaded = Engine.load(engine)
+    loaded = Engine.load(engine, target=target)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     peer = peers.load_peer(compare, loaded, model, settings.threads) if compare else None

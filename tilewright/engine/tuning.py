@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.engine.kernels import KernelSet
 from tilewright.engine.precompile import compile_ahead
-from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError
+from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.language.function import SourceFunction
@@ -52,12 +52,17 @@ class Tuning:
     `effort`: 0 by estimate alone, 1 the close ones are timed, 2 more of them, 3 all. `recorded` are times that are
     looked up besides those of the cache directory, and before them. `reproducible`: times on record alone decide.
     `libraries`: calls of PyTorch's products and convolutions are candidates, for engines that run where it is.
+    Raises `SettingsError` for another effort.
     """
 
     effort: int | None = None
     recorded: tuple[Timing, ...] = ()
     reproducible: bool = False
     libraries: bool = False
+
+    def __post_init__(self) -> None:
+        if self.effort is not None and self.effort not in CLOSE:
+            raise SettingsError(f"effort {self.effort!r}: expected 0 (nothing is timed) to {max(CLOSE)} (all kernels are)")
 
     @property
     def level(self) -> int:
