@@ -62,7 +62,9 @@ class Tuning:
 
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in CLOSE:
-            raise SettingsError(f"effort {self.effort!r}: expected 0 (nothing is timed) to {max(CLOSE)} (all kernels are)")
+            raise SettingsError(
+                f"effort {self.effort!r}: expected 0 (nothing is timed) to {max(CLOSE)} (all kernels are)"
+            )
 
     @property
     def level(self) -> int:
