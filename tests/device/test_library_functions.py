@@ -106,4 +106,7 @@ def test_functions_of_two_numbers(name, dtype, rng):
         return
     same_kind(expected["out"], found["out"], np.stack([x, y]))
     number = ~np.isnan(expected["out"])
-    assert expected["out"][number].tobytes() == found["out"][number].tobytes()
+    wanted, result = expected["out"][number], found["out"][number]
+    if name in ("fmax", "fmin"):  # of zeros of both signs they give either
+        wanted, result = wanted + 0, result + 0
+    assert wanted.tobytes() == result.tobytes()

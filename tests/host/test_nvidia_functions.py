@@ -69,6 +69,17 @@ def test_huge_angles(name, rng):
         assert abs(function(x) - getattr(math, name)(x)) < 2e-7, x
 
 
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_huge_angles_of_float64(name, rng):
+    """Also the float64 that is nearest to a multiple of pi / 2, and where the reduction begins."""
+    function = compiled(lambda builder, x: emit_double(builder, name, [x]), "double")
+    numbers = np.exp(rng.uniform(math.log(2.0**29), math.log(1.7e308), 500)) * rng.choice([-1, 1], 500)
+    for x in [*numbers, 6381956970095103 * 2.0**797, -6381956970095103 * 2.0**797, 2.0**30, 2.0**30 + 1, 1e18]:
+        wanted = exact(name, x)
+        assert abs(function(float(x)) - wanted) <= 2.5 * math.ulp(float(wanted)), x
+    assert all(math.isnan(function(x)) for x in (math.inf, -math.inf, math.nan))
+
+
 @pytest.mark.parametrize("kind", ["float", "double"])
 def test_remainders_are_exact(kind, rng):
     function = compiled(lambda builder, x, y: remainder(builder, x, y), kind, 2)

@@ -1,7 +1,7 @@
 """Math functions of float64, which the hardware has none of: reductions and series, without tables.
 
-Greatest errors in units in the last place: exp, exp2, log, log2, tanh, sin, cos 2 (sin and cos for |x| up to 2^30,
-which three parts of pi / 2 reach), erf 6, power 2 and as many more as |y ln x|.  rsqrt divides by a square root.
+Greatest errors in units in the last place: exp, exp2, log, log2, tanh, sin, cos 2, erf 6, power 2 and as many more as
+|y ln x|.  rsqrt divides by a square root.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.llvm.math import log_special
@@ -16,6 +17,8 @@ from tilewright.targets.llvm.math import log_special
 _LN2_HIGH = 6.93147180369123816490e-01  # ends in zeros, so that its products with exponents are exact
 _LN2_LOW = 1.90821492927058770002e-10
 _HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
+_TRIGONOMETRIC_LIMIT = 2.0**30  # as far as the three parts of pi / 2 reach
+_WORD = 2**64 - 1
 _ROUNDER = 1.5 * 2.0**52
 _ERF_TERMS = 44
 _FRACTION_TERMS = 60
@@ -184,10 +187,20 @@ def _cos(m: _Double, x: LLVMValue) -> LLVMValue:
 def _trigonometric(m: _Double, x: LLVMValue, further: int) -> LLVMValue:
     """Quadrant n has sin, cos, -sin, -cos of the rest (cosine: one further)."""
     builder = m.builder
-    whole, quadrant = m.rounded(x, 2 / math.pi)
+    whole, near = m.rounded(x, 2 / math.pi)
     rest = x
     for part in _HALF_PI:
         rest = m.fma(whole, -part, rest)
+    huge = builder.compare("ogt", m.absolute(x), m.number(_TRIGONOMETRIC_LIMIT))
+    start, far, done = builder.block, builder.new_block("far"), builder.new_block("reduced")
+    builder.branch_if(huge, far, done, weights=(1, 1000))
+    builder.start(far)
+    slow, turned = _reduced_far(m, x)
+    end = builder.block
+    builder.branch(done)
+    builder.start(done)
+    rest = builder.phi(done, "double", [(rest, start), (slow, end)])
+    quadrant = builder.phi(done, "i64", [(near, start), (turned, end)])
     square = m.multiply(rest, rest)
     sine = m.fma(m.multiply(square, m.polynomial(square, _SIN)), rest, rest)
     cosine = m.fma(m.multiply(square, square), m.polynomial(square, _COS), m.fma(square, -0.5, 1.0))
@@ -197,6 +210,89 @@ def _trigonometric(m: _Double, x: LLVMValue, further: int) -> LLVMValue:
     sign = builder.binary("shl", builder.binary("and", quadrant, LLVMValue("i64", "2")), LLVMValue("i64", "62"))
     chosen = m.bits(builder.select(odd, cosine, sine))
     return builder.cast("bitcast", builder.binary("xor", chosen, sign), "double")
+
+
+@cache
+def _two_over_pi(words: int) -> tuple[int, ...]:
+    """The bits of 2 / pi behind the point, 64 to a word; pi by Machin's formula."""
+    bits = 64 * words + 64
+
+    def inverse_tangent(divisor: int) -> int:
+        total = term = (1 << bits) // divisor
+        for odd in range(3, 2 * bits, 2):
+            term = -term // divisor**2
+            total += term // odd
+        return total
+
+    pi = 4 * (4 * inverse_tangent(5) - inverse_tangent(239))
+    fraction = (2 << 2 * bits) // pi >> 64
+    return tuple(fraction >> 64 * place & _WORD for place in reversed(range(words)))
+
+
+def _reduced_far(m: _Double, x: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+    """What is left of x beside the nearest multiple of pi / 2, and that multiple modulo 4, as i64.
+
+    Payne and Hanek, "Radian reduction for trigonometric functions", 1983: of the product of the mantissa with 192 bits
+    of 2 / pi, chosen by the exponent, the bits below 4 and above 2^-126 are kept. No float64 is nearer to a multiple of
+    pi / 2 than about 2^-62.
+    """
+    builder = m.builder
+    bits = m.bits(x)
+    exponent = builder.binary("and", builder.binary("lshr", bits, _i64(52)), _i64(0x7FF))
+    mantissa = builder.binary("or", builder.binary("shl", bits, _i64(11)), _i64(-(2**63)))
+    # A word of zeros in front: the first bits of small exponents lie before the point.
+    table = (0, *_two_over_pi(18))
+    initial = ", ".join(f"i64 {word - (word >> 63 << 64)}" for word in table)
+    pointer = builder.module.constant_array(f"[{len(table)} x i64] [{initial}]", "two_over_pi", 8)
+    position = builder.subtract(exponent, 1024)
+    word, shift = builder.binary("lshr", position, _i64(6)), builder.binary("and", position, _i64(63))
+    words = [builder.load("i64", builder.gep(pointer, builder.add(word, number), "i64"), 8) for number in range(4)]
+    high, middle, low = (
+        builder.call("llvm.fshl.i64", "i64", [first, second, shift])
+        for first, second in zip(words, words[1:], strict=False)
+    )
+    wide = builder.cast("zext", mantissa, "i128")
+    part = builder.binary("mul", wide, builder.cast("zext", low, "i128"))
+    total = builder.add(
+        builder.binary("mul", wide, builder.cast("zext", middle, "i128")), builder.binary("lshr", part, _i128(64))
+    )
+    top = builder.cast("zext", builder.binary("mul", mantissa, high), "i128")
+    total = builder.add(total, builder.binary("shl", top, _i128(64)))
+    quadrant = builder.binary("lshr", builder.add(total, _i128(1 << 125)), _i128(126))
+    rest = builder.binary("sub", total, builder.binary("shl", quadrant, _i128(126)))
+    below = builder.compare("slt", rest, 0)
+    size = builder.select(below, builder.binary("sub", _i128(0), rest), rest)
+    radians = _quarter_turns_to_radians(m, size)
+    below = builder.binary("xor", below, builder.compare("slt", bits, 0))
+    turned = builder.cast("trunc", quadrant, "i64")
+    turned = builder.select(builder.compare("slt", bits, 0), builder.binary("sub", _i64(0), turned), turned)
+    # Infinity less itself is NaN.
+    return m.add(builder.select(below, m.negate(radians), radians), m.subtract(x, x)), turned
+
+
+def _quarter_turns_to_radians(m: _Double, size: LLVMValue) -> LLVMValue:
+    """pi / 2 times size 2^-126, of an i128: its first 64 bits in two halves, times two parts of pi / 2."""
+    builder = m.builder
+    high = builder.cast("trunc", builder.binary("lshr", size, _i128(64)), "i64")
+    zeros = builder.call("llvm.ctlz.i64", "i64", [high, LLVMValue("i1", "false")])
+    shifted = builder.binary("shl", size, builder.cast("zext", zeros, "i128"))
+    first = builder.cast("trunc", builder.binary("lshr", shifted, _i128(64)), "i64")
+    scale = builder.binary("shl", builder.binary("sub", _i64(1023 - 62), zeros), _i64(52))
+    unit = builder.cast("bitcast", scale, "double")
+    upper = builder.cast("uitofp", builder.binary("lshr", first, _i64(32)), "double")
+    lower = builder.cast("uitofp", builder.binary("and", first, _i64(2**32 - 1)), "double")
+    upper, lower = m.multiply(m.multiply(upper, 2.0**32), unit), m.multiply(lower, unit)
+    product = m.multiply(upper, _HALF_PI[0])
+    error = m.fma(upper, _HALF_PI[0], m.negate(product))
+    return m.add(product, m.add(error, m.fma(upper, _HALF_PI[1], m.multiply(lower, _HALF_PI[0]))))
+
+
+def _i64(number: int) -> LLVMValue:
+    return LLVMValue("i64", str(number))
+
+
+def _i128(number: int) -> LLVMValue:
+    return LLVMValue("i128", str(number))
 
 
 def _tanh(m: _Double, x: LLVMValue) -> LLVMValue:
