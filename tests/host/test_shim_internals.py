@@ -89,6 +89,11 @@ def test_dependencies_of_a_function() -> None:
     assert [name for name, _ in found(text, 3).used_global_vals] == ["FACTOR"]
 
 
+def test_attributes_that_programs_read() -> None:
+    assert tripled.__globals__ is globals() and tripled.do_not_specialize == []
+    assert both_ways.do_not_specialize == ["N"] and both_ways.do_not_specialize_on_alignment == []
+
+
 def test_where_a_function_is() -> None:
     file, line = sources.get_jit_fn_file_line(tripled)
     assert file == __file__ and open(file).read().splitlines()[line - 1] == "def tripled(x):"

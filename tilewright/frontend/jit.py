@@ -102,8 +102,8 @@ class JITFunction(KernelSource):
         version: Any = None,
     ) -> None:
         super().__init__(function)
-        self._fixed = list(do_not_specialize or ())
-        self._unaligned = list(do_not_specialize_on_alignment or ())
+        self.do_not_specialize = list(do_not_specialize or ())
+        self.do_not_specialize_on_alignment = list(do_not_specialize_on_alignment or ())
         self.debug = settings.debug if debug is None else bool(debug)
         self._repr = repr
         self.launch_metadata = launch_metadata
@@ -329,7 +329,8 @@ class JITFunction(KernelSource):
     @cached_property
     def params(self) -> list[KernelParam]:
         """The parameters, with what their annotations and the decorator say."""
-        fixed, unaligned = self._named(self._fixed), self._named(self._unaligned)
+        fixed = self._named(self.do_not_specialize)
+        unaligned = self._named(self.do_not_specialize_on_alignment)
         texts = [entry.annotation for entry in self.signature.parameters.values()]
         return [
             KernelParam(
@@ -363,7 +364,7 @@ class JITFunction(KernelSource):
 
     def _check_constants(self) -> None:
         """Raise `CompilationError` where the decorator does not specialize on what must be a constant."""
-        fixed = self._named(self._fixed)
+        fixed = self._named(self.do_not_specialize)
         for parameter in self.parameters if fixed else ():
             if parameter.constexpr and parameter.name in fixed:
                 raise located_error(
@@ -379,7 +380,8 @@ class JITFunction(KernelSource):
     @cached_property
     def rules(self) -> tuple[Any, ...]:
         """For each parameter: None (its class as it is), or a function that adjusts the class."""
-        fixed, unaligned = self._named(self._fixed), self._named(self._unaligned)
+        fixed = self._named(self.do_not_specialize)
+        unaligned = self._named(self.do_not_specialize_on_alignment)
 
         def rule(parameter: ParameterInfo) -> Any:
             if parameter.dtype is not None:

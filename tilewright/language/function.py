@@ -57,6 +57,7 @@ class SourceFunction:
         self.__qualname__ = function.__qualname__
         self.__module__ = function.__module__ or ""  # None for functions that were made by exec
         self.__doc__ = function.__doc__
+        self.__globals__ = function.__globals__  # generated programs look names up there
         self.__wrapped__ = function
 
     @cached_property
