@@ -87,6 +87,16 @@ def test_small_products_and_other_gpus_keep_mma_sync(rows, columns, warps, archi
     assert "wgmma" not in text and "mma.sync" in text
 
 
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("warps", [8, 16])
+def test_tiles_of_one_element_to_a_thread_are_not_copied_ahead(warps, architecture):
+    """cp.async moves four bytes at least."""
+    target = NvidiaTarget.named(architecture)
+    lowered = lower(matmul(rows=16, columns=16, depth=16), target, {"num_warps": warps})
+    assembly = assemble(lowered.text, lowered.symbol, target, AssemblyOptions(strict=True))
+    assert "mma.sync" in assembly.ptx and "cp.async.ca" not in assembly.ptx
+
+
 def test_attention_keeps_probabilities_in_registers():
     types = {**pointers("f16", "q", "k", "v", "out"), "rows": "i32", "scale": "f32"}
     constants = {"CAUSAL": False, "HEAD": 128, "BLOCK_Q": 128, "BLOCK_K": 64}
