@@ -29,6 +29,18 @@ def window_origins(pixel, out_height, out_width, STRIDE_Y: tl.constexpr, STRIDE_
 
 
 @tilewright.jit
+def store_pixels(acc, out, pixel, column, group, pixels, columns, extra, GROUPS: tl.constexpr, MASK_M: tl.constexpr,
+                 MASK_N: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """Store EPILOGUE(acc) for flattened output pixels by columns of a group."""
+    row = pixel[:, None]
+    mask = edge_mask(row, column, pixels, columns, MASK_M, MASK_N)
+    output_column = column + group * columns
+    output_row = row.to(tl.int64)
+    result = EPILOGUE(acc, output_row, output_column, mask, extra)
+    tl.store(out + output_row * (columns * GROUPS) + output_column, result, mask=mask)
+
+
+@tilewright.jit
 def convolution(x, w, out, pixels, columns, height, width, out_height, out_width, *extra,
                 CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr,
                 STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
@@ -72,12 +84,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                                    False)  # fmt: skip
                 acc = tl.dot(rows, taps, acc, input_precision="ieee")
 
-    row = pixel[:, None]
-    mask = edge_mask(row, column, pixels, columns, MASK_M, MASK_N)
-    output_column = column + group * columns
-    output_row = row.to(tl.int64)
-    result = EPILOGUE(acc, output_row, output_column, mask, extra)
-    tl.store(out + output_row * (columns * GROUPS) + output_column, result, mask=mask)
+    store_pixels(acc, out, pixel, column, group, pixels, columns, extra, GROUPS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit
@@ -113,11 +120,7 @@ def convolution_few_channels(x, w, out, pixels, columns, height, width, out_heig
                            BLOCK_N // WIDTH, KERNEL_X * CHANNELS, WIDTH, MASK_PANEL, False)  # fmt: skip
         acc = tl.dot(rows, taps, acc, input_precision="ieee")
 
-    row = pixel[:, None]
-    mask = edge_mask(row, column, pixels, columns, MASK_M, MASK_N)
-    output_row = row.to(tl.int64)
-    result = EPILOGUE(acc, output_row, column, mask, extra)
-    tl.store(out + output_row * columns + column, result, mask=mask)
+    store_pixels(acc, out, pixel, column, 0, pixels, columns, extra, 1, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.kernels.convolution import window_origins
-from tilewright.kernels.matmul import edge_mask, identity
+from tilewright.kernels.convolution import store_pixels, window_origins
+from tilewright.kernels.matmul import identity
 
 
 @tilewright.jit
@@ -65,12 +65,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
             taps = tl.load(places)
         acc = tl.dot(rows, taps, acc, input_precision="ieee")
 
-    row = pixel[:, None]
-    mask = edge_mask(row, column, pixels, columns, MASK_M, MASK_N)
-    output_column = column + group * columns
-    output_row = row.to(tl.int64)
-    result = EPILOGUE(acc, output_row, output_column, mask, extra)
-    tl.store(out + output_row * (columns * GROUPS) + output_column, result, mask=mask)
+    store_pixels(acc, out, pixel, column, group, pixels, columns, extra, GROUPS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit

@@ -16,6 +16,34 @@ from tilewright.kernels.reduce import maximum_of
 
 
 @tilewright.jit
+def item_place(columns, out_height, out_width, LINES: tl.constexpr, RUN: tl.constexpr, ITEMS: tl.constexpr,
+               VECTOR: tl.constexpr):  # fmt: skip
+    """(image, line, first pixel, channels) of the items of a program: `VECTOR` neighbouring channels, which divide the
+    columns, of `RUN` neighbouring pixels of `LINES` lines."""
+    across = tl.cdiv(out_width, RUN)
+    down = tl.cdiv(out_height, LINES)
+    vectors = columns // VECTOR
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)[:, None]
+    run = item // vectors
+    channel = (item - run * vectors) * VECTOR + tl.arange(0, VECTOR)[None, :]
+    line = run // across
+    image = line // down
+    return image, (line - image * down) * LINES, (run - line * across) * RUN, channel
+
+
+@tilewright.jit
+def store_items(sums, out, there, image, line, first, channel, columns, out_height, out_width, extra,
+                RUN: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """Store EPILOGUE of the sums of items, where their pixels are there."""
+    for i in tl.static_range(len(sums)):
+        y = line + i // RUN
+        pixel = first + i % RUN
+        row = (image.to(tl.int64) * out_height + y) * out_width + pixel
+        mask = there & (y < out_height) & (pixel < out_width) & (channel < columns)
+        tl.store(out + row * columns + channel, EPILOGUE(sums[i], row, channel, mask, extra), mask=mask)
+
+
+@tilewright.jit
 def added(sums, value, weights, down, across, RUN: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
           DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, KERNEL_Y: tl.constexpr,
           KERNEL_X: tl.constexpr):  # fmt: skip
@@ -44,15 +72,7 @@ def depthwise(x, w, out, images, columns, height, width, out_height, out_width, 
     An item is `VECTOR` neighbouring channels, which divide the columns, of `RUN` neighbouring pixels of `LINES` lines;
     a thread has one, and loads once what their windows share.  Grid: (blocks of `ITEMS`,).
     """
-    across = tl.cdiv(out_width, RUN)
-    vectors = columns // VECTOR
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)[:, None]
-    run = item // vectors
-    channel = (item - run * vectors) * VECTOR + tl.arange(0, VECTOR)[None, :]
-    line = run // across
-    first = (run - line * across) * RUN
-    image = line // tl.cdiv(out_height, LINES)
-    line = (line - image * tl.cdiv(out_height, LINES)) * LINES
+    image, line, first, channel = item_place(columns, out_height, out_width, LINES, RUN, ITEMS, VECTOR)
     top = line * STRIDE_Y - PAD_Y
     left = first * STRIDE_X - PAD_X
     there = image < images
@@ -77,12 +97,7 @@ def depthwise(x, w, out, images, columns, height, width, out_height, out_width, 
                     value = tl.load(x + (y * width + x_position) * columns + channel, mask=mask, other=0.0).to(TYPE)
                     sums = added(sums, value, weights, down, j, RUN, STRIDE_Y, STRIDE_X, DILATION_Y, DILATION_X,
                                  KERNEL_Y, KERNEL_X)  # fmt: skip
-    for i in tl.static_range(LINES * RUN):
-        y = line + i // RUN
-        pixel = first + i % RUN
-        row = (image.to(tl.int64) * out_height + y) * out_width + pixel
-        mask = there & (y < out_height) & (pixel < out_width) & (channel < columns)
-        tl.store(out + row * columns + channel, EPILOGUE(sums[i], row, channel, mask, extra), mask=mask)
+    store_items(sums, out, there, image, line, first, channel, columns, out_height, out_width, extra, RUN, EPILOGUE)
 
 
 @tilewright.jit
@@ -97,15 +112,8 @@ def few_channels(x, w, out, images, columns, height, width, out_height, out_widt
     An item is `VECTOR` neighbouring columns, which divide all, of `RUN` neighbouring pixels of a line; a thread has
     one, and loads once what their windows share.  Grid: (blocks of `ITEMS`,).
     """
-    across = tl.cdiv(out_width, RUN)
-    vectors = columns // VECTOR
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)[:, None]
-    run = item // vectors
-    column = (item - run * vectors) * VECTOR + tl.arange(0, VECTOR)[None, :]
-    line = run // across
-    first = (run - line * across) * RUN
-    image = line // out_height
-    top = (line - image * out_height) * STRIDE_Y - PAD_Y
+    image, line, first, column = item_place(columns, out_height, out_width, 1, RUN, ITEMS, VECTOR)
+    top = line * STRIDE_Y - PAD_Y
     left = first * STRIDE_X - PAD_X
     there = image < images
     x += image.to(tl.int64) * image_step
@@ -125,10 +133,7 @@ def few_channels(x, w, out, images, columns, height, width, out_height, out_widt
                 place = y * row_step + (left + j) * column_step + channel * channel_step
                 value = tl.load(x + place, mask=mask, other=0.0).to(TYPE)
                 sums = added(sums, value, weights, 0, j, RUN, 1, STRIDE_X, 1, DILATION_X, 1, KERNEL_X)
-    for i in tl.static_range(RUN):
-        row = line.to(tl.int64) * out_width + first + i
-        mask = there & (first + i < out_width) & (column < columns)
-        tl.store(out + row * columns + column, EPILOGUE(sums[i], row, column, mask, extra), mask=mask)
+    store_items(sums, out, there, image, line, first, column, columns, out_height, out_width, extra, RUN, EPILOGUE)
 
 
 @tilewright.jit
