@@ -69,6 +69,11 @@ def test_huge_angles(name, rng):
         assert abs(function(x) - getattr(math, name)(x)) < 2e-7, x
 
 
+def test_the_sine_of_negative_zero():
+    function = compiled(lambda builder, x: emit_double(builder, "sin", [x]), "double")
+    assert [math.copysign(1, function(x)) for x in (-0.0, 0.0, -5e-324, 5e-324)] == [-1, 1, -1, 1]
+
+
 @pytest.mark.parametrize("name", ["sin", "cos"])
 def test_huge_angles_of_float64(name, rng):
     """Also the float64 that is nearest to a multiple of pi / 2, and where the reduction begins."""

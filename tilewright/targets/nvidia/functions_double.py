@@ -209,7 +209,9 @@ def _trigonometric(m: _Double, x: LLVMValue, further: int) -> LLVMValue:
     odd = builder.compare("ne", builder.binary("and", quadrant, LLVMValue("i64", "1")), 0)
     sign = builder.binary("shl", builder.binary("and", quadrant, LLVMValue("i64", "2")), LLVMValue("i64", "62"))
     chosen = m.bits(builder.select(odd, cosine, sine))
-    return builder.cast("bitcast", builder.binary("xor", chosen, sign), "double")
+    result = builder.cast("bitcast", builder.binary("xor", chosen, sign), "double")
+    # The sine of -0 is -0, of which the reduction knows nothing.
+    return result if further else m.select("oeq", x, 0.0, x, result)
 
 
 @cache
