@@ -399,11 +399,13 @@ def test_a_residual_block_is_channels_last_with_its_norms_folded(rng):
     assert all(node.attributes["layout"] == "NHWC" for node in graph.nodes if node.op == "conv")
 
 
-def test_norms_behind_half_convolutions_are_rounded_once(rng):
+@pytest.mark.parametrize("width", [1, 4], ids=["channels alike", "channels apart"])
+def test_norms_behind_half_convolutions_are_rounded_once(rng, width):
     b = GraphBuilder("half")
     x = b.input("x", float16, (2, 4, 6, 6))
     weight = rng.standard_normal((4, 4, 1, 1)).astype(np.float16)
-    scale, bias, mean, variance = (rng.uniform(0.5, 1.5, 4).astype(np.float16) for _ in range(4))
+    draws = (rng.uniform(0.5, 1.5, width).astype(np.float16) for _ in range(4))
+    scale, bias, mean, variance = (np.broadcast_to(draw, 4).copy() for draw in draws)
     y = b.op("conv", [x, b.constant(weight)], strides=(1, 1), padding=((0, 0),) * 2, dilation=(1, 1))
     b.output(b.op("batch_norm", [y, *map(b.constant, (scale, bias, mean, variance))], epsilon=1e-5), "y")
     graph = optimize(b.finish())
