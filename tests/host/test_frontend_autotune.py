@@ -173,7 +173,8 @@ def test_pruning() -> None:
     kernel[grid](np.zeros(9, np.float32), 9, debug=False)
     assert seen == [(9, {"debug": False})] and kernel.best_config is BLOCKS[2]
     part = tuned(prune_configs_by={"perf_model": lambda BLOCK, **rest: BLOCK, "top_k": 0.7})
-    assert part.prune_configs((None, 9), {}) == BLOCKS[:2]
+    part.nargs = {"n": 9}
+    assert part.prune_configs({}) == BLOCKS[:2]
     nothing = tuned(prune_configs_by={"early_config_prune": lambda configs, named: []})
     with pytest.raises(AutotunerError, match="left no configuration"):
         nothing[grid](np.zeros(9, np.float32), 9)
@@ -191,7 +192,7 @@ def test_other_mistakes() -> None:
     with pytest.raises(ValueError, match="does not know speed"):
         tuned(prune_configs_by={"speed": 1})
     with pytest.raises(ValueError, match="at most 1.0"):
-        tuned(prune_configs_by={"perf_model": len, "top_k": 1.5}).prune_configs((), {})
+        tuned(prune_configs_by={"perf_model": len, "top_k": 1.5}).prune_configs({})
     with pytest.raises(TypeError, match="a kernel is needed"):
         tuned(len)
     with pytest.raises(TypeError, match="needs a grid"):

@@ -67,3 +67,31 @@ def test_a_tuner_of_ones_own(rng: np.random.Generator) -> None:
     tuner[lambda meta: (tilewright.cdiv(40, meta["BLOCK"]),)](x, out, 40, FACTOR=2)
     np.testing.assert_array_equal(out, 2 * x)
     assert tuner.best_config is configs[1] and tuner.seen == []
+
+
+class Choosing(Autotuner):
+    """A tuner with a loop of its own around Triton's steps: `nargs`, `prune_configs`, `_bench`."""
+
+    def run(self, *arguments, **keywords):
+        self.nargs = dict(zip(self.arg_names, arguments, strict=False))
+        self.times = {
+            config: self._bench(*arguments, config=config, **keywords) for config in self.prune_configs(keywords)
+        }
+        self.best_config = min(self.times, key=lambda config: self.times[config][0])
+        return self.fn.run(*arguments, **keywords, **self.best_config.all_kwargs())
+
+
+def test_a_tuner_with_a_loop_of_its_own(rng: np.random.Generator) -> None:
+    configs = [Config({"BLOCK": size}) for size in (1 << 21, 64, 128)]  # the first is larger than a block may be
+
+    def large(configs, named, **rest):
+        return [entry for entry in configs if entry.kwargs["BLOCK"] >= named["n"]]
+
+    prune = {"early_config_prune": large}
+    tuner = Choosing(scale, scale.arg_names, configs, ["n"], prune_configs_by=prune, warmup=1, rep=1)
+    x = rng.normal(size=100).astype(np.float32)
+    out = np.zeros_like(x)
+    tuner[(1,)](x, out, 100, FACTOR=2)
+    np.testing.assert_array_equal(out, 2 * x)
+    assert list(tuner.times) == [configs[0], configs[2]] and tuner.times[configs[0]][0] == float("inf")
+    assert tuner.best_config is configs[2]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tilewright
-from tilewright.errors import AutotunerError, user_errors
+from tilewright.errors import AutotunerError, CompilationError, OutOfResources, user_errors
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import place_of
 from tilewright.frontend.heuristics import Heuristics, KernelWrapper
@@ -146,6 +146,7 @@ class Autotuner(KernelWrapper):
         self.failures: dict[Config, Exception] = {}
         self.bench_time = 0.0
         self.restore_copies: dict[str, Any] = {}
+        self.nargs: dict[str, Any] | None = None  # classes derived from this one name positional arguments here
 
     def _check_names(self) -> None:
         given = {"key": self.keys, "reset_to_zero": self.reset_to_zero, "restore_value": self.restore_value}
@@ -201,7 +202,7 @@ class Autotuner(KernelWrapper):
 
     def warmup(self, *arguments: Any, grid: Any = None, **keywords: Any) -> list[Any]:
         """Compile every configuration that pruning leaves, without running; returns the compiled kernels."""
-        configs = self.prune_configs(arguments, keywords)
+        configs = self._pruned(self._positional(arguments), keywords)
         return [self.fn.warmup(*arguments, grid=grid, **keywords, **config.all_kwargs()) for config in configs]
 
     def _check_conflicts(self, named: Mapping[str, Any]) -> None:
@@ -219,12 +220,18 @@ class Autotuner(KernelWrapper):
         gpus = [str(value.device) for value in present if getattr(value, "is_cuda", False)]
         return (*values, *dtypes, *gpus[:1])
 
-    def prune_configs(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Config]:
+    def _positional(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.argument_names, arguments, strict=False))
+
+    def prune_configs(self, kwargs: Mapping[str, Any]) -> list[Config]:
+        """What is left to measure for the positional arguments in `nargs` and for keywords."""
+        return self._pruned(self.nargs or {}, kwargs)
+
+    def _pruned(self, positional: dict[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
         """What is left to measure after `early_config_prune`, then the `top_k` best of `perf_model`."""
         configs = list(self.configs)
         if self.early_config_prune is not None:
-            by_name = dict(zip(self.argument_names, arguments, strict=False))
-            configs = list(self.early_config_prune(configs, by_name, **keywords))
+            configs = list(self.early_config_prune(configs, positional, **keywords))
             if not configs:
                 raise AutotunerError(f"kernel '{self.name}': early_config_prune left no configuration")
         if self.perf_model is not None:
@@ -234,7 +241,7 @@ class Autotuner(KernelWrapper):
                     raise ValueError(f"top_k is a whole number, or a part of at most 1.0, got {count}")
                 count = max(1, int(len(configs) * count))
             if len(configs) > count:
-                named = self.named(arguments, keywords)
+                named = {**positional, **keywords}
                 model = self.perf_model
                 configs.sort(key=lambda config: model(**{**named, **config.all_kwargs()}))
                 configs = configs[:count]
@@ -244,7 +251,7 @@ class Autotuner(KernelWrapper):
 
     def _tune(self, key: tuple[Any, ...], grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Config:
         """The fastest configuration; raises `AutotunerError` with a table of why when all of them fail."""
-        configs = self.prune_configs(arguments, keywords)
+        configs = self._pruned(self._positional(arguments), keywords)
         if len(configs) == 1:
             return configs[0]
         store = ObjectCache(settings.cache_directory)
@@ -260,7 +267,7 @@ class Autotuner(KernelWrapper):
                 continue
             measured = True
             try:
-                timings[config] = self._bench(config, grid, arguments, keywords)
+                timings[config] = self._time(config, grid, arguments, keywords)
             except Exception as error:  # whatever one configuration does wrong, the others are still candidates
                 timings[config], self.failures[config] = _FAILED, error
                 continue
@@ -302,7 +309,14 @@ class Autotuner(KernelWrapper):
                 cache_hit=not measured,
             )
 
-    def _bench(self, config: Config, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _bench(self, *arguments: Any, config: Config, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
+        """What classes derived from this one measure by; a configuration that the machine cannot run takes forever."""
+        try:
+            return self._time(config, grid, arguments, keywords)
+        except (OutOfResources, CompilationError):
+            return _FAILED
+
+    def _time(self, config: Config, grid: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Milliseconds of one configuration: its quantiles, or what the user's do_bench returns."""
         options = config.all_kwargs()
         named = {**self.named(arguments, keywords), **options}
