@@ -97,8 +97,8 @@ def test_times_are_kept_for_each_configuration() -> None:
     assert not first.failures
     again = tuned(configs=BLOCKS)
     bench_calls: list[Config] = []
-    measure = again._bench
-    again._bench = lambda config, *rest: (bench_calls.append(config), measure(config, *rest))[1]  # type: ignore
+    measure = again._time
+    again._time = lambda config, *rest: (bench_calls.append(config), measure(config, *rest))[1]  # type: ignore
     again[grid](x, 300)
     assert bench_calls == BLOCKS[2:]
     assert all(again.configs_timings[config] == first.configs_timings[config] for config in BLOCKS[:2])
