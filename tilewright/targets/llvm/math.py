@@ -3,7 +3,8 @@
 Each function reduces its argument to a small interval, evaluates a polynomial there and undoes the
 reduction, without branches; infinities, NaN, zeros, denormals and overflow come out as IEEE 754
 says.  The greatest errors, measured over all exponents by `tests/host/test_cpu_math.py`, are within
-2 units in the last place.  Coefficients come from `tools/math_coefficients.py`.
+2 units in the last place.  Coefficients come from `tools/math_coefficients.py`; the pieces of erf, which
+AVX-512 looks up in registers, are fitted when they are first wanted.
 
 float64 goes through the C library, lane by lane; narrower floats are computed in float32.
 """
@@ -13,9 +14,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
-from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+import numpy as np
+
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, literal, vector_type
 
 # e^r = 1 + r + r^2 EXP(r) on |r| <= ln(2) / 2
 _EXP = (0.4999999403953552, 0.1666651964187622, 0.041668396443128586, 0.008368796668946743, 0.0013814432313665748)
@@ -35,6 +39,8 @@ _ERF_SMALL = (0.12837915122509003, -0.37612462043762207, 0.11281467229127884, -0
               0.004973127506673336, -0.0005886816652491689)  # fmt: skip
 _ERF_LARGE = (-0.00017587367619853467, 1.1295207738876343, 0.6333346366882324, 0.10829393565654755,
               -0.025128616020083427, 0.0041746399365365505, -0.0004352181567810476, 2.116183895850554e-05)  # fmt: skip
+# erf in pieces of 1/8 (`_erf_tables`): float32's erf is one from _ERF_ONE on
+_ERF_STEP, _ERF_ONE, _ERF_DEGREE, _ERF_LANES, _ERF_POINTS = 0.125, 3.93, 5, 16, 12
 # float64: log2((1 + s) / (1 - s)) = 2 / ln(2) s + s^3 LOG2_RATIO(s^2), 2^r = 1 + r EXP2_DOUBLE(r)
 _LOG2_RATIO = (0.9617966940579502, 0.5770779531214361, 0.41220840983443197, 0.31993442529451677, 0.28254485909964333)
 _EXP2_DOUBLE = (0.6931471805416554, 0.24022651075851745, 0.055504109625751016, 0.009618036911017279,
@@ -280,12 +286,68 @@ def _tanh(m: _Emitter, x: LLVMValue) -> LLVMValue:
 
 
 def _erf(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    if m.lanes <= _ERF_LANES and "avx512f" in m.builder.module.features:
+        return _erf_in_pieces(m, x)
     size = m.absolute(x)
     square = m.multiply(x, x)
     small = m.fma(m.polynomial(square, _ERF_SMALL), x, x)
     decay = m.builder.negate(m.polynomial(m.clamp(size, 0.0, 4.0), _ERF_LARGE))
     large = m.subtract(m.number(1.0), m.scaled(*_exp_reduced(m, decay), normal=True))
     return m.select("olt", size, 0.92, small, m.with_sign_of(large, x))
+
+
+def _erf_in_pieces(m: _Emitter, x: LLVMValue) -> LLVMValue:
+    """A polynomial around the nearest multiple of 1/8, its coefficients looked up in registers: half the instructions.
+
+    Fewer lanes are computed in a whole register too, so that an element's result does not depend on its place.
+    """
+    builder, wide = m.builder, _Emitter(m.builder, _ERF_LANES)
+    if m.lanes < _ERF_LANES:
+        lanes = [lane if lane < m.lanes else -1 for lane in range(_ERF_LANES)]
+        x = builder.shuffle(x, None, lanes) if m.lanes > 1 else builder.insert(builder.poison(wide.type), x, 0)
+    size = wide.absolute(x)
+    size = wide.select("ogt", size, _ERF_ONE, wide.number(_ERF_ONE), size)
+    shifted = wide.fma(size, 1 / _ERF_STEP, _ROUNDER)
+    rest = wide.fma(wide.subtract(shifted, wide.number(_ROUNDER)), -_ERF_STEP, size)
+    piece = wide.bits(shifted)  # the instruction looks at the lowest five bits
+    powers = [_looked_up(wide, piece, table) for table in _erf_tables()]
+    slope = powers[-1]
+    for power in reversed(powers[1:-1]):
+        slope = wide.fma(slope, rest, power)
+    start = wide.select(
+        "oeq", shifted, _ROUNDER, rest, powers[0]
+    )  # around zero r + (c - 1) r: c r would be rounded twice
+    result = wide.with_sign_of(wide.fma(slope, rest, start), x)
+    if m.lanes == _ERF_LANES:
+        return result
+    return builder.shuffle(result, None, range(m.lanes)) if m.lanes > 1 else builder.extract(result, 0)
+
+
+def _looked_up(m: _Emitter, piece: LLVMValue, table: Sequence[float]) -> LLVMValue:
+    """Each lane's number of a table of two registers."""
+    halves = [
+        LLVMValue(m.type, "<" + ", ".join(f"float {literal('float', number)}" for number in part) + ">")
+        for part in (table[: m.lanes], table[m.lanes :])
+    ]
+    return m.builder.call("llvm.x86.avx512.vpermi2var.ps.512", m.type, [halves[0], piece, halves[1]])
+
+
+@cache
+def _erf_tables() -> list[list[float]]:
+    """For each power of r the coefficients of erf(k / 8 + r), |r| <= 1/16, k = 0 … 31, fitted at Chebyshev's points.
+
+    For k = 0 it is erf(r) - r.
+    """
+    points = np.cos(np.pi * (np.arange(_ERF_POINTS) + 0.5) / _ERF_POINTS) * _ERF_STEP / 2
+    rows = []
+    for piece in range(2 * _ERF_LANES):
+        values = np.array([math.erf(piece * _ERF_STEP + point) for point in points])
+        if piece:
+            rows.append(np.polynomial.polynomial.polyfit(points, values, _ERF_DEGREE))
+        else:  # odd, so that small arguments keep all their digits
+            even = np.polynomial.polynomial.polyfit(points**2, values / points - 1, _ERF_DEGREE // 2)
+            rows.append(np.column_stack([np.zeros_like(even), even]).ravel())
+    return [[float(np.float32(row[power])) for row in rows] for power in range(_ERF_DEGREE + 1)]
 
 
 def _trigonometric(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
