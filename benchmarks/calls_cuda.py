@@ -3,10 +3,11 @@
     python benchmarks/calls_cuda.py
 
 Two engines with run-time sizes: a step of a decoder of 12 layers (hidden size 512, caches of 256), and an encoder of
-BERT-base's shapes.  Host microseconds are those of a call once its graph is captured: among calls that follow each
-other, and by itself, the GPU idle before it.  For each new size the milliseconds until the outputs are there: of the
-first call, of the second (which captures the plan) and of a later one; PyTorch's allocator, which gives memory for
-outputs, has enough.  Results: benchmarks/results/calls_cuda.json.
+BERT-base's shapes; kernels are chosen by estimate, for which of them does not matter here.  Host microseconds are
+those of a call once its graph is captured: among calls that follow each other, and by itself, the GPU idle before it.
+For each new size the milliseconds until the outputs are there: of the first call, of the second (which captures the
+plan) and of a later one; PyTorch's allocator, which gives memory for outputs, has enough.
+Results: benchmarks/results/calls_cuda.json.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.kernels_cuda import environment
 from tests.models import bert, llama
 from tests.models.specification import ModelSpecification
 from tilewright.engine.builder import build
+from tilewright.engine.tuning import Tuning
 from tilewright.importers import import_model
 
 PATH = common.RESULTS / "calls_cuda.json"
@@ -92,7 +94,7 @@ def measure(name: str, make: Callable[[], Any]) -> dict[str, Any]:
     """Build one engine and call it with all sizes."""
     spec, dtype, sizes = make()
     example = tuple(drawn(spec, dtype, sizes[0], "cpu").values())
-    engine = build(import_model(spec.module, example, spec.dynamic_shapes, spec.name), "cuda")
+    engine = build(import_model(spec.module, example, spec.dynamic_shapes, spec.name), "cuda", tuning=Tuning(0))
     given = drawn(spec, dtype, sizes[0])
     outputs = engine.run(given)
     own = {spec.name: outputs[spec.name] for spec in engine.outputs if spec.mutates is None}
@@ -130,7 +132,7 @@ def main() -> int:
         for each in record["new_sizes"]:
             times = "first {first_ms:.2f} ms, second {second_ms:.2f}, later {later_ms:.2f}".format(**each)
             print(f"   {each['sizes']}: {times}", flush=True)
-    PATH.write_text(json.dumps({"environment": environment(), "calls": records}, indent=1) + "\n")
+        PATH.write_text(json.dumps({"environment": environment(), "calls": records}, indent=1) + "\n")
     return 0
 
 

@@ -16,8 +16,6 @@ from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.plan import Argument, BufferReference, Choice, Step, TableReference, TiledReference
 from tilewright.symbolic import Expression, Size, evaluate
 
-_VARIES = object()
-
 
 @dataclass(frozen=True)
 class Pointer:
@@ -52,6 +50,18 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class _Prepared:
+    """What is known of a choice's launches before sizes are: None for a grid and arguments that depend on these."""
+
+    choice: Choice
+    start: Start
+    grid: tuple[int, int, int] | None
+    arguments: tuple[Any, ...]
+    pointers: tuple[tuple[int, Pointer], ...]
+    varying: tuple[tuple[int, Argument], ...]  # positions and what they are
+
+
+@dataclass(frozen=True)
 class Binder:
     """Makes launches of a plan's choices: kernels by key, numbers of the caller's tensors by (kind, name), a function
     that gives the address of what lies elsewhere (arena, weights), and the tables that launches read."""
@@ -60,25 +70,39 @@ class Binder:
     numbers: Mapping[tuple[str, str], int]
     address: Callable[[BufferReference], int]
     tables: DeviceTables
-    _fixed: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # by choice: arguments that no symbol changes
+    _prepared: dict[int, _Prepared] = field(default_factory=dict)  # by the identity of a choice, which they keep
 
     def launch(self, choice: Choice, symbols: Mapping[str, int]) -> Launch:
         """The launch of a choice for the symbols' values."""
-        x, y, z = (evaluate(extent, symbols) for extent in choice.grid)
-        fixed = self._fixed.get(id(choice))
-        if fixed is None:
-            fixed = tuple(_VARIES if _varies(item) else self._argument(item, {}) for item in choice.arguments)
-            self._fixed[id(choice)] = fixed
+        known = self._prepared.get(id(choice)) or self.prepare(choice)
+        x, y, z = choice.grid
+        grid = known.grid or (evaluate(x, symbols), evaluate(y, symbols), evaluate(z, symbols))
+        if not known.varying:
+            return Launch(known.start, grid, known.arguments, known.pointers)
+        arguments, pointers = list(known.arguments), known.pointers
+        for position, item in known.varying:
+            argument = arguments[position] = self._argument(item, symbols)
+            if isinstance(argument, Pointer):
+                pointers = (*pointers, (position, argument))
+        return Launch(known.start, grid, tuple(arguments), pointers)
+
+    def prepare(self, choice: Choice) -> _Prepared:
+        """Find out what no symbol changes, so that less is to do when sizes are first met."""
+        varying = tuple((n, item) for n, item in enumerate(choice.arguments) if _varies(item))
+        changing = {position for position, _ in varying}
         arguments = tuple(
-            self._argument(item, symbols) if known is _VARIES else known
-            for item, known in zip(choice.arguments, fixed, strict=True)
+            None if n in changing else self._argument(item, {}) for n, item in enumerate(choice.arguments)
         )
         pointers = tuple((n, argument) for n, argument in enumerate(arguments) if isinstance(argument, Pointer))
-        return Launch(self.starts[choice.kernel], (x, y, z), arguments, pointers)
+        x, y, z = choice.grid
+        grid = (x, y, z) if isinstance(x, int) and isinstance(y, int) and isinstance(z, int) else None
+        found = _Prepared(choice, self.starts[choice.kernel], grid, arguments, pointers, varying)
+        self._prepared[id(choice)] = found
+        return found
 
     def forget(self) -> None:
         """Ask for addresses anew: what lies elsewhere has moved."""
-        self._fixed.clear()
+        self._prepared.clear()
 
     def _argument(self, argument: Argument, symbols: Mapping[str, int]) -> Any:
         value = argument.value

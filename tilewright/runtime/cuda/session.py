@@ -75,6 +75,8 @@ class CudaSession:
             most = evaluate(plan.arena_bytes, {name: symbol.high for name, symbol in plan.symbols.items()})
             if most <= device.memory_bytes // _RESERVED:  # else it grows, which takes the driver milliseconds
                 self._arena.reserve(most)
+                for choice in (choice for step in plan.steps for choice in step.choices):
+                    self._binder.prepare(choice)
             cuda = api()
             flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._done = check(cuda.cuEventCreate(flags), "making an event")
