@@ -84,7 +84,7 @@ def test_refused_code_shows_its_line() -> None:
         assemble(text, "scale", NvidiaTarget.named("sm_80"), AssemblyOptions())
 
 
-@pytest.mark.parametrize("options", [{"opt_level": 4}, {"maxnreg": 8}, {"maxnreg": "many"}])
+@pytest.mark.parametrize("options", [{"opt_level": 4}, {"maxnreg": 8}, {"maxnreg": "many"}, {"ptxas_options": 5}])
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(CompilationError, match=next(iter(options))):
         AssemblyOptions.from_options(options)

@@ -83,6 +83,14 @@ def test_options_are_part_of_the_key() -> None:
     assert len(keys) == 7
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"num_wraps": 8}, "no option 'num_wraps'; did you mean 'num_warps'"), ({"num_warps": 0}, "num_warps is 1, 2, 4"),
+])  # fmt: skip
+def test_options_that_there_are_not_are_told(options: dict[str, int], message: str) -> None:
+    with pytest.raises(CompilationError, match=message):
+        compiled(**options)
+
+
 def test_options_of_the_launch_reach_the_program() -> None:
     program = compiled(num_warps=8, launch_pdl=True, launch_cooperative_grid=True).binary.program("add")
     assert (program.threads, program.dependent_launch, program.cooperative) == (256, True, True)

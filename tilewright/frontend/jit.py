@@ -186,12 +186,15 @@ class JITFunction(KernelSource):
 
         `parameters` adds what is known (divisibility, no aliases), `target` names the machine (`get_target`),
         `options` go to the target, but for `ir_override`: a file with Tile IR to compile in place of the source.
-        Raises `CompilationError`.
+        Raises `CompilationError`, for an option that there is not, too.
         """
         self._check_constants()
         chosen = get_target(target)
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         given = dict(options or {})
+        for name in given.keys() - LAUNCH_OPTIONS - {"keep_texts"}:  # keeps every stage's text in the binary
+            advice = nearest(name, LAUNCH_OPTIONS, f"there are {', '.join(sorted(LAUNCH_OPTIONS))}")
+            raise CompilationError(f"kernel '{self.name}' has no option '{name}'; {advice}")
         debug = bool(given.pop("debug", self.debug))
         trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug)
         override = given.pop("ir_override", None)

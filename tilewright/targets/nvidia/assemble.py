@@ -65,6 +65,8 @@ class AssemblyOptions:
         if maxnreg is not None and not (isinstance(maxnreg, int) and 16 <= maxnreg <= 255):
             raise CompilationError(f"maxnreg limits the registers of a thread: 16 to 255, not {maxnreg!r}")
         extra = options.get("ptxas_options") or ()
+        if not isinstance(extra, (str, tuple, list)):
+            raise CompilationError(f"ptxas_options are a string or a tuple of strings, not {extra!r}")
         extra = tuple(extra.split() if isinstance(extra, str) else map(str, extra))
         return cls(level, maxnreg, bool(options.get("line_info")), extra, bool(options.get("strict")))
 

@@ -121,7 +121,9 @@ def plan_memory(assignment: Assignment, stages: int, limit: int) -> SharedMemory
 
 def warps_of(function: Function, options: Mapping[str, Any]) -> int:
     """Warps of a CTA: the launch's `num_warps`, or four."""
-    warps = options.get("num_warps") or function.attributes.get("num_warps") or DEFAULT_WARPS
+    warps = options.get("num_warps")
+    if warps is None:
+        warps = function.attributes.get("num_warps") or DEFAULT_WARPS
     if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
         raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
     return warps
