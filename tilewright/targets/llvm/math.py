@@ -314,9 +314,7 @@ def _erf_in_pieces(m: _Emitter, x: LLVMValue) -> LLVMValue:
     slope = powers[-1]
     for power in reversed(powers[1:-1]):
         slope = wide.fma(slope, rest, power)
-    start = wide.select(
-        "oeq", shifted, _ROUNDER, rest, powers[0]
-    )  # around zero r + (c - 1) r: c r would be rounded twice
+    start = wide.select("oeq", shifted, _ROUNDER, rest, powers[0])  # around zero r + (c - 1) r, rounded once
     result = wide.with_sign_of(wide.fma(slope, rest, start), x)
     if m.lanes == _ERF_LANES:
         return result
