@@ -18,17 +18,14 @@ def tensor_map(block: tuple[int, ...], dtype: Any) -> str:
     return f"tensormap<{'x'.join(map(str, block))}x{dtype.element.text}>"
 
 
-def traced_matmul(form: MatmulForm, extra: tuple[str, ...] = (), ahead: str = "") -> Function:
-    """The kernel's Tile IR for a form; `extra` are the types of the epilogue's operands, `ahead` that of weights that
-    come next."""
+def traced_matmul(form: MatmulForm, extra: tuple[str, ...] = ()) -> Function:
+    """The kernel's Tile IR for a form; `extra` are the types of the epilogue's operands."""
     form.check()
     types: dict[str, Any] = {
         "a": tensor_map(form.left_block, form.INPUT), "b": tensor_map(form.right_block, form.INPUT),
         "c": tensor_map(form.out_block, form.OUTPUT), "c_tail": tensor_map(form.tail_block, form.OUTPUT),
         "M": "i32", "N": "i32", "K": "i32", "batches": "i32",
     }  # fmt: skip
-    if ahead:
-        types |= {"ahead": ahead, "ahead_lines": "i32", "ahead_wanted": "i32"}
     if extra:
         types["extra"] = extra
     return matmul.trace(types, {"FORM": form})
@@ -39,7 +36,7 @@ def traced_grouped(form: MatmulForm, extra: tuple[str, ...] = ()) -> Function:
     form.check()
     types: dict[str, Any] = {
         "a": tensor_map(form.left_block, form.INPUT), "b": tensor_map(form.right_block, form.INPUT),
-        "c": tensor_map(form.out_block, form.OUTPUT), "c_tail": tensor_map(form.tail_block, form.OUTPUT),
+        "c": tensor_map(form.out_block, form.OUTPUT),
         "out": f"*{form.OUTPUT.element.text}", "tiles": "*k i32", **dict.fromkeys(("rows", "N", "K", "groups"), "i32"),
     }  # fmt: skip
     if extra:

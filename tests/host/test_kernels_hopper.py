@@ -132,15 +132,6 @@ def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Genera
     multiply(form, rng, 136, 72, 136, 1, orders=50)
 
 
-@pytest.mark.parametrize("form", [PRODUCT._replace(DEPENDENT=True), NARROW._replace(SPLIT=2)])
-def test_asking_for_the_next_weights_changes_nothing(form: MatmulForm, rng: np.random.Generator):
-    function = traced_matmul(form, ahead="*bf16")
-    a, b, product = operands(form, rng, 64, 72, 264, 1)
-    c, ahead = np.zeros(product.shape, a.dtype), numbers(rng, (64 * 500,), tl.bfloat16)
-    run(function, [a, b, c, c, 64, 72, 264, 1, ahead, 500, 400], form.grid(64, 72, 1, PROCESSORS), order=1)
-    np.testing.assert_allclose(c.astype(np.float64), product, rtol=2**-8, atol=2e-4)
-
-
 def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator):
     function = traced_matmul(PRODUCT._replace(EPILOGUE=bias_gelu_residual), ("*k f32", "*k bf16", "i32"))
     a, b, product = operands(PRODUCT, rng, 140, 96, 72, 1)

@@ -20,7 +20,6 @@ import numpy as np
 import tilewright
 from tilewright.dtypes import from_numpy
 from tilewright.engine import branches, cuda_program, plan_codegen
-from tilewright.engine.ahead import fetch_ahead
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.graph_json import Placement, graph_to_json
@@ -125,7 +124,6 @@ class _Builder:
         self.target, self.kernels = target, KernelSet(target, self.progress)
         tuner = Tuner(self.graph, target, self.tuning, self.progress)
         scheduled, evidence = self._choose(fused, tuner)
-        scheduled = fetch_ahead(scheduled)
         with self._stage("plan memory", self.graph.name):
             storage = assign_storage(
                 self.graph, scheduled, self._copy, lambda accesses: self._spread(accesses, evidence)

@@ -14,7 +14,7 @@ from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
 from tilewright.symbolic import Expression, lift, simplify
-from tilewright.tactics.core import AHEAD, ExternKernel, KernelCall, Operand, PackedConstant, Table, TiledOperand
+from tilewright.tactics.core import ExternKernel, KernelCall, Operand, PackedConstant, Table, TiledOperand
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:
@@ -102,14 +102,12 @@ class KernelSet:
         The memory plan keeps tensors that are alive at the same time apart, and the session checks the
         caller's buffers. On a GPU every tensor starts at a multiple of 16 bytes, the caller's too.
         """
-        # What a kernel only asks for may be anything: the same binary serves, whatever the plan names there.
-        tensors = [_tensor(place) for name, place in places.items() if name != AHEAD]
+        tensors = [_tensor(place) for place in places.values()]
         divisibility = 16 if hasattr(self.target, "warp_threads") else 1
         found = {
             name: Parameter(name, divisibility, alias_free=tensors.count(_tensor(place)) == 1)
             for name, place in places.items()
             if not isinstance(call.operands[name], TiledOperand)
-            and name != AHEAD
             and (divisibility > 1 or tensors.count(_tensor(place)) == 1)
         }
         tables = [n for n, operand in call.operands.items() if isinstance(operand, Table) and not operand.columns]

@@ -431,7 +431,7 @@ class MatmulPlan:
             extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
             numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
             grid = self._grid(form)
-            return lambda: hopper_matmul[grid](*maps, *numbers, None, 0, 0, *extra, FORM=form)
+            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, FORM=form)
         start = self.compiled(form).start(self.ordinal)
         return _bound(start, self._grid(form), self._slots(form, operands), operands)
 

@@ -58,10 +58,6 @@ class Table:
 Operand = Union[Value, PackedConstant, TiledOperand, Table, Size, float]
 
 
-# A constant of which a kernel may ask for a part without reading it, for kernels to come (`engine.ahead`).
-AHEAD = "ahead"
-
-
 @dataclass(frozen=True)
 class ExternKernel:
     """A function of another library in place of a kernel (`runtime.cuda.extern`): its operands are `TiledOperand`s in
@@ -80,7 +76,7 @@ class KernelCall:
 
     `types` gives the IR text of scalar parameters ("i32", "i64", "f32"); tensors get a pointer to
     their dtype. `condition` is (size, at_most): the call applies while size <= at_most. `options` go to the
-    target's compiler (``num_warps``). `weights` names the operand, a constant, that the kernel reads from end to end.
+    target's compiler (``num_warps``).
     """
 
     kernel: Union[JITFunction, ExternKernel]
@@ -90,7 +86,6 @@ class KernelCall:
     grid: tuple[Size, Size, Size]
     condition: tuple[Size, int] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    weights: str = ""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ class MatmulForm(NamedTuple):
     EVICT_A: str = ""
     EVICT_B: str = ""
     DEPENDENT: bool = False  # weights (B) may be read before the kernels in front of this one have ended
-    EARLY: int = 16  # stages of weights that are read then, at most
     PROMOTE: Any = None  # (partial, rows, first column, stage, extra) -> what is added to the sum in float32
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity

@@ -86,7 +86,7 @@ def load_tiles(copy, a, b, lefts, rights, ring, task, tiles, N, K, groups, FORM:
 
 
 @tilewright.jit
-def store_part(value, target, out, staging, row, limit, column, N, OUTSTANDING: tl.constexpr):
+def store_part(value, c, out, staging, row, limit, column, N, OUTSTANDING: tl.constexpr):
     """Store a block of results through a staging tile, once the copy that last read it is done: one group, which is
     empty where rows are left out."""
     tx.tma_wait(OUTSTANDING, read=True)
@@ -95,7 +95,7 @@ def store_part(value, target, out, staging, row, limit, column, N, OUTSTANDING: 
     tx.fence_async()
     tx.group_sync()
     if row + 64 <= limit:
-        tx.tma_store(target, (row, column), staging)
+        tx.tma_store(c, (row, column), staging)
     else:
         rows = row + tl.arange(0, 64)[:, None]
         columns = column + tl.arange(0, value.shape[1])[None, :]
@@ -105,7 +105,7 @@ def store_part(value, target, out, staging, row, limit, column, N, OUTSTANDING: 
 
 
 @tilewright.jit
-def store_rows(total, c, c_tail, out, outs, tails, copy, first_row, limit, first_column, N, extra, FORM: tl.constexpr):
+def store_rows(total, c, out, outs, copy, first_row, limit, first_column, N, extra, FORM: tl.constexpr):
     """The epilogue of a tile, 64 rows and one row of the swizzle at a time; rows from `limit` on are left out."""
     CHUNKS: tl.constexpr = tl.cdiv(FORM.out_columns, FORM.chunk)
     WIDER: tl.constexpr = FORM.BN // FORM.out_columns  # sums for one result
@@ -115,22 +115,17 @@ def store_rows(total, c, c_tail, out, outs, tails, copy, first_row, limit, first
         row = first_row + 64 * part
         for chunk in tl.static_range(CHUNKS):
             STORE: tl.constexpr = FORM.stores[part * CHUNKS + chunk]
-            WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
             column = first_column + chunk * FORM.chunk
             block = tx.block_slice(total, 0, 64 * part, 64)
-            block = tx.block_slice(block, 1, chunk * FORM.chunk * WIDER, WIDTH * WIDER)
+            block = tx.block_slice(block, 1, chunk * FORM.chunk * WIDER, FORM.chunk * WIDER)
             if FORM.GATE is not None:
                 block = gated(block, FORM.GATE)
             value = finished(block, 0, row, column, limit, N, extra, FORM)
-            if STORE[0] < FORM.BUFFERS:
-                store_part(value, c, out, outs[STORE[0] * FORM.CONSUMERS + copy], row, limit, column, N, STORE[1])
-            else:
-                store_part(value, c_tail, out, tails[copy], row, limit, column, N, STORE[1])
+            store_part(value, c, out, outs[STORE[0] * FORM.CONSUMERS + copy], row, limit, column, N, STORE[1])
 
 
 @tilewright.jit
-def multiply_tiles(copy, c, c_tail, out, lefts, rights, ring, outs, tails, task, tiles, N, groups, extra,
-                   FORM: tl.constexpr):  # fmt: skip
+def multiply_tiles(copy, c, out, lefts, rights, ring, outs, task, tiles, N, groups, extra, FORM: tl.constexpr):
     """The multiplying role: this warpgroup's rows of each tile."""
     position = tx.consumer_start(FORM.STAGES)
     for tile in range(task.first, task.tiles, task.step):
@@ -138,28 +133,24 @@ def multiply_tiles(copy, c, c_tail, out, lefts, rights, ring, outs, tails, task,
         place = (0, row, column * FORM.BN)
         total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
         total = tl.where(group < groups, total, 0.0)
-        store_rows(total, c, c_tail, out, outs, tails, copy, row + copy * FORM.rows, limit, column * FORM.BN, N, extra,
-                   FORM)  # fmt: skip
+        store_rows(total, c, out, outs, copy, row + copy * FORM.rows, limit, column * FORM.BN, N, extra, FORM)
     tx.tma_wait(read=True)
 
 
 @tilewright.jit
-def grouped_matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tensor_map, out, tiles, rows, N, K,
-                   groups, *extra, FORM: tl.constexpr):  # fmt: skip
+def grouped_matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, out, tiles, rows, N, K, groups, *extra,
+                   FORM: tl.constexpr):  # fmt: skip
     """C[row] = EPILOGUE(A[row] @ B[g]) for the rows of group g; those of group `groups` as if the product were zero.
 
     A is [rows, K], C [rows, N] (N / 2 columns with a gate), also at `out`; B is [groups N, K], or [groups K, N] where
     the form says that it is transposed and K is a multiple of `FORM.BK`.  `tiles` is the list that `list_tiles` makes
-    for `FORM.BM` rows.  Grid: CTAs that are resident at once.  The form shares and splits nothing.
+    for `FORM.BM` rows.  Grid: CTAs that are resident at once.  The form shares and splits nothing, and its tiles are
+    whole chunks of columns.
     """
     lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
     rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.INPUT, swizzle=128)
     outs = tx.shared((FORM.CONSUMERS * FORM.BUFFERS, 64, FORM.chunk), FORM.OUTPUT,
                      swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize))  # fmt: skip
-    tails = outs
-    if FORM.tail > 0:
-        tails = tx.shared((FORM.CONSUMERS, 64, FORM.tail), FORM.OUTPUT,
-                          swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize))  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     columns = tl.cdiv(N, FORM.BN)
     count = tl.load(tiles + 4 * (rows // FORM.BM + groups + 1))
@@ -167,7 +158,7 @@ def grouped_matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail:
     loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, tiles, N, K, groups, FORM),
                       registers=FORM.registers[0], elected=True)  # fmt: skip
     multiplying = tx.role(
-        multiply_tiles, (c, c_tail, out, lefts, rights, ring, outs, tails, task, tiles, N, groups, extra, FORM),
+        multiply_tiles, (c, out, lefts, rights, ring, outs, task, tiles, N, groups, extra, FORM),
         copies=FORM.CONSUMERS, registers=FORM.registers[1],
     )  # fmt: skip
     tx.warp_roles(loading, multiplying)

@@ -48,7 +48,7 @@ def prepare_matmul(
         raise LaunchError(f"a depth of {depth} has fewer stages of {form.BK} than the {form.SPLIT} CTAs that share it")
     blocks = (a, form.left_block), (b, form.right_block), (c, form.out_block), (c, form.tail_block)
     maps = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in blocks]
-    arguments = (*maps, rows, columns, depth, batches, None, 0, 0, *extra)
+    arguments = (*maps, rows, columns, depth, batches, *extra)
     grid = form.grid(rows, columns, batches, processors)
     return lambda: matmul[grid](*arguments, FORM=form)
 

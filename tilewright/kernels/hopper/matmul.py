@@ -121,28 +121,15 @@ def load_right(b, rights, full, stage, place, k, task, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def fetch(ahead, lines, wanted):
-    """Have this CTA's part of what kernels to come read brought to the L2 cache: the head of as many lines as there are
-    for each CTA, so that the CTAs to come find their loads there in equal parts."""
-    span = lines // tl.num_programs(0)
-    wanted = wanted // tl.num_programs(0)
-    LINE: tl.constexpr = 128 // ahead.dtype.element_ty.itemsize
-    TOGETHER: tl.constexpr = 128
-    for line in range(0, wanted, TOGETHER):
-        start = (tl.program_id(0) * span + line).to(tl.int64) * LINE
-        tx.prefetch(ahead + start, tl.minimum(wanted - line, TOGETHER) * 128)
-
-
-@tilewright.jit
-def load_tiles(copy, a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted, task, FORM: tl.constexpr):
+def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
     """The loading role: one thread."""
     position = tx.producer_start(FORM.STAGES)
-    early = task.blocks * 0
+    ahead = task.blocks * 0
     if FORM.DEPENDENT:
         # The first stages take their weights at once; activations come from the kernels before.
-        early = tl.where(task.first < task.tiles, tl.minimum(task.blocks, min(FORM.STAGES, FORM.EARLY)), 0)
+        ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
         place = tile_place(task.first, task, FORM)
-        for k in range(early):
+        for k in range(ahead):
             ring.full[k].expect(FORM.stage_bytes)
             load_right(b, rights, ring.full[k], k, place, k, task, FORM)
         tx.grid_wait()
@@ -151,7 +138,7 @@ def load_tiles(copy, a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted
         for k in range(task.blocks):
             full = ring.full[position.stage]
             if FORM.DEPENDENT:
-                if k >= early:
+                if k >= ahead:
                     ring.wait_empty(position)
                     full.expect(FORM.stage_bytes)
                     load_right(b, rights, full, position.stage, place, k, task, FORM)
@@ -161,9 +148,7 @@ def load_tiles(copy, a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted
                 load_right(b, rights, full, position.stage, place, k, task, FORM)
             load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
-        early = task.blocks * 0
-    if ahead is not None:
-        fetch(ahead, ahead_lines, ahead_wanted)
+        ahead = task.blocks * 0
     if FORM.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
@@ -387,16 +372,13 @@ def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, t
 
 
 @tilewright.jit
-def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tensor_map, M, N, K, batches, ahead=None,
-           ahead_lines=0, ahead_wanted=0, *extra, FORM: tl.constexpr):  # fmt: skip
+def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tensor_map, M, N, K, batches, *extra,
+           FORM: tl.constexpr):  # fmt: skip
     """C[M, N] = EPILOGUE(A[M, K] @ B[K, N]), as `FORM` says; with a gate C has N / 2 columns.
 
     The maps move tiles of `FORM.left_block`, `right_block`, `out_block` and `tail_block` (the last columns of a tile;
     any map of C when BN is a multiple of `FORM.chunk`).  Grid: `FORM.grid`.  Rows of all operands are multiples of 16
     bytes; ragged edges are filled with zeros and left out by the copies.  K has at least `FORM.SPLIT` stages.
-
-    `ahead` is a tensor of `ahead_lines` times 128 bytes that kernels to come read, their weights.  When the last loads
-    are under way, `ahead_wanted` of these lines are asked for, so that memory is not idle until those kernels start.
     """
     if FORM.cluster > 1:
         tx.cluster((FORM.cluster,))
@@ -415,8 +397,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
     if FORM.DEPENDENT:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
     task = make_task(M, N, K, batches, FORM)
-    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, ahead, ahead_lines, ahead_wanted, task, FORM),
-                      registers=FORM.registers[0], elected=True)  # fmt: skip
+    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0], elected=True)
     if FORM.SPLIT > 1:
         partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
                              over=rights if FORM.sums_right else lefts)  # fmt: skip

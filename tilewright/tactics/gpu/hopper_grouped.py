@@ -78,7 +78,7 @@ def _forms(problem: Problem, groups: int) -> list[tuple[MatmulForm, float]]:
                 form.check()
             except LaunchError:
                 continue
-            if not problem.b_transposed or problem.depth % form.BK == 0:
+            if not form.tail and (not problem.b_transposed or problem.depth % form.BK == 0):
                 yield form, seconds_of(form, padded)
 
     best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
@@ -109,7 +109,6 @@ def _product(
         "a": TiledOperand(a, (rows, depth), (depth, 1), form.left_block),
         "b": TiledOperand(b, below, (below[1], 1), form.right_block),
         "c": TiledOperand(slots.stored, (rows, columns), (columns, 1), form.out_block),
-        "c_tail": TiledOperand(slots.stored, (rows, columns), (columns, 1), form.tail_block),
         "out": slots.stored, "tiles": tiles, "rows": rows, "N": columns, "K": depth, "groups": groups,
     }  # fmt: skip
     types = dict.fromkeys(("rows", "N", "K", "groups"), "i32")

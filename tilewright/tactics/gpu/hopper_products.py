@@ -42,7 +42,6 @@ from tilewright.tune.gpu import gpu_of
 
 HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups take turns
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
-EARLY_BYTES = 256 << 10  # of weights that a CTA reads before the kernels ahead have ended
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
 
@@ -154,8 +153,7 @@ def _cost(found: _Product, group: Group, seconds: float) -> Cost:
 def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
     """The launch of a form."""
     rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
-    early = max(1, EARLY_BYTES // form.stage_bytes)
-    form = form._replace(EPILOGUE=slots.function, GATE=found.gate, DEPENDENT=found.ready, EARLY=early)
+    form = form._replace(EPILOGUE=slots.function, GATE=found.gate, DEPENDENT=found.ready)
     shape = (depth, columns) if found.transposed else (columns, depth)
     stored = columns // 2 if found.gate is not None else columns
     operands: dict[str, Operand] = {
@@ -164,13 +162,11 @@ def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None,
         "c": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.out_block),
         "c_tail": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.tail_block),
         "M": rows, "N": columns, "K": depth, "batches": 1,
-        "ahead": found.b, "ahead_lines": 0, "ahead_wanted": 0,
     }  # fmt: skip
-    types = dict.fromkeys(("M", "N", "K", "batches", "ahead_lines", "ahead_wanted"), "i32")
+    types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
     bind_extra(slots.extra, operands, types)
     grid = (_grid(form, rows, columns, gpu_of(target).processors), 1, 1)
-    weights = "b" if found.ready else ""
-    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition, weights=weights)
+    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
 
 
 def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:
