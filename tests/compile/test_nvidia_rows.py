@@ -34,7 +34,7 @@ FRACTIONS = ("epsilon", "inverse")
 def library_kernel(name, kind, block, rows, mask):
     """The Tile IR of a kernel of the library for blocks of `rows` rows."""
     kernel = gpu_rows.softmax if name == "softmax" else gpu_rows.normalize
-    constants = {"ROWS": rows, "BLOCK": block, "MASK": mask, "READ": ""}
+    constants = {"ROWS": rows, "BLOCK": block, "MASK": mask}
     if name == "softmax":
         constants["LOG"] = False
     else:

@@ -82,19 +82,21 @@ def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int,
 
     Many CTAs that load once and end share the memory evenly; as many as fit, each with its part, end one by one.
     """
-    element, block, warps = source.element, min(128, max(16, next_power_of_2(inner))), 8
+    element, block, warps = source.element, min(128, max(16, next_power_of_2(inner))), 4
     strips, lines, vectors = cdiv(inner, block) * outer, _lines(element, block, warps), _VECTORS
     while vectors > 4 and strips * cdiv(length, lines * vectors) < _ENOUGH:
         vectors //= 2
     share = max(lines * vectors, cdiv(length, _PIECES))
+    if share > lines * vectors:
+        vectors = _VECTORS // 2  # there are two sets of them in a loop
     pieces = cdiv(length, share)
     dependent = pieces > 1 and source.place is not None and device(source.place.ordinal).capability >= (9, 0)
     partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32) if pieces > 1 else out
     first = _Columns(block, warps, vectors, 1 if dependent else 0)
     first.launch(source.base, element, partial, (outer, length, inner), share, factor if pieces == 1 else 1.0, kind)
     if pieces > 1:
-        # What is left is small, and should not take long because few CTAs work on it.
-        rest = _Columns(min(32, block), 4, 8, 2 if dependent else 0)
+        # What is left is small: all pieces are loaded at once, up to 512.
+        rest = _Columns(min(32 if pieces <= 128 else 16, block), 4 if pieces <= 256 else 8, 8, 2 if dependent else 0)
         rest.launch(partial, dtypes.float32, out, (outer, pieces, inner), pieces, factor, kind)
 
 
@@ -119,9 +121,11 @@ class _Columns:
         outer, length, inner = shape
         lines = _lines(element, self.block, self.warps)
         rows = lines * self.vectors
-        options = {"dependent_launch": True} if self.step == 2 else {}
+        # With a limit the assembler does not save registers by waiting for some vectors before it loads the others.
+        options: dict[str, Any] = {"maxnreg": 255}
+        options |= {"dependent_launch": True} if self.step == 2 else {}
         gpu_rows.reduce_columns[(cdiv(inner, self.block), cdiv(length, share), outer)](
             x, out, length, share, inner, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind],
             ROWS=rows, LINES=lines, BLOCK=self.block, WHOLE=share <= rows, MASK_R=length % share + share % rows != 0,
-            MASK=inner % self.block != 0, STEP=self.step, num_warps=self.warps, maxnreg=128, **options,
+            MASK=inner % self.block != 0, STEP=self.step, num_warps=self.warps, **options,
         )  # fmt: skip
