@@ -5,8 +5,8 @@
 Two engines with run-time sizes: a step of a decoder of 12 layers (hidden size 512, caches of 256), and an encoder of
 BERT-base's shapes; kernels are chosen by estimate, for which of them does not matter here.  Host microseconds are
 those of a call once its graph is captured: among calls that follow each other, and by itself, the GPU idle before it.
-For each new size the milliseconds until the outputs are there: of the first call, of the second (which captures the
-plan) and of a later one; PyTorch's allocator, which gives memory for outputs, has enough.
+For each new size the milliseconds until the outputs are there: of the first call (and until it returns), of the second
+(which captures the plan) and of a later one; PyTorch's allocator, which gives memory for outputs, has enough.
 Results: benchmarks/results/calls_cuda.json.
 """
 
@@ -81,13 +81,14 @@ def host_microseconds(run: Callable[[], Any], rounds: int = 60, together: int = 
     return {"median": statistics.median(among), "best": min(among), "alone": statistics.median(alone)}
 
 
-def milliseconds(run: Callable[[], Any]) -> float:
-    """Until a call's outputs are there."""
+def milliseconds(run: Callable[[], Any]) -> tuple[float, float]:
+    """Until a call returns, and until its outputs are there."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     run()
+    returned = time.perf_counter()
     torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3
+    return (returned - began) * 1e3, (time.perf_counter() - began) * 1e3
 
 
 def measure(name: str, make: Callable[[], Any]) -> dict[str, Any]:
@@ -112,7 +113,8 @@ def measure(name: str, make: Callable[[], Any]) -> dict[str, Any]:
     for each in sizes[1:]:
         given = drawn(spec, dtype, each)
         first, second, *later = (milliseconds(lambda given=given: engine.run(given)) for _ in range(8))
-        found = {"sizes": each, "first_ms": first, "second_ms": second, "later_ms": statistics.median(later)}
+        found = {"sizes": each, "first_ms": first[1], "second_ms": second[1]}
+        found |= {"first_host_ms": first[0], "later_ms": statistics.median(total for _, total in later)}
         record["new_sizes"].append(found)
     return record
 
@@ -130,7 +132,9 @@ def main() -> int:
         )
         print(f"{name}, {record['steps']} steps, {record['inputs']} inputs: host us a call: {host}", flush=True)
         for each in record["new_sizes"]:
-            times = "first {first_ms:.2f} ms, second {second_ms:.2f}, later {later_ms:.2f}".format(**each)
+            times = "first {first_ms:.2f} ms ({first_host_ms:.2f} on the host), second {second_ms:.2f}, later {later_ms:.2f}".format(
+                **each
+            )
             print(f"   {each['sizes']}: {times}", flush=True)
         PATH.write_text(json.dumps({"environment": environment(), "calls": records}, indent=1) + "\n")
     return 0
