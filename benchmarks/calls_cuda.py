@@ -132,9 +132,8 @@ def main() -> int:
         )
         print(f"{name}, {record['steps']} steps, {record['inputs']} inputs: host us a call: {host}", flush=True)
         for each in record["new_sizes"]:
-            times = "first {first_ms:.2f} ms ({first_host_ms:.2f} on the host), second {second_ms:.2f}, later {later_ms:.2f}".format(
-                **each
-            )
+            first = f"first {each['first_ms']:.2f} ms ({each['first_host_ms']:.2f} on the host)"
+            times = f"{first}, second {each['second_ms']:.2f}, later {each['later_ms']:.2f}"
             print(f"   {each['sizes']}: {times}", flush=True)
         PATH.write_text(json.dumps({"environment": environment(), "calls": records}, indent=1) + "\n")
     return 0
