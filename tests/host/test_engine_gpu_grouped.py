@@ -13,6 +13,7 @@ from tests.host.cuda_stand_in import Driver, install
 from tilewright.dtypes import bfloat16, float16, float32, int32, int64
 from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
 from tilewright.settings import settings
 
@@ -50,3 +51,14 @@ def test_experts(driver: Driver, rng: np.random.Generator, dtype, transposed: bo
         exact = run(graph, inputs)["y"]
         found = engine.run(inputs)["y"].astype(np.float64)
         assert np.max(np.abs(found - exact)) <= 2.0**-7 * np.max(np.abs(exact))
+
+
+def test_swapped_weights_of_experts_are_read_as_they_are(rng: np.random.Generator) -> None:
+    """As published models have them: [groups, columns, depth], swapped before the product."""
+    b = GraphBuilder("experts")
+    x, ends = b.input("x", float16, (40, 64)), b.input("ends", int32, (3,))
+    weights = b.constant(rng.standard_normal((3, 24, 64)).astype(np.float16))
+    b.output(b.op("grouped_matmul", [x, b.op("permute", [weights], order=(0, 2, 1)), ends]), "y")
+    (node,) = optimize(b.finish()).nodes
+    assert node.op == "grouped_matmul" and node.attributes["transpose_b"]
+    assert node.inputs[1] is not None and node.inputs[1].shape == (3, 24, 64)
