@@ -14,7 +14,7 @@ from tilewright.ir.verifier import verify
 from tilewright.passes.pipeline import simplify
 
 KERNEL = """\
-kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensormap<64x64xbf16>, %n: i32) {
+kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensormap<64x64xbf16>, %w: *bf16, %n: i32) {
   %ring = shared_alloc {shape = [4, 128, 64], dtype = bf16, swizzle = 128} : shared<4x128x64xbf16,128>
   %weights = shared_alloc {shape = [4, 64, 64], dtype = bf16, swizzle = 128} : shared<4x64x64xbf16,128>
   %out = shared_alloc %ring {shape = [2, 64, 64], dtype = bf16, swizzle = 128} : shared<2x64x64xbf16,128>
@@ -32,6 +32,7 @@ kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensor
     tma_load %a, %n, %0, %3, %2 {eviction = "evict_first"}
     %4 = shared_index %weights, %0 : shared<64x64xbf16,128>
     tma_load %b, %n, %0, %4, %2, %mask
+    prefetch %w, %n
     grid_wait
     yield
   } {(%copy_1: i32)
