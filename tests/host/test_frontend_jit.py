@@ -401,6 +401,16 @@ def test_compiled_kernels_take_all_arguments_or_the_run_time_ones() -> None:
         compiled[(1,)](x, out, 64)
 
 
+def test_types_of_parameters_have_the_names_of_the_language_too() -> None:
+    same = [
+        scale.trace({"x": f"*{x}", "out": "*f32", "n": "i32", "factor": "f32"}, {"BLOCK": 64}) for x in ("f16", "fp16")
+    ]
+    assert str(same[0].region.arguments[0].type) == str(same[1].region.arguments[0].type) == "*f16"
+    for wrong, advice in (("*f8e4m3", "f8e4nv"), ("*texture", "write one of i1, i8"), ("f32*", "f32")):
+        with pytest.raises(CompilationError, match=f"cannot have the type .*{advice}"):
+            scale.trace({"x": wrong, "out": "*f32", "n": "i32", "factor": "f32"}, {"BLOCK": 64})
+
+
 def test_a_kernel_takes_another_text() -> None:
     scale = tl.constexpr(3)
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.errors import LaunchError, a_kind
+from tilewright.dtypes import DTYPES, DType
+from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind
 from tilewright.frontend.arguments import ArgumentClass, argument_class, retyped
 from tilewright.frontend.binding import MISSING, PLAIN
+from tilewright.frontend.scope import nearest
 from tilewright.frontend.tracer import labels
 from tilewright.frontend.values import Group, Static, members
 from tilewright.ir.core import Parameter
 from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.function import SourceFunction
-from tilewright.language.types import constexpr, dtype, pointer_type, unwrap
+from tilewright.language.types import NAMES, constexpr, dtype, pointer_type, unwrap
 
 
 def constant_key(value: Any) -> Any:
@@ -162,8 +164,9 @@ def group_type(kind: Group, name: str, described: dict[str, Parameter]) -> Group
 
 
 def parameter_type(kind: Any) -> Any:
-    """A parameter's type from a `TensorType`, IR text, a tl dtype or pointer type.
+    """A parameter's type from a `TensorType`, text, a tl dtype or pointer type.
 
+    Text is that of the IR (``*f32``); the language's names of element types (``*fp32``, ``*fp8e4nv``) do as well.
     Tuples and NamedTuples of these, entry by entry, with `tl.constexpr` values among them.
     """
     if isinstance(kind, (TensorType, Group)):
@@ -171,7 +174,7 @@ def parameter_type(kind: Any) -> Any:
     if isinstance(kind, constexpr):
         return Static(kind.value)
     if isinstance(kind, str):
-        return parse_type(kind)
+        return _type_of_text(kind)
     if isinstance(kind, dtype):
         return scalar(kind.element)
     if isinstance(kind, (tuple, list)):
@@ -179,3 +182,15 @@ def parameter_type(kind: Any) -> Any:
         assert group is not None
         return Group(group.kind, tuple(parameter_type(entry) for entry in group.entries))
     raise TypeError(f"a parameter's type is a TensorType, IR text such as '*f32', or a tl dtype, not {kind!r}")
+
+
+def _type_of_text(text: str) -> Any:
+    """The type that a text names; raises `CompilationError` where it names none."""
+    name = text.lstrip("*")
+    known = NAMES[name].element if name in NAMES else None
+    try:
+        return parse_type(text[: len(text) - len(name)] + known.text if isinstance(known, DType) else text)
+    except InvalidIRError:
+        names = [element.text for element in DTYPES]
+        advice = nearest(name, names, f"write one of {', '.join(names)}, with * in front for an array of it")
+        raise CompilationError(f"a parameter cannot have the type '{text}'; {advice}") from None
