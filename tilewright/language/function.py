@@ -367,7 +367,9 @@ def _quick_text(function: FunctionType) -> str | None:
     if not 0 <= first < len(lines):
         return None
     last = _last_line(function.__code__)
-    end = next(end for end in _ends(lines, first) if end >= last)
+    end = next((end for end in _ends(lines, first) if end >= last), None)
+    if end is None:  # the file has become shorter since it was imported
+        return None
     indentation = _indentation(lines[first])
     for start in range(first, end):
         if lines[start].startswith(f"def {function.__code__.co_name}", indentation):
