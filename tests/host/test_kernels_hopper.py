@@ -219,7 +219,8 @@ def test_random_products(number: int, rng: np.random.Generator):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"BN": 100}, "multiple of 8"), ({"BK": 48}, "multiple of 64"), ({"STAGES": 12, "BN": 256}, "shared memory"),
-     ({"BM": 96}, "64 rows"), ({"SHARE_A": 2, "SHARE_B": 2}, "not both"), ({"BM": 256, "BN": 256}, "accumulators")],
+     ({"BM": 96}, "64 rows"), ({"SHARE_A": 2, "SHARE_B": 2}, "not both"), ({"BM": 256, "BN": 256}, "accumulators"),
+     ({"BN": 232, "STAGES": 4, "SPLIT": 2}, "as a power of two")],
 )  # fmt: skip
 def test_impossible_forms_say_why(change: dict[str, int], reason: str):
     with pytest.raises(LaunchError, match=reason):

@@ -199,6 +199,13 @@ class MatmulForm(NamedTuple):
         return self.SPLIT > 1 and self.BM * self.BN * 4 > self.left_bytes
 
     @property
+    def beyond_bytes(self) -> int:
+        """Shared memory behind the sums of a part of the depth that is read with their last columns, which threads
+        share out as if they were a power of two."""
+        last = self.BN % self.chunk or self.chunk
+        return int(((1 << (last - 1).bit_length()) - last) * self.rows * 4)
+
+    @property
     def staging_bytes(self) -> int:
         """Shared memory of whole chunks of results on their way out."""
         return int(self.CONSUMERS * self.stored_rows * self.BUFFERS * self.chunk * self.OUTPUT.itemsize)
@@ -250,6 +257,10 @@ class MatmulForm(NamedTuple):
             (self.loaded_rows % (8 * self.SHARE_A) == 0, "each CTA loads a multiple of 8 rows of A"),
             (self.A_ROWS == 0 or (self.BM == 64 and not self.A_TRANSPOSED), "A_ROWS is for BM = 64"),
             (self.SPLIT == 1 or self.stored_rows % 8 == 0, "SPLIT leaves a multiple of 8 rows"),
+            (
+                self.SPLIT == 1 or not self.sums_right or partial + self.beyond_bytes <= self.right_bytes,
+                "the last columns of partial sums are read as a power of two: use more stages",
+            ),
             (self.SPLIT == 1 or partial <= ring, "partial sums lie where the stages of A or B were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
             (not self.TURNS or (self.CONSUMERS == 2 and self.SPLIT == 1), "TURNS takes two consumers, unsplit"),
