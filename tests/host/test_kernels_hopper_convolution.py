@@ -13,18 +13,27 @@ from tilewright.kernels.hopper.launch import prepare_convolution
 from tilewright.settings import settings
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_forms(rng: np.random.Generator, name: str) -> None:
+def convolve(rng: np.random.Generator, name: str, orders: int) -> None:
     case = CASES[name]
     x, w, beside = case.draw(rng)
     expected = case.expected(x, w)
     if case.form.BESIDE:
         expected = np.maximum(expected + beside, 0)
-    for order in range(2):
+    for order in range(orders):
         out = np.zeros_like(beside)
         with settings.scope(interpret=True, interpret_order=order):
             prepare_convolution(case.form, x, w, out, beside if case.form.BESIDE else None, processors=3)()
         assert np.max(np.abs(out - expected)) <= 2e-3 * np.max(np.abs(expected))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms(rng: np.random.Generator, name: str) -> None:
+    convolve(rng, name, 2)
+
+
+@pytest.mark.parametrize("name", ["one consumer", "shared"])
+def test_forms_are_clean_in_any_order(rng: np.random.Generator, name: str) -> None:
+    convolve(rng, name, 50)
 
 
 def test_units_cover_a_result_with_little_left_over() -> None:
