@@ -321,6 +321,6 @@ _NONE = Resources(0, 0, 0, 0, 0, 0)
 
 
 def _modules() -> list[types.ModuleType]:
-    from tilewright.runtime.cuda import branches, graphs, streams, timing
+    from tilewright.runtime.cuda import branches, graphs, streams, tables, timing
 
-    return [branches, drivers, devices, graphs, memory, session, staging, streams, timing, trials]
+    return [branches, drivers, devices, graphs, memory, session, staging, streams, tables, timing, trials]
