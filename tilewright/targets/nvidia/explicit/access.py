@@ -13,7 +13,7 @@ tile are a handful of registers and immediate offsets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.layout.distributed import live_registers
 from tilewright.layout.gf2 import combine
@@ -45,7 +45,8 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a block moves.  `threads` are packed elements for each bit of the lane, then of the warp.
+    """How a block moves.  `threads` are packed elements for each bit of the lane, then of the warp; `extents` the rows
+    and columns that exist, where the block's layout has more.
 
     `matrices` is 0 for vectors; else each move is of that many 8 x 8 matrices, of two registers each.
     """
@@ -54,6 +55,7 @@ class Plan:
     threads: tuple[int, ...]
     matrices: int = 0
     transposed: bool = False
+    extents: tuple[int, int] | None = None
 
 
 def plan(layout: LinearLayout, shape: Sequence[int], view: View, stored: bool, matrix: bool = True) -> Plan:
@@ -65,7 +67,10 @@ def plan(layout: LinearLayout, shape: Sequence[int], view: View, stored: bool, m
     extents = tuple(reversed(shape)) if view.transposed else tuple(shape)
     live = frozenset(live_registers(oriented, extents))
     found = _matrix_plan(oriented, extents, view, live) if matrix else None
-    return found or _vector_plan(oriented, view, live, stored)
+    if found is not None:
+        return found
+    vectors = _vector_plan(oriented, view, live, stored)
+    return replace(vectors, extents=(extents[0], extents[1])) if len(extents) == 2 else vectors
 
 
 def _matrix_plan(layout: LinearLayout, extents: Sequence[int], view: View, live: frozenset[int]) -> Plan | None:
@@ -139,12 +144,14 @@ class Addresses:
         self.builder, self.view, self.columns = builder, view, columns
         self.bytes = view.element.itemsize
         row, column = self._thread_coordinates(chosen.threads, threads)
+        self.coordinates, self.extents = (row, column), chosen.extents
         self.masks = self._masks(chosen.threads)
         base = self._scale(row, view.pitch)
         if view.swizzle and self.masks[1] // view.panel_columns:  # without swizzle there is one panel, of any width
             panel = self._shift_right(column, view.panel_columns)
             base = builder.add(base, self._scale(panel, view.panel_bytes))
             column = builder.binary("and", column, builder.integer(view.panel_columns - 1, "i32"))
+        self.first = view.start
         self.base = offset(builder, base, view.start)
         self.chunk = self._scale(column, self.bytes)
         if view.swizzle and self.masks[0]:
@@ -171,6 +178,18 @@ class Addresses:
         if not constant:
             return start
         return self.builder.emit(f"getelementptr inbounds i8, {start}, i32 {constant}", SHARED)
+
+    def inside(self, element: int) -> LLVMValue | None:
+        """Whether the thread's element of the register part `element` exists; None: it does for every thread."""
+        valid: LLVMValue | None = None
+        parts = zip(divmod(element, self.columns), self.masks, self.coordinates, self.extents or (), strict=False)
+        for part, mask, coordinate, extent in parts:
+            if part | mask < extent:
+                continue
+            place = self.builder.binary("or", coordinate, self.builder.integer(part, "i32")) if part else coordinate
+            below = self.builder.compare("ult", place, self.builder.integer(extent, "i32"))
+            valid = below if valid is None else self.builder.binary("and", valid, below)
+        return valid
 
     def _chunk_of(self, row: int, column: int, union: bool = False) -> int:
         """Bytes within a panel's row of constant coordinates; `union`: of masks, all bits that may be set."""
@@ -258,7 +277,16 @@ def store(builder: LLVMBuilder, chosen: Plan, view: View, columns: int, threads:
             continue
         parts = [values[number] for number in move.registers]
         vector = parts[0] if len(parts) == 1 else gathered(builder, parts)
+        valid = places.inside(move.place)
+        if valid is None:
+            builder.store(vector, where, align=len(parts) * view.element.itemsize)
+            continue
+        inside, after = builder.new_block("inside"), builder.new_block("stored")
+        builder.branch_if(valid, inside, after)
+        builder.start(inside)
         builder.store(vector, where, align=len(parts) * view.element.itemsize)
+        builder.branch(after)
+        builder.start(after)
 
 
 def load(builder: LLVMBuilder, chosen: Plan, view: View, columns: int, threads: Threads, element: str) -> Values:
@@ -273,7 +301,10 @@ def load(builder: LLVMBuilder, chosen: Plan, view: View, columns: int, threads: 
         else:
             size = len(move.registers)
             kind = element if size == 1 else f"<{size} x {element}>"
-            vector = builder.load(kind, places.pointer(move.place), align=size * view.element.itemsize)
+            where = places.pointer(move.place)
+            if (valid := places.inside(move.place)) is not None:  # others read the tile's first elements
+                where = builder.select(valid, where, pointer(builder, places.first))
+            vector = builder.load(kind, where, align=size * view.element.itemsize)
             parts = [vector] if size == 1 else [builder.extract(vector, lane) for lane in range(size)]
             values.update(zip(move.registers, parts, strict=True))
     return values
