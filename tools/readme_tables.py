@@ -85,7 +85,9 @@ def model_table(data: dict[str, Any]) -> str:
     lines.append(["---", "---:", "---:", "---", "---:", "---:", "---:", "---:"])
     for case in data["cases"]:
         if "ratio" not in case:
-            lines.append([case["name"], "-", "-", "", "-", "", "", case.get("failed", "no peer ran").split(":")[0]])
+            ours = case.get("milliseconds", {}).get("tilewright")
+            reason = case.get("failed", "no peer ran").split(":")[0]
+            lines.append([case["name"], f"{ours['median']:.3f}" if ours else "-", "-", reason, "-", "", "", ""])
             continue
         times = {name: value["median"] for name, value in case["milliseconds"].items()}
         peer, floor = case["best_peer"], case.get("floor")
