@@ -288,7 +288,8 @@ def test_cache_policies_reach_the_instructions():
     _, assembly = built(traced(policies, pointers("f32", "x", "out"), {"N": 512}))
     for form in (
         r"ld\.global\.cg\.v4",
-        r"createpolicy\.fractional\.L2::evict_first\.b64 policy, 1\.0;\s+ld\.global\.L1::evict_first\.L2::cache_hint\.v4",
+        r"createpolicy\.fractional\.L2::evict_first\.b64 policy, 1\.0;\s+"
+        r"ld\.global\.L1::evict_first\.L2::cache_hint\.v4",
         r"ld\.volatile\.global\.v4",
         r"st\.global\.cs\.v4",
     ):
