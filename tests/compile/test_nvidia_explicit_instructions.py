@@ -193,14 +193,14 @@ def test_descriptors_are_those_of_the_layout(element: DType, bytes_of: int, swiz
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add, "mul": np.multiply, "xor": np.bitwise_xor, "and": np.bitwise_and, "lshr": np.right_shift,
-    "shl": np.left_shift,
+    "shl": np.left_shift, "or": np.bitwise_or, "icmp ult": np.less,
 }  # fmt: skip
 
 
 def evaluate(lines: Sequence[str], known: dict[str, Any]) -> dict[str, Any]:
     """The i32 arithmetic of a block, on arrays."""
     for line in lines:
-        match = re.fullmatch(r"(%\w+) = (\w+) i32 (\S+), (\S+)", line)
+        match = re.fullmatch(r"(%\w+) = (icmp ult|\w+) i(?:32|1) (\S+), (\S+)", line)
         assert match is not None, line
         left, right = (known[name] if name in known else int(name) for name in match.groups()[2:])
         known[match[1]] = OPERATORS[match[2]](left, right)
@@ -269,6 +269,28 @@ def test_addresses(name: str) -> None:
                 assert addresses[warp, lane] + position * element.itemsize == place_of(row, column, view)
                 seen.add(coordinates)
     assert seen >= set(np.ndindex(*shape))
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (32, 48), (12, 40), (6, 112)])
+def test_vectors_end_where_tiles_end(shape: tuple[int, int]) -> None:
+    """Layouts have powers of two: lanes beyond the tile must neither read what lies behind it nor store there."""
+    covered = tuple(1 << (size - 1).bit_length() for size in shape)
+    layout = Blocked((1, 4), (2, 16), (4, 1), (1, 0)).layout(covered)
+    builder = LLVMBuilder(Module(), "f", "void", [("i32", "lane", ""), ("i32", "warp", "")])
+    view = views.whole(builder.integer(0, "i32"), shape, dtypes.float32, 0)
+    chosen = access.plan(layout, shape, view, stored=False)
+    places = access.Addresses(builder, view, layout.shape[1], chosen, access.Threads(*builder.arguments))
+    valid = [places.inside(move.place) for move in chosen.moves]
+    lanes, warps = np.meshgrid(np.arange(32), np.arange(4))
+    known = evaluate(builder.block.lines, {"%lane": lanes, "%warp": warps})
+    beyond = 0
+    for move, inside in zip(chosen.moves, valid, strict=True):
+        allowed = np.broadcast_to(True if inside is None else known[inside.text], lanes.shape)
+        for warp, lane in np.ndindex(lanes.shape):
+            elements = [layout.apply(register=number, lane=lane, warp=warp) for number in move.registers]
+            assert all((row < shape[0] and column < shape[1]) == allowed[warp, lane] for row, column in elements)
+            beyond += not allowed[warp, lane]
+    assert beyond
 
 
 @pytest.mark.parametrize(("name", "instruction"), [
