@@ -185,6 +185,21 @@ def decomposed_attention(b: Builder) -> Groups:
     return [("attention", ["attention"])]
 
 
+def sequence_first_attention(b: Builder) -> Groups:
+    """torch.nn.MultiheadAttention with the batch first: packed heads are columns, rows are permuted."""
+    x = b.x(3, 5, 16)
+    rows = b.op("permute", [x], order=(1, 0, 2))
+    packed, heads = b.linear(rows, 48, bias=True), []
+    for part in range(3):
+        piece = b.op("slice", [packed], axis=2, start=16 * part, stop=16 * part + 16)
+        piece = b.op("permute", [b.op("reshape", [piece], shape=(5, 6, 8))], order=(1, 0, 2))
+        heads.append(b.op("reshape", [piece], shape=(3, 2, 5, 8)))
+    context = b.op("permute", [b.op("attention", heads, scale=0.35)], order=(2, 0, 1, 3))
+    out = b.op("reshape", [b.linear(b.op("reshape", [context], shape=(15, 16)), 16)], shape=(5, 3, 16))
+    b.output(b.op("add", [b.op("permute", [out], order=(1, 0, 2)), x]), "y")
+    return [("contraction", ["matmul", "add"]), ("attention", ["attention"]), ("contraction", ["matmul", "add"])]
+
+
 def window_attention(b: Builder) -> Groups:
     """Swin: a window shifted over padded images, heads with a bias of their own, the window put back."""
     x = b.x(2, 6, 6, 16)
@@ -302,8 +317,8 @@ CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
-        embedding_norm, decomposed_attention, window_attention, excitation, several_loops, cross_entropy, experts,
-        chain,
+        embedding_norm, decomposed_attention, sequence_first_attention, window_attention, excitation, several_loops,
+        cross_entropy, experts, chain,
     )
 }  # fmt: skip
 
