@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -112,6 +113,28 @@ def test_streaming_stores_at_any_address(offset):
     streamed[(3,)](x, out, n, MODIFIER=".cs", ORDERED=False, BLOCK=1024)
     np.testing.assert_array_equal(out, x + np.float32(1.0))
     assert not memory[:offset].any() and not memory[offset + n :].any()
+
+
+@tilewright.jit
+def narrowed(x, out, n, ONE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i).to(out.dtype.element_ty)
+    tl.store(out + i, value, mask=i == n if ONE else i < n)
+
+
+@pytest.mark.parametrize("block", [4, 16, 64, 256])
+@pytest.mark.parametrize("narrow", [np.int8, np.uint8, np.int16, np.int32, ml_dtypes.bfloat16])
+def test_masked_stores_of_narrowed_values_leave_neighbours_alone(narrow, block):
+    """Where a mask turns out to hold one lane, LLVM's AVX-512 code stored the wide element whole."""
+    for wide in (np.int32, np.int64, np.float32):
+        x = (np.arange(block) % 50 + 1).astype(wide)
+        for n, one in ((1, False), (3, False), (1, True), (3, True)):
+            out = np.full(block + 16, 77).astype(narrow)
+            expected = out.copy()
+            chosen = slice(n, n + 1) if one else slice(0, n)
+            expected[chosen] = x[chosen].astype(narrow)
+            narrowed[(1,)](x, out, n, ONE=one, BLOCK=block)
+            np.testing.assert_array_equal(out.astype(np.float32), expected.astype(np.float32))
 
 
 # Products ------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from tilewright.targets.cpu.evaluate import Evaluator, Indices
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
 
+_NARROWEST_REGISTER, _WIDEST_REGISTER = 128, 512  # bits
+
 
 def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, known: LLVMValue | None = None) -> None:
     """Store the elements of a `store` at `indices`: contiguous, single, or scattered by its pointers' step.
@@ -41,12 +43,31 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
         elif combined is None:
             builder.store(stored, address, element.itemsize)
         else:
-            builder.masked_store(stored, address, combined, element.itemsize)
+            builder.masked_store(_apart(builder, stored), address, combined, element.itemsize)
         return
     evaluator.note_access(operation, "scatter", indices, mask)
     pointers = evaluator.vector(pointer, indices, lanes)
     chosen = combined or builder.constant(vector_type("i1", lanes), True)
     builder.scatter(stored, pointers, chosen, element.itemsize)
+
+
+def _apart(builder: LLVMBuilder, stored: LLVMValue) -> LLVMValue:
+    """The value as LLVM cannot look through it, where its AVX-512 code would go wrong (seen with LLVM 20): a truncation
+    and a masked store become one instruction, and if only one lane's mask turns out to be true, a plain store of the
+    wide element, over its neighbours."""
+    element = stored.element
+    if element not in ("i8", "i16", "i32") or "avx512f" not in builder.module.features:
+        return stored
+    whole = _WIDEST_REGISTER // int(element[1:])
+    if stored.lanes > whole:
+        half = stored.lanes // 2
+        parts = [_apart(builder, builder.shuffle(stored, None, range(at, at + half))) for at in (0, half)]
+        return builder.shuffle(parts[0], parts[1], range(stored.lanes))
+    least = _NARROWEST_REGISTER // int(element[1:])
+    if stored.lanes < least:
+        padded = [lane if lane < stored.lanes else -1 for lane in range(least)]
+        return builder.shuffle(_apart(builder, builder.shuffle(stored, None, padded)), None, range(stored.lanes))
+    return builder.emit(f'call {stored.type} asm "", "=v,0"({stored})', stored.type)
 
 
 def _stream(builder: LLVMBuilder, stored: LLVMValue, address: LLVMValue, size: int, align: int) -> None:
