@@ -85,7 +85,7 @@ def test_special_instructions_change_nothing(opcode: str, rng: np.random.Generat
     x = np.concatenate([patterns, rng.uniform(-110, 100, 40_000).astype(np.float32), np.array(SPECIAL, np.float32)])
     found, plain = compiled(opcode)(x), compiled(opcode, special=False)(x)
     if opcode == "erf":  # with registers to look numbers up in it is another polynomial
-        np.testing.assert_allclose(found, plain, rtol=4e-7, atol=0)
+        assert units_off(found, plain.astype(np.float64)).max() <= 2 * LIMITS[opcode]
     else:
         np.testing.assert_array_equal(found, plain)
 
