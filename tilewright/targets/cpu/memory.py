@@ -52,7 +52,7 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
 
 
 def _apart(builder: LLVMBuilder, stored: LLVMValue) -> LLVMValue:
-    """The value as LLVM cannot look through it, where its AVX-512 code would go wrong (seen with LLVM 20): a truncation
+    """The value as LLVM cannot look through it, where its AVX-512 code would go wrong (seen with LLVM 22): a truncation
     and a masked store become one instruction, and if only one lane's mask turns out to be true, a plain store of the
     wide element, over its neighbours."""
     element = stored.element
