@@ -70,7 +70,7 @@ class Calls(Expressions):
             return self.session.inline(function, arguments, keywords, self.location(node))
         if isinstance(function, PythonBuiltin):
             return self._call_python_builtin(function, arguments, keywords)
-        if getattr(function, BUILTIN, False):
+        if getattr(function, BUILTIN, False) and callable(function):  # instances have the mark of their class
             return self._call_builtin(function, arguments, keywords)
         if isinstance(function, ConstexprFunction):
             return self._call_constexpr(function, arguments, keywords)
