@@ -77,6 +77,10 @@ class Rewriter:
         self._fresh.update(outputs)
         return outputs[0]
 
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """A value as another type; the value itself when it has it."""
+        return value if value.dtype == dtype else self.op("cast", [value], dtype=dtype)
+
     def new_constant(self, data: np.ndarray, name: str) -> Value:
         """A new constant."""
         value = Value(self.unique(name), from_numpy(data.dtype), data.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.dtypes import DType, float32
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import floor_divide, product
@@ -20,20 +20,15 @@ def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:
 
 def _batch_norm(node: Node, rewriter: Rewriter) -> Value | None:
     """x * s + (bias - mean * s) with s = scale / sqrt(variance + epsilon); s and the sum are constants."""
-    assert node.inputs[0] is not None
-    given = node.inputs[0].dtype
+    inputs = [value for value in node.inputs if value is not None]
+    given = inputs[0].dtype
     wide = float32 if given.is_float and given.bits < 32 else given  # what is wrong in s is wrong for a whole channel
-    x, scale, bias, mean, variance = (_as(value, wide, rewriter) for value in node.inputs)
+    x, scale, bias, mean, variance = (rewriter.cast(value, wide) for value in inputs)
     epsilon = rewriter.number(node.attributes["epsilon"], wide)
     factor = rewriter.op("divide", [scale, rewriter.op("sqrt", [rewriter.op("add", [variance, epsilon])])])
     shift = rewriter.op("subtract", [bias, rewriter.op("multiply", [mean, factor])])
     scaled = rewriter.op("multiply", [x, _per_channel(factor, x.rank, rewriter)])
-    return _as(rewriter.op("add", [scaled, _per_channel(shift, x.rank, rewriter)]), given, rewriter)
-
-
-def _as(value: Value | None, dtype: DType, rewriter: Rewriter) -> Value:
-    assert value is not None
-    return value if value.dtype == dtype else rewriter.op("cast", [value], dtype=dtype)
+    return rewriter.cast(rewriter.op("add", [scaled, _per_channel(shift, x.rank, rewriter)]), given)
 
 
 def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:

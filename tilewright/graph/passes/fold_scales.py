@@ -52,11 +52,6 @@ def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None]
     return None
 
 
-def _like(value: Value, node: Node, rewriter: Rewriter) -> Value:
-    """The new contraction in the type of the node that it stands for."""
-    return value if value.dtype == node.output.dtype else rewriter.op("cast", [value], dtype=node.output.dtype)
-
-
 def _rounded(data: np.ndarray, like: Value, rewriter: Rewriter, name: str) -> Value:
     return rewriter.new_constant(data.astype(like.dtype.numpy), name)
 
@@ -76,7 +71,7 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
         moved = rewriter.constants[bias].astype(np.float64) * scale
         inputs.append(_rounded(moved, bias, rewriter, bias.name))
     rewriter.remark(f"the scale after conv %{conv.output.name} is in its weights")
-    return _like(rewriter.op("conv", inputs, **conv.attributes), node, rewriter)
+    return rewriter.cast(rewriter.op("conv", inputs, **conv.attributes), node.output.dtype)
 
 
 def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
@@ -91,7 +86,7 @@ def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
     if bias is not None:
         shift = shift + rewriter.constants[bias].astype(np.float64)
     bias = _rounded(shift, image, rewriter, "bias")
-    return _like(rewriter.op("conv", [image, weight, bias], **conv.attributes), node, rewriter)
+    return rewriter.cast(rewriter.op("conv", [image, weight, bias], **conv.attributes), node.output.dtype)
 
 
 def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
@@ -109,4 +104,4 @@ def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
     row = scale.astype(np.float64).reshape(-1)
     scaled = data.astype(np.float64) * (row[:, None] if product.attributes["transpose_b"] else row)
     inputs = [product.inputs[0], _rounded(scaled, weight, rewriter, weight.name)]
-    return _like(rewriter.op("matmul", inputs, **product.attributes), node, rewriter)
+    return rewriter.cast(rewriter.op("matmul", inputs, **product.attributes), node.output.dtype)

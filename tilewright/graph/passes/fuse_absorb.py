@@ -106,7 +106,7 @@ def _row_movement(drafts: Drafts, value: Value | None) -> set[int]:
         if turned is not None and turned[1] < node.output.rank - 1 and modulo(node.output.shape[-1], width) == 0:
             value = turned[0]
             found.update(index for item in node.inputs if (index := drafts.producer(item)) is not None)
-        elif _moves_rows(node, width) or _takes_columns(node, width):
+        elif _moves_rows(node, width):
             value = node.inputs[0]
         else:
             break
@@ -115,21 +115,20 @@ def _row_movement(drafts: Drafts, value: Value | None) -> set[int]:
 
 
 def _moves_rows(node: Node, width: Size) -> bool:
-    """Whether a view keeps every `width` elements of the last dimension together."""
+    """Whether a view keeps every `width` elements of the last dimension together.
+
+    A slice of that dimension may take some of them: the heads of a packed product.
+    """
+    attributes, last = node.attributes, node.output.rank - 1
     if node.op == "reshape":
         return True
-    if node.op not in ("permute", "slice"):
+    if node.op == "permute":
+        whole = attributes["order"][-1] == last
+    elif node.op == "slice":
+        whole = attributes["axis"] != last or (attributes["step"] == 1 and modulo(attributes["start"], width) == 0)
+    else:
         return False
-    last = node.output.rank - 1
-    untouched = node.attributes["order"][-1] == last if node.op == "permute" else node.attributes["axis"] != last
-    return untouched and modulo(node.output.shape[-1], width) == 0
-
-
-def _takes_columns(node: Node, width: Size) -> bool:
-    """Whether a slice of the last dimension takes whole runs of `width` elements: the heads of a packed product."""
-    if node.op != "slice" or node.attributes["axis"] != node.output.rank - 1 or node.attributes["step"] != 1:
-        return False
-    return modulo(node.attributes["start"], width) == 0 and modulo(node.output.shape[-1], width) == 0
+    return whole and modulo(node.output.shape[-1], width) == 0
 
 
 # Generated kernels -----------------------------------------------------------------------------------
