@@ -35,6 +35,7 @@ from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.records import argument_values, is_record
 from tilewright.language.types import NAMES, constexpr, dtype, unwrap
+from tilewright.runtime import dlpack
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.streams import Place
 
@@ -280,7 +281,7 @@ def _entries(value: Any) -> tuple[Any, ...]:
 def _classify_exchanged(value: Any) -> Classified:
     """An array of another library, on a GPU or in the CPU's memory."""
     if not memory.is_device_array(value):
-        return _classify_array(_from_dlpack(value))
+        return _classify_array(dlpack.as_numpy(value))
     found = memory.inspect(value)
     aligned, unaligned = _by_alignment(scalar(PointerType(found.element)), found.place)
     return (aligned if found.address & 15 == 0 else unaligned), found.address
@@ -312,16 +313,6 @@ def element_of(kind: Any) -> DType:
         return dtypes.from_numpy(np.dtype(kind))
     except (KeyError, TypeError):
         raise LaunchError(f"{kind!r} is no dtype of array elements; pass tl.float32 or the like") from None
-
-
-def _from_dlpack(value: Any) -> np.ndarray:
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise LaunchError(
-            f"cannot read this {type(value).__name__} through DLPack ({error}); copy it to the CPU, "
-            "or pass a NumPy array"
-        ) from error
 
 
 _HANDLERS: dict[type, Handler] = {
@@ -421,7 +412,7 @@ def as_array(value: Any) -> np.ndarray:
     if isinstance(value, TensorWrapper):
         return as_array(value.base).view(element_of(value.dtype).numpy)
     if hasattr(value, "__dlpack__"):
-        return _from_dlpack(value)
+        return dlpack.as_numpy(value)
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
     raise LaunchError(f"the interpreter cannot run on {a_kind(value)}, whose extent it does not know; pass an array")
@@ -445,7 +436,9 @@ def is_writable(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return bool(value.flags.writeable)
     described = getattr(value, "__array_interface__", None)
-    return described is None or not described["data"][1]
+    if described is not None:
+        return not described["data"][1]
+    return not hasattr(value, "__dlpack__") or dlpack.borrow(value).writable
 
 
 def retyped(kind: ArgumentClass, value: Any, element: DType) -> ArgumentClass:

@@ -21,6 +21,7 @@ from tilewright.ir.types import PointerType
 from tilewright.language.semantic.convert import cast, to_tensor
 from tilewright.language.semantic.tiled import MAXIMUM_RANK, StridedTensor, TileForm
 from tilewright.language.tiles import tensor_descriptor
+from tilewright.runtime import dlpack
 
 ALIGNMENT = 16  # bytes: of the base, of every stride but the last, and of a tile's last axis
 
@@ -122,7 +123,7 @@ def _strides(value: Any) -> tuple[int, ...]:
         return tuple(stride // value.itemsize for stride in value.strides)
     if hasattr(value, "stride") and callable(value.stride):
         return tuple(value.stride())
-    array = np.from_dlpack(value)
+    array = dlpack.as_numpy(value)
     return tuple(stride // array.itemsize for stride in array.strides)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilewright import dtypes
-from tilewright.errors import InputError, ShapeError, a_kind
+from tilewright.errors import InputError, LaunchError, ShapeError, a_kind
+from tilewright.runtime import dlpack
 
 # PyTorch's dtype names where they differ from ours.
 _TORCH_NAMES = {"bool": "int1", "float8_e5m2": "float8e5", "float8_e4m3fn": "float8e4nv"}
@@ -52,12 +53,10 @@ def view(value: Any, name: str, dtype: str, role: str = "input") -> TensorView:
         return _view_torch(value, name, dtype, role)
     if hasattr(value, "__dlpack__"):
         try:
-            return _view_numpy(np.from_dlpack(value), name, dtype, role)
-        except (BufferError, RuntimeError, TypeError) as error:
-            raise InputError(
-                f"{role} {name!r}: cannot read this {type(value).__name__} through DLPack: {error}. "
-                "Copy it to the CPU, or pass a NumPy array."
-            ) from error
+            array = dlpack.as_numpy(value)
+        except LaunchError as error:
+            raise InputError(f"{role} {name!r}: {error}") from error
+        return _view_numpy(array, name, dtype, role)
     if isinstance(value, (bool, int, float, list, tuple, np.generic)):
         target = dtypes.BY_NAME[dtype].numpy
         try:

@@ -7,7 +7,6 @@ x.numpy()
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
+from tilewright.runtime import dlpack
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, Place, synchronize
@@ -88,7 +88,7 @@ class DeviceMemory:
 def is_device_array(value: Any) -> bool:
     """Whether an array of another library than PyTorch is in a GPU's memory."""
     if hasattr(type(value), "__dlpack_device__"):
-        return int(value.__dlpack_device__()[0]) in _DLPACK_CUDA
+        return int(value.__dlpack_device__()[0]) in dlpack.ON_CUDA
     return hasattr(value, "__cuda_array_interface__")
 
 
@@ -114,7 +114,7 @@ def _through_interface(value: Any) -> DeviceMemory:
         address, read_only = facts["data"]
         shape = tuple(int(extent) for extent in facts["shape"])
         strides = facts.get("strides")
-        strides = _packed(shape) if strides is None else tuple(stride // kind.itemsize for stride in strides)
+        strides = dlpack.packed(shape) if strides is None else tuple(stride // kind.itemsize for stride in strides)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"its '{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
         raise LaunchError(f"a __cuda_array_interface__ that cannot be read: {reason}") from None
@@ -135,58 +135,7 @@ def _ordinal(address: int) -> int:
     return int(check(cuda.cuPointerGetAttribute(kind, address), f"asking what lies at {address:#x}"))
 
 
-def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.append(strides[-1] * extent)
-    return tuple(reversed(strides))[: len(shape)]
-
-
-_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
-
-
-class _DLTensor(ctypes.Structure):
-    """`DLTensor` of DLPack's C header."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-# Type codes of DLPack: signed and unsigned integers, floats, bfloat16, booleans, and the fp8 formats by number.
-_DLPACK_TYPES = {
-    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
-    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
-    (4, 16): "bfloat16",
-    (6, 8): "int1",
-    (10, 8): "float8e4nv",
-    (12, 8): "float8e5",
-}
-
-
 def _through_dlpack(value: Any) -> DeviceMemory:
-    """Read the record in a DLPack capsule; the capsule keeps its ownership and frees it when it is dropped."""
-    capsule = value.__dlpack__(stream=LEGACY_DEFAULT)
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
-    name = _DLPACK_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if name is None:
-        raise LaunchError(
-            f"this {type(value).__name__} has elements of a type (DLPack code {tensor.code}, {tensor.bits} bits) that "
-            "kernels do not know; convert it first"
-        )
-    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else _packed(shape)
-    address = (tensor.data or 0) + tensor.byte_offset
-    return DeviceMemory(Place(tensor.device_id, DLPACK), address, dtypes.BY_NAME[name], shape, strides)
+    found = dlpack.borrow(value, LEGACY_DEFAULT)
+    place = Place(found.device_id, DLPACK)
+    return DeviceMemory(place, found.address, found.element, found.shape, found.strides, found.writable)
