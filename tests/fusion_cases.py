@@ -159,6 +159,25 @@ def residual_norm(b: Builder) -> Groups:
     return [("reduction", ["relu", "add", "rms_norm"])]
 
 
+def residual_stream(b: Builder) -> Groups:
+    """Twelve layers of two small branches; in 16 bits each second sum is computed by both readers."""
+    h, layers = b.x(48, 64), 12
+    for _ in range(2 * layers):
+        wide = b.op("relu", [b.linear(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), 64)])
+        h = b.op("add", [h, b.op("matmul", [wide, b.weights(64, 64, scale=0.01)])])
+    b.output(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), "y")
+    wide = ("contraction", ["matmul", "relu"])
+    stored = [("reduction", ["rms_norm"]), wide, ("contraction", ["matmul", "add"])]
+    kept = [
+        ("contraction", ["matmul"]),
+        ("reduction", ["add", "rms_norm"]),
+        wide,
+        ("contraction", ["matmul", "add", "add"]),
+    ]
+    whole = 2 * stored if b.dtype == float32 else [*stored[:2], *kept]
+    return [*(whole * layers), ("reduction", ["rms_norm"])]
+
+
 def embedding_norm(b: Builder) -> Groups:
     """Looked up and normalised by one kernel, which keeps the sum for the residual."""
     ids = b.input("ids", int64, (2, 5))
@@ -317,8 +336,8 @@ CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
-        embedding_norm, decomposed_attention, sequence_first_attention, window_attention, excitation, several_loops,
-        cross_entropy, experts, chain,
+        residual_stream, embedding_norm, decomposed_attention, sequence_first_attention, window_attention, excitation,
+        several_loops, cross_entropy, experts, chain,
     )
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fusion_cases import CASES, Case, case, groups_of
 from tests.host.cuda_stand_in import Driver, install
+from tilewright.dtypes import float16
 from tilewright.engine.builder import build
 from tilewright.graph.reference import run
 from tilewright.settings import settings
@@ -36,6 +37,17 @@ def compare(found: Case, target: str, rng: np.random.Generator) -> None:
 def test_groups(name: str, rng: np.random.Generator) -> None:
     found = case(name, rng)
     assert groups_of(found.fused()) == found.groups
+
+
+def test_sums_of_a_stream_are_rounded_half_as_often(rng: np.random.Generator) -> None:
+    """Rounding every sum to 16 bits, as the graph says, would be nearly all of the error."""
+    found = case("residual_stream", rng, float16)
+    assert groups_of(found.fused()) == found.groups
+    inputs = found.inputs(rng)
+    exact, rounded = run(found.graph, inputs)["y"], run(found.graph, inputs, dtype=None)["y"]
+    result = build(found.graph, "cpu").run(inputs)["y"]
+    error, own = (np.linalg.norm(np.asarray(item, np.float64) - exact) for item in (result, rounded))
+    assert error < 0.85 * own
 
 
 @pytest.mark.parametrize("name", CASES)

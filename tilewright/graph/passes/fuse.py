@@ -6,6 +6,7 @@ The rules, in this order:
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
+   A sum in 16 bits that a norm and the next residual sum read is computed by both, not stored.
    The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
@@ -26,12 +27,11 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
-from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_stores import join_stores
-from tilewright.symbolic import product
+from tilewright.graph.passes.fuse_sums import postpone_sums
 
-LONGEST_ROW = 16384  # elements that kernels keep in registers
 FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
 
 
@@ -49,6 +49,7 @@ def fuse(graph: Graph) -> FusedGraph:
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
     join_excitations(drafts, remarks)
+    postpone_sums(drafts, remarks)
     for draft in list(drafts.all()):
         if draft.kind == "reduction":
             _take_prologue(drafts, draft, remarks)
@@ -173,7 +174,7 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
             continue
         readers = drafts.readers.get(value, [])
         shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
-        if shared and not (value in kept and _is_whole_row(anchor)):
+        if shared and not (value in kept and is_whole_row(anchor)):
             continue
         inputs = [item for item in node.inputs if item is not None]
         kept = set(inputs) if value in kept and node.op == "cast" and not shared else set()
@@ -184,15 +185,6 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         waiting += inputs
     if taken:
         remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(reversed(taken))} as its prologue")
-
-
-def _is_whole_row(anchor: Node) -> bool:
-    """Whether a kernel holds a row of the anchor at once, and so computes each element of its input once."""
-    source = anchor.inputs[0]
-    if anchor.op not in ("softmax", "log_softmax", "layer_norm", "rms_norm") or source is None:
-        return False
-    columns = product(source.shape[anchor.attributes["axis"] :])
-    return isinstance(columns, int) and columns <= LONGEST_ROW
 
 
 # 3: elementwise loops --------------------------------------------------------------------------------

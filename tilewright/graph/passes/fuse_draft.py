@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
+from tilewright.symbolic import product
+
+LONGEST_ROW = 16384  # elements that kernels keep in registers
 
 
 @dataclass(eq=False)
@@ -183,3 +186,12 @@ def _updates_one(node: Node) -> bool:
     """Whether a `scatter_update` has one index, so that no two updates meet."""
     indices = node.inputs[1]
     return indices is not None and indices.shape == (1,)
+
+
+def is_whole_row(anchor: Node) -> bool:
+    """Whether a kernel holds a row of the anchor at once, and so computes each element of its input once."""
+    source = anchor.inputs[0]
+    if anchor.op not in ("softmax", "log_softmax", "layer_norm", "rms_norm") or source is None:
+        return False
+    columns = product(source.shape[anchor.attributes["axis"] :])
+    return isinstance(columns, int) and columns <= LONGEST_ROW

@@ -1,0 +1,58 @@
+"""Sums of a residual stream in 16 bits that are rounded half as often.
+
+A transformer's layer adds to its stream twice: what attention gives, then what the other branch gives.
+
+    x1 = x0 + attention(norm(x0))        x2 = x1 + branch(norm(x1))
+
+Stored in 16 bits, each sum is rounded, and in a deep model of small branches these roundings are most of the error.
+Here x1 is not stored: the norm and the product that ends the branch both read x0 and what attention gave, and add them
+in float32, in registers. That is one tensor more to read in a layer, which costs next to nothing while such a tensor
+stays in a cache; larger ones are stored as before.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Node
+from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
+from tilewright.symbolic import product, upper_bound
+
+_MOST_BYTES = 12 << 20  # of a sum that is computed twice: a quarter of the second-level cache of an H100 or H200
+
+
+def postpone_sums(drafts: Drafts, remarks: list[str]) -> None:
+    """Let two groups compute a sum that one of them would read rounded."""
+    postponed: set[int] = set()
+    for index, node in enumerate(drafts.nodes):
+        if any(drafts.producer(item) in postponed for item in node.inputs):
+            continue  # a third tensor to read is too much
+        last = _last_of_branch(drafts, index, node)
+        if last is None:
+            continue
+        branch = drafts.owner[index]
+        drafts.restore(branch, (branch.nodes - {index}, set(branch.copies)))
+        last.copies.add(index)
+        postponed.add(index)
+        remarks.append(f"%{node.output.name} is computed twice, which leaves it unrounded")
+
+
+def _last_of_branch(drafts: Drafts, index: int, node: Node) -> Draft | None:
+    """The product that adds to the sum at `index`, if that and one norm are all that read this sum, which a product
+    before would store."""
+    branch = drafts.owner[index]
+    value = node.output
+    if node.op != "add" or branch.kind != "contraction" or drafts.outputs(branch) != [value]:
+        return None
+    added = [item for item in node.inputs if drafts.producer(item) in branch.nodes]
+    if len(added) != 1 or any(item is None or item.shape != value.shape for item in node.inputs):
+        return None
+    if not value.dtype.is_float or value.dtype.bits != 16 or value in drafts.results:
+        return None
+    if upper_bound(product(value.shape)) * value.dtype.bits // 8 > _MOST_BYTES:
+        return None
+    readers = drafts.readers.get(value, [])
+    sums = [reader for reader in readers if drafts.nodes[reader].op == "add"]
+    norms = [reader for reader in readers if is_whole_row(drafts.nodes[reader])]
+    if len(readers) != 2 or len(sums) != 1 or len(norms) != 1:
+        return None
+    last = drafts.owner[sums[0]]
+    return last if last.kind == "contraction" and last is not branch else None
