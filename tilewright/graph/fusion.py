@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilewright.graph.core import Graph, Node, Value
@@ -44,6 +45,12 @@ class FusedGraph:
     graph: Graph
     groups: list[Group]
     remarks: list[str] = field(default_factory=list)
+
+
+def read_outside(nodes: Sequence[Node]) -> list[Value]:
+    """What nodes read and none of them computes, in order of first use."""
+    made = {output for node in nodes for output in node.outputs}
+    return list(dict.fromkeys(item for node in nodes for item in node.inputs if item is not None and item not in made))
 
 
 def is_block_attention(node: Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.fusion import Group
+from tilewright.graph.fusion import Group, read_outside
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.kernels.attention import attention, attention_decode
 from tilewright.settings import settings
@@ -58,13 +58,13 @@ def with_strided_operands(group: Group, graph: Graph, target: Target) -> tuple[G
     anchor = group.anchor
     assert anchor is not None
     producers = {output: node for node in group.prologue for output in node.outputs}
-    copied = {cut: None for value in anchor.inputs[:3] if value is not None and (cut := _cut(value, producers))}
-    leading = list(dict.fromkeys(node for cut in copied for node in _leading(cut, producers)))
-    nodes = [node for node in group.nodes if node not in leading]
-    stages = [
-        Stage((elementwise_call(_leading(cut, producers), [Result(cut, cut)], graph.constants, target),))
-        for cut in copied
-    ]
+    cuts = [cut for value in anchor.inputs[:3] if value is not None and (cut := _cut(value, producers))]
+    copied = {cut: _leading(cut, producers) for cut in cuts}
+    nodes = [node for node in group.nodes if not any(node in leading for leading in copied.values())]
+    before = tuple(
+        Stage((elementwise_call(leading, [Result(cut, cut)], graph.constants, target),))
+        for cut, leading in copied.items()
+    )
     after: tuple[Stage, ...] = ()
     temporaries, outputs = tuple(copied), group.outputs
     if not _writes_by_strides(group):
@@ -72,10 +72,8 @@ def with_strided_operands(group: Group, graph: Graph, target: Target) -> tuple[G
         after = (Stage((elementwise_call(group.epilogue, [Result(out, out)], graph.constants, target),)),)
         temporaries, outputs = (*temporaries, anchor.output), [anchor.output]
         nodes = [node for node in nodes if node not in group.epilogue]
-    made = {output for node in nodes for output in node.outputs}
-    inputs = list(dict.fromkeys(item for node in nodes for item in node.inputs if item is not None))
-    inputs = [value for value in inputs if value not in made]
-    return Group(group.kind, nodes, inputs, outputs, anchor, group.name), Copies(tuple(stages), after, temporaries)
+    moved = Group(group.kind, nodes, read_outside(nodes), outputs, anchor, group.name)
+    return moved, Copies(before, after, temporaries)
 
 
 def _cut(value: Value, producers: Mapping[Value, Node]) -> Value | None:

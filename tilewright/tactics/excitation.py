@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.fusion import Group
+from tilewright.graph.fusion import Group, read_outside
 from tilewright.symbolic import lift, simplify
 from tilewright.tactics.core import Candidate
 from tilewright.targets.base import Target
@@ -60,6 +60,4 @@ def separate_excitation(group: Group, graph: Graph, target: Target, candidates: 
 
 
 def _group(kind: str, nodes: Sequence[Node], anchor: Node, output: Value, whole: Group, name: str) -> Group:
-    made = {result for node in nodes for result in node.outputs}
-    inputs = dict.fromkeys(item for node in nodes for item in node.inputs if item is not None and item not in made)
-    return Group(kind, list(nodes), list(inputs), [output], anchor, f"{whole.name}.{name}")
+    return Group(kind, list(nodes), read_outside(nodes), [output], anchor, f"{whole.name}.{name}")

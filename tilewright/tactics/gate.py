@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.fusion import Group
+from tilewright.graph.fusion import Group, read_outside
 from tilewright.kernels.matmul import identity
 from tilewright.symbolic import lift, simplify
 from tilewright.tactics.contraction import Slots, describe_packed, epilogue_slots, gate_halves, gemm_candidate
@@ -99,7 +99,7 @@ def halves_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
         anchor, between = _half(group, half)
         nodes = [anchor, *aside, *between, *(following if half is left else [])]
         stored = group.outputs if half is left else [right.output]
-        part = Group(group.kind, [*group.prologue, *nodes], _inputs(nodes), stored, anchor, group.name)
+        part = Group(group.kind, [*group.prologue, *nodes], read_outside(nodes), stored, anchor, group.name)
         weights = replace(problem.b, offset=number * columns * depth)
         posed = replace(problem, columns=columns, b=weights)
         parts.append(gemm_candidate(posed, epilogue_slots(part, graph), part, target))
@@ -163,11 +163,3 @@ def _half(group: Group, half: Node) -> tuple[Node, list[Node]]:
                 inputs.append(part)
         nodes.append(Node(node.op, inputs, [values[node.output]], node.attributes, node.source))
     return Node("matmul", anchor.inputs, [values[anchor.output]], anchor.attributes, anchor.source), nodes
-
-
-def _inputs(nodes: list[Node]) -> list[Value]:
-    """What nodes read of others."""
-    computed = {node.output for node in nodes}
-    return list(
-        dict.fromkeys(item for node in nodes for item in node.inputs if item is not None and item not in computed)
-    )

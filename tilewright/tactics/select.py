@@ -22,6 +22,7 @@ from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
 from tilewright.tactics.gpu.convolution import gpu_convolution
 from tilewright.tactics.gpu.excitation import gpu_excitation
+from tilewright.tactics.gpu.grouped import gpu_grouped
 from tilewright.tactics.gpu.library import library_candidates
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.window import gpu_pool
@@ -45,7 +46,7 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 
 def _gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
-    makers = {"matmul": gpu_contraction, "grouped_matmul": grouped_candidates, "conv": gpu_convolution}
+    makers = {"matmul": gpu_contraction, "grouped_matmul": gpu_grouped, "conv": gpu_convolution}
     return makers[group.anchor.op](group, graph, target)
 
 

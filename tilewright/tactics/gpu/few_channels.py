@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -64,6 +65,8 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
     bind_extra(slots.extra, operands, types)
     gpu = gpu_of(target)
     work = expected(pixels) * columns * depth * _BESIDE / (gpu.processors * gpu.float32 / 2 * GPU_CLOCK)
+    cost = product_cost(group, pixels, columns, depth, 1, LAUNCH)
+    cost = replace(cost, seconds=LAUNCH + max(work, expected(cost.bytes) / gpu.memory))
     found = []
     for run in _RUNS:
         lines = lift(product(anchor.output.shape[:-2])) * ceil_divide(anchor.output.shape[-2], run)
@@ -71,7 +74,5 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
         call = KernelCall(
             kernel, operands, types, {**constants, "RUN": run}, grid, options={"num_warps": _ITEMS // 32}
         )  # fmt: skip
-        cost = product_cost(group, pixels, columns, depth, 1, LAUNCH)
-        cost = product_cost(group, pixels, columns, depth, 1, LAUNCH + max(work, expected(cost.bytes) / gpu.memory))
         found.append(Candidate("few channels", (Stage((call,)),), cost, (), {"block": f"{vector} x {run} pixels"}))
     return found

@@ -20,6 +20,7 @@ from tilewright.tactics.contraction import Slots
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage, TiledOperand
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.generate import next_power_of_2
+from tilewright.tactics.gpu.hopper_products import described
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
@@ -38,11 +39,11 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     a, b, ends = anchor.inputs
     assert a is not None and b is not None and ends is not None
     transposed = anchor.attributes["transpose_b"]  # in the graph's words: b is [groups, columns, depth]
-    depth, columns = a.shape[1], b.shape[1] if transposed else b.shape[2]
-    known = isinstance(depth, int) and isinstance(columns, int) and isinstance(b.shape[0], int)
-    if not getattr(target, "wgmma", False) or not known or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
+    groups, depth, columns = b.shape[0], a.shape[1], b.shape[1] if transposed else b.shape[2]
+    if not isinstance(groups, int) or not isinstance(depth, int) or not isinstance(columns, int):
         return []
-    assert isinstance(depth, int) and isinstance(columns, int) and isinstance(b.shape[0], int)
+    if not getattr(target, "wgmma", False) or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
+        return []
     if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
         return []
     epilogue = tile_epilogue(slots, columns)
@@ -52,12 +53,11 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     )  # fmt: skip
     flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
-    for form, seconds in _forms(problem, b.shape[0]):
-        tiles, listing = _listing(group, a.shape[0], ends, b.shape[0], form)
+    for form, seconds in _forms(problem, groups):
+        tiles, listing = _listing(group, a.shape[0], ends, groups, form)
         call = _product(a, b, tiles, epilogue.slots, form._replace(EPILOGUE=epilogue.slots.function), problem, target)
         cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + LAUNCH)
-        tile = f"{form.BM} x {form.BN}, depth {form.BK}, {form.STAGES} stages, {form.CONSUMERS} warpgroups"
-        reasons = {"tile": tile, "epilogue": slots.function.__name__}
+        reasons = {"tile": described(form), "epilogue": slots.function.__name__}
         found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))
     return found
 
