@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.kernels.matmul import edge_mask, identity, load_panels
+from tilewright.kernels.masks import edge_mask, within
+from tilewright.kernels.matmul import identity, load_panels
 
 
 @tilewright.jit
@@ -132,9 +133,7 @@ def depthwise_convolution(x, w, out, pixels, columns, height, width, out_height,
                           EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns].  Grid: (pixel blocks, channel blocks)."""
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = None
-    if MASK:
-        mask = column < columns
+    mask = within(column, columns, MASK)
     first = tl.program_id(0) * ROWS
     for pixel in range(first, tl.minimum(first + ROWS, pixels)):
         image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)

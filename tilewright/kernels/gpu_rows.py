@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.kernels.reduce import both, combine, maximum_of, reduce_axis, within
+from tilewright.kernels.masks import both, edge_mask, within
+from tilewright.kernels.reduce import combine, maximum_of, reduce_axis
 
 
 @tilewright.jit
@@ -19,7 +20,7 @@ def place(rows, columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: 
     """Offsets of this CTA's block of rows `stride` apart, its columns [1, BLOCK], and the mask."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    mask = both(within(row, rows, MASK), within(column, columns, MASK))
+    mask = edge_mask(row, column, rows, columns, MASK, MASK)
     return row.to(tl.int64) * stride + column, column, mask
 
 
@@ -199,9 +200,7 @@ def normalize_long(x, weight, bias, residual, total, out, rows, columns, x_strid
 def read_rows(x, rows, columns, row, first, INITIAL: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):
     """Columns `first`, … of some rows, [rows, BLOCK]; `INITIAL` outside."""
     column = first + tl.arange(0, BLOCK)[None, :]
-    mask = None
-    if MASK:
-        mask = (row < rows) & (column < columns)
+    mask = edge_mask(row, column, rows, columns, MASK, MASK)
     return read_once(x, row.to(tl.int64) * columns + column, mask, INITIAL)
 
 

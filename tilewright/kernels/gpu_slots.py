@@ -13,7 +13,8 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.kernels.gpu_rows import deviations, softmax_of
-from tilewright.kernels.reduce import both, combine, read_slot, reduce_axis, within
+from tilewright.kernels.masks import both, within
+from tilewright.kernels.reduce import combine, read_slot, reduce_axis
 
 
 @tilewright.jit

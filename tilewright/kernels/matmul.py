@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.kernels.masks import edge_mask
 
 
 @tilewright.jit
@@ -84,20 +85,6 @@ def load_strided(pointer, rows, columns, row_stride, column_stride, row_limit, c
     else:
         block = tl.load(pointers)
     return block
-
-
-@tilewright.jit
-def edge_mask(row, column, rows, columns, MASK_M: tl.constexpr, MASK_N: tl.constexpr):
-    """The mask of a block's elements that exist; None when all of them do."""
-    if MASK_M and MASK_N:
-        mask = (row < rows) & (column < columns)
-    elif MASK_M:
-        mask = row < rows
-    elif MASK_N:
-        mask = column < columns
-    else:
-        mask = None
-    return mask
 
 
 @tilewright.jit

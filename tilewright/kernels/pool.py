@@ -8,6 +8,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.kernels.convolution import window_origins
+from tilewright.kernels.masks import within
 from tilewright.kernels.reduce import maximum_of
 
 
@@ -21,9 +22,7 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOW
     Grid: (pixel blocks, channel blocks); `ROWS` output pixels a program, `BLOCK` channels at once.
     """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = None
-    if MASK:
-        mask = column < channels
+    mask = within(column, channels, MASK)
     first = tl.program_id(0) * ROWS
     for pixel in range(first, tl.minimum(first + ROWS, pixels)):
         image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
@@ -53,9 +52,7 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
     Grid: (pixel blocks, channel blocks).
     """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = None
-    if MASK:
-        mask = column < channels
+    mask = within(column, channels, MASK)
     first = tl.program_id(0) * ROWS
     for pixel in range(first, tl.minimum(first + ROWS, pixels)):
         image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.kernels.masks import both, within
 
 
 @tilewright.jit
@@ -64,27 +65,6 @@ def reduce_axis(x, AXIS: tl.constexpr, KIND: tl.constexpr):
     else:
         result = tl.reduce(x, AXIS, sum_of)
     return result
-
-
-@tilewright.jit
-def within(index, extent, MASK: tl.constexpr):
-    """Where an index is below an extent; None, for everywhere, when blocks never reach beyond it."""
-    mask = None
-    if MASK:
-        mask = index < extent
-    return mask
-
-
-@tilewright.jit
-def both(first, second):
-    """Where two masks hold, of which None holds everywhere."""
-    if first is None:
-        mask = second
-    elif second is None:
-        mask = first
-    else:
-        mask = first & second
-    return mask
 
 
 @tilewright.jit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.kernels.masks import within
 
 
 @tilewright.jit
@@ -18,9 +19,7 @@ def scatter_rows(updates, indices, out, count, extent, inner, BLOCK: tl.constexp
     """
     outer = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = None
-    if MASK:
-        mask = column < inner
+    mask = within(column, inner, MASK)
     for position in range(0, count):
         index = tl.load(indices + position).to(tl.int64)
         index = tl.where(index < 0, index + extent, index)
