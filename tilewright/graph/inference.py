@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.dtypes import DType, int1, int64
+from tilewright.dtypes import DType, float32, int1, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, ceil_divide, floor_divide, lift, minimum, product, simplify
@@ -160,7 +160,7 @@ def channel_axis(rank: int, layout: str) -> int:
 
 
 def conv(inputs: Inputs, attributes: Attributes) -> Types:
-    dtype = _floats(inputs)
+    dtype = _floats(inputs[:2])
     image, weight, bias = value(inputs, 0), value(inputs, 1), optional(inputs, 2)
     rank, layout = image.rank, attributes["layout"]
     _require(rank >= 3 and weight.rank == rank, f"image {image!r} and weight {weight!r} need the same rank >= 3")
@@ -174,6 +174,7 @@ def conv(inputs: Inputs, attributes: Attributes) -> Types:
         _require(features % groups == 0, f"{features} output channels are not divisible by {groups} groups")
     if bias is not None:
         _require(bias.shape == (features,), f"bias {bias!r} does not have {features} elements")
+        _require(bias.dtype in (dtype, float32), f"bias {bias!r} is neither {dtype} nor float32")
     for name in ("strides", "padding", "dilation"):
         _require(len(attributes[name]) == rank - 2, f"{name} needs {rank - 2} entries, got {attributes[name]}")
     spatial = [

@@ -4,13 +4,15 @@
     conv(x, w)    + t   -> conv(x, w, t)
     matmul(x, w)  * s   -> matmul(x, w * s)            s has one entry for each column
 Batch normalisation, decomposed, is the first two; that of 16-bit convolutions is in float32, to which `conv` above may
-be cast.  New weights are computed in float64 and rounded once.
+be cast.  New weights are computed in float64 and rounded once; a new bias is float32 at least, which costs nothing
+where it is added and would be wrong for a whole channel otherwise.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import channel_axis
 from tilewright.graph.rewrite import Rewriter, apply_rules
@@ -52,8 +54,13 @@ def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None]
     return None
 
 
-def _rounded(data: np.ndarray, like: Value, rewriter: Rewriter, name: str) -> Value:
-    return rewriter.new_constant(data.astype(like.dtype.numpy), name)
+def _rounded(data: np.ndarray, like: Value, rewriter: Rewriter) -> Value:
+    return rewriter.new_constant(data.astype(like.dtype.numpy), like.name)
+
+
+def _bias(data: np.ndarray, image: Value, rewriter: Rewriter) -> Value:
+    dtype = float32 if image.dtype.bits < 32 else image.dtype
+    return rewriter.new_constant(data.astype(dtype.numpy), "bias")
 
 
 def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
@@ -63,13 +70,14 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
     conv, factor = found
     image, weight, bias = (*conv.inputs, None)[:3]
     scale, data = _channels(factor, conv, rewriter), rewriter.constant(weight)
-    if scale is None or data is None or weight is None or (bias is not None and rewriter.constant(bias) is None):
+    if scale is None or data is None or weight is None or image is None:
+        return None
+    if bias is not None and rewriter.constant(bias) is None:
         return None
     scaled = data.astype(np.float64) * scale.reshape(-1, *[1] * (data.ndim - 1))
-    inputs = [image, _rounded(scaled, weight, rewriter, weight.name)]
+    inputs = [image, _rounded(scaled, weight, rewriter)]
     if bias is not None:
-        moved = rewriter.constants[bias].astype(np.float64) * scale
-        inputs.append(_rounded(moved, bias, rewriter, bias.name))
+        inputs.append(_bias(rewriter.constants[bias].astype(np.float64) * scale, image, rewriter))
     rewriter.remark(f"the scale after conv %{conv.output.name} is in its weights")
     return rewriter.cast(rewriter.op("conv", inputs, **conv.attributes), node.output.dtype)
 
@@ -85,8 +93,8 @@ def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     if bias is not None:
         shift = shift + rewriter.constants[bias].astype(np.float64)
-    bias = _rounded(shift, image, rewriter, "bias")
-    return rewriter.cast(rewriter.op("conv", [image, weight, bias], **conv.attributes), node.output.dtype)
+    inputs = [image, weight, _bias(shift, image, rewriter)]
+    return rewriter.cast(rewriter.op("conv", inputs, **conv.attributes), node.output.dtype)
 
 
 def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
@@ -103,5 +111,5 @@ def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     row = scale.astype(np.float64).reshape(-1)
     scaled = data.astype(np.float64) * (row[:, None] if product.attributes["transpose_b"] else row)
-    inputs = [product.inputs[0], _rounded(scaled, weight, rewriter, weight.name)]
+    inputs = [product.inputs[0], _rounded(scaled, weight, rewriter)]
     return rewriter.cast(rewriter.op("matmul", inputs, **product.attributes), node.output.dtype)
