@@ -117,6 +117,47 @@ def test_batched_products_of_rank_three(rng):
     assert_only_attention(a.finish(rng), bias=True, scale=0.25)
 
 
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize("mask", ["none", "narrow", "widened", "where", "fill", "constant"])
+def test_softmax_in_single_precision_of_halves(rng, dtype, mask):
+    b = GraphBuilder("halves")
+    q, k, v = (b.input(name, dtype, (2, 4, 5, 8)) for name in "qkv")
+    padding, seen = b.input("padding", dtype, (2, 1, 1, 5)), b.op("greater", [b.input("s", float32, (5, 5)), -9.0])
+    low, zero = (b.constant(np.array(x, np.float32)) for x in (np.finfo(np.float32).min, 0.0))
+    scores = b.op("multiply", [b.op("matmul", [q, b.op("permute", [k], order=(0, 1, 3, 2))]), 0.25])
+    if mask == "narrow":
+        scores = b.op("add", [scores, padding])
+    scores = b.op("cast", [scores], dtype=float32)
+    if mask == "widened":
+        scores = b.op("add", [scores, b.op("cast", [padding], dtype=float32)])
+    if mask == "where":
+        scores = b.op("add", [scores, b.op("where", [seen, zero, low])])
+    if mask == "fill":
+        scores = b.op("where", [seen, scores, low])
+    if mask == "constant":
+        scores = b.op("add", [scores, b.constant(np.array([[0.5, -1.25, 0, -3e38, -np.inf]], np.float32))])
+    weights = b.op("cast", [b.op("softmax", [scores], axis=-1)], dtype=dtype)
+    b.output(b.op("matmul", [weights, v]), "out")
+    shapes = {**dict.fromkeys("qkv", (2, 4, 5, 8)), "padding": (2, 1, 1, 5), "s": (5, 5)}
+    graph = check(b.finish(), shapes, rng)
+    assert_only_attention(graph, bias=mask != "none", scale=0.25)
+    assert all(np.isfinite(data).all() for data in graph.constants.values()) or mask == "constant"
+
+
+@pytest.mark.parametrize("bias", ["input", "constant"])
+def test_biases_that_halves_do_not_hold_stay_single(rng, bias):
+    b = GraphBuilder("single")
+    q, k, v = (b.input(name, bfloat16, (2, 4, 5, 8)) for name in "qkv")
+    extra = (
+        b.input("extra", float32, (5,)) if bias == "input" else b.constant(np.array([0, 1, 2, 3, 1.001], np.float32))
+    )
+    scores = b.op("cast", [b.op("matmul", [q, b.op("permute", [k], order=(0, 1, 3, 2))])], dtype=float32)
+    weights = b.op("cast", [b.op("softmax", [b.op("add", [scores, extra])], axis=-1)], dtype=bfloat16)
+    b.output(b.op("matmul", [weights, v]), "out")
+    shapes = {**dict.fromkeys("qkv", (2, 4, 5, 8)), "extra": (5,)}
+    assert "softmax" in ops_of(check(b.finish(), shapes, rng))
+
+
 def test_guard_against_rows_without_a_key(rng):
     a = Attention()
     scores = a.b.op("matmul", [a.q, a.k], transpose_b=True)
@@ -413,9 +454,9 @@ def test_norms_behind_half_convolutions_are_rounded_once(rng, width):
     assert not any(node.op in ("cast", "multiply", "add") for node in graph.nodes)
     factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + 1e-5)
     exact = weight.astype(np.float64) * factor[:, None, None, None], bias - mean * factor
-    for value, wanted in zip(conv.inputs[1:], exact, strict=True):
+    for value, wanted, rounding in zip(conv.inputs[1:], exact, (2**-11, 2**-24), strict=True):
         found = graph.constants[value].astype(np.float64).reshape(wanted.shape)
-        assert np.all(np.abs(found - wanted) <= (2**-11 + 2**-20) * np.abs(wanted) + 2**-20)
+        assert np.all(np.abs(found - wanted) <= (rounding + 2**-20) * np.abs(wanted) + 2**-20)
 
 
 def test_convolutions_along_a_line_are_rows_of_images(rng):

@@ -5,7 +5,8 @@
 Accepted on the way: the scale before or after the product, on q and k separately; any number of
 additive masks; `where(mask, scores, low)` with a low of -1e9 or less; a guard that turns the NaNs of
 rows without a visible key into zeros (attention gives zeros there); keys and values repeated for
-grouped heads; causal masks built from comparisons of positions, which become a flag; masks for each window of a batch.
+grouped heads; causal masks built from comparisons of positions, which become a flag; masks for each window of a batch;
+in 16 bits a softmax in float32, with casts around it (the op's softmax is in float32 anyway).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import float16
+from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
@@ -26,6 +28,8 @@ from tilewright.symbolic import Size, floor_divide, lift, simplify
 # After softmax such a score is zero beside any other. The least number of float16 is -65504.
 _LOW_ENOUGH = -1e9
 _LOW_ENOUGH_IN_HALF = -3e4
+_LEADING = ("matmul", "multiply", "divide", "add", "where", "reshape", "cast")  # from products to softmax
+_HALVES = (float16, bfloat16)
 _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
 
 
@@ -60,6 +64,8 @@ def _attention(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     query, key = scores.product.inputs
     if query is None or key is None or query.rank != weights.rank or key.rank != weights.rank:
+        return None
+    if not query.dtype == key.dtype == values.dtype:
         return None
     if not scores.product.attributes["transpose_b"]:
         key = rewriter.op("permute", [key], order=(*range(key.rank - 2), key.rank - 1, key.rank - 2))
@@ -97,17 +103,25 @@ def _fit(operands: list[Value], bias: Value | None) -> bool:
 
 
 def _softmax_below_guard(value: Value | None, rewriter: Rewriter) -> Node | None:
-    """The softmax, seen through `where(isnan(p), 0, p)` and `where(no key visible, 0, p)`."""
-    node = rewriter.producer(value, "softmax", "where")
+    """The softmax, seen through `where(isnan(p), 0, p)`, `where(no key visible, 0, p)` and casts to 16 bits."""
+    node = rewriter.producer(_below_cast(value, float32, _HALVES, rewriter), "softmax", "where")
     if node is None or node.op == "softmax":
         return node
-    softmax = rewriter.producer(node.inputs[2], "softmax")
+    softmax = rewriter.producer(_below_cast(node.inputs[2], float32, _HALVES, rewriter), "softmax")
     if softmax is None or rewriter.uniform(node.inputs[1]) != 0:
         return None
     test = rewriter.producer(node.inputs[0])
     if test is not None and test.op == "isnan" and test.inputs[0] is node.inputs[2]:
         return softmax
     return softmax if _is_blind(node.inputs[0], softmax.inputs[0], rewriter) else None
+
+
+def _below_cast(value: Value | None, source: DType, results: tuple[DType, ...], rewriter: Rewriter) -> Value | None:
+    """What is cast from `source` to one of `results`; any other value itself."""
+    node = rewriter.producer(value, "cast")
+    if node is None or value is None or value.dtype not in results or node.inputs[0] is None:
+        return value
+    return node.inputs[0] if node.inputs[0].dtype == source else value
 
 
 def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> bool:
@@ -144,7 +158,7 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
     masks: list[Value] = []
     fills: list[float] = []
     while True:
-        node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where", "reshape")
+        node = rewriter.producer(value, *_LEADING)
         if node is None:
             return None
         left, right = (*node.inputs, None)[:2]
@@ -170,6 +184,10 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
             if left is None or {left.rank, node.output.rank} != {4, 5} or left.shape[-2:] != node.output.shape[-2:]:
                 return None
             value = left
+        elif node.op == "cast":
+            if left is None or left.dtype not in _HALVES or node.output.dtype != float32:
+                return None
+            value = left
         else:
             chosen = _masked(node, rewriter)
             if chosen is None or node.output.rank == 5:
@@ -177,8 +195,44 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
             value, mask, fill = chosen
             masks.append(mask)
             fills.append(fill)
-    found = _Scores(node, scale, biases, masks, fills)
-    return found if _settle_windows(found, levels, rewriter) else None
+    exact = [_in_type(bias, node.output.dtype, rewriter) for bias in biases]
+    found = _Scores(node, scale, [bias for bias in exact if bias is not None], masks, fills)
+    return found if None not in exact and _settle_windows(found, levels, rewriter) else None
+
+
+def _in_type(bias: Value, dtype: DType, rewriter: Rewriter) -> Value | None:
+    """A float32 bias in the type of the product, where nothing is lost: one widened before, or numbers that 16 bits
+    hold. What is low enough to hide a key may become another such number."""
+    if bias.dtype == dtype:
+        return bias
+    narrow = _below_cast(bias, dtype, (float32,), rewriter)
+    if narrow is not bias:
+        return narrow
+    data = rewriter.constant(bias)
+    if data is not None:
+        numbers = np.where(np.isneginf(data), data, np.maximum(data, _least(dtype))).astype(dtype.numpy)
+        same = (numbers.astype(data.dtype) == data) | (data <= _LOW_ENOUGH)
+        return rewriter.new_constant(numbers, bias.name) if same.all() else None
+    node = rewriter.producer(bias, "where", "reshape", "broadcast_to", "permute")
+    if node is None:
+        return None
+    if node.op != "where":
+        source = None if node.inputs[0] is None else _in_type(node.inputs[0], dtype, rewriter)
+        return None if source is None else rewriter.op(node.op, [source], **node.attributes)
+    numbers_of = [rewriter.uniform(item) for item in node.inputs[1:]]
+    if any(number is None or (number != 0 and number > _LOW_ENOUGH) for number in numbers_of):
+        return None
+    return rewriter.op("where", [node.inputs[0], *(_hiding(number, dtype, rewriter) for number in numbers_of)])
+
+
+def _hiding(number: float | None, dtype: DType, rewriter: Rewriter) -> Value:
+    """Zero, or what hides keys: finite numbers stay finite, so that rows without a visible key do not become zeros."""
+    assert number is not None
+    return rewriter.number(max(number, _least(dtype)) if math.isfinite(number) else number, dtype)
+
+
+def _least(dtype: DType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy).min)
 
 
 def _settle_windows(scores: _Scores, levels: list[Shape], rewriter: Rewriter) -> bool:
@@ -217,7 +271,7 @@ def _windows_as_heads(value: Value, windows: Size, rewriter: Rewriter) -> Value:
 
 def _leads_to_matmul(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
     """Whether a value is a product, perhaps scaled and masked."""
-    node = rewriter.producer(value, "matmul", "multiply", "divide", "add", "where", "reshape")
+    node = rewriter.producer(value, *_LEADING)
     if node is None or node.op == "matmul" or depth == 0:
         return node is not None and node.op == "matmul"
     return any(_leads_to_matmul(item, rewriter, depth - 1) for item in node.inputs)
@@ -251,7 +305,7 @@ def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | N
         if is_causal(mask, rows, keys, rewriter):
             scores.causal = True
             continue
-        zero, low = rewriter.number(0.0, query.dtype), rewriter.number(fill, query.dtype)
+        zero, low = rewriter.number(0.0, query.dtype), _hiding(fill, query.dtype, rewriter)
         biases.append(rewriter.op("where", [mask, zero, low]))
     bias: Value | None = None
     for item in biases:
