@@ -153,41 +153,30 @@ def _xor(a, b):
 
 
 @language_function
-def _argmax_left(value1, index1, value2, index2):
-    first = (value1 > value2) | ((value1 == value2) & (index1 < index2))
+def _argmax(value1, index1, value2, index2, tie_break_left=True):
+    """The greater of two values with its index; of equals, the one further left.
+
+    NaN loses to every number and equals NaN, as for `maximum`: the result does not depend on the order of the
+    reduction, with `tie_break_left` or without.
+    """
+    return _choose(value1 > value2, value1, index1, value2, index2)
+
+
+@language_function
+def _argmin(value1, index1, value2, index2, tie_break_left=True):
+    """The lesser of two values with its index; NaNs and equals as `_argmax` has them."""
+    return _choose(value1 < value2, value1, index1, value2, index2)
+
+
+@language_function
+def _choose(better, value1, index1, value2, index2):
+    equal = value1 == value2
+    if value1.dtype.is_floating():
+        second_nan = value2 != value2
+        better = better | (second_nan & (value1 == value1))
+        equal = equal | second_nan
+    first = better | (equal & (index1 < index2))
     return core.where(first, value1, value2), core.where(first, index1, index2)
-
-
-@language_function
-def _argmin_left(value1, index1, value2, index2):
-    first = (value1 < value2) | ((value1 == value2) & (index1 < index2))
-    return core.where(first, value1, value2), core.where(first, index1, index2)
-
-
-@language_function
-def _argmax_any(value1, index1, value2, index2):
-    first = value1 > value2
-    return core.where(first, value1, value2), core.where(first, index1, index2)
-
-
-@language_function
-def _argmin_any(value1, index1, value2, index2):
-    first = value1 < value2
-    return core.where(first, value1, value2), core.where(first, index1, index2)
-
-
-@language_function
-def _argmax(value1, index1, value2, index2, tie_break_left):
-    if tie_break_left:
-        return _argmax_left(value1, index1, value2, index2)
-    return _argmax_any(value1, index1, value2, index2)
-
-
-@language_function
-def _argmin(value1, index1, value2, index2, tie_break_left):
-    if tie_break_left:
-        return _argmin_left(value1, index1, value2, index2)
-    return _argmin_any(value1, index1, value2, index2)
 
 
 @language_function
@@ -214,24 +203,18 @@ def sum(input, axis=None, keep_dims=False, dtype: constexpr = None):
 
 @language_function
 def max(input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False):
-    """The maximum along an axis; with `return_indices` also where it is (the leftmost of equals)."""
+    """The maximum along an axis; with `return_indices` where it is: the leftmost of equals, NaNs only among NaNs."""
     if return_indices:
-        if return_indices_tie_break_left:
-            return _with_indices(input, axis, _argmax_left, keep_dims)
-        else:
-            return _with_indices(input, axis, _argmax_any, keep_dims)
+        return _with_indices(input, axis, _argmax, keep_dims)
     else:
         return core.reduce(input.to(_extremum_dtype(input.dtype)), axis, _maximum, keep_dims)
 
 
 @language_function
 def min(input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False):
-    """The minimum along an axis; with `return_indices` also where it is (the leftmost of equals)."""
+    """The minimum along an axis; with `return_indices` where it is: the leftmost of equals, NaNs only among NaNs."""
     if return_indices:
-        if return_indices_tie_break_left:
-            return _with_indices(input, axis, _argmin_left, keep_dims)
-        else:
-            return _with_indices(input, axis, _argmin_any, keep_dims)
+        return _with_indices(input, axis, _argmin, keep_dims)
     else:
         return core.reduce(input.to(_extremum_dtype(input.dtype)), axis, _minimum, keep_dims)
 
@@ -284,8 +267,8 @@ METHODS = {
 _NAMES_OF_TRITON = {
     "_log2": _log2, "_sum_combine": _add, "_prod_combine": _multiply, "_xor_combine": _xor, "_or_combine": _or,
     "_elementwise_max": _maximum, "_elementwise_min": _minimum,
-    "_argmax_combine_tie_break_left": _argmax_left, "_argmax_combine_tie_break_fast": _argmax_any,
-    "_argmin_combine_tie_break_left": _argmin_left, "_argmin_combine_tie_break_fast": _argmin_any,
+    "_argmax_combine_tie_break_left": _argmax, "_argmax_combine_tie_break_fast": _argmax,
+    "_argmin_combine_tie_break_left": _argmin, "_argmin_combine_tie_break_fast": _argmin,
     "_argmax_combine": _argmax, "_argmin_combine": _argmin,
 }  # fmt: skip
 """What kernels, those that torch.compile generates among them, take from there although it is not documented."""

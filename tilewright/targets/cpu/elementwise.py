@@ -70,17 +70,27 @@ class Elementwise:
             return self._float(operation, operands, source)
         return self._integer(operation, operands, source)
 
-    def combine(
-        self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType, propagate_nan: bool = False
-    ) -> LLVMValue:
-        """A reduction's step; `left` is the accumulator, NaN in a minimum or maximum only with `propagate_nan`."""
-        if opcode in ("minimum", "maximum") and dtype.is_float:
-            wide_left, wide_right = self.converter.widen(left, dtype), self.converter.widen(right, dtype)
-            better = self.builder.compare("ogt" if opcode == "maximum" else "olt", wide_right, wide_left)
-            chosen = self.builder.select(better, right, left)
-            if not propagate_nan:
-                return chosen
-            return self.builder.select(self.builder.compare("uno", wide_right, wide_right), right, chosen)
+    def combine(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType, nan: str = "loses") -> LLVMValue:
+        """A reduction's step; `left` is the accumulator.
+
+        `nan` says what NaN does in a minimum or maximum of floats: "wins"; "loses" to every number, so that `left` is
+        NaN until there was one (`right` comes first in the intrinsic, because x86 tests its first operand, which is off
+        the chain of steps); or is "passed over" by one comparison, when `left` is always a number.
+        """
+        if opcode not in ("minimum", "maximum") or not dtype.is_float:
+            return self._combine_plainly(opcode, left, right, dtype)
+        builder = self.builder
+        wide_left, wide_right = self.converter.widen(left, dtype), self.converter.widen(right, dtype)
+        if nan == "loses":
+            name = "minnum" if opcode == "minimum" else "maxnum"
+            return self.converter.narrow(builder.intrinsic(name, [wide_right, wide_left]), dtype)
+        better = builder.compare("ogt" if opcode == "maximum" else "olt", wide_right, wide_left)
+        chosen = builder.select(better, right, left)
+        if nan == "passed over":
+            return chosen
+        return builder.select(builder.compare("uno", wide_right, wide_right), right, chosen)
+
+    def _combine_plainly(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
         if dtype.is_float:
             wide = [self.converter.widen(value, dtype) for value in (left, right)]
             return self.converter.narrow(self.builder.binary(_FLOAT_BINARY[opcode], wide[0], wide[1]), dtype)

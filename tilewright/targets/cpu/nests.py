@@ -30,7 +30,7 @@ from tilewright.targets.cpu.schedule import Cluster, Partitioner, Root, Schedule
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.transposition import Transposer, find_turn
-from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
 Bound = dict[Root, dict[int, Index]]
 Accumulators = list[LLVMValue]
@@ -61,6 +61,7 @@ class NestEmitter:
         self.evaluator = evaluator
         self.width = target.vector_bits // 32
         self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
+        self._quick: set[Root] = set()  # reductions of the innermost loop that pass over NaN by one comparison
 
     def group(self, roots: Sequence[Root]) -> None:
         """Emit all roots of a group."""
@@ -140,6 +141,8 @@ class NestEmitter:
         axes = {root: free[root][position] for root in roots}
         extent = roots[0].domain[axes[roots[0]]]
         innermost = len(order) == 1
+        if position == reduced:  # the innermost loop
+            self._quick = {root for root in roots if self._may_look_again(root, roots)}
         reductions = [self._reduction(root) for root in roots if root.kind == "reduce"] if position == reduced else []
         lanes = self._lanes(roots, axes, extent) if position == vector else 1
 
@@ -156,11 +159,22 @@ class NestEmitter:
         self.report.loop(roots, axes, extent, lanes, unroll, limit.compares if limit is not None else (), rest)
         if position == vector:
             results = self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
+
+            def again(found: Accumulators, look: Callable[[Index, Accumulators], Accumulators]) -> Accumulators:
+                return self._vector_axis(extent, lanes, 1, limit, rest, found, None, look)
         else:
             width = max((index.lanes for root in roots for index in bound[root].values()), default=1)
             initial = [value for reduction in reductions for value in reduction.start(width)]
-            results = self._scalar_axis(extent, None if rest else limit, initial, body)
-        self._finish(roots, bound, reductions, results)
+            end = None if rest else limit
+            results = self._scalar_axis(extent, end, initial, body)
+
+            def again(found: Accumulators, look: Callable[[Index, Accumulators], Accumulators]) -> Accumulators:
+                return self._scalar_axis(extent, end, found, look)
+
+        results = self._look_again(reductions, results, bound, lanes, again)
+        ends = bool(reductions) and limit is not None and not rest
+        left_out = self.builder.compare("slt", limit.count, extent) if ends and limit is not None else None
+        self._finish(roots, bound, reductions, results, left_out)
 
     def _transposed(self, root: Root, bound: dict[int, Index], axes: list[int]) -> bool:
         """Emit a root through transposed tiles, if it reads along one axis and writes along another."""
@@ -213,13 +227,67 @@ class NestEmitter:
         wide = self._vector_axis(extent, lanes, unroll, limit, rest, start(lanes * unroll), fold, body)
         return fold(wide, 1)
 
-    def _finish(self, roots: list[Root], bound: Bound, reductions: list[Reduction], values: Accumulators) -> None:
-        """Deliver the results of reductions."""
+    def _may_look_again(self, root: Root, roots: Sequence[Root]) -> bool:
+        """Whether a loop over `roots` leaves what a reduction among them has read as it was."""
+        if root.kind != "reduce":
+            return False
+        storage = self.evaluator.storage
+        for other in roots:
+            if other.kind == "store":
+                return False
+            if other.kind == "buffer" and any(
+                value is not other.value and storage.get(value) is other.storage for value, _ in root.reads.buffers
+            ):
+                return False
+        return True
+
+    def _look_again(
+        self, reductions: list[Reduction], values: Accumulators, bound: Bound, lanes: int,
+        again: Callable[[Accumulators, Callable[[Index, Accumulators], Accumulators]], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        """Where a quick minimum or maximum is what it began with: NaN, if all elements are.
+
+        `again` emits the reduced axis, with steps of `lanes`, once more.
+        """
+        results: Accumulators = []
+        for reduction in reductions:
+            taken, values = values[: reduction.count], values[reduction.count :]
+            if reduction.quick:
+                taken = [self._number_or_nan(reduction, taken[0], bound[reduction.root], lanes, again)]
+            results += taken
+        return results
+
+    def _number_or_nan(
+        self, reduction: Reduction, value: LLVMValue, bound: dict[int, Index], lanes: int,
+        again: Callable[[Accumulators, Callable[[Index, Accumulators], Accumulators]], Accumulators],
+    ) -> LLVMValue:  # fmt: skip
+        builder, root = self.builder, reduction.root
+
+        def look(index: Index, found: Accumulators) -> Accumulators:
+            indices = tuple(index if axis == root.reduced_axis else bound[axis] for axis in range(len(root.domain)))
+            return [reduction.numbers(found[0], indices)]
+
+        infinite = builder.compare("oeq", value, builder.splat(reduction.identity, value.lanes))
+        doubtful = builder.cast("zext", self._any(infinite), "i64")
+        with self._loop(builder.integer(0), doubtful, 1, [value]) as (_, (kept,), following):  # at most once
+            (found,) = again([builder.constant(vector_type("i1", max(lanes, value.lanes)), False)], look)
+            some = found if value.is_vector else self._any(found)
+            following.append(builder.select(some, kept, builder.splat(reduction.not_a_number, value.lanes)))
+        return following[0]
+
+    def _any(self, mask: LLVMValue) -> LLVMValue:
+        return self.builder.intrinsic("vector.reduce.or", [mask], "i1") if mask.is_vector else mask
+
+    def _finish(
+        self, roots: list[Root], bound: Bound, reductions: list[Reduction], values: Accumulators,
+        left_out: LLVMValue | None,
+    ) -> None:  # fmt: skip
+        """Deliver the results of reductions; `left_out` tells whether their loop ended at a limit."""
         for reduction in reductions:
             taken, values = values[: reduction.count], values[reduction.count :]
             root = reduction.root
             axes = [axis for axis in range(len(root.domain)) if axis != root.reduced_axis]
-            for result, value in zip(root.operation.results, reduction.results(taken), strict=True):
+            for result, value in zip(root.operation.results, reduction.results(taken, left_out), strict=True):
                 if result.type.is_scalar:
                     self.evaluator.scalars[result] = value
                     continue
@@ -255,7 +323,7 @@ class NestEmitter:
             evaluator.remember(root.value, indices, value)
 
     def _reduction(self, root: Root) -> Reduction:
-        return Reduction(self.evaluator, root)
+        return Reduction(self.evaluator, root, quick=root in self._quick)
 
     # -- Loops ------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """Reductions inside a nest: accumulators, their steps, and the fold across lanes.
 
-A combine region that is one known operation (add, multiply, minimum, …) has a neutral element, and
-narrow floats are accumulated in float32.  Any other region is inlined on vectors of group values; a
-flag for each lane tells whether its accumulator holds anything yet.
+A combine region that is one known operation (add, multiply, minimum, …) has a neutral element (NaN, where
+NaN loses to every number), and narrow floats are accumulated in float32.  Any other region is inlined on
+vectors of group values; a flag for each lane tells whether its accumulator holds anything yet.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tilewright import dtypes
@@ -74,7 +75,7 @@ class Combination:
         self.region = operation.regions[0]
         self.dtype: DType = operation.operands[0].type.dtype
         self.known = known_combination(self.region)
-        self.propagate_nan = bool(self.region.operations[0].attributes.get("propagate_nan", False))
+        self.nan = "wins" if self.region.operations[0].attributes.get("propagate_nan", False) else "loses"
 
     @property
     def wide(self) -> DType:
@@ -93,7 +94,7 @@ class Combination:
         """The left group with the right group."""
         if self.known is None:
             return inline_region(self.evaluator, self.region, [*left, *right])
-        return [self.evaluator.elementwise.combine(self.known, left[0], right[0], self.wide, self.propagate_nan)]
+        return [self.evaluator.elementwise.combine(self.known, left[0], right[0], self.wide, self.nan)]
 
     @property
     def _converter(self) -> Converter:
@@ -101,15 +102,24 @@ class Combination:
 
 
 class Reduction:
-    """One `reduce` root; `count` LLVM values are carried for it through its loop."""
+    """One `reduce` root; `count` LLVM values are carried for it through its loop.
 
-    def __init__(self, evaluator: Evaluator, root: Root) -> None:
+    A `quick` minimum or maximum begins with an infinity and passes over NaN by one comparison; one that still is
+    that infinity at the end may be of nothing but NaN, for which the elements must be looked at again (`numbers`).
+    """
+
+    def __init__(self, evaluator: Evaluator, root: Root, quick: bool = False) -> None:
         self.evaluator = evaluator
         self.builder = evaluator.builder
         self.root = root
         self.operands = root.operation.operands
         self.combination = Combination(evaluator, root.operation)
         self.known = self.combination.known
+        extremum = self.known in ("minimum", "maximum") and self.combination.dtype.is_float
+        self.drops_nan = extremum and self.combination.nan != "wins"  # the result is NaN only where all elements are
+        self.quick = quick and self.drops_nan
+        if self.quick:
+            self.combination.nan = "passed over"
         self.count = 1 if self.known else len(self.operands) + 1
 
     def is_neutral_outside(self, compares: frozenset[Value]) -> bool:
@@ -119,11 +129,32 @@ class Reduction:
         outside = value_outside(self.operands[0], compares)
         return outside is not None and outside == identity_of(self.known, self.combination.dtype)
 
+    @property
+    def identity(self) -> LLVMValue:
+        """The neutral element of a known combination, of numbers, as its accumulator holds it."""
+        assert self.known is not None
+        return self.evaluator.number(self.combination.wide, identity_of(self.known, self.combination.dtype))
+
+    @property
+    def not_a_number(self) -> LLVMValue:
+        """NaN, as the accumulator of a known combination holds it."""
+        return self.evaluator.number(self.combination.wide, math.nan)
+
+    def numbers(self, found: LLVMValue, indices: Indices) -> LLVMValue:
+        """The lanes `found`, and those of the elements at `indices` that exist and are no NaN."""
+        (value,) = self.combination.widen([self.evaluator.vector(self.operands[0], indices, found.lanes)])
+        number = self.builder.compare("ord", value, value)
+        axis = self.root.reduced_axis
+        assert axis is not None
+        valid = indices[axis].valid if indices[axis].lanes > 1 else None
+        if valid is not None:
+            number = self.builder.binary("and", number, valid)
+        return self.builder.binary("or", found, number)
+
     def start(self, lanes: int) -> Accumulator:
         """Accumulators of `lanes` lanes that hold nothing."""
         if self.known is not None:
-            identity = identity_of(self.known, self.combination.dtype)
-            neutral = self.evaluator.number(self.combination.wide, identity)
+            neutral = self.not_a_number if self.drops_nan and not self.quick else self.identity
             return [self.builder.splat(neutral, lanes)]
         empty = [self.builder.zero(vector_type(register_type(value.type.element), lanes)) for value in self.operands]
         return [*empty, self.builder.constant(vector_type("i1", lanes), False)]
@@ -168,6 +199,14 @@ class Reduction:
             return self.builder.extract(value, start)
         return self.builder.shuffle(value, None, range(start, start + lanes))
 
-    def results(self, accumulator: Accumulator) -> list[LLVMValue]:
-        """The reduction's results, in the operands' types."""
-        return self.combination.narrow(accumulator) if self.known else accumulator[:-1]
+    def results(self, accumulator: Accumulator, some_left_out: LLVMValue | None) -> list[LLVMValue]:
+        """The reduction's results, in the operands' types; the i1 tells whether neutral elements were left out."""
+        if not self.known:
+            return accumulator[:-1]
+        (value,) = accumulator
+        if some_left_out is not None and self.drops_nan:  # those are numbers
+            builder = self.builder
+            nothing = builder.compare("uno", value, value)
+            outside = builder.binary("and", builder.splat(some_left_out, value.lanes), nothing)
+            value = builder.select(outside, builder.splat(self.identity, value.lanes), value)
+        return self.combination.narrow([value])
