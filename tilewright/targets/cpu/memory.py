@@ -65,8 +65,7 @@ def _apart(builder: LLVMBuilder, stored: LLVMValue) -> LLVMValue:
         return builder.shuffle(parts[0], parts[1], range(stored.lanes))
     least = _NARROWEST_REGISTER // int(element[1:])
     if stored.lanes < least:
-        padded = [lane if lane < stored.lanes else -1 for lane in range(least)]
-        return builder.shuffle(_apart(builder, builder.shuffle(stored, None, padded)), None, range(stored.lanes))
+        return builder.with_lanes(_apart(builder, builder.with_lanes(stored, least)), stored.lanes)
     return builder.emit(f'call {stored.type} asm "", "=v,0"({stored})', stored.type)
 
 

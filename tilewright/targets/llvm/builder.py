@@ -556,6 +556,16 @@ class LLVMBuilder:
             f"shufflevector {left}, {other}, <{len(lanes)} x i32> <{listed}>", f"<{len(lanes)} x {left.element}>"
         )
 
+    def with_lanes(self, value: LLVMValue, lanes: int) -> LLVMValue:
+        """The first `lanes` of a scalar or vector; those that it does not have are undefined."""
+        if value.lanes == lanes:
+            return value
+        if lanes == 1:
+            return self.extract(value, 0)
+        if value.lanes == 1:
+            return self.insert(self.poison(f"<{lanes} x {value.element}>"), value, 0)
+        return self.shuffle(value, None, [lane if lane < value.lanes else -1 for lane in range(lanes)])
+
     def lane_mask(self, count: LLVMValue, lanes: int) -> LLVMValue:
         """Lanes 0 .. count - 1 true (count is signed i64, any value)."""
         if count.constant is not None:

@@ -12,13 +12,12 @@ float64 goes through the C library, lane by lane; narrower floats are computed i
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 
+from tilewright.targets.llvm.arithmetic import ROUNDER, Arithmetic
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, literal, vector_type
 
 # e^r = 1 + r + r^2 EXP(r) on |r| <= ln(2) / 2
@@ -51,8 +50,6 @@ _LOG2E_HIGH, _LOG2E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
 # pi / 2 in three parts of 24 bits
 _HALF_PI = (1.57079637050628662109375, -4.371138828673793e-8, -1.7151245100058819e-15)
 TRIGONOMETRIC_LIMIT = 1e5  # beyond it the three parts are too short; something else has to take over
-_ROUNDER = 1.5 * 2.0**23  # adding it to a small float32 rounds to a whole number, held in the low bits
-_ROUNDER_DOUBLE = 1.5 * 2.0**52
 _LIBRARY = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
 
 
@@ -74,12 +71,12 @@ def emit_math(builder: LLVMBuilder, opcode: str, operand: LLVMValue, *others: LL
         "cos": lambda math_, x: _trigonometric(math_, "cos", x),
         "power": _power,
     }  # fmt: skip
-    return functions[opcode](_Emitter(builder, operand.lanes), *operands)
+    return functions[opcode](Arithmetic(builder, operand.lanes), *operands)
 
 
 def emit_trigonometric_near(builder: LLVMBuilder, opcode: str, operand: LLVMValue) -> LLVMValue:
     """Sine or cosine of float32 of up to 1e5 in size."""
-    return _trigonometric_near(_Emitter(builder, operand.lanes), opcode, operand)
+    return _trigonometric_near(Arithmetic(builder, operand.lanes), opcode, operand)
 
 
 def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]) -> LLVMValue:
@@ -100,152 +97,40 @@ def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]
     return result
 
 
-class Selecting(Protocol):
-    """Arithmetic that can replace the result of special arguments."""
-
-    def number(self, value: float) -> LLVMValue: ...
-
-    def select(
-        self, predicate: str, left: LLVMValue, right: float, then: LLVMValue, otherwise: LLVMValue
-    ) -> LLVMValue: ...
-
-
-class _Emitter:
-    """Short names for float32 (or float64) arithmetic on one lane count."""
-
-    def __init__(self, builder: LLVMBuilder, lanes: int, element: str = "float") -> None:
-        self.builder = builder
-        self.lanes = lanes
-        self.type = vector_type(element, lanes)
-        self.integer_type = vector_type("i32" if element == "float" else "i64", lanes)
-
-    def number(self, value: float) -> LLVMValue:
-        return self.builder.constant(self.type, value)
-
-    def integer(self, value: int) -> LLVMValue:
-        return self.builder.constant(self.integer_type, value)
-
-    def add(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
-        return self.builder.binary("fadd" if left.is_float else "add", left, right)
-
-    def subtract(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
-        return self.builder.binary("fsub" if left.is_float else "sub", left, right)
-
-    def multiply(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
-        return self.builder.binary("fmul", left, right)
-
-    def fma(self, left: LLVMValue, right: LLVMValue | float, addend: LLVMValue | float) -> LLVMValue:
-        right = self.number(right) if isinstance(right, float) else right
-        addend = self.number(addend) if isinstance(addend, float) else addend
-        return self.builder.intrinsic("fma", [left, right, addend])
-
-    def polynomial(self, x: LLVMValue, coefficients: Sequence[float]) -> LLVMValue:
-        """Horner's rule; coefficients from the lowest power up."""
-        result = self.number(coefficients[-1])
-        for coefficient in reversed(coefficients[:-1]):
-            result = self.fma(result, x, coefficient)
-        return result
-
-    def select(self, predicate: str, left: LLVMValue, right: float, then: LLVMValue, otherwise: LLVMValue) -> LLVMValue:
-        """`then` where `left predicate right`; an ordered predicate is false for NaN."""
-        return self.builder.select(self.builder.compare(predicate, left, self.number(right)), then, otherwise)
-
-    def clamp(self, x: LLVMValue, low: float, high: float) -> LLVMValue:
-        """x within [low, high]; NaN stays."""
-        x = self.select("olt", x, low, self.number(low), x)
-        return self.select("ogt", x, high, self.number(high), x)
-
-    def absolute(self, x: LLVMValue) -> LLVMValue:
-        return self.builder.intrinsic("fabs", [x])
-
-    def with_sign_of(self, x: LLVMValue, sign: LLVMValue) -> LLVMValue:
-        return self.builder.intrinsic("copysign", [x, sign])
-
-    def bits(self, x: LLVMValue) -> LLVMValue:
-        return self.builder.cast("bitcast", x, self.integer_type)
-
-    def from_bits(self, x: LLVMValue) -> LLVMValue:
-        return self.builder.cast("bitcast", x, self.type)
-
-    def rounded(self, x: LLVMValue, factor: float) -> tuple[LLVMValue, LLVMValue]:
-        """The whole number nearest to `x * factor` (below 2^22 in size), as a float and as an integer."""
-        double = self.type.endswith("double") or self.type.endswith("double>")
-        rounder = _ROUNDER_DOUBLE if double else _ROUNDER
-        shifted = self.fma(x, factor, rounder)
-        pattern = struct.unpack("<q", struct.pack("<d", rounder))[0] if double else _float_bits(rounder)
-        return self.subtract(shifted, self.number(rounder)), self.subtract(self.bits(shifted), self.integer(pattern))
-
-    def power_of_two(self, exponent: LLVMValue) -> LLVMValue:
-        """2 to an integer in the range of normal numbers."""
-        bias, shift = (127, 23) if self.integer_type.strip("<>").endswith("i32") else (1023, 52)
-        biased = self.add(exponent, self.integer(bias))
-        return self.from_bits(self.builder.binary("shl", biased, self.integer(shift)))
-
-    def scaled(self, x: LLVMValue, whole: LLVMValue, exponent: LLVMValue, normal: bool = False) -> LLVMValue:
-        """x times 2^exponent, rounded once; `whole` is the exponent as a float.
-
-        In two steps, because 2^exponent itself may not be a number, unless the result is known to be `normal`;
-        in one instruction where there is one.
-        """
-        if self.lanes * 32 in (256, 512) and {"avx512f", "avx512vl"} <= self.builder.module.features:
-            return self._scaled_by_instruction(x, whole)
-        if normal:
-            return self.multiply(x, self.power_of_two(exponent))
-        half = self.builder.binary("ashr", exponent, self.integer(1))
-        once = self.multiply(x, self.power_of_two(half))
-        return self.multiply(once, self.power_of_two(self.subtract(exponent, half)))
-
-    def _scaled_by_instruction(self, x: LLVMValue, whole: LLVMValue) -> LLVMValue:
-        """AVX-512's vscalefps, all lanes."""
-        mask = self.builder.integer(-1, f"i{max(8, self.lanes)}")
-        arguments = [x, whole, x, mask]
-        name = f"llvm.x86.avx512.mask.scalef.ps.{32 * self.lanes}"
-        if self.lanes == 16:
-            current_rounding = self.builder.integer(4, "i32")
-            declared = [self.type, self.type, self.type, "i16", "i32 immarg"]
-            return self.builder.call(name, self.type, [*arguments, current_rounding], declared=declared)
-        return self.builder.call(name, self.type, arguments)
-
-
-def _float_bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
-def _exp_reduced(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
+def _exp_reduced(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
     """e^x as a number in [0.7, 1.5] and a power of two, given as a float and as an integer."""
     whole, exponent = m.rounded(x, _LOG2E_HIGH)
     rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -_LN2_HIGH, x))
     tail = m.fma(m.multiply(rest, rest), m.polynomial(rest, _EXP), rest)
-    return m.add(tail, m.number(1.0)), whole, exponent
+    return m.add(tail, 1.0), whole, exponent
 
 
-def _exp(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _exp(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     """Reduced by multiples of ln 2; beyond the clamp the result is zero or infinite."""
     return m.scaled(*_exp_reduced(m, m.clamp(x, -104.0, 89.0)))
 
 
-def _exp2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _exp2(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     x = m.clamp(x, -151.0, 129.0)
     whole, exponent = m.rounded(x, 1.0)
     rest = m.subtract(x, whole)
     return m.scaled(m.fma(rest, m.polynomial(rest, _EXP2), 1.0), whole, exponent)
 
 
-def _sigmoid(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _sigmoid(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     """1 / (1 + e^-x), or for negative x e^x / (1 + e^x), which keeps its digits as it falls to zero."""
+    shrunk = _exp(m, m.negate(m.absolute(x)))
     one = m.number(1.0)
-    shrunk = _exp(m, m.builder.negate(m.absolute(x)))
-    above = m.select("olt", x, 0.0, shrunk, one)
-    return m.builder.binary("fdiv", above, m.add(one, shrunk))
+    return m.divide(m.select("olt", x, 0.0, shrunk, one), m.add(one, shrunk))
 
 
-def _log_parts(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
+def _log_parts(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
     """For positive x = (1 + f) 2^e with 1 + f around one: f, log(1 + f) - f, and e as a float."""
     builder = m.builder
     tiny = builder.compare("olt", x, m.number(2.0**-126))
-    x = builder.select(tiny, m.multiply(x, m.number(2.0**23)), x)
+    x = builder.select(tiny, m.multiply(x, 2.0**23), x)
     bits = m.bits(x)
-    exponent = builder.binary("ashr", m.subtract(bits, m.integer(_float_bits(math.sqrt(0.5)))), m.integer(23))
+    exponent = builder.binary("ashr", m.subtract(bits, m.bits_of(math.sqrt(0.5))), m.integer(23))
     f = m.subtract(m.from_bits(m.subtract(bits, builder.binary("shl", exponent, m.integer(23)))), m.number(1.0))
     whole = builder.cast("sitofp", exponent, m.type)
     whole = builder.select(tiny, m.subtract(whole, m.number(23.0)), whole)
@@ -254,74 +139,69 @@ def _log_parts(m: _Emitter, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMVal
     return f, rest, whole
 
 
-def log_special(m: Selecting, x: LLVMValue, result: LLVMValue) -> LLVMValue:
+def log_special(m: Arithmetic, x: LLVMValue, result: LLVMValue) -> LLVMValue:
     """The logarithm's values at infinity, zero, negative numbers and NaN."""
     result = m.select("oeq", x, math.inf, x, result)
     result = m.select("oeq", x, 0.0, m.number(-math.inf), result)
     return m.select("ult", x, 0.0, m.number(math.nan), result)
 
 
-def _log(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _log(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
     return log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
 
 
-def _log2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _log2(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     natural = m.add(f, rest)
     return log_special(m, x, m.fma(natural, _LOG2E_HIGH, m.fma(natural, _LOG2E_LOW, whole)))
 
 
-def _tanh(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _tanh(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     """A polynomial near zero; 1 - 2 / (e^2x + 1) elsewhere, one beyond 10."""
     size = m.absolute(x)
     square = m.multiply(x, x)
     small = m.fma(m.multiply(square, m.polynomial(square, _TANH)), x, x)
     doubled = m.clamp(m.add(size, size), 0.0, 20.0)
     grown = m.scaled(*_exp_reduced(m, doubled), normal=True)
-    quotient = m.builder.binary("fdiv", m.number(2.0), m.add(grown, m.number(1.0)))
-    result = m.select("olt", size, 0.625, small, m.subtract(m.number(1.0), quotient))
+    large = m.subtract(1.0, m.divide(2.0, m.add(grown, 1.0)))
+    result = m.select("olt", size, 0.625, small, large)
     return m.with_sign_of(result, x)  # of the small one too: the fma of -0 is +0
 
 
-def _erf(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _erf(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     if m.lanes <= _ERF_LANES and "avx512f" in m.builder.module.features:
         return _erf_in_pieces(m, x)
     size = m.absolute(x)
     square = m.multiply(x, x)
     small = m.fma(m.polynomial(square, _ERF_SMALL), x, x)
-    decay = m.builder.negate(m.polynomial(m.clamp(size, 0.0, 4.0), _ERF_LARGE))
-    large = m.subtract(m.number(1.0), m.scaled(*_exp_reduced(m, decay), normal=True))
+    decay = m.negate(m.polynomial(m.clamp(size, 0.0, 4.0), _ERF_LARGE))
+    large = m.subtract(1.0, m.scaled(*_exp_reduced(m, decay), normal=True))
     return m.select("olt", size, 0.92, small, m.with_sign_of(large, x))
 
 
-def _erf_in_pieces(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _erf_in_pieces(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     """A polynomial around the nearest multiple of 1/8, its coefficients looked up in registers: half the instructions.
 
     Fewer lanes are computed in a whole register too, so that an element's result does not depend on its place.
     """
-    builder, wide = m.builder, _Emitter(m.builder, _ERF_LANES)
-    if m.lanes < _ERF_LANES:
-        lanes = [lane if lane < m.lanes else -1 for lane in range(_ERF_LANES)]
-        x = builder.shuffle(x, None, lanes) if m.lanes > 1 else builder.insert(builder.poison(wide.type), x, 0)
+    builder, wide = m.builder, Arithmetic(m.builder, _ERF_LANES)
+    x = builder.with_lanes(x, _ERF_LANES)
     size = wide.absolute(x)
     size = wide.select("ogt", size, _ERF_ONE, wide.number(_ERF_ONE), size)
-    shifted = wide.fma(size, 1 / _ERF_STEP, _ROUNDER)
-    rest = wide.fma(wide.subtract(shifted, wide.number(_ROUNDER)), -_ERF_STEP, size)
+    shifted = wide.fma(size, 1 / _ERF_STEP, ROUNDER)
+    rest = wide.fma(wide.subtract(shifted, wide.number(ROUNDER)), -_ERF_STEP, size)
     piece = wide.bits(shifted)  # the instruction looks at the lowest five bits
     powers = [_looked_up(wide, piece, table) for table in _erf_tables()]
     slope = powers[-1]
     for power in reversed(powers[1:-1]):
         slope = wide.fma(slope, rest, power)
-    start = wide.select("oeq", shifted, _ROUNDER, rest, powers[0])  # around zero r + (c - 1) r, rounded once
-    result = wide.with_sign_of(wide.fma(slope, rest, start), x)
-    if m.lanes == _ERF_LANES:
-        return result
-    return builder.shuffle(result, None, range(m.lanes)) if m.lanes > 1 else builder.extract(result, 0)
+    start = wide.select("oeq", shifted, ROUNDER, rest, powers[0])  # around zero r + (c - 1) r, rounded once
+    return builder.with_lanes(wide.with_sign_of(wide.fma(slope, rest, start), x), m.lanes)
 
 
-def _looked_up(m: _Emitter, piece: LLVMValue, table: Sequence[float]) -> LLVMValue:
+def _looked_up(m: Arithmetic, piece: LLVMValue, table: Sequence[float]) -> LLVMValue:
     """Each lane's number of a table of two registers."""
     halves = [
         LLVMValue(m.type, "<" + ", ".join(f"float {literal('float', number)}" for number in part) + ">")
@@ -348,7 +228,7 @@ def _erf_tables() -> list[list[float]]:
     return [[float(np.float32(row[power])) for row in rows] for power in range(_ERF_DEGREE + 1)]
 
 
-def _trigonometric(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
+def _trigonometric(m: Arithmetic, opcode: str, x: LLVMValue) -> LLVMValue:
     """Reduced by multiples of pi / 2; huge arguments go to the C library, the lanes beside them do not."""
     builder = m.builder
     quick = _trigonometric_near(m, opcode, x)
@@ -365,9 +245,8 @@ def _trigonometric(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
     return builder.phi(done, m.type, [(quick, near_end), (slow, far_end)])
 
 
-def _trigonometric_near(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
-    """Sine or cosine up to the limit: quadrant n has sin, cos, -sin, -cos of the rest (cosine: one further)."""
-    builder = m.builder
+def _trigonometric_near(m: Arithmetic, opcode: str, x: LLVMValue) -> LLVMValue:
+    """Sine or cosine up to the limit."""
     whole, quadrant = m.rounded(x, 2 / math.pi)
     rest = x
     for part in _HALF_PI:
@@ -377,17 +256,24 @@ def _trigonometric_near(m: _Emitter, opcode: str, x: LLVMValue) -> LLVMValue:
     cosine = m.fma(m.multiply(square, square), m.polynomial(square, _COS), m.fma(square, -0.5, 1.0))
     if opcode == "cos":
         quadrant = m.add(quadrant, m.integer(1))
-    odd = builder.compare("ne", builder.binary("and", quadrant, m.integer(1)), m.integer(0))
-    sign = builder.binary("shl", builder.binary("and", quadrant, m.integer(2)), m.integer(30))
-    result = m.from_bits(builder.binary("xor", m.bits(builder.select(odd, cosine, sine)), sign))
+    result = of_quadrant(m, quadrant, sine, cosine)
     return m.select("oeq", x, 0.0, x, result) if opcode == "sin" else result  # the reduction loses the sign of -0
 
 
-def _power(m: _Emitter, x: LLVMValue, y: LLVMValue) -> LLVMValue:
+def of_quadrant(m: Arithmetic, quadrant: LLVMValue, sine: LLVMValue, cosine: LLVMValue) -> LLVMValue:
+    """The sine of quadrant * pi / 2 + r, by sine and cosine of r: quadrant n has sin, cos, -sin, -cos."""
+    builder = m.builder
+    odd = builder.compare("ne", builder.binary("and", quadrant, m.integer(1)), m.integer(0))
+    top = m.integer(62 if m.double else 30)
+    sign = builder.binary("shl", builder.binary("and", quadrant, m.integer(2)), top)
+    return m.from_bits(builder.binary("xor", m.bits(builder.select(odd, cosine, sine)), sign))
+
+
+def _power(m: Arithmetic, x: LLVMValue, y: LLVMValue) -> LLVMValue:
     """2^(y log2 |x|) in float64, whose spare digits make the float32 result right; then C's special cases."""
     builder = m.builder
     size = m.absolute(x)
-    wide = _Emitter(builder, m.lanes, "double")
+    wide = Arithmetic(builder, m.lanes, "double")
     logarithm = _wide_log2(wide, builder.cast("fpext", size, wide.type))
     for special, value in ((0.0, -math.inf), (math.inf, math.inf)):
         at = builder.compare("oeq", size, m.number(special))
@@ -395,46 +281,45 @@ def _power(m: _Emitter, x: LLVMValue, y: LLVMValue) -> LLVMValue:
     logarithm = builder.select(builder.compare("uno", x, x), wide.number(math.nan), logarithm)
     exponent = wide.clamp(wide.multiply(builder.cast("fpext", y, wide.type), logarithm), -200.0, 200.0)
     result = builder.cast("fptrunc", _wide_exp2(wide, exponent), m.type)
-    one = m.number(1.0)
-    result = m.select("oeq", size, 1.0, one, result)
-    result = _power_sign(m, x, y, result)
-    result = m.select("oeq", x, 1.0, one, result)
-    return m.select("oeq", y, 0.0, one, result)
+    return power_special(m, x, y, result)
 
 
-def _power_sign(m: _Emitter, x: LLVMValue, y: LLVMValue, result: LLVMValue) -> LLVMValue:
-    """Negative bases: the sign of an odd whole exponent, NaN for a fraction."""
-    builder = m.builder
-    half = m.multiply(y, m.number(0.5))
+def power_special(m: Arithmetic, x: LLVMValue, y: LLVMValue, result: LLVMValue) -> LLVMValue:
+    """C's special cases of x^y, of which `result` is right for |x|: ones; for a negative base the sign of an odd whole
+    exponent, NaN for a fraction."""
+    builder, one = m.builder, m.number(1.0)
+    result = m.select("oeq", m.absolute(x), 1.0, one, result)
+    half = m.multiply(y, 0.5)
     fraction = builder.compare("une", builder.intrinsic("trunc", [y]), y)
     odd = builder.binary("and", builder.compare("une", builder.intrinsic("trunc", [half]), half), _not(m, fraction))
     result = builder.select(odd, m.with_sign_of(result, x), result)
     negative = builder.compare("olt", x, m.number(0.0))
     finite = builder.compare("one", x, m.number(-math.inf))
     undefined = builder.binary("and", builder.binary("and", negative, finite), fraction)
-    return builder.select(undefined, m.number(math.nan), result)
+    result = builder.select(undefined, m.number(math.nan), result)
+    result = m.select("oeq", x, 1.0, one, result)
+    return m.select("oeq", y, 0.0, one, result)
 
 
-def _not(m: _Emitter, flag: LLVMValue) -> LLVMValue:
+def _not(m: Arithmetic, flag: LLVMValue) -> LLVMValue:
     return m.builder.binary("xor", flag, m.builder.constant(flag.type, True))
 
 
-def _wide_log2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _wide_log2(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     """log2 of positive normal float64 values, to about 43 bits."""
     builder = m.builder
     bits = m.bits(x)
-    half_bits = struct.unpack("<q", struct.pack("<d", math.sqrt(0.5)))[0]
-    exponent = builder.binary("ashr", m.subtract(bits, m.integer(half_bits)), m.integer(52))
+    exponent = builder.binary("ashr", m.subtract(bits, m.bits_of(math.sqrt(0.5))), m.integer(52))
     mantissa = m.from_bits(m.subtract(bits, builder.binary("shl", exponent, m.integer(52))))
     one = m.number(1.0)
-    ratio = builder.binary("fdiv", m.subtract(mantissa, one), m.add(mantissa, one))
+    ratio = m.divide(m.subtract(mantissa, one), m.add(mantissa, one))
     square = m.multiply(ratio, ratio)
     tail = m.multiply(m.multiply(square, ratio), m.polynomial(square, _LOG2_RATIO))
     whole = builder.cast("sitofp", exponent, m.type)
     return m.add(whole, m.fma(ratio, 2 / math.log(2), tail))
 
 
-def _wide_exp2(m: _Emitter, x: LLVMValue) -> LLVMValue:
+def _wide_exp2(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     """2^x for |x| <= 200 in float64, to about 34 bits."""
     whole, exponent = m.rounded(x, 1.0)
     rest = m.subtract(x, whole)

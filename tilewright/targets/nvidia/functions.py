@@ -11,15 +11,15 @@ import math
 from collections.abc import Sequence
 
 from tilewright.ir.core import Operation
+from tilewright.targets.llvm.arithmetic import Arithmetic
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
-from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math, emit_trigonometric_near
+from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math, emit_trigonometric_near, of_quadrant
+from tilewright.targets.nvidia.angles import quarter_turns
 from tilewright.targets.nvidia.functions_double import emit_double
 from tilewright.targets.nvidia.lowering import KernelLowering
 
 # tanh x = x + x^3 TANH(x^2) on |x| <= 0.55 (tools/math_coefficients.py)
 _TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065058797597885, -0.0057170456275343895)
-# The bits of 2 / pi behind the point, 32 to a word, as far as float32 reaches.
-_TWO_OVER_PI = (0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
 # erf x = x + x ERF_SMALL(x^2) below 0.92, 1 - 2^-ERF_LARGE(x) above (tools/math_coefficients.py, times log2 e)
 _ERF_SMALL = (0.12837915122509003, -0.37612462043762207, 0.11281467229127884, -0.026753343641757965,
               0.004973127506673336, -0.0005886816652491689)  # fmt: skip
@@ -61,39 +61,25 @@ def reciprocal(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
     return builder.call("llvm.nvvm.rcp.approx.ftz.f", "float", [operand])
 
 
-def _polynomial(builder: LLVMBuilder, x: LLVMValue, coefficients: Sequence[float]) -> LLVMValue:
-    """Horner's rule; coefficients from the lowest power up."""
-    total = builder.constant("float", coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = builder.intrinsic("fma", [total, x, builder.constant("float", coefficient)])
-    return total
-
-
 def erf(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     """A polynomial near zero, one minus a power of two elsewhere; both are computed and one is chosen."""
-    size = builder.intrinsic("fabs", [x])
-    square = builder.binary("fmul", x, x)
-    small = builder.intrinsic("fma", [_polynomial(builder, square, _ERF_SMALL), x, x])
-    limited = builder.intrinsic("minnum", [size, builder.constant("float", 4.0)])
-    decay = exp2(builder, builder.negate(_polynomial(builder, limited, _ERF_LARGE)))
-    large = builder.binary("fsub", builder.constant("float", 1.0), decay)
-    signed = builder.intrinsic("copysign", [large, x])
-    near = builder.compare("ult", size, builder.constant("float", 0.92))
-    return builder.select(near, small, signed)
+    m = Arithmetic(builder)
+    size, square = m.absolute(x), m.multiply(x, x)
+    small = m.fma(m.polynomial(square, _ERF_SMALL), x, x)
+    limited = builder.intrinsic("minnum", [size, m.number(4.0)])
+    large = m.subtract(1.0, exp2(builder, m.negate(m.polynomial(limited, _ERF_LARGE))))
+    return m.select("ult", size, 0.92, small, m.with_sign_of(large, x))
 
 
 def tanh(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     """1 - 2 / (e^2|x| + 1) with the sign of x; near zero a polynomial."""
-    size = builder.intrinsic("fabs", [x])
-    grown = exp2(builder, builder.binary("fmul", size, builder.constant("float", 2 * math.log2(math.e))))
-    below = reciprocal(builder, builder.binary("fadd", grown, builder.constant("float", 1.0)))
-    large = builder.intrinsic("fma", [below, builder.constant("float", -2.0), builder.constant("float", 1.0)])
-    square = builder.binary("fmul", x, x)
-    total = _polynomial(builder, square, _TANH)
-    small = builder.intrinsic("fma", [builder.binary("fmul", square, total), x, x])
-    near = builder.compare("ult", size, builder.constant("float", 0.55))
+    m = Arithmetic(builder)
+    size, square = m.absolute(x), m.multiply(x, x)
+    grown = exp2(builder, m.multiply(size, 2 * math.log2(math.e)))
+    large = m.fma(reciprocal(builder, m.add(grown, 1.0)), -2.0, 1.0)
+    small = m.fma(m.multiply(square, m.polynomial(square, _TANH)), x, x)
     # The sign of the small one too: the fma of -0 is +0.
-    return builder.intrinsic("copysign", [builder.select(near, small, large), x])
+    return m.with_sign_of(m.select("ult", size, 0.55, small, large), x)
 
 
 def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
@@ -112,53 +98,18 @@ def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue
 
 
 def _trigonometric_far(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
-    """Payne and Hanek, "Radian reduction for trigonometric functions", 1983: the fraction of x / (2 pi) in 64 bits."""
-    bits = builder.cast("bitcast", x, "i32")
-    exponent = builder.subtract(builder.binary("and", builder.binary("lshr", bits, _i32(23)), _i32(255)), 128)
-    mantissa = builder.binary("or", builder.binary("shl", bits, _i32(8)), _i32(-(2**31)))
-    word, shift = builder.binary("lshr", exponent, _i32(5)), builder.binary("and", exponent, _i32(31))
-    initial = ", ".join(f"i32 {value}" for value in (0, *_TWO_OVER_PI))
-    table = builder.module.constant_array(f"[{1 + len(_TWO_OVER_PI)} x i32] [{initial}]", "two_over_pi", 4)
-    words = [builder.load("i32", builder.gep(table, builder.add(word, number), "i32"), 4) for number in range(4)]
-    high, middle, low = (
-        builder.call("llvm.fshl.i32", "i32", [first, second, shift])
-        for first, second in zip(words, words[1:], strict=False)
-    )
-    wide = builder.cast("zext", mantissa, "i64")
-    product = builder.binary("lshr", builder.binary("mul", wide, builder.cast("zext", low, "i64")), _i64(32))
-    product = builder.add(product, builder.binary("mul", wide, builder.cast("zext", middle, "i64")))
-    top = builder.cast("zext", builder.binary("mul", mantissa, high), "i64")
-    product = builder.add(product, builder.binary("shl", top, _i64(32)))
-    # The highest two bits, rounded to the nearest quadrant, and what is left over, which may be negative.
-    quadrant = builder.binary("lshr", builder.add(product, _i64(1 << 61)), _i64(62))
-    rest = builder.binary("sub", product, builder.binary("shl", quadrant, _i64(62)))
+    """Sine or cosine of |x| by its rest beside whole quarter turns, then the sign of x."""
+    m = Arithmetic(builder)
+    whole, rest = quarter_turns(m, x)
     radians = builder.binary("fmul", builder.cast("sitofp", rest, "double"), builder.constant("double", _HALF_PI_FIXED))
     reduced = builder.cast("fptrunc", radians, "float")
-    return _of_quadrant(builder, opcode, x, reduced, builder.cast("trunc", quadrant, "i32"))
-
-
-def _of_quadrant(builder: LLVMBuilder, opcode: str, x: LLVMValue, reduced: LLVMValue, quadrant: LLVMValue) -> LLVMValue:
-    """Sine or cosine of |x| = reduced + quadrant pi / 2, then the sign of x."""
     sine, cosine = (emit_trigonometric_near(builder, name, reduced) for name in ("sin", "cos"))
-    if opcode == "cos":
-        quadrant = builder.add(quadrant, 1)
-    odd = builder.compare("ne", builder.binary("and", quadrant, _i32(1)), 0)
-    chosen = builder.cast("bitcast", builder.select(odd, cosine, sine), "i32")
-    flip = builder.binary("shl", builder.binary("and", quadrant, _i32(2)), _i32(30))
+    quadrant = builder.cast("trunc", whole, "i32")
+    result = of_quadrant(m, builder.add(quadrant, 1) if opcode == "cos" else quadrant, sine, cosine)
     if opcode == "sin":
-        negative = builder.binary("and", builder.cast("bitcast", x, "i32"), _i32(-(2**31)))
-        flip = builder.binary("xor", flip, negative)
-    result = builder.cast("bitcast", builder.binary("xor", chosen, flip), "float")
-    finite = builder.compare("one", builder.intrinsic("fabs", [x]), builder.constant("float", math.inf))
-    return builder.select(finite, result, builder.constant("float", math.nan))
-
-
-def _i32(number: int) -> LLVMValue:
-    return LLVMValue("i32", str(number))
-
-
-def _i64(number: int) -> LLVMValue:
-    return LLVMValue("i64", str(number))
+        negative = builder.binary("and", m.bits(x), m.integer(-(2**31)))
+        result = m.from_bits(builder.binary("xor", m.bits(result), negative))
+    return m.select("one", m.absolute(x), math.inf, result, m.number(math.nan))
 
 
 # Remainder ---------------------------------------------------------------------------------------
