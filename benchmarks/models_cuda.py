@@ -2,12 +2,13 @@
 
     python benchmarks/models_cuda.py [--only resnet bert] [--set timed unseen] [--autotune [bert …]] [--rounds 5]
 
-Random weights and inputs, the same for all; contestants take turns, round by round; times are medians by device
-events over calls in a row, ratios are taken inside a round.  Outputs are compared with the same module in float32
-(not tf32).  torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``, for all cases or those
-whose names contain one of its words.  `--prepare` only fills the peers' compile caches (TORCHINDUCTOR_CACHE_DIR),
-several models at a time.  Results: benchmarks/results/models_cuda.json; cases that are not run keep the results that
-the file has.  Words are parts of names, or whole names.
+Random weights and inputs, the same for all; contestants take turns, round by round, each round beginning with another;
+times are medians by device events over calls in a row, ratios those of the medians.  What PyTorch cannot capture is
+timed without a graph, under a name that says so.  Outputs are compared with the same module in float32 (not tf32).
+torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``, for all cases or those whose names
+contain one of its words.  `--prepare` only fills the peers' compile caches (TORCHINDUCTOR_CACHE_DIR), several models
+at a time.  Results: benchmarks/results/models_cuda.json; cases that are not run keep the results that the file has.
+Words are parts of names, or whole names.
 """
 
 from __future__ import annotations
@@ -133,15 +134,14 @@ def milliseconds(run: Callable[[], Any], calls: int) -> float:
 
 
 def alternate(runs: dict[str, Callable[[], Any]], rounds: int, budget: float) -> dict[str, list[float]]:
-    """Times of every contestant in every round; ours goes last."""
-    names = sorted(runs, key=lambda name: name == OURS)
-    counts = {}
+    """Times of every contestant in every round; each round begins with the next one, as the GPU grows warm."""
+    names, counts = list(runs), {}
     for name in names:
         milliseconds(runs[name], 2)
         counts[name] = max(3, min(400, int(budget / max(milliseconds(runs[name], 3), 1e-3))))
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             times[name].append(milliseconds(runs[name], counts[name]))
     return times
 
@@ -182,10 +182,17 @@ def measure(name: str, make: Callable[[], Model], options: Any, monitor: Monitor
             run()
             torch.cuda.synchronize()
             record[f"{peer}_first_call_seconds"] = time.perf_counter() - began
-            runs[peer], outputs[peer] = in_graph(run)
-            runs[peer]()
         except Exception as error:
-            record["notes"][peer] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            record["notes"][peer] = summary(error)
+            continue
+        try:
+            runs[peer], outputs[peer] = in_graph(run)
+        except Exception as error:
+            record["notes"][peer] = f"not captured: {summary(error)}"
+            bare = f"{peer} without a graph"
+            runs[bare], outputs[bare] = run, run()
+        else:
+            runs[peer]()
     record["errors"] = {key: distance(first(value), exact) for key, value in outputs.items()}
     with monitor.watch(record["gpu"]):
         times = alternate(runs, options.rounds, options.milliseconds)
@@ -204,11 +211,16 @@ def judge(record: dict[str, Any], times: dict[str, list[float]], model: Model) -
     if OURS not in times or not found:
         return
     best = min(found, key=lambda name: statistics.median(times[name]))
-    ratio = statistics.median(theirs / ours for theirs, ours in zip(times[best], times[OURS], strict=True))
+    ratio = statistics.median(times[best]) / statistics.median(times[OURS])
     record |= {"best_peer": best, "ratio": ratio, "floor": model.floor}
     if model.bytes:
         record["of_bytes_time"] = model.bytes / CEILING * 1e3 / statistics.median(times[OURS])
     record["error_ratio"] = record["errors"][OURS] / max(record["errors"][best], 1e-30)
+
+
+def summary(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def line(record: dict[str, Any]) -> str:
@@ -271,7 +283,7 @@ def warm(options: Any) -> None:
             try:
                 run()
             except Exception as error:
-                print(f"{name}, {peer}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+                print(f"{name}, {peer}: {summary(error)}", flush=True)
 
 
 def save(path: Path, records: list[dict[str, Any]]) -> None:

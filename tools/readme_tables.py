@@ -91,7 +91,8 @@ def model_table(data: dict[str, Any]) -> str:
             continue
         times = {name: value["median"] for name, value in case["milliseconds"].items()}
         peer, floor = case["best_peer"], case.get("floor")
-        row = [case["name"], f"{times['tilewright']:.3f}", f"{times[peer]:.3f}", peer, f"{case['ratio']:.2f}"]
+        ratio = times[peer] / times["tilewright"]
+        row = [case["name"], f"{times['tilewright']:.3f}", f"{times[peer]:.3f}", peer, f"{ratio:.2f}"]
         lines.append([*row, str(floor or ""), f"{case['error_ratio']:.2f}", f"{case['build_cold_seconds']:.1f}"])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     found = [case["environment"] for case in data["cases"]]
