@@ -32,7 +32,7 @@ from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.driver import version
 from tilewright.targets.nvidia.assemble import find_assembler
 
-_NO_FAMILIES = ("harness", "triton_kernels", "ahead")
+_NO_FAMILIES = ("harness", "compilers", "triton_kernels", "ahead")
 PATH = common.RESULTS / "kernels_cuda.json"
 
 

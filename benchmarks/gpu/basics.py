@@ -9,6 +9,7 @@ import torch
 
 import tilewright
 import tilewright.language as tl
+from benchmarks.gpu import compilers
 from benchmarks.gpu.harness import OURS, Case, family
 
 
@@ -17,22 +18,6 @@ def copy(x, result, count, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     tl.store(result + index, tl.load(x + index, mask=mask), mask=mask)
-
-
-@tilewright.jit
-def add(x, y, result, count, BLOCK: tl.constexpr):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < count
-    tl.store(result + index, tl.load(x + index, mask=mask) + tl.load(y + index, mask=mask), mask=mask)
-
-
-def _triton_add() -> Any:
-    """The same kernel as Triton compiles it; None where Triton is missing."""
-    try:
-        from benchmarks.gpu import triton_kernels
-    except ImportError:
-        return None
-    return triton_kernels.add
 
 
 @family("copy")
@@ -58,7 +43,7 @@ def _copy_run(grid: tuple[int], x: Any, result: Any, block: int, warps: int) -> 
 @family("add", floor=1.0)
 def additions(quick: bool) -> Iterator[Case]:
     """x + y."""
-    triton_add = _triton_add()
+    add, peer = compilers.TILEWRIGHT.add, compilers.by_triton()
     for kind in (torch.bfloat16, torch.float32):
         count = (16 << 20) if quick else (128 << 20)
         x, y = (torch.randn(count, device="cuda").to(kind) for _ in range(2))
@@ -67,8 +52,8 @@ def additions(quick: bool) -> Iterator[Case]:
         grid = (tilewright.cdiv(count, 2048),)
         case.add(OURS, _add_run(add, grid, x, y, ours), lambda ours=ours: ours)
         case.add("torch", lambda number, x=x, y=y, out=theirs: torch.add(x, y, out=out), lambda theirs=theirs: theirs)
-        if triton_add is not None:
-            case.add("triton", _add_run(triton_add, grid, x, y, third), lambda third=third: third)
+        if peer is not None:
+            case.add("triton", _add_run(peer.add, grid, x, y, third), lambda third=third: third)
         case.check(x + y, 0.0)
         yield case
 
@@ -82,9 +67,8 @@ def launches(quick: bool) -> Iterator[Case]:
     """What a launch whose code is there costs the caller."""
     x, y, result = (torch.randn(1000, device="cuda") for _ in range(3))
     case = Case("3 tensors, 1 integer", protocols=("host",))
-    triton_add = _triton_add()
-    for name, kernel in ((OURS, add), ("triton", triton_add)):
-        if kernel is not None:
-            case.add(name, _add_run(kernel, (1,), x, y, result), lambda: result)
+    for name, kernels in ((OURS, compilers.TILEWRIGHT), ("triton", compilers.by_triton())):
+        if kernels is not None:
+            case.add(name, _add_run(kernels.add, (1,), x, y, result), lambda: result)
     case.check(x + y, 0.0)
     yield case

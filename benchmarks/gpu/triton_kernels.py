@@ -1,4 +1,4 @@
-"""Kernels for Triton, the peer: the same source as ours."""
+"""Kernels written for Triton, the peer; `compilers` has tilewright read the same text."""
 
 from __future__ import annotations
 

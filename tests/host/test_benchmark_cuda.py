@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from benchmarks import kernels_cuda
-from benchmarks.gpu import harness
+from benchmarks.gpu import compilers, harness
 from benchmarks.gpu.harness import OURS, Case
 
 
@@ -98,3 +98,11 @@ def test_runs_of_single_families_are_merged(monkeypatch: pytest.MonkeyPatch, tmp
 
     table = readme_tables.gpu_table(data)
     assert "| copy | x, flush | 10.0 | 20.0 | torch | 2.00 |" in table and "Monday" in table and "Tuesday" in table
+
+
+def test_kernels_written_for_triton_are_ours_too() -> None:
+    sizes = ("m", "n", "k", "stride_a", "stride_b", "stride_c")
+    types = {**dict.fromkeys("abc", "*bf16"), **dict.fromkeys(sizes, "i32")}
+    constants = {"ROWS": 64, "COLUMNS": 64, "DEPTH": 32, "GROUP": 8}
+    function = compilers.TILEWRIGHT.by_pointers.trace(types, constants)
+    assert any(operation.opcode == "dot" for operation in function.walk())
