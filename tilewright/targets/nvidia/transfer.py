@@ -224,8 +224,8 @@ def gathered(layout: LinearLayout, axis: int, elements: int) -> LinearLayout:
     The same layout where that cannot be.
     """
     registers, lanes = list(layout.vectors("register")), list(layout.vectors("lane"))
-    unit = [tuple(1 if place == axis else 0 for place in range(len(layout.shape)))]
-    wanted = [tuple(c * step for c in unit[0]) for step in (1 << bit for bit in range(elements.bit_length() - 1))]
+    steps = [1 << bit for bit in range(elements.bit_length() - 1)]
+    wanted = [tuple(step if place == axis else 0 for place in range(len(layout.shape))) for step in steps]
     further = [vector for vector in registers if vector[axis] >= elements and sum(vector) == vector[axis]]
     for vector in wanted:
         if vector in lanes and further:
