@@ -15,6 +15,8 @@ def load(copy, a, b, lefts, rights, ring, blocks, STAGES: tl.constexpr, BUG: tl.
     position = tx.producer_start(STAGES)
     if BUG == "one load too few":
         blocks = blocks - 1
+    if BUG == "one load too many":
+        blocks = blocks + 1
     for k in range(blocks):
         if BUG != "no wait for empty":
             ring.wait_empty(position)
@@ -196,3 +198,20 @@ def in_flight(a: tx.tensor_map, x, BUG: tl.constexpr):
         tx.group_sync()
     rows = tl.arange(0, 64)
     tl.store(x + rows[:, None] * 64 + rows[None, :], tile.load().to(tl.float32))
+
+
+@tilewright.jit
+def reload(a: tx.tensor_map, x, BUG: tl.constexpr):
+    """Tiles are loaded one after the other, on one barrier, into two places."""
+    tiles = tx.shared((2, 64, 64), a.dtype)
+    full = tx.barriers(1, 1)
+    total = tl.zeros((64, 64), tl.float32)
+    for k in range(4):
+        full[0].expect(tiles[0].bytes)
+        tx.tma_load(a, (k * 64, 0), tiles[k % 2], full[0])
+        full[0].wait(k & 1)
+        total += tiles[k % 2].load().to(tl.float32)
+        if BUG != "one thread runs ahead" or k % 2 == 1:
+            tx.group_sync()
+    rows = tl.arange(0, 64)
+    tl.store(x + rows[:, None] * 64 + rows[None, :], total)

@@ -47,6 +47,7 @@ class Agent:
     known: Knowledge = field(default_factory=Knowledge)
     own: int = 0
     lead: int = 0
+    over: int = 0  # what was done before the cluster's barriers that this agent has waited for, relaxed ones too
     groups: list[Any] = field(default_factory=list)  # products in flight, oldest first
     stores: list[list[Any]] = field(default_factory=list)  # groups of copies out, oldest first
     open_stores: list[Any] = field(default_factory=list)  # since the last commit
@@ -169,6 +170,7 @@ class Agent:
             self.known.done &= agent.known.done
             self.known.fenced &= agent.known.fenced
             self.own |= agent.of_all.done
+            self.over |= agent.over
             self.stores += agent.stores
             self.open_stores += agent.open_stores
         return []

@@ -19,7 +19,7 @@ from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import user_place
 from tilewright.ir.types import SharedType
 
-GREATEST_SHARED = 232448  # bytes that a CTA of sm_90 may have
+_STAY = "let CTAs stay until their peers are done with them: tx.cluster_arrive(); tx.cluster_wait() at the end"
 
 
 @dataclass(eq=False)
@@ -52,6 +52,7 @@ class Cta:
     barriers: dict[Operation, list[Mbarrier]] = field(default_factory=dict)
     named: dict[int, NamedBarrier] = field(default_factory=dict)
     exited: bool = False
+    visits: list[tuple[int, Agent, Operation]] = field(default_factory=list)  # by other CTAs, with the bit of each
 
 
 def run_explicit(
@@ -191,10 +192,10 @@ class _Machine:
         if agent.top:
             self.check_exit(agent)
             agent.cta.exited = True
-            self.cluster.exit(agent.threads)
+            self.cluster.exit(agent.threads, agent.of_all.done)
 
     def check_exit(self, agent: Agent) -> None:
-        """Copies out must have read their tiles before the CTA ends."""
+        """Copies and other CTAs must be done with the CTA's memory before it ends, and be known to be."""
         for store in [store for group in (*agent.stores, agent.open_stores) for store in group]:
             if not store.read_known:
                 error = ExecutionError(
@@ -202,6 +203,21 @@ class _Machine:
                     "end the role with tx.tma_wait(0, read=True), after tx.tma_commit()",
                 )
                 raise store.agent.located(error, store.operation)
+        done = agent.of_all.done
+        for name, access in [(b.name, access) for b in agent.cta.buffers.values() for access in b.accesses]:
+            if access.operation.opcode == "tma_load" and not access.bit & done:
+                error = ExecutionError(
+                    f"the kernel ends while a copy may still fill {name}",
+                    "wait for the barrier of every copy, of those that nobody uses too; or load what is used",
+                )
+                raise access.agent.located(error, access.operation)
+        for bit, visitor, operation in agent.cta.visits:
+            if not bit & (done | agent.over):
+                error = ExecutionError(
+                    f"CTA {agent.cta.rank} of the cluster has ended, and {visitor.name} may not be done with it",
+                    _STAY,
+                )
+                raise visitor.located(error, operation)
 
     def deadlock(self) -> ExecutionError:
         """Nobody can go on: who waits for what."""
@@ -279,7 +295,7 @@ class _Machine:
         if self.ctas[rank].exited:
             raise ExecutionError(
                 f"{what}: CTA {rank} of the cluster has ended",
-                "let CTAs stay until their peers are done with them: tx.cluster_arrive(); tx.cluster_wait() at the end",
+                _STAY,
             )
         return self.ctas[rank]
 

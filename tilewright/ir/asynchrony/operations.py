@@ -120,11 +120,18 @@ def shared_remote(agent: Agent, operation: Operation, operands: list[Any]) -> li
     return [_in_cta(agent, operands[0], cta)]
 
 
+def _visit(agent: Agent, operation: Operation, cta: Any, bit: int) -> None:
+    """Note what is done in the memory of another CTA, which must not end before."""
+    if cta is not agent.cta:
+        cta.visits.append((bit, agent, operation))
+
+
 def shared_load(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     (tile,) = operands
     agent.machine.peer(tile.buffer.cta.rank, f"load of {tile.name}")
     access = _read(agent, operation, tile, asynchronous=False)
     agent.keep(access.bit)
+    _visit(agent, operation, tile.buffer.cta, access.bit)
     return [np.array(tile.view(tile.buffer.data))]
 
 
@@ -165,6 +172,9 @@ def barrier_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
     barrier = operands[0]
     if len(operands) > 1:
         barrier = _barrier_in(agent, barrier, agent.machine.peer(int(operands[1]), f"arrival at {barrier.name}"))
+        bit = agent.machine.new_bit()
+        agent.keep(bit)
+        _visit(agent, operation, barrier.cta, bit)
     try:
         barrier.arrive(1 if agent.elected else agent.threads // 32, agent.of_all)
     except ExecutionError as error:
@@ -200,6 +210,9 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
     agent.phases[barrier] = target
     agent.known.join(barrier.visible)
     agent.known.saw(barrier, target)
+    bit = agent.machine.new_bit()
+    agent.keep(bit)
+    barrier.waits.setdefault(target, []).append((bit, agent.name))
     return []
 
 
@@ -448,7 +461,8 @@ def cluster_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
     if agent.cluster_generation is not None:
         raise ExecutionError("the second arrival at the cluster's barrier without a wait", "tx.cluster_wait() between")
     agent.cluster_generation, agent.cluster_arrival = cluster.generation, operation
-    cluster.arrive(agent.threads, Knowledge() if operation.attributes["relaxed"] else agent.of_all)
+    knowledge = agent.of_all
+    cluster.arrive(agent.threads, Knowledge() if operation.attributes["relaxed"] else knowledge, knowledge.done)
     return []
 
 
@@ -463,6 +477,7 @@ def cluster_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
     yield Wait(lambda: cluster.generation > generation, text, operation)
     agent.cluster_generation = agent.cluster_arrival = None
     agent.known.join(cluster.visible)
+    agent.over |= cluster.over
     agent.in_step()
     return []
 

@@ -53,6 +53,7 @@ class Mbarrier:
     left: Knowledge = field(default_factory=Knowledge)  # in the present phase
     visible: Knowledge = field(default_factory=Knowledge)  # of the phases that have ended
     brought: int = 0  # bytes that have come in the present phase
+    waits: dict[int, list[tuple[int, str]]] = field(default_factory=dict)  # for each phase: the wait's bit, and whose
 
     def arrive(self, arrivals: int, knowledge: Knowledge) -> None:
         """Count arrivals; they must not run over into the next phase."""
@@ -90,10 +91,22 @@ class Mbarrier:
                 f"{self.brought + self.in_flight}",
                 "expect the bytes of all copies that complete on the barrier (tile.bytes), before or as they begin",
             )
+        self.passes_over()
         self.phase += 1
         self.arrived = self.brought = 0
         self.visible.join(self.left)
         self.left = Knowledge()
+
+    def passes_over(self) -> None:
+        """Whoever waits for the phase before must be known to be through: afterwards its parity says the opposite."""
+        known = self.left.done | self.visible.done
+        for bit, text in self.waits.pop(self.phase - 1, ()):
+            if not bit & known:
+                raise ExecutionError(
+                    f"wrong phase: phase {self.phase} of {self.name} ends, but {text} may not have seen the one before",
+                    "whoever waits for a phase must take part in what the next one waits for: count its arrivals, or "
+                    "tx.group_sync() before one thread arrives for the group",
+                )
 
     def state(self) -> str:
         """What the present phase is waiting for."""
@@ -153,16 +166,20 @@ class ClusterBarrier:
     generation: int = 0
     left: Knowledge = field(default_factory=Knowledge)
     visible: Knowledge = field(default_factory=Knowledge)
+    leaving: int = 0  # accesses that those who came had done, relaxed or not: enough to let a CTA end
+    over: int = 0  # those of the generations that have ended
 
-    def arrive(self, threads: int, knowledge: Knowledge) -> None:
-        """Count threads that come."""
+    def arrive(self, threads: int, knowledge: Knowledge, done: int) -> None:
+        """Count threads that come, and have done so much."""
         self.arrived += threads
         self.left.join(knowledge)
+        self.leaving |= done
         self.settle()
 
-    def exit(self, threads: int) -> None:
+    def exit(self, threads: int, done: int) -> None:
         """Threads end."""
         self.threads -= threads
+        self.leaving |= done
         self.settle()
 
     def settle(self) -> None:
@@ -170,5 +187,6 @@ class ClusterBarrier:
         if self.threads and self.arrived >= self.threads:
             self.generation += 1
             self.arrived = 0
+            self.over |= self.leaving
             self.visible.join(self.left)
             self.left = Knowledge()
