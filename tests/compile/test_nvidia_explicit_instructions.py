@@ -271,15 +271,20 @@ def test_addresses(name: str) -> None:
     assert seen >= set(np.ndindex(*shape))
 
 
-@pytest.mark.parametrize("shape", [(16, 24), (32, 48), (12, 40), (6, 112)])
-def test_vectors_end_where_tiles_end(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(16, 24), (32, 48), (12, 40), (6, 112), (200,), (3, 8, 24)])
+def test_vectors_end_where_tiles_end(shape: tuple[int, ...]) -> None:
     """Layouts have powers of two: lanes beyond the tile must neither read what lies behind it nor store there."""
     covered = tuple(1 << (size - 1).bit_length() for size in shape)
-    layout = Blocked((1, 4), (2, 16), (4, 1), (1, 0)).layout(covered)
+    blocks = {
+        1: Blocked((4,), (32,), (4,), (0,)),
+        2: Blocked((1, 4), (2, 16), (4, 1), (1, 0)),
+        3: Blocked((1, 1, 4), (1, 2, 16), (2, 2, 1), (2, 1, 0)),
+    }
+    layout = blocks[len(shape)].layout(covered)
     builder = LLVMBuilder(Module(), "f", "void", [("i32", "lane", ""), ("i32", "warp", "")])
     view = views.whole(builder.integer(0, "i32"), shape, dtypes.float32, 0)
     chosen = access.plan(layout, shape, view, stored=False)
-    places = access.Addresses(builder, view, layout.shape[1], chosen, access.Threads(*builder.arguments))
+    places = access.Addresses(builder, view, layout.shape[-1], chosen, access.Threads(*builder.arguments))
     valid = [places.inside(move.place) for move in chosen.moves]
     lanes, warps = np.meshgrid(np.arange(32), np.arange(4))
     known = evaluate(builder.block.lines, {"%lane": lanes, "%warp": warps})
@@ -288,7 +293,8 @@ def test_vectors_end_where_tiles_end(shape: tuple[int, int]) -> None:
         allowed = np.broadcast_to(True if inside is None else known[inside.text], lanes.shape)
         for warp, lane in np.ndindex(lanes.shape):
             elements = [layout.apply(register=number, lane=lane, warp=warp) for number in move.registers]
-            assert all((row < shape[0] and column < shape[1]) == allowed[warp, lane] for row, column in elements)
+            exist = [all(np.less(element, shape)) for element in elements]
+            assert all(there == allowed[warp, lane] for there in exist)
             beyond += not allowed[warp, lane]
     assert beyond
 

@@ -13,7 +13,8 @@ tile are a handful of registers and immediate offsets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 
 from tilewright.layout.distributed import live_registers
 from tilewright.layout.gf2 import combine
@@ -46,16 +47,16 @@ class Move:
 @dataclass(frozen=True)
 class Plan:
     """How a block moves.  `threads` are packed elements for each bit of the lane, then of the warp; `extents` the rows
-    and columns that exist, where the block's layout has more.
+    (of all leading axes) and columns that exist, of which the block's layout may have more.
 
     `matrices` is 0 for vectors; else each move is of that many 8 x 8 matrices, of two registers each.
     """
 
     moves: tuple[Move, ...]
     threads: tuple[int, ...]
+    extents: tuple[int, int]
     matrices: int = 0
     transposed: bool = False
-    extents: tuple[int, int] | None = None
 
 
 def plan(layout: LinearLayout, shape: Sequence[int], view: View, stored: bool, matrix: bool = True) -> Plan:
@@ -64,20 +65,20 @@ def plan(layout: LinearLayout, shape: Sequence[int], view: View, stored: bool, m
     `stored` leaves out registers that hold copies.  `matrix` allows ldmatrix and stmatrix.
     """
     oriented = layout.permute((1, 0)) if view.transposed else layout
-    extents = tuple(reversed(shape)) if view.transposed else tuple(shape)
-    live = frozenset(live_registers(oriented, extents))
+    order = tuple(reversed(shape)) if view.transposed else tuple(shape)
+    live = frozenset(live_registers(oriented, order))
+    extents = (prod(order[:-1]), order[-1])
     found = _matrix_plan(oriented, extents, view, live) if matrix else None
-    if found is not None:
-        return found
-    vectors = _vector_plan(oriented, view, live, stored)
-    return replace(vectors, extents=(extents[0], extents[1])) if len(extents) == 2 else vectors
+    return found or _vector_plan(oriented, extents, view, live, stored)
 
 
-def _matrix_plan(layout: LinearLayout, extents: Sequence[int], view: View, live: frozenset[int]) -> Plan | None:
+def _matrix_plan(layout: LinearLayout, extents: tuple[int, int], view: View, live: frozenset[int]) -> Plan | None:
     """Matrices of 8 rows of 16 bytes.  As they are: two registers and four lanes go along a row, eight lanes down the
     rows; transposed: eight lanes along a row, and two registers and four lanes down the rows."""
     registers, lanes = layout.bases("register"), layout.bases("lane")
-    if view.element.bits != 16 or len(extents) != 2 or len(lanes) != _LANES or not registers or view.peer is not None:
+    if len(layout.shape) != 2 or view.element.bits != 16 or view.peer is not None:
+        return None
+    if len(lanes) != _LANES or not registers:
         return None
     if view.pitch % _CHUNK or any(extent % 8 for extent in extents):
         return None
@@ -103,7 +104,7 @@ def _matrix_plan(layout: LinearLayout, extents: Sequence[int], view: View, live:
             return None  # the matrices that exist are not the first ones
         moves += [Move(part, combine(registers, part[0])) for part in _powers(group)]
     threads = (*rows, *numbering, *(0,) * (2 - bits), *layout.bases("warp"))
-    return Plan(tuple(moves), threads, 1 << bits, transposed)
+    return Plan(tuple(moves), threads, extents, 1 << bits, transposed)
 
 
 def _powers(group: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -116,7 +117,9 @@ def _powers(group: tuple[int, ...]) -> list[tuple[int, ...]]:
     return parts
 
 
-def _vector_plan(layout: LinearLayout, view: View, live: frozenset[int], stored: bool) -> Plan:
+def _vector_plan(
+    layout: LinearLayout, extents: tuple[int, int], view: View, live: frozenset[int], stored: bool
+) -> Plan:
     """Vectors along the columns, as wide as neighbours lie in neighbouring registers and a chunk has room."""
     registers = layout.bases("register")
     bits = 0
@@ -134,7 +137,7 @@ def _vector_plan(layout: LinearLayout, view: View, live: frozenset[int], stored:
             continue
         seen.add(place)
         moves.append(Move(group, place))
-    return Plan(tuple(moves), (*layout.bases("lane"), *layout.bases("warp")))
+    return Plan(tuple(moves), (*layout.bases("lane"), *layout.bases("warp")), extents)
 
 
 class Addresses:
@@ -182,7 +185,7 @@ class Addresses:
     def inside(self, element: int) -> LLVMValue | None:
         """Whether the thread's element of the register part `element` exists; None: it does for every thread."""
         valid: LLVMValue | None = None
-        parts = zip(divmod(element, self.columns), self.masks, self.coordinates, self.extents or (), strict=False)
+        parts = zip(divmod(element, self.columns), self.masks, self.coordinates, self.extents, strict=True)
         for part, mask, coordinate, extent in parts:
             if part | mask < extent:
                 continue
