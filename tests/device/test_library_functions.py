@@ -7,9 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tilewright
-import tilewright.language as tl
 from tests.device.plain_support import run_both
+from tests.elementwise_kernels import binary, unary
 from tilewright.language.extra import libdevice
 
 ROUNDED = (
@@ -31,18 +30,6 @@ BINARY = (
     *(f"{name}_{mode}" for name in ("add", "sub", "mul", "div") for mode in ("rn", "rz", "rd", "ru")),
 )  # fmt: skip
 INEXACT = ("atan2", "hypot", "pow", "rhypot")
-
-
-@tilewright.jit
-def unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i)))
-
-
-@tilewright.jit
-def binary(x, y, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i), tl.load(y + i)))
 
 
 def numbers(rng, dtype):

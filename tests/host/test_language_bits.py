@@ -9,31 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tilewright
-import tilewright.language as tl
+from tests.elementwise_kernels import binary, ternary, unary
 from tests.host.language_support import launch
 from tilewright.language.extra import libdevice
 
 N = 64
 MODES = ("rn", "rz", "rd", "ru")
-
-
-@tilewright.jit
-def unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i)))
-
-
-@tilewright.jit
-def binary(x, y, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i), tl.load(y + i)))
-
-
-@tilewright.jit
-def ternary(x, y, z, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
 
 
 KERNELS = {1: unary, 2: binary, 3: ternary}

@@ -7,20 +7,9 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
+from tests.elementwise_kernels import binary, unary
 from tests.host.language_support import launch
 from tilewright.language.extra import libdevice
-
-
-@tilewright.jit
-def unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i)))
-
-
-@tilewright.jit
-def binary(x, y, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i), tl.load(y + i)))
 
 
 @tilewright.jit

@@ -10,14 +10,9 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
+from tests.elementwise_kernels import unary
 from tests.host.language_support import Recorder, launch
 from tilewright.settings import settings
-
-
-@tilewright.jit
-def unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i)))
 
 
 def _erf(x: np.ndarray) -> np.ndarray:

@@ -9,23 +9,11 @@ import numpy as np
 import pytest
 
 import tilewright
-import tilewright.language as tl
+from tests.elementwise_kernels import binary, unary
 from tests.host.language_support import launch
 from tilewright.language.extra import libdevice
 
 N = 64
-
-
-@tilewright.jit
-def unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(x + i)))
-
-
-@tilewright.jit
-def of_order(n, x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, FUNCTION(tl.load(n + i), tl.load(x + i)))
 
 
 def apply(name: str, x: np.ndarray, interpreted: bool) -> np.ndarray:
@@ -150,12 +138,12 @@ def test_whole_orders(rng: np.random.Generator) -> None:
     order = rng.integers(0, 25, N).astype(np.int32)
     x = order * 0.7 + rng.uniform(0.5, 40, N)
     out = np.zeros(N)
-    launch(of_order, (1,), order, x, out, FUNCTION=libdevice.jn, N=N)
+    launch(binary, (1,), order, x, out, FUNCTION=libdevice.jn, N=N)
     expected = np.array([bessel(int(n), float(value)) for n, value in zip(order, x, strict=True)])
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-14)
     above, below = np.zeros(N), np.zeros(N)
-    launch(of_order, (1,), order, x, below, FUNCTION=libdevice.yn, N=N)
-    launch(of_order, (1,), order + 1, x, above, FUNCTION=libdevice.yn, N=N)
+    launch(binary, (1,), order, x, below, FUNCTION=libdevice.yn, N=N)
+    launch(binary, (1,), order + 1, x, above, FUNCTION=libdevice.yn, N=N)
     upper = np.array([bessel(int(n) + 1, float(value)) for n, value in zip(order, x, strict=True)])
     np.testing.assert_allclose((upper * below - expected * above) * np.pi * x / 2, 1, rtol=1e-9)
 
