@@ -165,6 +165,8 @@ for largest in (False, True):
     add("sort.stable", ints(3, 2, 9), dim=-1, descending=largest, stable=True)
     add("topk", floats(3, 9), 2, -1, largest)
     add("topk", floats(2, 11, 3), 10, 1, largest)
+    add("topk", lambda: torch.tensor([[1, -math.inf, 3], [math.inf, 2, 5]]), 3, 1, largest)
+    add("topk", floats(2, 9000), 11, -1, largest)
 add("sort", strange, 0)
 add("topk", ints(1000, 4, 9), 1)
 add("histc", floats(3, 40), 7, -1.5, 2.0)

@@ -1,17 +1,22 @@
 """Sorting in terms of counting, shared by the importers: an element's place is the number of those before it.
 
-Every pair is compared, so rows of up to `LONGEST` elements are taken: experts of tokens, scores of classes.
+Every pair is compared, so rows of up to `LONGEST` elements are taken: experts of tokens, scores of classes. A few of
+the largest elements are found one after the other, in rows of any length.
 """
 
 from __future__ import annotations
 
-from tilewright.dtypes import int64
+import functools
+from collections.abc import Sequence
+
+from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 
 LONGEST = 8192  # elements of a row
 FEW = 8  # largest elements that are found one after the other
+MANY = 64  # that are found so in rows that cannot be sorted
 
 
 def sort(emit: Emitter, x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
@@ -44,22 +49,27 @@ def sort(emit: Emitter, x: Value, axis: int, descending: bool) -> tuple[Value, V
 
 
 def top(emit: Emitter, x: Value, count: int, axis: int, largest: bool) -> tuple[Value, Value]:
-    """(the largest or smallest values in order, their int64 positions) along an axis.
+    """(the largest or smallest values in order, their int64 positions) along an axis; no position comes twice.
 
-    Raises `Unsupported` as `sort` does when more than `FEW` are wanted.
+    Raises `Unsupported` as `sort` does when more than `FEW` are wanted, of longer rows more than `MANY`.
     """
-    if count > FEW:
+    length = x.shape[axis]
+    if count > (FEW if isinstance(length, int) and length <= LONGEST else MANY):
         values, positions = sort(emit, x, axis, largest)
         return emit.slice(values, axis, 0, count), emit.slice(positions, axis, 0, count)
-    line = emit.iota(x.shape[axis])
+    line = emit.iota(length)
     if axis != x.rank - 1:
-        line = emit.reshape(line, [x.shape[axis], *[1] * (x.rank - 1 - axis)])
-    values_found, positions_found = [], []
+        line = emit.reshape(line, [length, *[1] * (x.rank - 1 - axis)])
+    values_found: list[Value] = []
+    positions_found: list[Value] = []
     taken: Value | None = None
-    worst = _worst(x, largest)
+    worst, bounded = _worst(x, largest), _is_bounded(emit, x)
     for _ in range(count):
         left = x if taken is None else emit.op("where", taken, emit.builder.number(worst, x.dtype), x)
         position = emit.op("argmax" if largest else "argmin", left, axis=axis, keepdims=True)
+        if taken is not None and not bounded:  # all that is left may be as bad as what is taken: then the first of it
+            again = _one_of(emit, position, positions_found)
+            position = emit.op("where", again, _first_free(emit, taken, positions_found, axis), position)
         values_found.append(emit.op("gather_elements", x, position, axis=axis))
         positions_found.append(position)
         now = emit.op("equal", line, position)
@@ -69,9 +79,34 @@ def top(emit: Emitter, x: Value, count: int, axis: int, largest: bool) -> tuple[
     return emit.op("concat", *values_found, axis=axis), emit.op("concat", *positions_found, axis=axis)
 
 
+def _is_bounded(emit: Emitter, x: Value) -> bool:
+    """Whether no element is infinite: scores of experts are mostly results of softmax."""
+    producers = {value: node for node in emit.builder.graph.nodes for value in node.outputs}
+    node = producers.get(x)
+    while node is not None and node.op == "cast" and node.inputs[0] is not None and x.dtype.is_float:
+        node = producers.get(node.inputs[0])
+    return node is not None and node.op in ("softmax", "sigmoid")
+
+
+def _one_of(emit: Emitter, position: Value | int, positions: Sequence[Value]) -> Value:
+    """Whether a position is one of several."""
+    found = [emit.op("equal", item, position) for item in positions]
+    return functools.reduce(lambda left, right: emit.op("logical_or", left, right), found)
+
+
+def _first_free(emit: Emitter, taken: Value, positions: Sequence[Value], axis: int) -> Value:
+    """The first position that is not taken: one of the first n + 1, where n are."""
+    if len(positions) > FEW:
+        return emit.op("argmin", emit.cast(taken, int32), axis=axis, keepdims=True)
+    free: Value = emit.builder.number(len(positions), int64)
+    for number in reversed(range(len(positions))):
+        free = emit.op("where", _one_of(emit, number, positions), free, emit.builder.number(number, int64))
+    return free
+
+
 def _worst(x: Value, largest: bool) -> float:
     """What no element is worse than."""
     if x.dtype.is_float:
         return float("-inf") if largest else float("inf")
-    bits = x.dtype.bits - 1
-    return -(2**bits) if largest else 2**bits - 1
+    bits = x.dtype.bits - x.dtype.is_signed
+    return (-(2**bits) if x.dtype.is_signed else 0) if largest else 2**bits - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.graph.core import Value
-from tilewright.importers import formulas
+from tilewright.importers import formulas, sorting
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -105,6 +105,13 @@ def hardmax(call: Call) -> Value:
     best = call.op("argmax", x, axis=axis, keepdims=True)
     places = call.op("iota", shape=tuple(x.shape[axis] if i == axis else 1 for i in range(x.rank)), axis=axis)
     return call.cast(call.op("equal", places, best), x.dtype)
+
+
+@rule("TopK")
+def top_k(call: Call) -> tuple[Value, Value]:
+    x, (count,) = call[0], call.ints(1)
+    call.attribute("sorted", 1)
+    return sorting.top(call, x, count, call.attribute("axis", -1) % x.rank, bool(call.attribute("largest", 1)))
 
 
 @rule("CumSum")

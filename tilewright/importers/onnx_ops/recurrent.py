@@ -1,0 +1,175 @@
+"""Recurrent layers (RNN, GRU, LSTM), unrolled over the steps of a sequence of fixed length.
+
+The input's products are one product over all steps; each step then adds the state's.  Formulas and orders of gates are
+those of the ONNX operator specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewright.dtypes import int64
+from tilewright.graph.core import Value
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+
+TABLE = RuleTable("Recurrent layers")
+rule = TABLE.rule
+
+LONGEST = 1024  # steps
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What one direction's steps read: state weights [gates * hidden, hidden], their bias, peepholes, activations."""
+
+    state: Value
+    bias: Value | None
+    peepholes: list[Value]
+    activations: Sequence[str]
+
+
+# (call, [batch, gates * hidden] of the input, states, weights) -> new states, the output first
+Cell = Callable[[Call, Value, Sequence[Value], _Weights], "list[Value]"]
+
+
+def _product(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+    result = call.op("matmul", x, weight, transpose_b=True)
+    return result if bias is None else call.op("add", result, bias)
+
+
+def _parts(call: Call, x: Value, count: int) -> list[Value]:
+    """Equal parts along the last axis."""
+    width = x.shape[-1]
+    assert isinstance(width, int)
+    size = width // count
+    return [call.slice(x, x.rank - 1, size * number, size * (number + 1)) for number in range(count)]
+
+
+def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
+    total = call.op("add", x, _product(call, states[0], weights.state, weights.bias))
+    return [call.op(weights.activations[0], total)]
+
+
+def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
+    (hidden,), (gate, activation) = states, weights.activations
+    update_x, reset_x, new_x = _parts(call, x, 3)
+    if call.attribute("linear_before_reset", 0):
+        update_h, reset_h, new_h = _parts(call, _product(call, hidden, weights.state, weights.bias), 3)
+        reset = call.op(gate, call.op("add", reset_x, reset_h))
+        new_h = call.op("multiply", reset, new_h)
+    else:
+        size = new_x.shape[-1]
+        assert isinstance(size, int)
+        split = [call.slice(weights.state, 0, 0, 2 * size), call.slice(weights.state, 0, 2 * size, 3 * size)]
+        biases: list[Value | None] = [None, None]
+        if weights.bias is not None:
+            biases = [call.slice(weights.bias, 0, 0, 2 * size), call.slice(weights.bias, 0, 2 * size, 3 * size)]
+        update_h, reset_h = _parts(call, _product(call, hidden, split[0], biases[0]), 2)
+        reset = call.op(gate, call.op("add", reset_x, reset_h))
+        new_h = _product(call, call.op("multiply", reset, hidden), split[1], biases[1])
+    update = call.op(gate, call.op("add", update_x, update_h))
+    new = call.op(activation, call.op("add", new_x, new_h))
+    return [call.op("add", new, call.op("multiply", update, call.op("subtract", hidden, new)))]
+
+
+def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
+    (hidden, memory), (gate, activation, last) = states, weights.activations
+    total = call.op("add", x, _product(call, hidden, weights.state, weights.bias))
+    into, out, forget, new = _parts(call, total, 4)
+    if weights.peepholes:
+        into = call.op("add", into, call.op("multiply", weights.peepholes[0], memory))
+        forget = call.op("add", forget, call.op("multiply", weights.peepholes[2], memory))
+    kept = call.op("multiply", call.op(gate, forget), memory)
+    memory = call.op("add", kept, call.op("multiply", call.op(gate, into), call.op(activation, new)))
+    if weights.peepholes:
+        out = call.op("add", out, call.op("multiply", weights.peepholes[1], memory))
+    return [call.op("multiply", call.op(gate, out), call.op(last, memory)), memory]
+
+
+def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[str]]:
+    """The graph's ops for the functions of each direction."""
+    names = call.attribute("activations") or [*defaults] * directions
+    if call.attribute("activation_alpha") or call.attribute("activation_beta") or set(names) - set(_ACTIVATIONS):
+        raise Unsupported(f"the activations {', '.join(names)}", f"use {', '.join(_ACTIVATIONS)}")
+    found = [_ACTIVATIONS[name] for name in names]
+    return [found[len(defaults) * number : len(defaults) * (number + 1)] for number in range(directions)]
+
+
+def _layer(call: Call, cell: Cell, defaults: Sequence[str], states: int, peepholes: bool) -> tuple[Value, ...]:
+    """(outputs [steps, directions, batch, hidden], last states [directions, batch, hidden] …)."""
+    batch_first = bool(call.attribute("layout", 0))
+    x = call.transpose(call[0], 0, 1) if batch_first else call[0]
+    steps = x.shape[0]
+    if not isinstance(steps, int) or steps > LONGEST:
+        raise Unsupported(f"a recurrent layer of {steps} steps", f"fix the length, to at most {LONGEST} steps")
+    if call.attribute("clip") is not None or call.attribute("input_forget", 0):
+        raise Unsupported("a recurrent layer with `clip` or `input_forget`", "leave them out")
+    kind = call.attribute("direction", "forward")
+    directions = 2 if kind == "bidirectional" else 1
+    call.attribute("hidden_size")
+    activations = _activations(call, defaults, directions)
+    outputs: list[Value] = []
+    ends: list[list[Value]] = [[] for _ in range(states)]
+    for number in range(directions):
+        first = [_initial(call, x, 5 + state, number, batch_first) for state in range(states)]
+        bias = _parts(call, call.select(call[3], 0, number), 2) if call.has(3) else [None, None]
+        peeps = _parts(call, call.select(call[7], 0, number), 3) if peepholes and call.has(7) else []
+        weights = _Weights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
+        inputs = _product(call, x, call.select(call[1], 0, number), bias[0])
+        backwards = kind == "reverse" or number == 1
+        rows, last = _run(call, cell, inputs, first, weights, range(steps)[:: -1 if backwards else 1])
+        outputs.append(call.unsqueeze(rows, 1))
+        for state, value in enumerate(last):
+            ends[state].append(call.unsqueeze(value, 0))
+    joined = [_concat(call, outputs, 1), *(_concat(call, values, 0) for values in ends)]
+    if not batch_first:
+        return tuple(joined)
+    return call.permute(joined[0], (2, 0, 1, 3)), *(call.transpose(value, 0, 1) for value in joined[1:])
+
+
+def _concat(call: Call, values: Sequence[Value], axis: int) -> Value:
+    return values[0] if len(values) == 1 else call.op("concat", *values, axis=axis)
+
+
+def _initial(call: Call, x: Value, index: int, direction: int, batch_first: bool) -> Value:
+    """A direction's state [batch, hidden] before its first step: zeros where none is given."""
+    if call.has(index):
+        return call.select(call[index], 1 if batch_first else 0, direction)
+    return call.full((x.shape[1], call[2].shape[2]), 0.0, x.dtype)
+
+
+def _run(
+    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _Weights, order: Sequence[int]
+) -> tuple[Value, list[Value]]:
+    """The outputs of all steps [steps, batch, hidden] and the last states; behind a sequence's end they are zeros, and
+    its states are kept."""
+    rows: dict[int, Value] = {}
+    lengths = call.cast(call[4], int64) if call.has(4) else None
+    for step in order:
+        found = cell(call, call.select(inputs, 0, step), states, weights)
+        rows[step] = found[0]
+        if lengths is not None:
+            inside = call.unsqueeze(call.op("greater", lengths, step), 1)
+            rows[step] = call.op("where", inside, found[0], call.builder.number(0.0, found[0].dtype))
+            found = [call.op("where", inside, new, old) for new, old in zip(found, states, strict=True)]
+        states = found
+    return _concat(call, [call.unsqueeze(rows[step], 0) for step in sorted(rows)], 0), states
+
+
+@rule("RNN")
+def rnn(call: Call) -> tuple[Value, ...]:
+    return _layer(call, _rnn, ["Tanh"], 1, peepholes=False)
+
+
+@rule("GRU")
+def gru(call: Call) -> tuple[Value, ...]:
+    return _layer(call, _gru, ["Sigmoid", "Tanh"], 1, peepholes=False)
+
+
+@rule("LSTM")
+def lstm(call: Call) -> tuple[Value, ...]:
+    return _layer(call, _lstm, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True)
