@@ -1,6 +1,7 @@
 """Conversions between all dtypes, and the values of promoted sums, on the interpreter and the CPU.
 
 8- and 16-bit sources are tried with every code; wider ones with random numbers and the edges of every target.
+A float that an integer type does not hold becomes the nearest number that it does, and NaN becomes 0.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def numbers(dtype: dtypes.DType, rng: np.random.Generator) -> np.ndarray:
         x[5:261] = ((2 * rng.integers(128, 255, 256).astype(np.uint64) + 1) << shift.astype(np.uint64)).astype(kind) + 1
         return x
     x = rng.normal(size=8 * BLOCK) * 10.0 ** rng.uniform(-12, 12, 8 * BLOCK)
-    edges = [_numbers_near(target, rng) for target in FLOATS]
+    edges = [_numbers_near(target, rng) for target in FLOATS] + [_limits_of_integers()]
     x = np.concatenate([[0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, -5e-324, 1e308], *edges, x])
     with np.errstate(all="ignore"):
         return x[: x.size // BLOCK * BLOCK].astype(kind)
@@ -67,6 +68,16 @@ def _numbers_near(target: dtypes.DType, rng: np.random.Generator) -> np.ndarray:
         following = (codes + np.asarray(1, codes.dtype)).view(target.numpy).astype(np.float64)
         middle = (exact + following) / 2
         return np.concatenate([exact, exact + step, exact - step, middle, middle + step, middle - step])
+
+
+def _limits_of_integers() -> np.ndarray:
+    """Where conversions begin to saturate, the float32 and float64 on both sides, halves and units further."""
+    powers = 2.0 ** np.array([7, 8, 15, 16, 31, 32, 63, 64])
+    single = powers.astype(np.float32)
+    near = [np.nextafter(single, np.float32(to)).astype(np.float64) for to in (0, np.inf)]
+    near += [np.nextafter(powers, to) for to in (0, np.inf)] + [powers + step for step in (-1.0, -0.5, 0.0, 0.5, 1.0)]
+    limits = np.concatenate([*near, np.array([0.5, 1.0, 1.5])])
+    return np.concatenate([limits, -limits])
 
 
 def reference(x: np.ndarray, target: dtypes.DType, rounding: str) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +104,10 @@ def reference(x: np.ndarray, target: dtypes.DType, rounding: str) -> tuple[np.nd
                 nearest = stepped.view(kind)
             return nearest, np.ones(x.shape, bool)
         info = np.iinfo(kind)
-        whole = np.trunc(wide)
-        inside = (whole >= float(info.min)) & (whole < float(info.max) + (target.bits < 64))
-        return np.where(inside, whole, 0).astype(kind), inside
+        inside = (wide > float(info.min) - 1) & (wide < float(info.max) + (target.bits < 64))
+        saturated = np.where(wide > 0, np.asarray(info.max, kind), np.asarray(info.min, kind))
+        integers = np.where(inside, np.where(inside, wide, 0).astype(kind), saturated)
+        return np.where(np.isnan(wide), np.zeros((), kind), integers), np.ones(x.shape, bool)
 
 
 def _rounded(exact: np.ndarray, target: dtypes.DType) -> np.ndarray:

@@ -7,8 +7,8 @@ definition of meaning that every target is tested against.
 
 Conventions of the whole table
     * No implicit broadcasting or promotion: elementwise ops take operands of equal type.
-    * Integers wrap.  Division by zero, shifts by the width or more, and casts of floats outside the
-      integer's range give an unspecified value, but never trap.
+    * Integers wrap.  Division by zero and shifts by the width or more give an unspecified value, but
+      never trap.  Casts of floats to integers saturate, and NaN becomes 0.
     * Floats are rounded to nearest even; results of `exp` and the other transcendental functions are
       meant to be the exact value rounded (targets are within the error bound that they state).
     * i1 is a truth value, not a number: arithmetic is not defined on it, logic is.
@@ -144,7 +144,7 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         OpInfo("compare", "i1: x predicate y", (2, 2), inference.compare, semantics.compare,
                attributes={"predicate": AttributeInfo("str", REQUIRED, PREDICATES)}),
         OpInfo("select", "x where the condition holds, y elsewhere", (3, 3), inference.select, semantics.select),
-        # To i1: x != 0. To an integer: truncated. To fp8: overflow saturates to the greatest finite number.
+        # To i1: x != 0. To an integer: truncated, saturated, NaN gives 0. To fp8: saturated to the greatest finite number.
         OpInfo("cast", "the number as another element type", (1, 1), inference.cast, semantics.cast,
                attributes={"dtype": AttributeInfo("dtype"), "rounding": AttributeInfo("str", "rtne", ("rtne", "rtz"))}),
         OpInfo("bitcast", "the same bits as another element type; pointers and 64-bit integers too", (1, 1),

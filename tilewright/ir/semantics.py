@@ -269,7 +269,7 @@ def cast(x: Array, *, dtype: DType, rounding: str) -> Array:
 
 
 def _float_to_integer(x: Array, target: np.dtype) -> Array:
-    """Truncated; saturated where the number does not fit, zero for NaN (the table leaves these open)."""
+    """Truncated; saturated where the number does not fit, zero for NaN."""
     limits = np.iinfo(target)
     low, high = float(limits.min), float(limits.max)  # high may be rounded up to 2**63 or 2**64
     whole = np.trunc(np.where(np.isnan(x), 0.0, x))

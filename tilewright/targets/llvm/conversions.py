@@ -105,12 +105,33 @@ class Converter:
         return self._from_single(self._round_to_odd(exact), target)
 
     def _float_to_integer(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
+        """Truncated; the nearest number of the type where that does not fit, and 0 for NaN.
+
+        What LLVM's own conversion is given always fits: anything else would be poison.
+        """
+        builder, signed = self.builder, target.is_signed
         wide = self.widen(value, source)
-        if target.bits >= 32:
-            operator = "fptosi" if target.is_signed else "fptoui"
-            return self.builder.cast(operator, wide, self._type(f"i{target.bits}", value))
-        number = self.builder.cast("fptosi", wide, self._type("i32", value))
-        return self.builder.cast("trunc", number, self._type(f"i{target.bits}", value))
+        bits, digits = target.bits - signed, 53 if source.bits == 64 else 24
+        beyond = builder.constant(wide.type, 2.0**bits)
+        lowest = builder.constant(wide.type, -(2.0**bits) if signed else 0.0)
+        result = self._type(f"i{max(target.bits, 32)}", value)
+        operator = "fptosi" if signed or target.bits < 32 else "fptoui"
+        raised = builder.select(builder.compare("ogt", wide, lowest), wide, lowest)  # NaN too
+        if bits <= digits:
+            highest = builder.constant(wide.type, 2.0**bits - 1)
+            fitting = builder.select(builder.compare("olt", raised, highest), raised, highest)
+            number = builder.cast(operator, fitting, result)
+            if signed:
+                number = builder.select(builder.compare("uno", wide, wide), builder.zero(result), number)
+            return builder.cast("trunc", number, self._type(f"i{target.bits}", value))
+        if not signed:
+            fitting = builder.select(builder.compare("olt", raised, beyond), raised, builder.zero(wide.type))
+            number = builder.cast(operator, fitting, result)
+            return builder.select(builder.compare("oge", wide, beyond), builder.constant(result, -1), number)
+        fits = builder.compare("olt", builder.intrinsic("fabs", [wide]), beyond)
+        number = builder.cast(operator, builder.select(fits, wide, builder.zero(wide.type)), result)
+        number = builder.select(builder.compare("oge", wide, beyond), builder.constant(result, 2**bits - 1), number)
+        return builder.select(builder.compare("ole", wide, lowest), builder.constant(result, -(2**bits)), number)
 
     # -- Floats -----------------------------------------------------------------------------------
 

@@ -55,6 +55,26 @@ class Converter(portable.Converter):
             results.append(self.narrow(wide[-1], target))
         return results
 
+    def _float_to_integer(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:
+        """As the portable one; the instruction saturates to 32 and 64 bits and makes 0 of a float32 that is NaN.
+
+        NaN in or to 64 bits becomes the sign bit alone ("PTX ISA", cvt).
+        """
+        builder, signed = self.builder, target.is_signed
+        wide = self.widen(value, source)
+        kind = "i32" if target.bits <= 32 else "i64"
+        letters = ("" if signed else "u") + ("i" if kind == "i32" else "ll")
+        number = builder.call(f"llvm.nvvm.{'d' if source.bits == 64 else 'f'}2{letters}.rz", kind, [wide])
+        if kind == "i64" or source.bits == 64:
+            number = builder.select(builder.compare("uno", wide, wide), builder.zero(kind), number)
+        if target.bits == 8 or target.bits == 16:
+            bits = target.bits - signed
+            number = builder.intrinsic("smin" if signed else "umin", [number, builder.constant(kind, 2**bits - 1)])
+            if signed:
+                number = builder.intrinsic("smax", [number, builder.constant(kind, -(2**bits))])
+            number = builder.cast("trunc", number, f"i{target.bits}")
+        return number
+
     def _pair(self, low: LLVMValue, high: LLVMValue, target: DType) -> list[LLVMValue]:
         """Two float32 rounded to a type of 16 or 8 bits by one instruction."""
         builder = self.builder
