@@ -32,6 +32,10 @@ def inspect(
     """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory."""
     from tilewright.engine import Engine
 
+    if profile and html is None:
+        raise typer.BadParameter("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
+    if html is not None and (as_json or evidence):
+        raise typer.BadParameter("--html writes all there is to the page; --json and --evidence go without it")
     loaded = Engine.read(engine, target)  # it may be for another machine
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     if html is not None:

@@ -43,6 +43,7 @@ GRAPH = "graph.json"
 
 _PAGE = 4096  # large members start on a page of the file, so that they can be mapped
 _PIECE = 4 << 20
+_ZIP = b"PK"  # what zip archives begin with
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _EXTRA = struct.Struct("<HH")
 _EXTRA_ID = 0xD935  # the zip extra field that alignment tools use
@@ -166,6 +167,11 @@ class Archive:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
         except Exception as error:  # zipfile raises a dozen kinds for damaged files
+            if bytes(memory[:2]) != _ZIP:
+                raise EngineDamagedError(
+                    f"{self.path} is no engine: no complete zip archive. Models become engines by "
+                    "`tilewright build MODEL -o NEW.engine`, or `tilewright.compile` in Python."
+                ) from error
             raise self.damaged(f"no complete zip archive ({error})") from error
         for entry in entries:
             data = self._data(entry, memory)
