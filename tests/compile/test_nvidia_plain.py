@@ -268,8 +268,8 @@ def whole_numbers(x, out, N: tl.constexpr):
 
 @pytest.mark.parametrize(
     ("source", "target", "form", "corrections"),
-    [("f32", "i32", "s32.f32", 0), ("f32", "u32", "u32.f32", 0), ("f32", "i8", "s32.f32", 2), ("f32", "u8", "u32.f32", 1),
-     ("f32", "i64", "s64.f32", 2), ("f64", "u32", "u32.f64", 2)],
+    [("f32", "i32", "s32.f32", 0), ("f32", "u32", "u32.f32", 0), ("f32", "i8", "s32.f32", 2),
+     ("f32", "u8", "u32.f32", 1), ("f32", "i64", "s64.f32", 2), ("f64", "u32", "u32.f64", 2)],
 )  # fmt: skip
 def test_floats_to_integers_by_the_instruction_that_saturates(source, target, form, corrections):
     types = {"x": f"*{source}", "out": f"*{target}"}

@@ -144,7 +144,7 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         OpInfo("compare", "i1: x predicate y", (2, 2), inference.compare, semantics.compare,
                attributes={"predicate": AttributeInfo("str", REQUIRED, PREDICATES)}),
         OpInfo("select", "x where the condition holds, y elsewhere", (3, 3), inference.select, semantics.select),
-        # To i1: x != 0. To an integer: truncated, saturated, NaN gives 0. To fp8: saturated to the greatest finite number.
+        # To i1: x != 0. To an integer: truncated, saturated, NaN gives 0. To fp8: the greatest finite number at most.
         OpInfo("cast", "the number as another element type", (1, 1), inference.cast, semantics.cast,
                attributes={"dtype": AttributeInfo("dtype"), "rounding": AttributeInfo("str", "rtne", ("rtne", "rtz"))}),
         OpInfo("bitcast", "the same bits as another element type; pointers and 64-bit integers too", (1, 1),
