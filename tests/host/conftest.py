@@ -1,11 +1,20 @@
-"""Fixtures of the tests of tactics: every case runs in the interpreter and as machine code."""
+"""Fixtures of several files: both ways to run a tactic, random arrays, a stand-in for the GPU's driver."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.host.tactics_support import Draw
+from tilewright.settings import settings
+
+if TYPE_CHECKING:
+    from tests.host.cuda_stand_in import Driver
 
 
 @pytest.fixture(params=["interpreter", "machine code"])
@@ -18,3 +27,13 @@ def compiled(request: pytest.FixtureRequest) -> bool:
 def draw(rng: np.random.Generator) -> Draw:
     """Random arrays from the test's seed."""
     return Draw(rng)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
+    """A GPU that runs kernels in the interpreter; what is compiled for it does not stay."""
+    from tests.host.cuda_stand_in import install
+
+    with settings.scope(cache_directory=tmp_path):
+        yield install(monkeypatch)
+    gc.collect()  # sessions give their memory back to the stand-in

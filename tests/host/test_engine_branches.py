@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.host.cuda_stand_in import Driver, install
+from tests.host.cuda_stand_in import Driver
 from tests.host.random_graphs import RandomGraph
 from tilewright.dtypes import float32
 from tilewright.engine import branches
@@ -16,13 +16,6 @@ from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.settings import settings
-
-
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    with settings.scope(cache_directory=tmp_path):
-        yield install(monkeypatch)
 
 
 def work(reads: str, writes: str, seconds: float = 1e-5, fills: bool = False) -> Work:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.host.cuda_stand_in import Driver, install
 from tests.host.random_graphs import RandomGraph
 from tilewright import Engine
 from tilewright.dtypes import bfloat16, float16, float32, int64
@@ -21,15 +17,7 @@ from tilewright.errors import EngineDamagedError, EngineTargetError, InputError,
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.settings import settings
 from tilewright.targets.nvidia.assemble import find_assembler
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
-    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
-        yield install(monkeypatch)
-    gc.collect()  # sessions give their memory back to the stand-in
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.host.cuda_stand_in import Driver, install
+from tests.host.cuda_stand_in import Driver
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.engine.builder import build
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
@@ -18,15 +15,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.reference import run
 from tilewright.runtime.plan import TableReference, TiledReference
-from tilewright.settings import settings
 from tilewright.symbolic import evaluate
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
-    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
-        yield install(monkeypatch)
-    gc.collect()  # sessions give their memory back to the stand-in
 
 
 def packed(

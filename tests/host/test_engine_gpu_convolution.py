@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.host.cuda_stand_in import Driver, install
+from tests.host.cuda_stand_in import Driver
 from tilewright.dtypes import float16
 from tilewright.engine.builder import build
 from tilewright.engine.tuning import Tuning
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.settings import settings
 from tilewright.tactics.core import Candidate
 from tilewright.tactics.gpu.folded_pixels import folded_pixels
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
-    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
-        yield install(monkeypatch)
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:

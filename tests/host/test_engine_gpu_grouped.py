@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.host.cuda_stand_in import Driver, install
+from tests.host.cuda_stand_in import Driver
 from tilewright.dtypes import bfloat16, float16, float32, int32, int64
 from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
-from tilewright.settings import settings
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
-    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
-        yield install(monkeypatch)
-    gc.collect()  # sessions give their memory back to the stand-in
 
 
 @pytest.mark.parametrize(

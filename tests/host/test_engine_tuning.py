@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.host.cuda_stand_in import Driver, install
 from tilewright import Engine
 from tilewright.dtypes import float32
 from tilewright.engine import precompile, trials, tuning
@@ -33,12 +32,6 @@ from tilewright.tactics.select import candidates
 from tilewright.targets.registry import get_target
 from tilewright.tune.cache import FILE_NAME, TimingCache
 from tilewright.tune.cost import Cost
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
-    with settings.scope(cache_directory=tmp_path):
-        yield install(monkeypatch)
 
 
 @pytest.fixture

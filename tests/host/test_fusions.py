@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.fusion_cases import CASES, Case, case, groups_of
-from tests.host.cuda_stand_in import Driver, install
+from tests.host.cuda_stand_in import Driver
 from tilewright.dtypes import float16
 from tilewright.engine.builder import build
 from tilewright.graph.reference import run
-from tilewright.settings import settings
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
-    with settings.scope(cache_directory=tmp_path):  # what is compiled for the stand-in must not stay
-        yield install(monkeypatch)
-    gc.collect()
 
 
 def compare(found: Case, target: str, rng: np.random.Generator) -> None:
