@@ -26,11 +26,12 @@ def _found() -> Device | str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "capability(major, minor=0): the GPU's compute capability is at least this")
+    config.addinivalue_line("markers", "hopper: the GPU runs code for sm_90a")
 
 
 @pytest.fixture(autouse=True)
 def gpu(request: pytest.FixtureRequest) -> Device:
-    """The first GPU; tests are skipped without one, and where it lacks the capability that a mark asks for."""
+    """The first GPU; tests are skipped without one, and where it lacks what a mark asks for."""
     found = _found()
     if isinstance(found, str):
         pytest.skip(f"no CUDA device: {found}")
@@ -38,6 +39,8 @@ def gpu(request: pytest.FixtureRequest) -> Device:
         wanted = (*mark.args, 0)[:2]
         if found.capability < wanted:
             pytest.skip(f"{found.name} has compute capability {found.capability}, the test needs {wanted}")
+    if request.node.get_closest_marker("hopper") is not None and found.capability != (9, 0):
+        pytest.skip(f"{found.name} does not run code for sm_90a")
     return found
 
 

@@ -16,15 +16,8 @@ from tilewright.engine.tuning import Tuning
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.kernels.hopper.launch import prepare_convolution
-from tilewright.runtime.cuda.device import Device
 
-pytestmark = pytest.mark.capability(9)
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Device) -> None:
-    if gpu.capability != (9, 0):
-        pytest.skip(f"{gpu.name} does not run code for sm_90a")
+pytestmark = pytest.mark.hopper
 
 
 @pytest.mark.parametrize("name", CASES)

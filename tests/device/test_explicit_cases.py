@@ -15,7 +15,7 @@ from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.targets.nvidia.compile import compile_function
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-pytestmark = pytest.mark.capability(9)
+pytestmark = pytest.mark.hopper
 
 
 def slot(argument: Any, kind: str) -> Any:
@@ -42,6 +42,4 @@ def run_case(case: Case, gpu: Device, rng: np.random.Generator, times: int = 1) 
 
 @pytest.mark.parametrize("name", CASES)
 def test_on_a_gpu(name: str, gpu: Device, rng: np.random.Generator) -> None:
-    if gpu.capability != (9, 0):
-        pytest.skip(f"{gpu.name} does not run code for sm_90a")
     run_case(CASES[name], gpu, rng, times=3)

@@ -21,13 +21,7 @@ from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.targets.nvidia.compile import compile_function
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-pytestmark = pytest.mark.capability(9)
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Device) -> None:
-    if gpu.capability != (9, 0):
-        pytest.skip(f"{gpu.name} does not run code for sm_90a")
+pytestmark = pytest.mark.hopper
 
 
 def started(function: Function, gpu: Device) -> tuple[Start, tuple[str, ...]]:
