@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.launches import Launch
+from tilewright.runtime.cuda.streams import new_stream
 from tilewright.runtime.plan import Plan
 
 
@@ -52,8 +53,6 @@ class Branches:
 
     def _others(self) -> list[int]:
         """The streams of lanes beside the first."""
-        cuda = api()
         while len(self._streams) < max(self._lanes, default=0):
-            flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self._streams.append(int(check(cuda.cuStreamCreate(flags), "making a stream")))
+            self._streams.append(new_stream())
         return self._streams

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.streams import new_stream
 
 Key = tuple[int, ...]
 _MET = 64
@@ -38,7 +39,7 @@ class GraphCache:
         self._graphs: dict[tuple[Key, Key], CapturedGraph] = {}
         self._met: OrderedDict[tuple[Key, Key], None] = OrderedDict()  # once, and not captured yet
         self._launched = 0
-        self._stream: Any = None  # on which nothing but captures happens
+        self._stream: int | None = None  # on which nothing but captures happens
 
     def launch(self, shape: Key, addresses: Key, stream: int, enqueue: Callable[[int], None]) -> CapturedGraph | None:
         """Run a plan of `shape` on memory at `addresses`: its graph, which is returned, or what `enqueue(stream)`
@@ -115,12 +116,10 @@ class GraphCache:
         return self._graphs[key]
 
     def _capture(self, enqueue: Callable[[int], None]) -> Any:
-        cuda = api()
         if self._stream is None:
-            flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self._stream = check(cuda.cuStreamCreate(flags), "making a stream for captures")
+            self._stream = new_stream()
         self.captures += 1
-        return capture(int(self._stream), enqueue)
+        return capture(self._stream, enqueue)
 
 
 def capture(stream: int, enqueue: Callable[[int], None]) -> Any:

@@ -80,8 +80,7 @@ class CudaSession:
             cuda = api()
             flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._done = check(cuda.cuEventCreate(flags), "making an event")
-            non_blocking = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self._own_stream = int(check(cuda.cuStreamCreate(non_blocking), "making a stream"))
+            self._own_stream = streams.new_stream()
 
     def _upload(self, weights: Mapping[str, tuple[int, int]]) -> tuple[DeviceBuffer, dict[str, int]]:
         """The weights that the plan reads, in the GPU's memory, and their addresses."""

@@ -55,6 +55,12 @@ def _cupy() -> Callable[[int], int]:
     return stream
 
 
+def new_stream() -> int:
+    """A stream that waits for no other, nor others for it. A context is current."""
+    cuda = api()
+    return int(check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream"))
+
+
 def interface_stream(value: Any) -> int:
     """The stream that an array with ``__cuda_array_interface__`` names; the legacy default where it names none."""
     return value.__cuda_array_interface__.get("stream") or LEGACY_DEFAULT

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.streams import new_stream
 from tilewright.runtime.tables import TABLES
 
 _ROOM = 1 << 20  # bytes that are allocated at once: an allocation takes longer than a table
@@ -23,7 +22,7 @@ class DeviceTables:
         self._kept: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
         self._rooms: list[DeviceArray] = []
         self._end = 0  # of what is taken of the last room
-        self._stream: Any = None  # for copies, which wait for nothing else on the GPU
+        self._stream: int | None = None  # for copies, which wait for nothing else on the GPU
 
     def __call__(self, name: str, sizes: tuple[int, ...]) -> tuple[int, int]:
         """The address of a table, and how many numbers a row has."""
@@ -43,12 +42,10 @@ class DeviceTables:
         cuda = api()
         with self._device.active():
             if self._stream is None:
-                flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-                self._stream = check(cuda.cuStreamCreate(flags), "making a stream for copies")
+                self._stream = new_stream()
             address = self._place(table.nbytes)
-            stream = int(self._stream)
-            check(cuda.cuMemcpyHtoDAsync(address, table.ctypes.data, table.nbytes, stream), "copying a table")
-            check(cuda.cuStreamSynchronize(stream), "copying a table")
+            check(cuda.cuMemcpyHtoDAsync(address, table.ctypes.data, table.nbytes, self._stream), "copying a table")
+            check(cuda.cuStreamSynchronize(self._stream), "copying a table")
         return address
 
     def _place(self, size: int) -> int:

@@ -13,7 +13,7 @@ from tilewright.runtime.cuda.device import current_device, device, primary_conte
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.graphs import capture
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, TORCH, current_stream
+from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, TORCH, current_stream, new_stream
 
 _FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
 _NOTICEABLE = 2e-6  # seconds: less than a kernel takes to start and end
@@ -90,11 +90,11 @@ def replay_times(work: Sequence[Callable[[int], None]], rounds: int) -> list[lis
     other memory in each of its launches. A context is current.
     """
     cuda = api()
-    stream = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream")
+    stream = new_stream()
     graphs, events = [], []
     try:
         for enqueue in work:
-            graph = capture(int(stream), enqueue)
+            graph = capture(stream, enqueue)
             graphs.append(check(cuda.cuGraphInstantiate(graph, 0), "preparing a graph"))
             check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
         for graph in graphs:
@@ -125,7 +125,7 @@ def graph_times(pieces: Sequence[Callable[[int], None]], stream: int, runs: int)
     without events. A context is current.
     """
     cuda = api()
-    inside = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream")
+    inside = new_stream()
     events = [check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DEFAULT), "timing") for _ in range(len(pieces) + 3)]
     external = cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
     graphs = []
@@ -142,7 +142,7 @@ def graph_times(pieces: Sequence[Callable[[int], None]], stream: int, runs: int)
 
     try:
         for enqueue in (plain, marked):
-            graph = capture(int(inside), enqueue)
+            graph = capture(inside, enqueue)
             graphs.append(check(cuda.cuGraphInstantiate(graph, 0), "preparing a graph"))
             check(cuda.cuGraphDestroy(graph), "giving up a captured graph")
         times = []
