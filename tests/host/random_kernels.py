@@ -29,14 +29,17 @@ GRID = (2, 1, 2)
 class KernelMaker:
     """Builds one kernel; `pool` holds the values in reach."""
 
-    def __init__(self, random: random_module.Random, exact: bool = False, rewrites: bool = False) -> None:
+    def __init__(
+        self, random: random_module.Random, exact: bool = False, rewrites: bool = False, overlapping: bool = False
+    ) -> None:
         self.random = random
         self.exact = exact
         parameters = [Parameter("n", divisibility=4)]
         values = [Value(scalar(int32), "n")]
         for dtype in STORED:
             for name, const in (("in", True), ("out", False)):
-                parameters.append(Parameter(f"{name}_{dtype.text}", 16, alias_free=const))
+                facts = (dtype.itemsize, False) if overlapping else (16, const)
+                parameters.append(Parameter(f"{name}_{dtype.text}", *facts))
                 values.append(Value(scalar(PointerType(dtype, const)), parameters[-1].name))
         self.function = Function(
             "random_kernel", Region(list(values)), parameters, {"num_warps": 4, "note": 'a "b"\n', "scale": 0.5}
@@ -53,6 +56,9 @@ class KernelMaker:
         ]  # fmt: skip
         if rewrites:
             self.makers += [self.rewritten] * 8
+        self.overlapping = overlapping
+        if overlapping:  # then numbers that are read may be large, and float sums depend on their order
+            self.makers = [maker for maker in self.makers if maker != self.loaded_dot] + [self.streamed] * 16
 
     def kernel(self, length: int) -> Function:
         self.steps(length)
@@ -268,7 +274,7 @@ class KernelMaker:
 
     def rows(self) -> None:
         """A masked block, something elementwise, reduced along an axis: the shape of most kernels."""
-        dtype = self.random.choice((float32, int32))
+        dtype = int32 if self.overlapping else self.random.choice((float32, int32))
         block, mask = self.block(dtype, self.random.choice([2, 4, 8]), self.random.choice([4, 7, 8]))
         double = self.build.emit("add", block, block)
         if mask is not None and self.random.random() < 0.5:
@@ -379,6 +385,72 @@ class KernelMaker:
             self.store_value(self.build.emit("permute", loaded, order=tuple(reversed(range(len(shape))))))
         elif use == "store":
             self.store_value(loaded)
+
+    def streamed(self) -> None:
+        """An input at some places, changed and written to an output at the same places."""
+        source = self.random.choice(STORED)
+        target = source if self.random.random() < 0.6 else self.random.choice(STORED)
+        if source.is_float and not target.is_float:
+            source = target  # a float that does not fit gives an unspecified integer
+        shape = self.random.choice([(4,), (32,), (64,), (2, 4), (8, 8), (3, 16)])
+        emit, type_ = self.build.emit, TensorType(shape, source)
+        bases = [self.pointers[f"in_{source.text}"], self.pointers[f"out_{target.text}"]]
+        if self.random.random() < 0.3:
+            axis = emit("program_id", axis=self.random.choice([0, 2]))
+            start = emit("multiply", axis, self.build.constant(self.random.choice([1, 4, 32])))
+            bases = [emit("offset", base, start) for base in bases]
+        blocks = [emit("splat", base, shape=shape) for base in bases]
+        index = self.places(shape)
+        places, targets = (emit("offset", block, index) for block in blocks)
+        extra = []
+        if self.random.random() < 0.5:
+            bound = self.build.constant(self.random.choice([5, 20, 31]))
+            bound = emit("splat", self.random.choice([bound, self.limit()]), shape=shape)
+            extra = [emit("compare", index, bound, predicate="lt")]
+        loaded = emit("load", places, *extra)
+        self.add(loaded)
+        value = self.random.choice([loaded, emit("add", loaded, self.build.constant(1, source, shape))])
+        if self.random.random() < 0.3:
+            (total,) = self.build.reduce(
+                [value], len(shape) - 1, lambda left, right: [emit("maximum", *left, *right, propagate_nan=True)]
+            )
+            if total.type.rank:
+                total = emit("broadcast", emit("expand_dims", total, axis=len(shape) - 1), shape=shape)
+            else:
+                total = emit("splat", total, shape=shape)
+            value = emit("subtract", value, total)
+        if self.random.random() < 0.2:
+            value = emit("add", value, emit("load", self.lanes(bases[0], shape, self.random.randrange(8))))
+        if target != source:
+            value = emit("cast", value, dtype=target)
+        if not target.is_float and self.random.random() < 0.25:
+            self.build.create("atomic_rmw", [targets, value, *extra], {"kind": "add", "scope": "cta"})
+        else:
+            self.build.create("store", [targets, value, *extra])
+        if self.random.random() < 0.3:
+            self.store_value(emit("add", loaded, emit("load", places)))
+        elif self.random.random() < 0.3:
+            self.store_value(emit("permute", self.value(type_), order=tuple(reversed(range(len(shape))))))
+
+    def places(self, shape: tuple[int, ...]) -> Value:
+        """Offsets of a block: consecutive, in rows a distance apart that is known now or at run time, or shared."""
+        emit = self.build.emit
+        kind = self.random.choice(["plain", "plain", "plain", "strided", "rows", "rows", "shared"])
+        lanes = emit("arange", start=0, end=int(np.prod(shape)))
+        if kind == "strided":
+            stride = self.random.choice([self.build.constant(2), self.limit()])
+            lanes = emit("and", emit("multiply", lanes, emit("splat", stride, shape=lanes.type.shape)),
+                         self.build.constant(63, int32, lanes.type.shape))  # fmt: skip
+            lanes = self.random.choice([lanes, emit("arange", start=0, end=int(np.prod(shape)))])
+        if kind == "shared":
+            lanes = emit("remainder", lanes, self.build.constant(self.random.choice([4, 16]), int32, lanes.type.shape))
+        if kind != "rows" or len(shape) != 2:
+            return emit("reshape", lanes, shape=shape)
+        row = emit("expand_dims", emit("arange", start=0, end=shape[0]), axis=1)
+        column = emit("expand_dims", emit("arange", start=0, end=shape[1]), axis=0)
+        distance = emit("add", self.limit(), self.build.constant(self.random.choice([0, shape[1]])))
+        row = emit("multiply", row, emit("splat", distance, shape=row.type.shape))
+        return emit("add", *(emit("broadcast", index, shape=shape) for index in (row, column)))
 
     def reduce(self) -> None:
         shape = self.random.choice([shape for shape in SHAPES if shape])
@@ -507,13 +579,18 @@ KIND_OF = _kinds()
 
 
 def random_kernel(
-    random: random_module.Random, length: int = 12, exact: bool = False, rewrites: bool = False
+    random: random_module.Random,
+    length: int = 12,
+    exact: bool = False,
+    rewrites: bool = False,
+    overlapping: bool = False,
 ) -> Function:
     """A valid kernel of about `length` top-level steps; if `exact`, one whose every result the table fixes.
 
-    With `rewrites`, it loads what it writes too, so that its instances must run one after the other.
+    With `rewrites`, it loads what it writes too, so that its instances must run one after the other; `overlapping` if
+    its arrays may share memory.
     """
-    return KernelMaker(random, exact, rewrites).kernel(length)
+    return KernelMaker(random, exact, rewrites, overlapping).kernel(length)
 
 
 def arguments_of(seed: int = 0) -> list[object]:
@@ -523,6 +600,25 @@ def arguments_of(seed: int = 0) -> list[object]:
     for dtype in STORED:
         arguments += [generator.integers(-100, 100, ELEMENTS).astype(dtype.numpy), np.zeros(ELEMENTS, dtype.numpy)]
     return arguments
+
+
+def overlapping_arguments(random: random_module.Random) -> tuple[list[object], list[np.ndarray]]:
+    """Arguments whose arrays share memory at random distances, and the arrays that hold all of it.
+
+    Arrays of floats share memory with those of their own type only: the bits of a NaN are not specified.
+    """
+    generator = np.random.default_rng(random.getrandbits(32))
+    whole = generator.integers(-100, 100, 4 * ELEMENTS)
+    memories = [whole]
+    arguments: list[object] = [12]
+    for dtype in STORED:
+        if dtype.is_float:
+            memories.append(generator.integers(-100, 100, 3 * ELEMENTS).astype(dtype.numpy))
+        memory = memories[-1] if dtype.is_float else whole.view(dtype.numpy)
+        for _ in range(2):
+            start = random.choice([0, 0, 1, 2, 3, 5, 7, 8, 16, 17, 31, 32, 63, 64, 130])
+            arguments.append(memory[start : start + ELEMENTS])
+    return arguments, memories
 
 
 def run_kernel(function: Function, seed: int = 0) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import DeviceError, LaunchError
-from tilewright.frontend import hooks
+from tilewright.frontend import hooks, recompile
 from tilewright.frontend.arguments import classify
 from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
@@ -205,10 +205,33 @@ class CompiledKernel:
         except struct.error as error:
             raise self.misfit(error) from None
         if not self.binary.asserts:
-            launch(self.address, packed, grid, self.binary.scratch_bytes)
-            return
-        with self.watched() as record:
-            launch(self.address, packed, grid, self.binary.scratch_bytes, record=record)
+            refused = self._launch(packed, grid)
+        else:
+            with self.watched() as record:
+                refused = self._launch(packed, grid, record)
+        if refused:
+            self.careful.run(grid, slots)
+
+    def _launch(self, packed: bytes, grid: tuple[int, int, int], record: int | None = None) -> bool:
+        binary = self.binary
+        return launch(self.address, packed, grid, binary.scratch_bytes, record=record, refuses=binary.refuses)
+
+    @cached_property
+    def careful(self) -> CompiledKernel:
+        """This kernel for arrays that overlap, other than element on element: it copies first what it reads.
+
+        Compiled when the first launch needs it.
+        """
+        if settings.explain_recompile:
+            recompile.report_overlap(self.name)
+        options = {**self.options, "overlap": "careful"}
+        binary = self.target.compile(self.function, options)
+        kernel = CompiledKernel(
+            self.name, self.target, binary, Interface(self.written, self.traced_remarks), lambda: self.function
+        )
+        kernel.options, kernel.source, kernel.divisors = options, self.source, self.divisors
+        kernel.argument_names, kernel.run_time = self.argument_names, self.run_time
+        return kernel
 
     @contextmanager
     def watched(self) -> Iterator[int]:

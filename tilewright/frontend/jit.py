@@ -78,6 +78,8 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
     "sanitize_overflow arch extern_libs ptx_version ptx_options sched4reg enable_reflect_ftz clc min_shared_mem "
     "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
+# `keep_texts` keeps every stage's text in the binary, `overlap` is told in `targets.cpu.pipeline`.
+_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap"))
 Types = Mapping[str, Any]
 
 
@@ -192,7 +194,7 @@ class JITFunction(KernelSource):
         chosen = get_target(target)
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         given = dict(options or {})
-        for name in given.keys() - LAUNCH_OPTIONS - {"keep_texts"}:  # keeps every stage's text in the binary
+        for name in given.keys() - LAUNCH_OPTIONS - _INTERNAL_OPTIONS:
             advice = nearest(name, LAUNCH_OPTIONS, f"there are {', '.join(sorted(LAUNCH_OPTIONS))}")
             raise CompilationError(f"kernel '{self.name}' has no option '{name}'; {advice}")
         debug = bool(given.pop("debug", self.debug))
@@ -582,7 +584,8 @@ class JITFunction(KernelSource):
             function = self._trace(types, constants, described, debug).function
             written = written_parameters(function)
             return InterpretedLaunch(function, Interface(self.name, self.argument_names, types, written))
-        given: dict[str, Any] = {"debug": debug, **options}
+        # What overlapping arrays need is compiled when they come.
+        given: dict[str, Any] = {"debug": debug, "overlap": "refuse", **options}
         if "enable_fp_fusion" in options:
             given["enable_fp_fusion"] = False
         kernel = self.compile(types, constants, described, options=given)

@@ -18,7 +18,7 @@ from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves
 from tilewright.frontend.compiled import CompiledKernel, full_grid
 from tilewright.frontend.descriptor import TensorDescriptor
-from tilewright.frontend.tracer import leaf_names
+from tilewright.frontend.tracer import leaf_names, spelled_names
 from tilewright.frontend.values import Group
 from tilewright.ir.core import Function
 from tilewright.runtime.launch import launcher
@@ -47,6 +47,7 @@ class Interface:
         self.names = names
         self.kinds = {index: types[name] for index, name in enumerate(names) if name in types}
         self.grouped = any(isinstance(kind, Group) for kind in self.kinds.values())
+        self.spelled = [leaf for index, kind in self.kinds.items() for leaf in spelled_names(names[index], kind)]
         self.written = [
             (index, number)
             for index, kind in self.kinds.items()
@@ -86,7 +87,8 @@ class InterpretedLaunch:
         flat = self.interface.flat(arguments)
         values = [self._seen(array, value) for array, value in zip(self._pointers, flat, strict=True)]
         try:
-            run(self.function, values, full_grid(grid), settings.interpret == "check", settings.interpret_order)
+            check, order = settings.interpret == "check", settings.interpret_order
+            run(self.function, values, full_grid(grid), check, order, self.interface.spelled)
         except ExecutionError as error:
             raise error.with_traceback(None) from None  # the message says where; our own frames do not help
 
@@ -122,8 +124,8 @@ def run(grid, arguments, slots):
         raise misfit(error) from None
     if entering or leaving:
         observe(packed, (x, y, z), arguments)
-    elif total > 0:
-        start(packed, total)
+    elif total > 0 and start(packed, total):
+        start_careful(packed, total)
     return kernel
 """
 _CHECK = """\
@@ -142,13 +144,13 @@ class CPULaunch:
         self.kernel = kernel
         self.interface = interface
         self._describe = describe  # the kernel's `launch_metadata`
-        self._start: Callable[[bytes, int], None] | None = None
+        self._start: Callable[[bytes, int], int | None] | None = None
         self.run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = self._first
 
     def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
         """The first run loads the machine code."""
         binary = self.kernel.binary
-        self._start = launcher(self.kernel.address, binary.scratch_bytes)
+        self._start = launcher(self.kernel.address, binary.scratch_bytes, binary.refuses)
         self.run = self._watched if binary.asserts else self._second
         return (self._watched if binary.asserts else self._once)(grid, arguments, slots)
 
@@ -196,6 +198,7 @@ class CPULaunch:
             "leaving": hooks.launch_exit.calls,
             "observe": self._observe,
             "start": self._start,
+            "start_careful": self._start_careful,
             "kernel": kernel,
         }
         slots = "".join(
@@ -222,4 +225,10 @@ class CPULaunch:
         total = grid[0] * grid[1] * grid[2]
         if total > 0:
             assert self._start is not None
-            self._start(packed, total)
+            if self._start(packed, total):
+                self._start_careful(packed, total)
+
+    def _start_careful(self, packed: bytes, total: int) -> None:
+        """A launch of arrays that overlap in a way that the kernel's loops do not bear."""
+        careful = self.kernel.careful
+        launcher(careful.address, careful.binary.scratch_bytes)(packed, total)

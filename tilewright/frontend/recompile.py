@@ -36,6 +36,11 @@ def report_captured(name: str, path: tuple[str, ...], old: Any, new: Any) -> Non
     logger.warning("kernel '%s' is compiled again: the captured %s: %r -> %r", name, ".".join(path), old, new)
 
 
+def report_overlap(name: str) -> None:
+    """Log that kernel `name` was given arrays that overlap, which it is compiled again for."""
+    logger.warning("kernel '%s' is compiled again: arrays that it reads and writes overlap", name)
+
+
 def _labels(parameters: tuple[ParameterInfo, ...]) -> list[tuple[str, bool]]:
     """What each entry of a key after the options is called, and whether it is a compile-time constant."""
     return [("interpret", True), *((f"'{entry.name}'", entry.constexpr) for entry in parameters)]

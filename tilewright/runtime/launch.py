@@ -15,7 +15,9 @@ from tilewright.settings import settings
 _GRID = struct.Struct("<3q")
 _ADDRESS = struct.Struct("<Q")
 _CONTEXT = struct.Struct("<2q")
-_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_PARAMETERS = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_KERNEL = ctypes.CFUNCTYPE(None, *_PARAMETERS)
+_REFUSING = ctypes.CFUNCTYPE(ctypes.c_int32, *_PARAMETERS)
 
 
 def launch(
@@ -25,39 +27,47 @@ def launch(
     scratch_bytes: int = 0,
     threads: int | None = None,
     record: int | None = None,
-) -> None:
+    refuses: bool = False,
+) -> bool:
     """Run every instance of `grid` of the kernel at `address`; returns when all are finished.
 
+    The result says whether one that `refuses` did so: then nothing was run.
     `slots` holds the parameters, 8 bytes each, as `targets.base.Binary` describes; the grid's three are
     added here, and of a kernel with assertions the address of a `record`.  `threads` is `settings.threads` when None.
     The GIL is released meanwhile; whoever calls keeps the memory that the slots point to alive.
     """
     total = grid[0] * grid[1] * grid[2]
-    if total > 0:
-        last = b"" if record is None else _ADDRESS.pack(record)
-        launcher(address, scratch_bytes)(slots + _GRID.pack(*grid) + last, total, threads)
+    if total <= 0:
+        return False
+    last = b"" if record is None else _ADDRESS.pack(record)
+    return bool(launcher(address, scratch_bytes, refuses)(slots + _GRID.pack(*grid) + last, total, threads))
 
 
 @functools.lru_cache(maxsize=4096)
-def launcher(address: int, scratch_bytes: int) -> Callable[..., None]:
+def launcher(address: int, scratch_bytes: int, refuses: bool = False) -> Callable[..., int | None]:
     """``run(arguments, total, threads=None)`` of the kernel at `address`: what a cached launch calls.
 
     `arguments` are the packed slots and the grid's three extents, `total` the number of instances, at least 1.
+    It returns 1 if the kernel `refuses` these arguments, and has run nothing then.
     """
-    kernel = _KERNEL(address)
+    kernel = (_REFUSING if refuses else _KERNEL)(address)
     take, give = scratch_pool.take, scratch_pool.give
 
-    def run(arguments: bytes, total: int, threads: int | None = None) -> None:
+    def run(arguments: bytes, total: int, threads: int | None = None) -> int | None:
         if total > 1 and (workers := settings.threads if threads is None else threads) > 1:
+            if refuses and kernel(arguments, None, 0, 0):  # a range of nothing: only the answer
+                return 1
             context = _CONTEXT.pack(address, total) + arguments
             run_parallel(glue().launch_body, context, scratch_bytes, min(workers, total))
-        elif scratch_bytes == 0:
-            kernel(arguments, None, 0, total)
-        else:
-            scratch = take(scratch_bytes)
-            try:
-                kernel(arguments, scratch.address, 0, total)
-            finally:
-                give(scratch)
+            return None
+        if scratch_bytes == 0:
+            refused: int | None = kernel(arguments, None, 0, total)
+            return refused
+        scratch = take(scratch_bytes)
+        try:
+            refused = kernel(arguments, scratch.address, 0, total)
+            return refused
+        finally:
+            give(scratch)
 
     return run

@@ -34,7 +34,8 @@ class Binary:
     parameter's own format), followed by three slots with the grid's x, y and z extents, and in a kernel
     that `asserts` one with the address of a record (`targets.cpu.failures`).  Instances
     `begin` to `end - 1` of the linear grid (x fastest) are run in order.  `scratch` is private to the
-    call, 64-byte aligned, and at least `scratch_bytes` long.
+    call, 64-byte aligned, and at least `scratch_bytes` long.  One that `refuses` returns an i32: 1, and nothing was
+    run, where arrays overlap in a way that its loops do not bear; the answer depends on the arguments only.
     """
 
     target: str  # "cpu", "cuda"
@@ -44,6 +45,7 @@ class Binary:
     parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "f32", …
     scratch_bytes: int  # of memory that the launcher provides
     asserts: bool = False  # whether a CPU's kernel has assertions
+    refuses: bool = False  # whether a CPU's kernel returns 1 for arrays that overlap
     features: tuple[str, ...] = ()  # what the machine must have: LLVM's names of CPU features, a GPU architecture
     remarks: tuple[Remark, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)  # by stage, "ir", "llvm", "asm", "ptx", where kept

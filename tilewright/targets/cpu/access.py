@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.types import PointerType
+from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers
-from tilewright.targets.cpu.distinct import Lanes, Limits, plain
+from tilewright.targets.cpu.distinct import plain
 
 FIXED, SCATTERED = -1, -2
 Axes = tuple[int, ...]
@@ -120,100 +119,6 @@ def _reshaped_axes(old: tuple[int, ...], new: tuple[int, ...], axes: Axes) -> Ax
             elif len(solid_old) == len(solid_new) == 1:
                 result[axis] = axes[solid_new[0]]
     return tuple(result)
-
-
-# Memory ------------------------------------------------------------------------------------------
-
-
-class Aliasing:
-    """Which memory operations may touch the same element, by parameters and address patterns."""
-
-    def __init__(self, function: Function, analysis: AffineAnalysis) -> None:
-        self._analysis = analysis
-        self._lanes = Lanes(analysis)
-        self._alias_free = {
-            argument
-            for argument, parameter in zip(function.region.arguments, function.parameters, strict=True)
-            if parameter.alias_free
-        }
-        self._parameters = set(function.region.arguments)
-
-    def overlap(self, pointer: Value, written: Value) -> bool:
-        """Whether an access through `pointer` may touch any element that is written through `written`."""
-        base, other = self.base(pointer), self.base(written)
-        if base is not None and other is not None and base is not other:
-            return base not in self._alias_free and other not in self._alias_free
-        return True
-
-    def conflict(self, access: Operation, writer: Operation) -> bool:
-        """Whether `access`, a memory operation, may touch what *another* lane writes by `writer`.
-
-        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element if the lanes'
-        elements differ.  That is harmless only where each lane's own accesses happen in program order, and where the
-        lanes run in step.  Different parameters are the same memory only where someone passes one array twice; then
-        strides that are known at run time only are taken to hold the lanes apart.
-        """
-        pointer, written = access.operands[0], writer.operands[0]
-        if not self.overlap(pointer, written):
-            return False
-        if pointer.type.shape != written.type.shape or _pattern(pointer) != _pattern(written):
-            return True
-        bases = {self.base(pointer), self.base(written)}
-        trusting = len(bases) == 2 and None not in bases
-        return not self._lanes.distinct(written, self._limits(access, writer), trusting)
-
-    def ordered(self, store: Operation) -> bool:
-        """Whether the elements of a store must be written in row-major order, since some share an address."""
-        return self._lanes.meet(store.operands[0])
-
-    def _limits(self, access: Operation, writer: Operation) -> Limits:
-        """What bounds the lanes of both operations."""
-        first, second = (_bounds(operation, self._analysis) for operation in (access, writer))
-        return {axis: limits & second[axis] for axis, limits in first.items() if axis in second}
-
-    def base(self, pointer: Value) -> Value | None:
-        """The parameter that a pointer block is derived from; None when there is no single one."""
-        value = pointer
-        while value.definition is not None:
-            operation = value.definition
-            if operation.opcode in SHAPE_OPS or operation.opcode in ("offset", "hint", "bitcast"):
-                value = operation.operands[0]
-                if not isinstance(value.type.element, PointerType):
-                    return None
-            else:
-                return None
-        return value if value in self._parameters else None
-
-
-def _pattern(pointer: Value) -> tuple[object, ...]:
-    """The offsets added to a base pointer, in order: equal patterns move equally lane by lane."""
-    operation = pointer.definition
-    if operation is None:
-        return ()
-    if operation.opcode == "offset":
-        return (*_pattern(operation.operands[0]), operation.operands[1])
-    if operation.opcode == "splat" and operation.operands[0].definition is None:
-        return (pointer.type.shape,)
-    if operation.opcode in ("splat", "broadcast", "expand_dims"):
-        return (*_pattern(operation.operands[0]), operation.opcode, pointer.type.shape)
-    return (pointer,)
-
-
-def _bounds(operation: Operation, analysis: AffineAnalysis) -> dict[int, frozenset[Value]]:
-    """The scalars that a memory operation's mask keeps the indices of its lanes below, by axis; from 0 on."""
-    place = _MASKS[operation.opcode]
-    found: dict[int, frozenset[Value]] = {}
-    if len(operation.operands) <= place:
-        return found
-    for part, axes in conjuncts(operation.operands[place]):
-        prefix = prefix_of(part, analysis)
-        if prefix is not None and not prefix.inclusive and analysis.is_nonnegative(prefix.index):
-            axis = axes[prefix.axis]
-            found[axis] = found.get(axis, frozenset()) | {plain(prefix.limit)}
-    return found
-
-
-_MASKS = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}  # the operand that is the mask, if there is one
 
 
 # Masks -------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Stride:
 
 
 class Lanes:
-    """Answers `distinct(pointer, limits, trusting)` and `meet(pointer)`."""
+    """Answers `distinct(pointer, limits, trusting)`, `meet(pointer)` and `stride(pointer, axis)`."""
 
     def __init__(self, analysis: AffineAnalysis) -> None:
         self._analysis = analysis
@@ -44,7 +44,7 @@ class Lanes:
         for axis, extent in enumerate(pointer.type.shape):
             if extent == 1:
                 continue
-            stride = self._stride(pointer, axis)
+            stride = self.stride(pointer, axis)
             if stride is None:
                 return False
             known = [constant_of(limit) for limit in limits.get(axis, ())]
@@ -68,13 +68,13 @@ class Lanes:
 
     def meet(self, pointer: Value) -> bool:
         """Whether lanes share elements for sure: then the last of them, in row-major order, must store last."""
-        strides = [self._stride(pointer, axis) for axis, extent in enumerate(pointer.type.shape) if extent > 1]
+        strides = [self.stride(pointer, axis) for axis, extent in enumerate(pointer.type.shape) if extent > 1]
         extents = [extent for extent in pointer.type.shape if extent > 1]
         known = [(abs(stride.factor), extent) for stride, extent in zip(strides, extents, strict=True)
                  if stride is not None and not stride.scale]  # fmt: skip
         return len(known) == len(strides) and not _spread(known)
 
-    def _stride(self, value: Value, axis: int) -> Stride | None:
+    def stride(self, value: Value, axis: int) -> Stride | None:
         """The one distance between neighbours along an axis, wherever they lie; None when there is none."""
         fact, extent = self._analysis.along(value, axis), value.type.shape[axis]
         if fact.step is not None and fact.covers(extent):
@@ -84,22 +84,22 @@ class Lanes:
             return None
         opcode, operands = operation.opcode, operation.operands
         if opcode in ("add", "subtract", "offset"):
-            return _combined(self._stride(operands[0], axis), self._stride(operands[1], axis), opcode == "subtract")
+            return _combined(self.stride(operands[0], axis), self.stride(operands[1], axis), opcode == "subtract")
         if opcode == "multiply":
             return self._multiplied(operands[0], operands[1], axis) or self._multiplied(operands[1], operands[0], axis)
         if opcode in ("cast", "hint", "broadcast") or (opcode == "bitcast" and _same_size(operation)):
-            return self._stride(operands[0], axis)
+            return self.stride(operands[0], axis)
         if opcode == "expand_dims":
-            return self._stride(operands[0], axis - (axis > integer(operation, "axis")))
+            return self.stride(operands[0], axis - (axis > integer(operation, "axis")))
         if opcode == "permute":
-            return self._stride(operands[0], integers(operation, "order")[axis])
+            return self.stride(operands[0], integers(operation, "order")[axis])
         return None
 
     def _multiplied(self, index: Value, factor: Value, axis: int) -> Stride | None:
         scalar = plain(factor)
         if not scalar.type.is_scalar:
             return None
-        stride = self._stride(index, axis)
+        stride = self.stride(index, axis)
         return Stride(stride.factor, (*stride.scale, scalar)) if stride is not None else None
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from tilewright import dtypes
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.types import Element, PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.aliasing import Hazard
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.dot import accumulator_extents
@@ -16,7 +15,7 @@ from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_sha
 from tilewright.targets.cpu.effects import EffectEmitter
 from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
-from tilewright.targets.cpu.failures import emit_stop, emit_untouched
+from tilewright.targets.cpu.failures import emit_stop
 from tilewright.targets.cpu.nests import NestEmitter
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.report import Report
@@ -61,17 +60,26 @@ _ACCUMULATORS = (dtypes.float32, dtypes.float64, dtypes.int32)
 class KernelLowering:
     """The lowering of one function into `module`; `run` returns the scratch bytes it needs.
 
-    `fuse` lets a product and a sum become one instruction, which rounds once.
+    `symbol` names the function of one program instance.  `fuse` lets a product and a sum become one instruction,
+    which rounds once; `careful` is told in `Aliasing`.
     """
 
-    def __init__(self, function: Function, target: CPUTarget, module: Module, symbol: str, fuse: bool = True) -> None:
+    def __init__(
+        self,
+        function: Function,
+        target: CPUTarget,
+        module: Module,
+        symbol: str,
+        fuse: bool = True,
+        careful: bool = False,
+    ) -> None:
         self.function = function
         self.fuse = fuse
         self.target = target
         self.module = module
         self.symbol = symbol
         self.analysis = AffineAnalysis(function)
-        self.placement = Placement(function, self.analysis, target)
+        self.placement = Placement(function, self.analysis, target, careful)
         self.scheduler = Scheduler(self.placement, _Storage(self.placement, target))
         self.remarks = self.placement.remarks
         self.report = Report(function, self.analysis)
@@ -89,15 +97,20 @@ class KernelLowering:
         return asked and not ordered and self.target.is_x86
 
     def run(self) -> int:
-        """Emit the entry point and the instance function."""
+        """Emit the instance function."""
         steps = self.scheduler.function()
         scratch_bytes = self.scheduler.plan.assign()
         self.report.buffers(self.scheduler.storage, self.placement.remarks)
         self._emit_instance(steps)
-        self._emit_entry()
+        self.report.hazards(self.hazards)
         return scratch_bytes
 
-    # -- Functions --------------------------------------------------------------------------------
+    @property
+    def hazards(self) -> list[Hazard]:
+        """What the instance function counts on that a launch must check; known after `run`."""
+        return self.placement.aliasing.hazards
+
+    # -- The function -----------------------------------------------------------------------------
 
     def _parameters(self) -> list[tuple[str, str, str]]:
         parameters: list[tuple[str, str, str]] = []
@@ -117,7 +130,7 @@ class KernelLowering:
         attributes = function_attributes(self.target)
         builder = LLVMBuilder(
             self.module,
-            f"{self.symbol}.instance",
+            self.symbol,
             "void",
             self._parameters(),
             linkage="internal",
@@ -145,41 +158,6 @@ class KernelLowering:
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
         builder.finish()
-
-    def _emit_entry(self) -> None:
-        """The exported function: reads the argument slots and runs the instances of a range."""
-        parameters = [("ptr", "arguments", "noalias readonly"), ("ptr", "scratch", "noalias"), ("i64", "begin", ""),
-                      ("i64", "end", "")]  # fmt: skip
-        builder = LLVMBuilder(self.module, self.symbol, "void", parameters, attributes=function_attributes(self.target))
-        slots, scratch, begin, end = builder.arguments
-        arguments = [
-            self._argument(builder, slots, number, argument.type.element)
-            for number, argument in enumerate(self.function.region.arguments)
-        ]
-        first = len(arguments)
-        counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
-        narrow = [builder.cast("trunc", count, "i32") for count in counts]
-        record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if self.asserts else []
-        with builder.loop(begin, end, 1) as loop:
-            plane = builder.emit(f"udiv i64 {loop.index.text}, {counts[0].text}", "i64")
-            x = builder.emit(f"urem i64 {loop.index.text}, {counts[0].text}", "i64")
-            y = builder.emit(f"urem i64 {plane.text}, {counts[1].text}", "i64")
-            z = builder.emit(f"udiv i64 {plane.text}, {counts[1].text}", "i64")
-            programs = [builder.cast("trunc", position, "i32") for position in (x, y, z)]
-            values = [*arguments, scratch, *programs, *narrow, *record]
-            with builder.when(emit_untouched(builder, *record)) if record else nullcontext():
-                builder.line(f"call void @{self.symbol}.instance({', '.join(map(str, values))})")
-            loop.next([])
-        if self.streams:  # before this thread says that it is done
-            builder.call("llvm.x86.sse.sfence", "void", [])
-        builder.finish()
-
-    def _argument(self, builder: LLVMBuilder, slots: LLVMValue, number: int, element: Element) -> LLVMValue:
-        address = builder.gep(slots, number, "i64")
-        type_text = register_type(element)
-        if isinstance(element, PointerType) or element.is_float:
-            return builder.load(type_text, address, 8)
-        return builder.cast("trunc", builder.load("i64", address, 8), type_text)
 
     # -- Steps ------------------------------------------------------------------------------------
 

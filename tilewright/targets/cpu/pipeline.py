@@ -16,6 +16,7 @@ from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
+from tilewright.targets.cpu.entry import Entry, emit_entry
 from tilewright.targets.cpu.failures import number_assertions
 from tilewright.targets.cpu.lowering import KernelLowering
 from tilewright.targets.cpu.passes.widen_products import widen_products
@@ -31,6 +32,7 @@ class LoweredKernel:
     symbol: str
     scratch_bytes: int
     asserts: bool = False
+    refuses: bool = False
     remarks: tuple[Remark, ...] = ()
     explanation: Callable[[], str] = field(default=str, compare=False)  # the decisions, line by line of the source
 
@@ -53,25 +55,40 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     """LLVM text for a verified kernel.
 
     Raises `CompilationError` with the source line for what the CPU cannot do.  `options` are the launch's:
-    ``enable_fp_fusion=False`` rounds every product before it is added to something; the others (`num_warps` and the
-    like) change nothing here.
+    ``enable_fp_fusion=False`` rounds every product before it is added to something; ``overlap`` says what becomes of
+    arrays that overlap in a way that its loops do not bear: "refuse" makes the entry point return 1 without having run
+    anything (if `refuses` says so), "careful" makes a kernel that takes all arrays, and without it the kernel has both
+    versions in it.  Others (`num_warps` and the like) change nothing here.
     """
     symbol = _symbol(function, target, options)
     with _deep_recursion:
-        return _lower(function, target, symbol, bool(options.get("enable_fp_fusion", True)))
+        return _lower(function, target, symbol, options)
 
 
-def _lower(function: Function, target: CPUTarget, symbol: str, fuse: bool) -> LoweredKernel:
+def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[str, Any]) -> LoweredKernel:
     for operation in function.walk():
         if operation.opcode == "inline_asm":
             raise inline_asm_error(operation, "a CPU")
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
     module = Module(features=frozenset(target.features))
-    lowering = KernelLowering(function, target, module, symbol, fuse)
+    fuse, overlap = bool(options.get("enable_fp_fusion", True)), options.get("overlap")
+    instance, careful = f"{symbol}.instance", f"{symbol}.careful"
+    lowering = KernelLowering(function, target, module, instance, fuse, overlap == "careful")
     scratch_bytes = lowering.run()
+    both = bool(lowering.hazards) and overlap != "refuse"
+    needed = KernelLowering(function, target, module, careful, fuse, True).run() if both else 0
+    entry = Entry(symbol, instance, careful if both else None, lowering.hazards, lowering.asserts, lowering.streams)
+    emit_entry(entry, function, target, module)
     title = f"kernel {function.name} on the CPU, with vectors of {target.vector_bits} bits"
-    explanation = partial(lowering.report.text, title, scratch_bytes)
-    return LoweredKernel(module.text, symbol, scratch_bytes, lowering.asserts, tuple(lowering.remarks), explanation)
+    return LoweredKernel(
+        text=module.text,
+        symbol=symbol,
+        scratch_bytes=max(scratch_bytes, needed),
+        asserts=lowering.asserts,
+        refuses=entry.refuses,
+        remarks=tuple(lowering.remarks),
+        explanation=partial(lowering.report.text, title, scratch_bytes),
+    )
 
 
 class _DeepRecursion:

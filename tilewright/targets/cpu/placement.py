@@ -13,7 +13,6 @@ from tilewright.ir.core import Function, Operation, Region, Value
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import (
     SHAPE_OPS,
-    Aliasing,
     Prefix,
     PrefixKey,
     Walker,
@@ -21,6 +20,7 @@ from tilewright.targets.cpu.access import (
     prefix_of,
 )
 from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -87,13 +87,13 @@ class Program:
 
 
 class Placement:
-    """The decisions for one function: `stored` values have a buffer."""
+    """The decisions for one function: `stored` values have a buffer.  `careful` is told in `Aliasing`."""
 
-    def __init__(self, function: Function, analysis: AffineAnalysis, target: CPUTarget) -> None:
+    def __init__(self, function: Function, analysis: AffineAnalysis, target: CPUTarget, careful: bool = False) -> None:
         self.program = Program(function)
         self.target = target
         self.analysis = analysis
-        self.aliasing = Aliasing(function, analysis)
+        self.aliasing = Aliasing(function, analysis, careful)
         self.stored: set[Value] = set()
         self.remarks: list[Remark] = []
         self.walker = Walker(lambda value: value in self.stored)

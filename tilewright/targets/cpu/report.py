@@ -20,6 +20,7 @@ from tilewright.ir.types import PointerType
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.aliasing import Hazard
 from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.storage import Storage
 
@@ -75,6 +76,7 @@ class Report:
         self.notes: list[tuple[Location | None, str]] = []
         self._loops: dict[Root, list[_Loop]] = {}
         self._companions: dict[Root, str] = {}
+        self._pairs: list[tuple[str, str]] = []  # of parameters that a launch looks at
 
     def note(self, operation: Operation, text: str) -> None:
         """Something about the line that an operation comes from."""
@@ -251,6 +253,10 @@ class Report:
             why = _RESULTS.get(operation.opcode, f"of {operation.opcode}")
             self.note(operation, f"{why}: a block of {shape} in scratch memory, {place.bytes} bytes")
 
+    def hazards(self, hazards: Iterable[Hazard]) -> None:
+        """Pairs of parameters whose memory a launch looks at."""
+        self._pairs = list(dict.fromkeys((hazard.read.name, hazard.written.name) for hazard in hazards))
+
     # The text
 
     def text(self, title: str, scratch_bytes: int) -> str:
@@ -271,6 +277,11 @@ class Report:
         total = self._traffic(self.function.region)
         lines.append(f"one program instance, masked lanes counted: {total}; {scratch_bytes} bytes of scratch memory")
         lines += [f"  and each pass of the loop at line {_line(loop)}: {inner}" for loop, inner in _nested(total)]
+        lines += [
+            f"where {read!r} and {written!r} overlap, other than element on element, a version runs that first copies "
+            "what it loads, or keeps the loops apart"
+            for read, written in self._pairs
+        ]
         return "\n".join(lines)
 
     def _root_note(self, root: Root) -> tuple[Location | None, str]:

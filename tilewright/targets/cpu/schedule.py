@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.core import Operation, Region, Value
-from tilewright.targets.cpu.access import Aliasing, Axes, Reads, Walker
+from tilewright.targets.cpu.access import Axes, Reads, Walker
+from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.placement import LAZY, Placement, identity_axes
 from tilewright.targets.cpu.storage import Storage, StoragePlan

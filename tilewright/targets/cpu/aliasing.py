@@ -1,0 +1,236 @@
+"""Which memory operations may touch the same element: by parameters, address patterns, and what a launch checks.
+
+A loop that loads through one parameter and stores through another at the same offsets goes lane by lane. That is
+right where the two point to different memory, and where they point to the very same elements (an update in place),
+but not where they overlap with a shift, or in elements of different sizes. Which it is only a launch knows: every
+such pair is a `Hazard`, which the kernel's entry point looks for before any instance runs (`entry.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.access import SHAPE_OPS, conjuncts, prefix_of
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.distinct import Lanes, Limits, Stride, plain
+from tilewright.targets.cpu.ranges import Interval, Number, Ranges, least, most, plus
+
+_MASKS = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}  # the operand that is the mask, if there is one
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """A load through one parameter and a write through another that run lane by lane, which must not overlap.
+
+    `read_bytes` and `written_bytes` are what they reach, from somewhere on that is the same in both (their end is
+    behind the last byte).  Equal addresses are right where the lanes are apart: `lanes` has the distance (in elements)
+    and number of those along each axis whose distance a launch must look at; it is None where equal addresses are
+    wrong all the same.
+    """
+
+    read: Value
+    written: Value
+    read_bytes: Interval
+    written_bytes: Interval
+    lanes: tuple[tuple[Number, Number], ...] | None
+
+
+class Aliasing:
+    """Answers for one function; `hazards` is what the answers count on that a launch must check.
+
+    With `careful` they count on nothing: different parameters overlap as they like.
+    """
+
+    def __init__(self, function: Function, analysis: AffineAnalysis, careful: bool = False) -> None:
+        self._function = function
+        self._analysis = analysis
+        self._careful = careful
+        self._lanes = Lanes(analysis)
+        self._alias_free = {
+            argument
+            for argument, parameter in zip(function.region.arguments, function.parameters, strict=True)
+            if parameter.alias_free
+        }
+        self._parameters = set(function.region.arguments)
+        self._ranges: dict[Value | None, Ranges] = {}  # by the mask that holds
+        self._found: dict[tuple[Operation, Operation], Hazard | None] = {}
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """Without repetitions, in the order in which they were met."""
+        return list(dict.fromkeys(hazard for hazard in self._found.values() if hazard is not None))
+
+    def overlap(self, pointer: Value, written: Value) -> bool:
+        """Whether an access through `pointer` may touch any element that is written through `written`."""
+        base, other = self.base(pointer), self.base(written)
+        if base is not None and other is not None and base is not other:
+            return base not in self._alias_free and other not in self._alias_free
+        return True
+
+    def conflict(self, access: Operation, writer: Operation) -> bool:
+        """Whether `access`, a memory operation, may touch what *another* lane writes by `writer`.
+
+        Equal address patterns (the same offsets, lane by lane) touch at most the same lane's element if the lanes'
+        elements differ.  That is harmless only where each lane's own accesses happen in program order, and where the
+        lanes run in step.  Of different parameters it holds where a launch finds no hazard.
+        """
+        pointer, written = access.operands[0], writer.operands[0]
+        if not self.overlap(pointer, written):
+            return False
+        if pointer.type.shape != written.type.shape or self._pattern(pointer) != self._pattern(written):
+            return True
+        limits = self._limits(access, writer)
+        if self.base(pointer) is self.base(written):
+            return not self._lanes.distinct(written, limits, trusting=False)
+        if self._careful or not self._lanes.distinct(written, limits, trusting=True):
+            return True
+        if (access, writer) not in self._found:
+            self._found[access, writer] = self._hazard(access, writer, limits)
+        return self._found[access, writer] is None
+
+    def ordered(self, store: Operation) -> bool:
+        """Whether the elements of a store must be written in row-major order, since some share an address."""
+        return self._lanes.meet(store.operands[0])
+
+    def _limits(self, access: Operation, writer: Operation) -> Limits:
+        """What bounds the lanes of both operations."""
+        first, second = (_bounds(operation, self._analysis) for operation in (access, writer))
+        return {axis: limits & second[axis] for axis, limits in first.items() if axis in second}
+
+    def base(self, pointer: Value) -> Value | None:
+        """The parameter that a pointer block is derived from; None when there is no single one."""
+        value = pointer
+        while value.definition is not None:
+            operation = value.definition
+            if operation.opcode in SHAPE_OPS or operation.opcode in ("offset", "hint", "bitcast"):
+                value = operation.operands[0]
+                if not isinstance(value.type.element, PointerType):
+                    return None
+            else:
+                return None
+        return value if value in self._parameters else None
+
+    def _pattern(self, pointer: Value) -> tuple[object, ...]:
+        """The offsets added to a parameter, in order: equal patterns move equally lane by lane.
+
+        Of other pointers they begin with the pointer, so that equal patterns are equal addresses.
+        """
+        operation = pointer.definition
+        if operation is None:
+            return () if pointer in self._parameters else (pointer,)
+        if operation.opcode == "offset":
+            return (*self._pattern(operation.operands[0]), operation.operands[1])
+        if operation.opcode in ("splat", "broadcast", "expand_dims"):
+            return (*self._pattern(operation.operands[0]), operation.opcode, pointer.type.shape)
+        return (pointer,)
+
+    # -- Hazards ----------------------------------------------------------------------------------
+
+    def _hazard(self, access: Operation, writer: Operation, limits: Limits) -> Hazard | None:
+        """What a launch must check of two accesses of one pattern through different parameters; None: it cannot."""
+        read, written = self.base(access.operands[0]), self.base(writer.operands[0])
+        assert read is not None and written is not None
+        if _itemsize(access) == _itemsize(writer):
+            reached = [self._block(operation) for operation in (access, writer)]
+            lanes = self._apart(writer.operands[0], limits)
+        else:
+            reached, lanes = [self._launch(operation) for operation in (access, writer)], None
+        if reached[0] is None or reached[1] is None:
+            return None
+        return Hazard(read, written, reached[0], reached[1], lanes)
+
+    def _block(self, operation: Operation) -> Interval | None:
+        """The bytes that the lanes of one access reach, from its first lane on."""
+        total = Interval.exactly(0)
+        for stride, count in self._axes(operation.operands[0], _bounds(operation, self._analysis)):
+            distance = self._distance(stride)
+            if distance is None:
+                return None
+            total += distance * Interval(0, plus(most(1, count), -1))
+        return _in_bytes(total, operation)
+
+    def _launch(self, operation: Operation) -> Interval | None:
+        """The bytes that an access reaches in all instances of a launch, from its parameter on."""
+        place = _MASKS[operation.opcode]
+        ranges = self._ranges_within(operation.operands[place] if len(operation.operands) > place else None)
+        total, value = Interval.exactly(0), operation.operands[0]
+        while value.definition is not None:
+            step = value.definition
+            if step.opcode == "offset":
+                index = ranges.of(step.operands[1])
+                if index is None:
+                    return None
+                total += index * Interval.exactly(_element_bytes(value))
+            value = step.operands[0]
+        return Interval(total.low, plus(total.high, _itemsize(operation)))
+
+    def _ranges_within(self, mask: Value | None) -> Ranges:
+        if mask not in self._ranges:
+            self._ranges[mask] = Ranges(self._function, self._analysis, mask)
+        return self._ranges[mask]
+
+    def _axes(self, pointer: Value, limits: Limits) -> list[tuple[Stride, Number]]:
+        """Along each axis: the distance between neighbours, and how many of them there are within the limits."""
+        found: list[tuple[Stride, Number]] = []
+        for axis, extent in enumerate(pointer.type.shape):
+            if extent > 1:
+                stride = self._lanes.stride(pointer, axis)
+                assert stride is not None  # the lanes are distinct
+                bounds = [self._ranges_within(None).of(limit) for limit in limits.get(axis, ())]
+                count: Number = extent
+                for bound in bounds:
+                    count = count if bound is None else least(count, bound.high)
+                found.append((stride, count))
+        return found
+
+    def _distance(self, stride: Stride) -> Interval | None:
+        product = Interval.exactly(stride.factor)
+        for scalar in stride.scale:
+            factor = self._ranges_within(None).of(scalar)
+            if factor is None:
+                return None
+            product *= factor
+        return product
+
+    def _apart(self, pointer: Value, limits: Limits) -> tuple[tuple[Number, Number], ...] | None:
+        """`Hazard.lanes`: none where they are proved to be apart, None where nobody can tell."""
+        if self._lanes.distinct(pointer, limits, trusting=False):
+            return ()
+        axes = [(self._distance(stride), count) for stride, count in self._axes(pointer, limits)]
+        known = [(distance.low, count) for distance, count in axes if distance is not None and distance.is_exact]
+        return tuple(known) if len(known) == len(axes) <= _MOST_AXES else None
+
+
+_MOST_AXES = 3  # whose lanes a launch tells apart
+
+
+def _element_bytes(pointer: Value) -> int:
+    element = pointer.type.element
+    assert isinstance(element, PointerType)
+    return element.element.itemsize
+
+
+def _itemsize(operation: Operation) -> int:
+    return _element_bytes(operation.operands[0])
+
+
+def _in_bytes(elements: Interval, operation: Operation) -> Interval:
+    size = _itemsize(operation)
+    found = elements * Interval.exactly(size)
+    return Interval(found.low, plus(found.high, size))
+
+
+def _bounds(operation: Operation, analysis: AffineAnalysis) -> dict[int, frozenset[Value]]:
+    """The scalars that a memory operation's mask keeps the indices of its lanes below, by axis; from 0 on."""
+    place = _MASKS[operation.opcode]
+    found: dict[int, frozenset[Value]] = {}
+    if len(operation.operands) <= place:
+        return found
+    for part, axes in conjuncts(operation.operands[place]):
+        prefix = prefix_of(part, analysis)
+        if prefix is not None and not prefix.inclusive and analysis.is_nonnegative(prefix.index):
+            axis = axes[prefix.axis]
+            found[axis] = found.get(axis, frozenset()) | {plain(prefix.limit)}
+    return found

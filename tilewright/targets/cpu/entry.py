@@ -1,0 +1,187 @@
+"""The exported function of a kernel: reads the argument slots and runs the instances of a range.
+
+    void symbol(ptr arguments, ptr scratch, i64 begin, i64 end)
+
+Where loops count on arrays that do not overlap in a harmful way (`aliasing.Hazard`), it looks at the arguments first.
+If they do, it runs the careful instance function, when there is one; otherwise it runs nothing and returns 1, so that
+its type is `i32 (ptr, ptr, i64, i64)`.  The answer is the same for every range of one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import permutations
+
+from tilewright.ir.core import Function, Value
+from tilewright.ir.types import Element, PointerType
+from tilewright.targets.cpu.aliasing import Hazard
+from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.failures import emit_untouched
+from tilewright.targets.cpu.ranges import Number, Term
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
+from tilewright.targets.llvm.conversions import register_type
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an entry point calls: `instance`, or `careful` (None: nothing) where one of `hazards` is met."""
+
+    symbol: str
+    instance: str
+    careful: str | None
+    hazards: Sequence[Hazard]
+    asserts: bool
+    streams: bool  # stores go around the caches
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it returns 1 for arrays that it cannot take."""
+        return bool(self.hazards) and self.careful is None
+
+
+def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Module) -> None:
+    """Add the exported function to `module`."""
+    parameters = [("ptr", "arguments", "noalias readonly"), ("ptr", "scratch", "noalias"), ("i64", "begin", ""),
+                  ("i64", "end", "")]  # fmt: skip
+    kind = "i32" if entry.refuses else "void"
+    builder = LLVMBuilder(module, entry.symbol, kind, parameters, attributes=function_attributes(target))
+    slots, scratch, begin, end = builder.arguments
+    formal = function.region.arguments
+    arguments = [_argument(builder, slots, number, value.type.element) for number, value in enumerate(formal)]
+    first = len(arguments)
+    counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
+    narrow = [builder.cast("trunc", count, "i32") for count in counts]
+    record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if entry.asserts else []
+
+    def run(instance: str) -> None:
+        with builder.loop(begin, end, 1) as loop:
+            plane = builder.emit(f"udiv i64 {loop.index.text}, {counts[0].text}", "i64")
+            x = builder.emit(f"urem i64 {loop.index.text}, {counts[0].text}", "i64")
+            y = builder.emit(f"urem i64 {plane.text}, {counts[1].text}", "i64")
+            z = builder.emit(f"udiv i64 {plane.text}, {counts[1].text}", "i64")
+            programs = [builder.cast("trunc", position, "i32") for position in (x, y, z)]
+            values = [*arguments, scratch, *programs, *narrow, *record]
+            with builder.when(emit_untouched(builder, *record)) if record else nullcontext():
+                builder.line(f"call void @{instance}({', '.join(map(str, values))})")
+            loop.next([])
+        if entry.streams:  # before this thread says that it is done
+            builder.call("llvm.x86.sse.sfence", "void", [])
+
+    if entry.hazards:
+        known = dict(zip(formal, arguments, strict=True))
+        harmful = _Overlaps(builder, known, counts).any(entry.hazards)
+        overlapping, apart = builder.new_block("overlapping"), builder.new_block("apart")
+        builder.branch_if(harmful, overlapping, apart, (1, 1 << 20))
+        builder.start(overlapping)
+        if entry.careful is None:
+            builder.ret(builder.integer(1, "i32"))
+        else:
+            run(entry.careful)
+            builder.ret()
+        builder.start(apart)
+    run(entry.instance)
+    if entry.refuses:
+        builder.ret(builder.integer(0, "i32"))
+    builder.finish()
+
+
+def _argument(builder: LLVMBuilder, slots: LLVMValue, number: int, element: Element) -> LLVMValue:
+    address = builder.gep(slots, number, "i64")
+    type_text = register_type(element)
+    if isinstance(element, PointerType) or element.is_float:
+        return builder.load(type_text, address, 8)
+    return builder.cast("trunc", builder.load("i64", address, 8), type_text)
+
+
+class _Overlaps:
+    """Emits the checks of hazards."""
+
+    def __init__(self, builder: LLVMBuilder, arguments: dict[Value, LLVMValue], counts: Sequence[LLVMValue]) -> None:
+        self._builder = builder
+        self._arguments = arguments
+        self._counts = counts
+        self._terms: dict[Term, LLVMValue] = {}
+        self._emitted: dict[tuple[str, ...], LLVMValue] = {}  # by operator and operands: equal terms are computed once
+
+    def any(self, hazards: Sequence[Hazard]) -> LLVMValue:
+        """Whether one of them is met."""
+        return reduce(lambda left, right: self._builder.binary("or", left, right), map(self._met, hazards))
+
+    def _met(self, hazard: Hazard) -> LLVMValue:
+        builder = self._builder
+        read, written = (
+            builder.cast("ptrtoint", self._arguments[value], "i64") for value in (hazard.read, hazard.written)
+        )
+        first, last = (builder.add(read, self._number(end)) for end in (hazard.read_bytes.low, hazard.read_bytes.high))
+        begin, end = (
+            builder.add(written, self._number(end)) for end in (hazard.written_bytes.low, hazard.written_bytes.high)
+        )
+        meet = builder.binary("and", builder.compare("slt", first, end), builder.compare("slt", begin, last))
+        if hazard.lanes is None:
+            return meet
+        harmful = builder.compare("ne", read, written)
+        if hazard.lanes:
+            together = builder.binary("xor", self._apart(hazard.lanes), builder.constant("i1", True))
+            harmful = builder.binary("or", harmful, together)
+        return builder.binary("and", meet, harmful)
+
+    def _apart(self, lanes: Sequence[tuple[Number, Number]]) -> LLVMValue:
+        """Whether lanes along axes of these distances and extents reach different elements.
+
+        They do when, in some order of the axes, each distance passes all that the axes before it reach.
+        """
+        builder = self._builder
+        signed = [self._number(distance) for distance, _ in lanes]
+        distances = [builder.maximum(distance, builder.subtract(builder.integer(0), distance)) for distance in signed]
+        extents = [builder.maximum(self._number(extent), 1) for _, extent in lanes]
+        reaches = [
+            builder.multiply(distance, builder.subtract(extent, 1))
+            for distance, extent in zip(distances, extents, strict=True)
+        ]
+        found = builder.constant("i1", False)
+        for order in permutations(range(len(lanes))):
+            holds, reached = builder.constant("i1", True), builder.integer(0)
+            for axis in order:
+                passes = builder.compare("sgt", distances[axis], reached)
+                passes = builder.binary("or", passes, builder.compare("eq", extents[axis], 1))
+                holds = builder.binary("and", holds, passes)
+                reached = builder.add(reached, reaches[axis])
+            found = builder.binary("or", found, holds)
+        return found
+
+    def _number(self, number: Number) -> LLVMValue:
+        if isinstance(number, int):
+            return self._builder.integer(number)
+        if number not in self._terms:
+            self._terms[number] = self._term(number)
+        return self._terms[number]
+
+    def _term(self, term: Term) -> LLVMValue:
+        if term.operator == "count":
+            return self._counts[term.operands[0]]
+        if term.operator == "argument":
+            values = [self._arguments[term.operands[0]]]
+        else:
+            values = [self._number(operand) for operand in term.operands]
+        key = (term.operator, *(value.text for value in values))
+        if key not in self._emitted:
+            self._emitted[key] = self._computed(term, values)
+        return self._emitted[key]
+
+    def _computed(self, term: Term, values: Sequence[LLVMValue]) -> LLVMValue:
+        builder = self._builder
+        if term.operator == "argument":
+            return builder.cast("sext" if term.operands[0].type.dtype.is_signed else "zext", values[0], "i64")
+        operations: dict[str, Callable[[LLVMValue, LLVMValue], LLVMValue]] = {
+            "add": builder.add,
+            "multiply": builder.multiply,
+            "minimum": builder.minimum,
+            "maximum": builder.maximum,
+            "divide": partial(builder.binary, "sdiv"),
+        }
+        left, right = values
+        return operations[term.operator](left, right)
