@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int64
+from tilewright.dtypes import DType, float16, float32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph
@@ -160,7 +160,7 @@ def residual_norm(b: Builder) -> Groups:
 
 
 def residual_stream(b: Builder) -> Groups:
-    """Twelve layers of two small branches; in 16 bits each second sum is computed by both readers."""
+    """Twelve layers of two small branches; in float16 each second sum is computed by both readers."""
     h, layers = b.x(48, 64), 12
     for _ in range(2 * layers):
         wide = b.op("relu", [b.linear(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), 64)])
@@ -174,7 +174,7 @@ def residual_stream(b: Builder) -> Groups:
         wide,
         ("contraction", ["matmul", "add", "add"]),
     ]
-    whole = 2 * stored if b.dtype == float32 else [*stored[:2], *kept]
+    whole = [*stored[:2], *kept] if b.dtype == float16 else 2 * stored
     return [*(whole * layers), ("reduction", ["rms_norm"])]
 
 

@@ -6,7 +6,7 @@ The rules, in this order:
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
-   A sum in 16 bits that a norm and the next residual sum read is computed by both, not stored.
+   A sum in float16 that a norm and the next residual sum read is computed by both, not stored.
    The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
