@@ -137,6 +137,17 @@ def test_a_failed_assertion_is_told(tmp_path: Path) -> None:
     assert failed.stdout.startswith(checked.file)
 
 
+@tilewright.jit
+def by_steps(out, n, step):
+    for i in range(0, n, step):
+        tl.store(out + i, i)
+
+
+def test_the_header_tells_of_steps_that_are_not_positive() -> None:
+    code = build(by_steps, parse_signature(by_steps, "*i32, i32, i32", {}))
+    assert "or 2 when the step of a loop was not positive, which is printed" in code.header
+
+
 def test_the_header_says_what_a_caller_must_know() -> None:
     header = built(name="run_it", target="cpu:x86-64-v3").header
     assert (

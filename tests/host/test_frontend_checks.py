@@ -366,3 +366,23 @@ def test_assertions_are_kept() -> None:
     error = finding(asserts, (1,), np.asarray([9, 9, 2, 9], np.float32), 3)
     assert "assertion failed: too small" in str(error) and error.element == (2,)
     assert line_of(asserts, error) == 'tl.device_assert(value > n, "too small")'
+    assert error.advice.startswith("the kernel asserts this")
+
+
+@tilewright.jit
+def beyond_a_descriptor(tiles, pair, N: tl.constexpr):
+    block = tiles.load([0, 0])
+    i = tl.arange(0, N)
+    tl.store(pair[1][0] + i, tl.load(pair[0] + i) + tl.sum(block))
+
+
+@pytest.mark.parametrize("way", ["check", "eager"])
+@pytest.mark.parametrize(("rows", "count", "name"), [(8, 8, "tiles"), (4, 4, r"pair\[1\]\[0\]")])
+def test_memory_is_called_as_the_user_would_write_it(way: str, rows: int, count: int, name: str) -> None:
+    x = np.ones((4, 8), np.float32)
+    tiles = tilewright.TensorDescriptor(x, [rows, 8], [8, 1], [8, 8])
+    with settings.scope(interpret=way):
+        pattern = f"(?s)of {name}, which has.*go with {name}"
+        with pytest.raises(ExecutionError, match=pattern) as caught:
+            beyond_a_descriptor[(1,)](tiles, (np.ones(8, np.float32), (np.ones(count, np.float32),)), N=8)
+    assert caught.value.address.startswith(name.replace("\\", ""))

@@ -168,14 +168,15 @@ def build(
     function = kernel.trace(signature.types, signature.constants, described)
     lowered = lower(function, chosen, {})
     parameters = function.region.arguments
-    failures = [_failure_text(operation) for operation in assertions(function)] if lowered.asserts else []
+    failing = list(assertions(function)) if lowered.asserts else []
+    failures = [_failure_text(operation) for operation in failing]
     wrapper = _wrapper(exported, parameters, lowered, failures, "windows" not in chosen.triple)
     whole = lowered.text + wrapper
     for called, declaration in _DECLARATIONS.items():
         if f"@{called}(" in wrapper and not _declared(called, lowered.text):
             whole += f"\n{declaration}"
     code = assemble(whole + "\n", chosen)
-    header = _header(exported, kernel, signature, parameters, accesses(function), chosen, lowered.asserts)
+    header = _header(exported, kernel, signature, parameters, accesses(function), chosen, failing)
     return AheadOfTime(exported, code.image, header)
 
 
@@ -185,10 +186,13 @@ def _without_tiles(target: CPUTarget) -> CPUTarget:
     return CPUTarget.from_features(target.triple, target.cpu, features, target.l1_bytes, target.l2_bytes)
 
 
-_RESULTS = {
-    False: "0, or 1 when there was no memory",
-    True: "0, 1 when there was no memory, or 2 when an assertion failed, which is printed",
-}
+def _results(failing: Sequence[Operation]) -> str:
+    """What the C function returns, for a kernel in which these operations may fail."""
+    causes = {"assert": "an assertion failed", "for": "the step of a loop was not positive"}
+    found = [cause for opcode, cause in causes.items() if any(entry.opcode == opcode for entry in failing)]
+    if not found:
+        return "0, or 1 when there was no memory"
+    return f"0, 1 when there was no memory, or 2 when {' or '.join(found)}, which is printed"
 
 
 def _declared(name: str, text: str) -> bool:
@@ -418,7 +422,7 @@ def _header(
     parameters: Sequence[Value],
     accessed: Accesses,
     target: CPUTarget,
-    asserts: bool,
+    failing: Sequence[Operation],
 ) -> str:
     """The C header: the function, and what its caller must know."""
     guard = f"TILEWRIGHT_{name.upper()}_H"
@@ -434,7 +438,7 @@ def _header(
             f"{tilewright.__version__} for {target.architecture} {target.cpu}.",
             "",
             "   Runs all instances of the grid on up to `threads` threads, the calling one included, and returns when",
-            f"   they are done: {_RESULTS[asserts]}. Link with -lm and, on older systems, -lpthread.",
+            f"   they are done: {_results(failing)}. Link with -lm and, on older systems, -lpthread.",
             f"   Constants: {constants}",
             *facts,
             f"   The CPU must have: {' '.join(target.required_features(tiles=False)) or 'nothing special'} */",

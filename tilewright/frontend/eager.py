@@ -17,6 +17,7 @@ import sys
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -117,7 +118,10 @@ class EagerLaunch:
         self.owner, self.types, self.constants, self.debug = owner, types, constants, debug
         self.interface = Interface(owner.name, owner.argument_names, types, frozenset())
         named = [leaf for name in owner.argument_names if name in types for leaf in leaf_types(name, types[name])]
-        self.leaves = [(kind, described.get(name, Parameter(name))) for name, kind in named]
+        self.leaves = [
+            (kind, replace(described.get(name, Parameter(name)), name=spelled))
+            for (name, kind), spelled in zip(named, self.interface.spelled, strict=True)
+        ]
 
     def run(self, grid: Any, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
         memory = Memory()

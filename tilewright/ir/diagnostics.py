@@ -70,6 +70,9 @@ def inline_asm_error(operation: Operation, place: str) -> CompilationError:
     return error
 
 
+ASSERTED = "the kernel asserts this of its arguments and data: correct those, or the assertion"
+
+
 def step_error(step: int | None = None) -> ExecutionError:
     """The error for a loop whose step is `step`, or not known any more but not positive."""
     advice = "count up with a positive step; a loop counts down when its step is a constant, such as a tl.constexpr"

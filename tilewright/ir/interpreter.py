@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
-from tilewright.ir.diagnostics import inline_asm_error, located_execution_error, step_error
+from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Address, Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
@@ -34,7 +35,12 @@ Array = np.ndarray
 
 
 def run(
-    function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,), check: bool = False, order: int = 0
+    function: Function,
+    arguments: Sequence[Any],
+    grid: Sequence[int] = (1,),
+    check: bool = False,
+    order: int = 0,
+    names: Sequence[str] | None = None,
 ) -> None:
     """Run all instances of a kernel over `grid` (up to three extents).
 
@@ -42,13 +48,16 @@ def run(
     element, the span of the array may be reached), `Pointer(array, element offset)`, `Address` or None; for the rest,
     numbers.
     With `check` the run also stops at what `ir.checks` finds.  Explicit kernels (`ir.explicit`) run in an order drawn
-    from `order`, and take arrays for tensor maps.
+    from `order`, and take arrays for tensor maps.  Errors call the arguments by `names`, or as the parameters are.
     Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
     """
     memory = Memory()
     if len(arguments) != len(function.parameters):
         raise LaunchError(f"{function.name} takes {len(function.parameters)} arguments, not {len(arguments)}")
-    parameters = zip(function.region.arguments, function.parameters, arguments, strict=True)
+    described = function.parameters
+    if names is not None:
+        described = [replace(facts, name=name) for facts, name in zip(described, names, strict=True)]
+    parameters = zip(function.region.arguments, described, arguments, strict=True)
     initial = {value: argument_value(value.type, facts, given, memory) for value, facts, given in parameters}
     checks = Checks(memory) if check else None
     extents = full_extents(grid)
@@ -303,7 +312,7 @@ class _Instance:
 
     def check(self, operation: Operation, operands: list[Array]) -> list[Array]:
         if not np.all(operands[0]):
-            raise _not_everywhere(f"assertion failed: {operation.attributes['message']}", operands[0])
+            raise _not_everywhere(f"assertion failed: {operation.attributes['message']}", operands[0], ASSERTED)
         return []
 
     def print(self, operation: Operation, operands: list[Array]) -> list[Array]:

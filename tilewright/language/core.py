@@ -510,7 +510,10 @@ class StaticAssertionError(convert.LanguageError):
     """A `static_assert` that does not hold."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"static assertion failed{': ' + message if message else ''}")
+        super().__init__(
+            f"static assertion failed{': ' + message if message else ''}",
+            "this is decided when the kernel is compiled: change the constants that it is given, or the assertion",
+        )
 
 
 # Loop iterators ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tilewright.errors import ExecutionError
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.diagnostics import step_error
+from tilewright.ir.diagnostics import ASSERTED, step_error
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
@@ -57,7 +57,7 @@ def failed(operation: Operation, element: tuple[int, ...] = ()) -> ExecutionErro
     """The error of one of the `assertions`, as the interpreter has it."""
     if operation.opcode == "for":
         return step_error()
-    return ExecutionError(f"assertion failed: {operation.attributes['message']}", element=element)
+    return ExecutionError(f"assertion failed: {operation.attributes['message']}", ASSERTED, element=element)
 
 
 def _may_stand_still(operation: Operation) -> bool:
