@@ -23,7 +23,6 @@ _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide"
 _INTEGER_BINARY = {
     "add": "add", "subtract": "sub", "multiply": "mul", "and": "and", "or": "or", "xor": "xor", "shift_left": "shl",
 }  # fmt: skip
-_FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _FLOAT_INTRINSICS = {
     "absolute": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "truncate": "trunc",
     "fma": "fma",
@@ -60,7 +59,7 @@ class Elementwise:
         if opcode == "bitcast":
             return self._bitcast(operands[0], operation)
         if opcode == "compare":
-            return self._compare(str(operation.attributes["predicate"]), operands, source)
+            return self.converter.compare(str(operation.attributes["predicate"]), source, *operands)
         if opcode == "offset":
             return self._offset(operands[0], operands[1], operation)
         assert not isinstance(source, PointerType), f"{opcode} of pointers"
@@ -234,14 +233,6 @@ class Elementwise:
         return builder.cast("trunc", high, operands[0].type)
 
     # -- Others -----------------------------------------------------------------------------------
-
-    def _compare(self, predicate: str, operands: list[LLVMValue], element: DType | PointerType) -> LLVMValue:
-        if isinstance(element, DType) and element.is_float:
-            wide = [self.converter.widen(operand, element) for operand in operands]
-            return self.builder.compare(_FLOAT_PREDICATES[predicate], *wide)
-        if predicate not in ("eq", "ne"):
-            predicate = ("s" if isinstance(element, DType) and element.is_signed else "u") + predicate
-        return self.builder.compare(predicate, *operands)
 
     def _bitcast(self, value: LLVMValue, operation: Operation) -> LLVMValue:
         target = operation.result.type.element

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 
@@ -105,6 +106,18 @@ class Arithmetic:
         half = self.builder.binary("ashr", exponent, self.integer(1))
         once = self.multiply(x, self.power_of_two(half))
         return self.multiply(once, self.power_of_two(self.subtract(exponent, half)))
+
+    def around_one(self, x: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+        """f and e (as a float) of positive x = (1 + f) 2^e, where 1 + f is between sqrt(1/2) and sqrt(2)."""
+        builder, shift = self.builder, 52 if self.double else 23
+        least, lifted = (2.0**-1022, 54.0) if self.double else (2.0**-126, 23.0)
+        tiny = builder.compare("olt", x, self.number(least))
+        bits = self.bits(builder.select(tiny, self.multiply(x, 2.0**lifted), x))
+        exponent = builder.binary("ashr", self.subtract(bits, self.bits_of(math.sqrt(0.5))), self.integer(shift))
+        mantissa = self.subtract(bits, builder.binary("shl", exponent, self.integer(shift)))
+        f = self.subtract(self.from_bits(mantissa), self.number(1.0))
+        whole = builder.cast("sitofp", exponent, self.type)
+        return f, builder.select(tiny, self.subtract(whole, self.number(lifted)), whole)
 
     def _scaled_by_instruction(self, x: LLVMValue, whole: LLVMValue) -> LLVMValue:
         """AVX-512's vscalefps, all lanes."""

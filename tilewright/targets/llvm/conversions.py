@@ -22,6 +22,7 @@ _FLOAT8 = {
     "float8e5b16": (2, 16, 57344.0, 0x80),
     "float8e4b8": (3, 8, 240.0, 0x80),
 }
+_FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
 def register_type(element: Element) -> str:
@@ -37,7 +38,7 @@ def memory_type(element: Element) -> str:
 
 
 class Converter:
-    """Emits conversions."""
+    """Emits conversions, and comparisons of elements of any type."""
 
     def __init__(self, builder: LLVMBuilder) -> None:
         self.builder = builder
@@ -65,6 +66,15 @@ class Converter:
         return self._from_single(value, target) if target.is_float and target.bits < 32 else value
 
     # -- Integers ---------------------------------------------------------------------------------
+
+    def compare(self, predicate: str, element: Element, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        """A comparison (eq, ne, lt, le, gt, ge) of register values; ordered for floats, but for ne."""
+        if isinstance(element, DType) and element.is_float:
+            wide = (self.widen(left, element), self.widen(right, element))
+            return self.builder.compare(_FLOAT_PREDICATES[predicate], *wide)
+        if predicate not in ("eq", "ne"):
+            predicate = ("s" if isinstance(element, DType) and element.is_signed else "u") + predicate
+        return self.builder.compare(predicate, left, right)
 
     def _type(self, element: str, like: LLVMValue) -> str:
         return vector_type(element, like.lanes)

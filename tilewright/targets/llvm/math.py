@@ -126,14 +126,7 @@ def _sigmoid(m: Arithmetic, x: LLVMValue) -> LLVMValue:
 
 def _log_parts(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
     """For positive x = (1 + f) 2^e with 1 + f around one: f, log(1 + f) - f, and e as a float."""
-    builder = m.builder
-    tiny = builder.compare("olt", x, m.number(2.0**-126))
-    x = builder.select(tiny, m.multiply(x, 2.0**23), x)
-    bits = m.bits(x)
-    exponent = builder.binary("ashr", m.subtract(bits, m.bits_of(math.sqrt(0.5))), m.integer(23))
-    f = m.subtract(m.from_bits(m.subtract(bits, builder.binary("shl", exponent, m.integer(23)))), m.number(1.0))
-    whole = builder.cast("sitofp", exponent, m.type)
-    whole = builder.select(tiny, m.subtract(whole, m.number(23.0)), whole)
+    f, whole = m.around_one(x)
     square = m.multiply(f, f)
     rest = m.fma(square, -0.5, m.multiply(m.multiply(f, square), m.polynomial(f, _LOG)))
     return f, rest, whole

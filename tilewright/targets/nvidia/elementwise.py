@@ -29,7 +29,6 @@ _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide"
 _INTEGER_BINARY = {
     "add": "add", "subtract": "sub", "multiply": "mul", "and": "and", "or": "or", "xor": "xor", "shift_left": "shl",
 }  # fmt: skip
-_FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _FLOAT_INTRINSICS = {
     "absolute": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "truncate": "trunc",
     "fma": "fma",
@@ -138,7 +137,7 @@ def emit(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVM
     if opcode == "bitcast":
         return _bitcast(lowering, operands[0], operation)
     if opcode == "compare":
-        return _compare(lowering, str(operation.attributes["predicate"]), operands, element)
+        return lowering.converter.compare(str(operation.attributes["predicate"]), element, *operands)
     if opcode == "offset":
         return _offset(lowering, operands[0], operands[1], operation)
     if opcode == "cast":
@@ -318,17 +317,6 @@ def _division(lowering: KernelLowering, opcode: str, operands: Sequence[LLVMValu
 
 
 # Choice, pointers --------------------------------------------------------------------------------
-
-
-def _compare(
-    lowering: KernelLowering, predicate: str, operands: Sequence[LLVMValue], element: DType | PointerType
-) -> LLVMValue:
-    if isinstance(element, DType) and element.is_float:
-        wide = [lowering.converter.widen(operand, element) for operand in operands]
-        return lowering.builder.compare(_FLOAT_PREDICATES[predicate], *wide)
-    if predicate not in ("eq", "ne"):
-        predicate = ("s" if isinstance(element, DType) and element.is_signed else "u") + predicate
-    return lowering.builder.compare(predicate, *operands)
 
 
 def _bitcast(lowering: KernelLowering, value: LLVMValue, operation: Operation) -> LLVMValue:

@@ -60,14 +60,7 @@ def _exp2(m: Arithmetic, x: LLVMValue) -> LLVMValue:
 
 def _log_parts(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
     """For positive x = (1 + f) 2^e: f, log(1 + f) - f, and e as a float."""
-    builder = m.builder
-    tiny = builder.compare("olt", x, m.number(2.0**-1022))
-    x = builder.select(tiny, m.multiply(x, 2.0**54), x)
-    bits = m.bits(x)
-    exponent = builder.binary("ashr", m.subtract(bits, m.bits_of(math.sqrt(0.5))), m.integer(52))
-    f = m.subtract(m.from_bits(m.subtract(bits, builder.binary("shl", exponent, m.integer(52)))), m.number(1.0))
-    whole = builder.cast("sitofp", exponent, "double")
-    whole = builder.select(tiny, m.subtract(whole, m.number(54.0)), whole)
+    f, whole = m.around_one(x)
     s = m.divide(f, m.add(f, 2.0))
     square = m.multiply(s, s)
     # log(1 + f) = 2 atanh(s) = f - s (f - 2 s^2 (1/3 + s^2/5 + …)), with the large part kept apart
