@@ -162,3 +162,24 @@ def test_rows_are_not_spilled_for_the_sake_of_more_ctas():
     assert '"nvvm.minctasm"' in lowered.text
     assembly = assemble(lowered.text, lowered.symbol, NvidiaTarget.named("sm_80"), AssemblyOptions(strict=True))
     assert ".minnctapersm" not in assembly.ptx
+
+
+@tilewright.jit
+def sums_of_columns(x, out, R: tl.constexpr, C: tl.constexpr, KEEP: tl.constexpr):
+    row, column = tl.arange(0, R)[:, None], tl.arange(0, C)
+    value = tl.load(x + row * C + column[None, :])
+    total = tl.sum(value, axis=0)
+    tl.store(out + column, total * 2.0)
+    if KEEP:
+        tl.store(x + row * C + column[None, :], value / total[None, :])
+
+
+@pytest.mark.parametrize(("keep", "vectors", "words"), [(False, 0, 8), (True, 8, 0)], ids=["stored", "used again"])
+def test_threads_fetch_the_parts_of_what_they_store(keep, vectors, words):
+    """Of eight warps: each thread those of its one column, unless all threads of a column need the sum again."""
+    types = {"x": "*f32", "out": "*f32"}
+    parameters = {name: Parameter(name, 16, True) for name in types}
+    _, assembly = built(sums_of_columns.trace(types, {"R": 32, "C": 128, "KEEP": keep}, parameters), 8)
+    assert len(re.findall(r"\bld\.shared\.b32", assembly.ptx)) == words
+    assert len(re.findall(r"\bld\.shared\.v4", assembly.ptx)) == vectors
+    assert len(re.findall(r"\bst\.shared\.v4", assembly.ptx)) == (not keep)

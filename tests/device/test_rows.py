@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewright
+import tilewright.language as tl
 from tilewright import ops
 
 pytestmark = pytest.mark.capability(8)
@@ -55,3 +57,34 @@ def test_sums_along_both_axes(torch: Any, shape: tuple[int, int], seed: int) -> 
         assert all(torch.equal(results[0], other) for other in results[1:])
         error = (results[0].double() - x.double().sum(axis)).abs()
         assert bool((error <= 1e-5 * x.double().abs().sum(axis)).all())
+
+
+@tilewright.jit
+def sums_of_a_block(x, out, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr):  # type: ignore
+    a, b, c = tl.arange(0, A), tl.arange(0, B), tl.arange(0, C)
+    value = tl.load(x + (a[:, None, None] * B + b[None, :, None]) * C + c[None, None, :])
+    if AXIS == 0:
+        place = b[:, None] * C + c[None, :]
+    elif AXIS == 1:
+        place = a[:, None] * C + c[None, :]
+    else:
+        place = a[:, None] * B + b[None, :]
+    tl.store(out + place, 2 * tl.sum(value, AXIS) + 1)
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 4, 128), (2, 128, 32), (16, 12, 256), (32, 8, 8), (3, 64, 1), (64, 2, 40)], ids=str
+)
+@pytest.mark.parametrize("warps", [2, 8, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+def test_threads_store_sums_that_others_have_parts_of(
+    torch: Any, shape: tuple[int, int, int], warps: int, dtype: str, rng: np.random.Generator
+) -> None:
+    """Along each axis, in blocks of which warps have parts: whole numbers, so that sums are exact."""
+    numbers = rng.integers(-9, 10, shape)
+    x = torch.tensor(numbers, dtype=getattr(torch, dtype), device="cuda")
+    for axis in range(3):
+        wanted = 2 * numbers.sum(axis) + 1
+        out = torch.full(wanted.shape, 77, dtype=x.dtype, device="cuda")
+        sums_of_a_block[(1,)](x, out, *shape, axis, num_warps=warps)
+        assert np.array_equal(out.cpu().numpy(), wanted)

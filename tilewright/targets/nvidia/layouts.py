@@ -24,14 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Attribute, Function, Operation, Region, Value
 from tilewright.ir.rewrite import Rebuilder
-from tilewright.ir.types import PointerType
-from tilewright.layout import Facts, LinearLayout
+from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.nvidia import dot_layout, transfer, warpgroup_layout
+from tilewright.targets.nvidia.accesses import Access, plan_accesses
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -75,6 +76,7 @@ def assign(function: Function, target: NvidiaTarget, warps: int, warpgroups: boo
     assigner = Assigner(target, warps, facts, plan_accesses(function, facts))
     assigner.chained = dot_layout.chained_products(function)
     assigner.combined = combined_axes(function)
+    assigner.stored = stored_reductions(function)
     assigner.warpgroups &= warpgroups
     assigner.region(function.region)
     assigner.finish()
@@ -85,55 +87,7 @@ def assign(function: Function, target: NvidiaTarget, warps: int, warpgroups: boo
     return Assignment(written, writer.layouts, analyze_axes(written), writer.working, target)
 
 
-# Accesses ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Access:
-    """What a memory operation would like: facts of its pointers, the item size, the axis and the elements a thread."""
-
-    facts: Facts
-    itemsize: int
-    axis: int
-    elements: int
-    alone: int  # elements to a thread if there were no other accesses
-
-
-ACCESSES = ("load", "store", "atomic_rmw", "atomic_cas")
-
-
-def access_operands(operation: Operation) -> tuple[Value, Value | None]:
-    """Pointer and mask of a memory operation."""
-    place = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}[operation.opcode]
-    return operation.operands[0], operation.operands[place] if place < len(operation.operands) else None
-
-
-def access_facts(operation: Operation, facts: Mapping[Value, AxisInfo]) -> Facts:
-    pointer, mask = access_operands(operation)
-    return transfer.facts_of(facts[pointer], facts[mask] if mask is not None else None)
-
-
-def item_size(operation: Operation) -> int:
-    pointer = operation.operands[0].type.element
-    assert isinstance(pointer, PointerType)
-    return pointer.element.itemsize
-
-
-def plan_accesses(function: Function, facts: Mapping[Value, AxisInfo]) -> dict[Operation, Access]:
-    """Of every access to a block; those of one shape that run along one axis get equally many elements a thread."""
-    found: dict[Operation, tuple[Facts, int, int]] = {}
-    runs: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
-    for operation in function.walk():
-        if operation.opcode in ACCESSES and operation.operands[0].type.rank:
-            known, size = access_facts(operation, facts), item_size(operation)
-            axis = transfer.fastest_axis(known, size)
-            found[operation] = known, size, axis
-            runs.setdefault((operation.operands[0].type.shape, axis), []).append((known.run(axis, size), size))
-    plan = {}
-    for operation, (known, size, axis) in found.items():
-        width = transfer.common_width(runs[operation.operands[0].type.shape, axis])
-        plan[operation] = Access(known, size, axis, width, known.run(axis, size))
-    return plan
+# Reductions --------------------------------------------------------------------------------------
 
 
 def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
@@ -145,6 +99,26 @@ def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
             assert isinstance(axis, int)
             found.setdefault(operation.operands[0].type.shape, set()).add(axis)
     return {shape: min(axes) for shape, axes in found.items() if len(axes) == 1}
+
+
+def stored_reductions(function: Function) -> dict[Operation, Operation]:
+    """Reductions whose results (blocks) are only computed with, element by element, and stored, each with a store."""
+    users: dict[Value, list[Operation]] = {}
+    for operation in function.walk():
+        for operand in operation.operands:
+            users.setdefault(operand, []).append(operation)
+    found = {}
+    for operation in function.walk():
+        if operation.opcode != "reduce" or len(operation.results) != 1 or not operation.result.type.rank:
+            continue
+        reached = list(users.get(operation.result, ()))
+        for user in reached:
+            if user.opcode in ELEMENTWISE:
+                reached += users.get(user.result, ())
+        ends = [user for user in reached if user.opcode not in ELEMENTWISE]
+        if ends and all(user.opcode == "store" for user in ends):
+            found[operation] = ends[0]
+    return found
 
 
 # Decisions ---------------------------------------------------------------------------------------
@@ -176,6 +150,7 @@ class Assigner:
         self.flow: dict[Operation, list[Value | None]] = {}  # operands that must be where another value is
         self.chained: frozenset[Operation] = frozenset()  # products that feed products
         self.combined: dict[tuple[int, ...], int] = {}  # shapes of blocks that are reduced, and along which axis
+        self.stored: dict[Operation, Operation] = {}  # reductions whose results are only stored, and where
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
         self.direct_loads = False  # in the layout of what they are combined with, at any price
         self.warpgroups = target.wgmma  # whether products may be warpgroups'
@@ -547,7 +522,25 @@ def _reduce(assigner: Assigner, operation: Operation) -> None:
     assigner.require(operation, [layout] * len(operation.operands))
     for result in operation.results:
         if result.type.rank:
-            assigner.anchor(result, transfer.reduced(layout, axis))
+            assigner.anchor(result, _handed_over(assigner, operation, layout, axis) or transfer.reduced(layout, axis))
+
+
+def _handed_over(assigner: Assigner, operation: Operation, layout: LinearLayout, axis: int) -> LinearLayout | None:
+    """Where a store would like a result that warps exchange anyway, when each thread has less to combine there.
+
+    A slice of the operand is the same in all these warps: each would combine all that its threads have in common.
+    """
+    store, result = assigner.stored.get(operation), operation.results[0]
+    if store is None or layout.shape[axis] != operation.operands[0].type.shape[axis]:
+        return None
+    access = assigner.accesses[store]
+    elements = max(
+        1, min(access.elements, prod(transfer.padded(result.type.shape)) // (transfer.LANES * assigner.warps))
+    )
+    wanted = transfer.blocked_layout(result.type.shape, access.axis, elements, assigner.warps)
+    along = any(vector[axis] for vector in layout.vectors("warp"))
+    fewer = wanted.size("register") < transfer.reduced(layout, axis).size("register")
+    return wanted if along and fewer else None
 
 
 def _common(assigner: Assigner, operation: Operation) -> LinearLayout:

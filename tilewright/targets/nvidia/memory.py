@@ -13,9 +13,9 @@ from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts, LinearLayout, widest_access
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.accesses import access_facts, access_operands
 from tilewright.targets.nvidia.conversions import memory_type, register_type
 from tilewright.targets.nvidia.exchange import from_bits, pack, to_bits, unpack
-from tilewright.targets.nvidia.layouts import access_facts, access_operands
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 
 _EVICTION = ("evict_first", "evict_last")  # others are how accesses are anyway

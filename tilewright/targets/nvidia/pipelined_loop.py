@@ -9,10 +9,10 @@ from tilewright.ir.core import Operation
 from tilewright.layout import LinearLayout, MatrixAccess, matrix_access
 from tilewright.layout.distributed import INPUTS
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.accesses import item_size
 from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.exchange import from_bits, load_shared, unpack
 from tilewright.targets.nvidia.explicit.barriers import fence_async
-from tilewright.targets.nvidia.layouts import item_size
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule, grouped
 from tilewright.targets.nvidia.memory import assembly, pieces
 from tilewright.targets.nvidia.pipelining import Pipeline, Stream

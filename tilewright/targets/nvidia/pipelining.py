@@ -20,14 +20,8 @@ from tilewright.ir.core import Operation, Region, Value
 from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
-from tilewright.targets.nvidia.layouts import (
-    CONVERSION_ATTRIBUTE,
-    SCALAR_REGIONS,
-    Assignment,
-    access_facts,
-    access_operands,
-    item_size,
-)
+from tilewright.targets.nvidia.accesses import access_facts, access_operands, item_size
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, is_padded
 from tilewright.targets.nvidia.warpgroup_layout import is_tile, tile_axis
 

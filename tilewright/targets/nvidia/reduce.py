@@ -5,9 +5,13 @@ The order of combination is fixed by the layout, so results are the same in ever
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from math import prod
+
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import LinearLayout
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia import transfer
 from tilewright.targets.nvidia.combine import (
     Combiner,
     Partial,
@@ -17,6 +21,7 @@ from tilewright.targets.nvidia.combine import (
     slot_widths,
     warp_slots,
 )
+from tilewright.targets.nvidia.exchange import from_bits, load_shared, store_shared, to_bits
 from tilewright.targets.nvidia.layouts import Assignment
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule, cached_live_registers
 
@@ -68,10 +73,81 @@ def reduce(lowering: KernelLowering, operation: Operation) -> None:
         )
         partials[element] = _over_lanes(combiner, combiner.tree(parts), layout, axis)
     slots = _slots(layout, axis, len(partials))
+    if slots.along and is_handed_over(lowering.assignment, operation):
+        wanted = Handover(lowering, operation, slots).parts(partials)
+        lowering.define(operation.result, [combiner.tree(parts).registers[0] for parts in wanted])
+        return
     if slots.along:
         partials = _over_warps(lowering, operation, combiner, partials, slots)
     for place, result in enumerate(operation.results):
         lowering.define(result, [partials[element].registers[place] for element in _elements(lowering, result)])
+
+
+def is_handed_over(assignment: Assignment, operation: Operation) -> bool:
+    """Whether the result is elsewhere than in the threads that have parts of it."""
+    result = operation.results[0]
+    reduced = transfer.reduced(assignment.layouts[operation.operands[0]], _axis(operation))
+    return bool(result.type.rank) and assignment.layouts[result] != reduced
+
+
+class Handover:
+    """The exchange between warps of a result that other threads shall have than those with its parts.
+
+    Each warp along the axis leaves its parts row by row, vectors where it has neighbours; then every thread fetches the
+    parts of its own elements, from all of these warps.
+    """
+
+    def __init__(self, lowering: KernelLowering, operation: Operation, slots: WarpSlots) -> None:
+        self.lowering, self.operation, self.slots = lowering, operation, slots
+        layout = lowering.layout(operation.operands[0])
+        self.source, self.target = layout.drop(_axis(operation)), lowering.layout(operation.result)
+        self.count = prod(self.target.shape)
+        self.width = slot_widths([operation.operands[0].type], False)[0]
+        self.start = lowering.builder.add(lowering.group.scratch, lowering.i32(lowering.allocation.scratch[operation]))
+
+    def parts(self, partials: dict[int, Partial]) -> list[list[Partial]]:
+        """For each of the thread's results the parts of the warps, in order."""
+        lowering, builder = self.lowering, self.lowering.builder
+        registers = {element: part.registers[0] for element, part in partials.items()}
+        kind = next(iter(registers.values())).type
+        mine = WarpExchange(lowering, self.operation, self.slots).own_warp()
+        own = builder.multiply(mine, lowering.i32(self.count * self.width))
+        copies = builder.binary("and", lowering.group.lane, lowering.i32(self.slots.copies))
+        with builder.when(builder.compare("eq", copies, 0), hint="parts"):
+            for elements, pointer in self._places(self.source, list(registers), builder.add(self.start, own)):
+                store_shared(lowering, pointer, [to_bits(lowering, registers[element]) for element in elements])
+        lowering.synchronize()
+        wanted = [self.target.element(register=number) for number in lowering.numbers(self.operation.result)]
+        found: dict[int, list[Partial]] = {element: [] for element in wanted}
+        for warp in range(self.slots.warps):
+            start = lowering.plus(self.start, warp * self.count * self.width)
+            for elements, pointer in self._places(self.target, wanted, start):
+                loaded = load_shared(lowering, pointer, f"i{8 * self.width}", len(elements))
+                for element, value in zip(elements, loaded, strict=True):
+                    found[element].append(Partial((from_bits(lowering, value, kind),)))
+        return [found[element] for element in wanted]
+
+    def _places(
+        self, layout: LinearLayout, elements: Sequence[int], start: LLVMValue
+    ) -> Iterator[tuple[list[int], LLVMValue]]:
+        """Neighbours among the elements of a thread's registers, up to 16 bytes, and where they are."""
+        lowering, builder = self.lowering, self.lowering.builder
+        thread = lowering.combine_bits(
+            [(lowering.group.lane, layout.bases("lane")), (lowering.group.warp, layout.bases("warp"))]
+        )
+        moving = 0
+        for vector in (*layout.bases("lane"), *layout.bases("warp")):
+            moving |= vector
+        left = sorted(set(elements))
+        while left:
+            first, count = left[0], 16 // self.width
+            while moving & (count - 1) or first % count or left[:count] != [*range(first, first + count)]:
+                count //= 2
+            group, left = left[:count], left[count:]
+            crossing = first & moving
+            place = builder.binary("xor", thread, lowering.i32(first)) if crossing else lowering.plus(thread, first)
+            distance = builder.multiply(place, lowering.i32(self.width))
+            yield group, lowering.shared_pointer(builder.add(start, distance))
 
 
 def _inside_axis(

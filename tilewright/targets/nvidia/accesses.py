@@ -1,0 +1,60 @@
+"""What memory operations would like of layouts: the axis along which they run, and how many elements to a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.types import PointerType
+from tilewright.layout import Facts
+from tilewright.passes.axis_info import AxisInfo
+from tilewright.targets.nvidia import transfer
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a memory operation would like: facts of its pointers, the item size, the axis and the elements a thread."""
+
+    facts: Facts
+    itemsize: int
+    axis: int
+    elements: int
+    alone: int  # elements to a thread if there were no other accesses
+
+
+ACCESSES = ("load", "store", "atomic_rmw", "atomic_cas")
+
+
+def access_operands(operation: Operation) -> tuple[Value, Value | None]:
+    """Pointer and mask of a memory operation."""
+    place = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}[operation.opcode]
+    return operation.operands[0], operation.operands[place] if place < len(operation.operands) else None
+
+
+def access_facts(operation: Operation, facts: Mapping[Value, AxisInfo]) -> Facts:
+    pointer, mask = access_operands(operation)
+    return transfer.facts_of(facts[pointer], facts[mask] if mask is not None else None)
+
+
+def item_size(operation: Operation) -> int:
+    pointer = operation.operands[0].type.element
+    assert isinstance(pointer, PointerType)
+    return pointer.element.itemsize
+
+
+def plan_accesses(function: Function, facts: Mapping[Value, AxisInfo]) -> dict[Operation, Access]:
+    """Of every access to a block; those of one shape that run along one axis get equally many elements a thread."""
+    found: dict[Operation, tuple[Facts, int, int]] = {}
+    runs: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
+    for operation in function.walk():
+        if operation.opcode in ACCESSES and operation.operands[0].type.rank:
+            known, size = access_facts(operation, facts), item_size(operation)
+            axis = transfer.fastest_axis(known, size)
+            found[operation] = known, size, axis
+            runs.setdefault((operation.operands[0].type.shape, axis), []).append((known.run(axis, size), size))
+    plan = {}
+    for operation, (known, size, axis) in found.items():
+        width = transfer.common_width(runs[operation.operands[0].type.shape, axis])
+        plan[operation] = Access(known, size, axis, width, known.run(axis, size))
+    return plan
