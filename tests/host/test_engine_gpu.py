@@ -254,6 +254,13 @@ def test_tensors_that_were_seen_before(driver, rng, monkeypatch, inference):
         other.resize_(8)
     with pytest.raises(ShapeError):
         engine.run({"x": other, "cache": cache, "index": index})
+    passing = torch.ones(1, 8)
+    engine.run({"x": passing, "cache": cache, "index": index})
+    del passing
+    with pytest.raises(InputError, match="cannot read"):
+        engine.run({"x": None, "cache": cache, "index": index})
+    with pytest.raises(InputError, match="on meta, the engine runs on cuda:0"):
+        engine.run({"x": torch.ones(1, 8, device="meta"), "cache": cache, "index": index})
 
 
 def test_sizes_within_the_range_allocate_nothing(driver, rng):

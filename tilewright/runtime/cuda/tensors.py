@@ -57,7 +57,7 @@ def view(value: Any, name: str, dtype: str, ordinal: int, role: str = "input") -
 
     PyTorch tensors that are not contiguous or not aligned are copied.  Raises `InputError`.
     """
-    if tensors.is_torch(value) and value.device.type == "cuda":
+    if tensors.is_torch(value) and value.device.type != "cpu":
         return _view_torch(value, name, dtype, ordinal, role)
     if not tensors.is_torch(value) and is_device_array(value):
         return _view_array(value, name, dtype, ordinal, role)
@@ -66,9 +66,9 @@ def view(value: Any, name: str, dtype: str, ordinal: int, role: str = "input") -
 
 
 def _view_torch(tensor: Any, name: str, dtype: str, ordinal: int, role: str) -> DeviceView:
-    plain = tensors.plain_torch(tensor, name, dtype, role)
-    if tensor.device.index != ordinal:
+    if tensor.device.type != "cuda" or tensor.device.index != ordinal:
         raise InputError(f"{role} {name!r} is on {tensor.device}, the engine runs on cuda:{ordinal}: move it there")
+    plain = tensors.plain_torch(tensor, name, dtype, role)
     if plain.data_ptr() % ALIGNMENT:
         plain = plain.clone()
     copied = plain.data_ptr() != tensor.data_ptr()
