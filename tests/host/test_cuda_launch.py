@@ -82,11 +82,15 @@ def test_attributes_of_a_launch() -> None:
 def test_tensor_maps_are_encoded_once_for_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[tuple[Any, ...]] = []
 
-    def encode(use: TensorMapUse, *tensor: Any, name: str) -> bytes:
-        encoded.append(tensor)
-        return bytes([len(encoded)]) * 128
+    class Form:
+        def __init__(self, use: TensorMapUse, *form: Any, name: str) -> None:
+            self.form = form
 
-    monkeypatch.setattr(tensor_map, "encode", encode)
+        def at(self, address: int, active: Any) -> bytes:
+            encoded.append((address, *self.form))
+            return bytes([len(encoded)]) * 128
+
+    monkeypatch.setattr(tensor_map, "TensorForm", Form)
     driver = Driver((4, 128, 8, 128))
     uses = (TensorMapUse(1, (64, 64), bfloat16), TensorMapUse(3, (64, 64), bfloat16))
     kinds = ("i32", "tensormap<64x64xbf16>", "*f32", "tensormap<64x64xbf16>")
@@ -136,9 +140,22 @@ def test_refused_launches_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
         ((16, (64, 64), (64, 1)), (64, 128), "256 bytes, more than the pattern of 128"),
     ],
 )
-def test_tensors_that_cannot_be_described(tensor: Any, box: tuple[int, ...], problem: str) -> None:
+def test_tensors_that_cannot_be_described(
+    monkeypatch: pytest.MonkeyPatch, tensor: Any, box: tuple[int, ...], problem: str
+) -> None:
+    monkeypatch.setattr(tensor_map, "_codes", lambda *_: (0,) * 5)
     with pytest.raises(LaunchError, match=problem):
-        tensor_map.encode(TensorMapUse(0, box, bfloat16, swizzle=128), *tensor)
+        tensor_map.TensorForm(TensorMapUse(0, box, bfloat16, swizzle=128), *tensor[1:]).at(tensor[0])
+
+
+def test_a_tensor_is_described_in_a_context_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = [201, 0, 0]
+    monkeypatch.setattr(tensor_map, "_codes", lambda *_: (0,) * 5)
+    monkeypatch.setattr(tensor_map, "_driver_encode", lambda: lambda *_: statuses.pop(0))
+    driver = Driver(())
+    maps = tensor_map.TensorMaps(TensorMapUse(0, (64, 64), bfloat16), "x", driver.active)
+    first, second = (maps((address, (64, 64), (64, 1))) for address in (1 << 20, 1 << 21))
+    assert len(first) == len(second) == 128 and driver.entered == 1 and not statuses
 
 
 def test_code_runs_on_later_minor_versions() -> None:
@@ -182,7 +199,7 @@ def test_the_driver_is_told_of_a_tensor_in_its_own_terms(monkeypatch: pytest.Mon
     tensor_map._codes.cache_clear()
     try:
         use = TensorMapUse(0, (1, 8, 64), bfloat16, swizzle=128)
-        found = tensor_map.encode(use, 4096, (3, 100, 72), (8000, 80, 1), False, (1, 2, 1))
+        found = tensor_map.TensorForm(use, (3, 100, 72), (8000, 80, 1), False, (1, 2, 1)).at(4096)
     finally:
         tensor_map._driver_encode.cache_clear()
         tensor_map._codes.cache_clear()

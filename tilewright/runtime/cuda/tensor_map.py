@@ -44,53 +44,73 @@ class TensorMaps:
         self.name = name  # of the parameter, for errors
         self.active = active  # makes the GPU's context current, without which the driver describes nothing
         self._maps: dict[Tensor, bytes] = {}
+        self._forms: dict[tuple[Any, ...], TensorForm] = {}  # by what tensors of a layer and the next have in common
 
     def __call__(self, tensor: Tensor) -> bytes:
         """The map of a tensor; raises `LaunchError` for one that cannot be described."""
         found = self._maps.get(tensor)
         if found is None:
-            with self.active():
-                found = encode(self.use, *tensor, name=self.name)
+            form = self._forms.get(tensor[1:])
             if len(self._maps) >= _KEPT:
                 self._maps.clear()
-            self._maps[tensor] = found
+                self._forms.clear()
+            if form is None:
+                form = self._forms[tensor[1:]] = TensorForm(self.use, *tensor[1:], name=self.name)
+            found = self._maps[tensor] = form.at(tensor[0], self.active)
         return found
 
 
-def encode(
-    use: TensorMapUse,
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    rounded: bool = False,
-    steps: tuple[int, ...] | None = None,
-    *,
-    name: str = "tensor",
-) -> bytes:
-    """The map of the tensor at `address` with these extents and strides (elements, slowest axis first).
+class TensorForm:
+    """Extents and strides (elements, slowest axis first) of tensors that a parameter may be shown.
 
     `rounded`: float32 elements are rounded to tf32 on their way to shared memory.  `steps`: along each axis, how far
     the elements of a box are apart (1 along the last).
     Raises `LaunchError` naming the rule that the tensor or the box breaks.
     """
-    steps = steps or (1,) * len(shape)
-    problem = _problem(use, address, shape, strides, steps)
-    if problem:
-        raise LaunchError(f"'{name}' cannot be read by tiles in hardware: {problem}")
-    rank, size = len(shape), use.element.itemsize
-    kind, interleave, swizzle, promotion, fill = _codes(
-        _kind(use.element, rounded), use.swizzle, use.l2_promotion, use.fill
-    )
-    memory = ctypes.create_string_buffer(BYTES + 64)
-    start = -(-ctypes.addressof(memory) // 64) * 64
-    reach = [extent * step for extent, step in zip(use.box, steps, strict=True)]
-    status = _driver_encode()(
-        start, kind, rank, address, _longs(shape), _longs([stride * size for stride in strides[:-1]]), _words(reach),
-        _words(steps), interleave, swizzle, promotion, fill,
-    )  # fmt: skip
-    if status:
-        raise failure(status, f"describing '{name}', {list(shape)} of {use.element.name}, in boxes of {list(use.box)}")
-    return ctypes.string_at(start, BYTES)
+
+    def __init__(
+        self,
+        use: TensorMapUse,
+        shape: _Extents,
+        strides: _Extents,
+        rounded: bool = False,
+        steps: _Extents | None = None,
+        *,
+        name: str = "tensor",
+    ) -> None:
+        self._name = name
+        self._text = f"{list(shape)} of {use.element.name}, in boxes of {list(use.box)}"
+        steps = steps or (1,) * len(shape)
+        problem = _problem(use, shape, strides, steps)
+        if problem:
+            raise self._refused(problem)
+        size = use.element.itemsize
+        kind, *codes = _codes(_kind(use.element, rounded), use.swizzle, use.l2_promotion, use.fill)
+        reach = [extent * step for extent, step in zip(use.box, steps, strict=True)]
+        self._before = (kind, len(shape))
+        self._behind = (
+            _longs(shape), _longs([stride * size for stride in strides[:-1]]), _words(reach), _words(steps), *codes,
+        )  # fmt: skip
+
+    def at(self, address: int, active: Callable[[], Any] | None = None) -> bytes:
+        """The map of the tensor at `address`; `active` makes the GPU's context current, in case it is not.
+
+        Raises `LaunchError` for an address that no tensor may have, `DeviceError` when the driver refuses.
+        """
+        if address % 16:
+            raise self._refused(f"its address {address:#x} is not a multiple of 16 bytes")
+        memory = ctypes.create_string_buffer(BYTES + 64)
+        start = -(-ctypes.addressof(memory) // 64) * 64
+        status = _driver_encode()(start, *self._before, address, *self._behind)
+        if status and active is not None:
+            with active():
+                status = _driver_encode()(start, *self._before, address, *self._behind)
+        if status:
+            raise failure(status, f"describing '{self._name}', {self._text}")
+        return ctypes.string_at(start, BYTES)
+
+    def _refused(self, problem: str) -> LaunchError:
+        return LaunchError(f"'{self._name}' cannot be read by tiles in hardware: {problem}")
 
 
 @functools.cache
@@ -132,15 +152,13 @@ def _words(extents: Sequence[int]) -> Any:
     return (ctypes.c_uint32 * len(extents))(*reversed(extents))
 
 
-def _problem(use: TensorMapUse, address: int, shape: _Extents, strides: _Extents, steps: _Extents) -> str:
-    """The rule that a tensor or the box breaks, or ""."""
+def _problem(use: TensorMapUse, shape: _Extents, strides: _Extents, steps: _Extents) -> str:
+    """The rule that a tensor's extents, strides or the box break, or ""."""
     size = use.element.itemsize
     if not len(shape) == len(strides) == len(use.box):
         return f"it has {len(shape)} axes, the kernel's tile {len(use.box)}"
     if not 1 <= len(shape) <= 5:
         return f"tensors of 1 to 5 axes can be described, it has {len(shape)}"
-    if address % 16:
-        return f"its address {address:#x} is not a multiple of 16 bytes"
     if strides[-1] != 1:
         return f"its last axis has a stride of {strides[-1]} elements, and must be contiguous"
     if not all(0 < extent < 1 << 32 for extent in shape):
