@@ -210,6 +210,15 @@ def _covers(function: str, outer: Size, inner: Size) -> bool:
     return isinstance(atom, Call) and power == 1 and atom.function == function and lift(inner) in atom.arguments
 
 
+def plain_symbol(size: Size) -> Symbol | None:
+    """The symbol that a size consists of; None for another size."""
+    if isinstance(size, Expression) and len(size.terms) == 1:
+        monomial, factor = size.terms[0]
+        if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Symbol):
+            return monomial[0][0]
+    return None
+
+
 def maximum(left: Size, right: Size) -> Size:
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):

@@ -11,7 +11,7 @@ from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import definition
-from tilewright.symbolic import Expression, Size, Symbol, evaluate
+from tilewright.symbolic import Expression, evaluate, plain_symbol
 
 
 def run(graph: Graph, inputs: Mapping[str, np.ndarray], dtype: Any = np.float64) -> dict[str, np.ndarray]:
@@ -64,7 +64,7 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, in
         if len(shape) != value.rank:
             raise ShapeError(f"input {value.name!r} has shape {list(shape)}, expected {value!r}")
         for extent, actual in zip(value.shape, shape, strict=True):
-            name = _plain_symbol(extent)
+            name = plain_symbol(extent)
             if name is not None:
                 symbols.setdefault(name.name, actual)
     for symbol in graph.symbols.values():
@@ -77,15 +77,6 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, in
         if np.shape(inputs[value.name]) != expected:
             raise ShapeError(f"input {value.name!r} has shape {list(np.shape(inputs[value.name]))}, not {expected}")
     return symbols
-
-
-def _plain_symbol(extent: Size) -> Symbol | None:
-    """The symbol, when a size is nothing but one."""
-    if isinstance(extent, Expression) and len(extent.terms) == 1:
-        monomial, factor = extent.terms[0]
-        if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Symbol):
-            return monomial[0][0]
-    return None
 
 
 def _concrete(item: Any, symbols: Mapping[str, int], working: DType | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.plan import IndexRange, Plan, TensorSpec
-from tilewright.symbolic import Expression, Size, Symbol, evaluate, free_symbols
+from tilewright.symbolic import Expression, Size, Symbol, evaluate, free_symbols, plain_symbol
 
 _BINDINGS = 1024  # shape combinations whose evaluated sizes are kept
 
@@ -37,7 +37,7 @@ class Shapes:
         self.plan = plan
         self.input_numbers = {spec.name: number for number, spec in enumerate(plan.inputs)}
         self._bindings: dict[tuple[int, ...], Binding] = {}
-        self._symbol_axes = [[_plain_symbol(size) for size in spec.shape] for spec in plan.inputs]
+        self._symbol_axes = [[plain_symbol(size) for size in spec.shape] for spec in plan.inputs]
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:
         """Raise `InputError` unless the inputs are those of the plan."""
@@ -130,15 +130,6 @@ class Shapes:
             self._bindings.clear()
         self._bindings[values] = binding
         return binding
-
-
-def _plain_symbol(size: Size) -> Symbol | None:
-    """The symbol that a size consists of, or None."""
-    if isinstance(size, Expression) and len(size.terms) == 1:
-        monomial, factor = size.terms[0]
-        if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Symbol):
-            return monomial[0][0]
-    return None
 
 
 def _solve(size: Expression, symbol: Symbol, extent: int, values: Mapping[str, int]) -> int | None:

@@ -71,18 +71,25 @@ def row_slots(
     `scale_and_bias` are operands of a normalisation that its epilogue applies first.
     """
     anchor = group.anchor
+    assert anchor is not None
+    result, applied = anchor.output, list[Node]()
+    if any(value is not None for value in scale_and_bias):
+        result, applied = _scaled(anchor, scale_and_bias)
+    return _slots(group, graph, source_shape, result, applied)
+
+
+def _slots(
+    group: Group, graph: Graph, source_space: Sequence[Size], result: Value, applied: Sequence[Node]
+) -> tuple[JITFunction, JITFunction, ExtraReferences]:
+    """The same of a kernel that computes `result`, of which the nodes `applied` make the anchor's output."""
+    anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     extra = ExtraReferences()
-    before = [node for node in group.nodes if node is not anchor]
+    nodes = [node for node in group.nodes if node is not anchor]
     leading = [value for value in group.outputs if value in {out for node in group.prologue for out in node.outputs}]
-    prologue = prologue_function(before, anchor.inputs[0], graph.constants, extra, leading, source_shape)
-    nodes = before
-    normalized = anchor.output
-    if any(value is not None for value in scale_and_bias):
-        normalized, applied = _scaled(anchor, scale_and_bias)
-        nodes = [*applied, *before]
+    prologue = prologue_function(nodes, anchor.inputs[0], graph.constants, extra, leading, source_space)
     following = [value for value in group.outputs if value not in leading]
-    epilogue = epilogue_function(nodes, normalized, following[-1], graph.constants, extra, following[:-1])
+    epilogue = epilogue_function([*applied, *nodes], result, following[-1], graph.constants, extra, following[:-1])
     return prologue, epilogue, extra
 
 
@@ -283,16 +290,10 @@ def reduce_slots(
 ) -> tuple[JITFunction, JITFunction, ExtraReferences]:
     """Slots of a reduction, whose result is seen as [outer, inner]."""
     anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    extra = ExtraReferences()
-    nodes = [node for node in group.nodes if node is not anchor]
-    leading = [value for value in group.outputs if value in {out for node in group.prologue for out in node.outputs}]
-    prologue = prologue_function(nodes, anchor.inputs[0], graph.constants, extra, leading, source_space)
-    following = [value for value in group.outputs if value not in leading]
+    assert anchor is not None
     flat = Value(f"{anchor.output.name}.reduced", anchor.output.dtype, result_space)
     shaped = Node("reshape", [flat], [anchor.output], {"shape": anchor.output.shape})
-    epilogue = epilogue_function([shaped, *nodes], flat, following[-1], graph.constants, extra, following[:-1])
-    return prologue, epilogue, extra
+    return _slots(group, graph, source_space, flat, [shaped])
 
 
 def log_sum_exp_call(group: Group, graph: Graph, along_rows: Callable[[Size, Size], Deal]) -> KernelCall:

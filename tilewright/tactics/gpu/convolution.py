@@ -23,7 +23,7 @@ from tilewright.kernels.hopper import convolution as hopper
 from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, ranked_forms
 from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
 from tilewright.kernels.packing import order_recipe, runs_recipe
-from tilewright.symbolic import Size, ceil_divide, free_symbols, lift, product, simplify, substitute
+from tilewright.symbolic import Size, ceil_divide, lift, plain_symbol, product, simplify, substitute
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Problem, Slots, epilogue_slots
 from tilewright.tactics.convolution import (
@@ -208,10 +208,9 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
 
 def _image_ranges(images: Size) -> list[tuple[int | None, dict[str, int]]]:
     """Ranges of a number of images, each up to a number, with the size that stands for it; one when it is known."""
-    symbols = sorted(free_symbols(images), key=lambda symbol: symbol.name)
-    if len(symbols) != 1 or any(substitute(images, {symbols[0].name: count}) != count for count in (1, 2)):
+    symbol = plain_symbol(images)
+    if symbol is None:
         return [(None, {})]
-    (symbol,) = symbols
     limits = [limit for limit in _IMAGES if symbol.low <= limit < symbol.high]
     last = min(symbol.high, max(symbol.low, 2 * _IMAGES[-1]))
     return [*((limit, {symbol.name: limit}) for limit in limits), (None, {symbol.name: last})]

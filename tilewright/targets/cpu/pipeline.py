@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +11,6 @@ from typing import Any
 
 from tilewright.ir.core import Function
 from tilewright.ir.diagnostics import inline_asm_error
-from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
@@ -22,6 +20,7 @@ from tilewright.targets.cpu.lowering import KernelLowering
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import Module
+from tilewright.targets.llvm.symbols import kernel_symbol
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     anything (if `refuses` says so), "careful" makes a kernel that takes all arrays, and without it the kernel has both
     versions in it.  Others (`num_warps` and the like) change nothing here.
     """
-    symbol = _symbol(function, target, options)
+    symbol = kernel_symbol(function, target.key, options)
     with _deep_recursion:
         return _lower(function, target, symbol, options)
 
@@ -117,11 +116,3 @@ class _DeepRecursion:
 
 
 _deep_recursion = _DeepRecursion()
-
-
-def _symbol(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> str:
-    """A name that differs whenever the code may differ, so that many kernels link into one library."""
-    content = "\n".join((print_function(function), target.key, repr(sorted(options.items(), key=str))))
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
-    return f"tw_{name}_{digest}"

@@ -1,0 +1,19 @@
+"""Names of compiled kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.ir.core import Function
+from tilewright.ir.printer import print_function
+
+
+def kernel_symbol(function: Function, machine: str, options: Mapping[str, Any]) -> str:
+    """A name that differs whenever the code may differ, so that many kernels link into one library; `machine` says what
+    it is compiled for."""
+    content = "\n".join((print_function(function), machine, repr(sorted(options.items(), key=str))))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
+    return f"tw_{name}_{digest}"
