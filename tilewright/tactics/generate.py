@@ -395,9 +395,12 @@ def slot_space(shape: Sequence[Size]) -> Coordinates:
 
 
 def _slot_writer(
-    traced_indices: Sequence[Index], shape: Sequence[Size], tracer: Tracer, extra: ExtraReferences
-) -> tuple[Writer, list[str]]:
-    """A writer for a slot function, and the lines that split its row."""
+    root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size], tracer: Tracer,
+    extra: ExtraReferences,
+) -> tuple[Writer, list[str]]:  # fmt: skip
+    """A writer for a slot function that computes `root` and stores others, and the lines that split its row."""
+    traced_indices = [index for _, index, _ in stores]
+    traced_indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
     last = len(shape) - 1
     variables = merge_axes(shape, traced_indices, frozenset({last}))
     outer = [variable for variable in variables if variable.axes[-1] != last]
@@ -433,9 +436,7 @@ def prologue_function(
     tracer = Tracer(nodes, constants)
     root = tracer.trace(value, own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
-    indices = [index for _, index, _ in stores]
-    indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
-    writer, lines = _slot_writer(indices, space, tracer, extra)
+    writer, lines = _slot_writer(root, stores, space, tracer, extra)
     for target, index, item in stores:
         writer.store(target, index, item)
     text = writer.write(root)
@@ -467,9 +468,7 @@ def epilogue_function(
     tracer = Tracer(nodes, constants, given)
     root = tracer.trace(value, own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
-    indices = [index for _, index, _ in stores]
-    indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
-    writer, lines = _slot_writer(indices, anchor.shape, tracer, extra)
+    writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra)
     writer.give(anchor, "acc")
     if beside is not None:
         writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
