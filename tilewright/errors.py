@@ -41,7 +41,15 @@ class CompilationError(TilewrightError):
 
 
 class InvalidIRError(TilewrightError):
-    """Tile IR or Graph IR that breaks its rules, found by a verifier or a parser."""
+    """Tile IR or Graph IR that breaks its rules, found by a verifier or a parser.
+
+    `rule` is what is broken, without the place; `advice`, where there is some, what to do in a kernel.
+    """
+
+    def __init__(self, message: str, rule: str = "", advice: str = "") -> None:
+        super().__init__(message)
+        self.rule = rule or message
+        self.advice = advice
 
 
 class LaunchError(TilewrightError):

@@ -158,7 +158,7 @@ def test_one_descriptor_has_one_form() -> None:
 
 
 def test_other_architectures_are_told() -> None:
-    with pytest.raises(CompilationError, match="explicit operations of sm_90a and cannot be compiled for sm_80"):
+    with pytest.raises(CompilationError, match="is an explicit operation of sm_90a, which sm_80 does not have"):
         lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), {})
 
 

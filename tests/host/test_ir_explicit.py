@@ -127,8 +127,8 @@ def test_malformed_types(text: str):
     ("opcode", "types", "attributes", "reason"),
     [
         ("wgmma", ["shared<64x64xbf16,128>", "shared<64x64xf16,128>"], {}, "does not multiply"),
-        ("wgmma", ["shared<64x64xbf16,128>", "shared<128x64xbf16,128>"], {}, "inner extents differ"),
-        ("wgmma", ["shared<64x128xi8,128>", "shared<128x64xi8,128>"], {}, "run along the inner axis"),
+        ("wgmma", ["shared<64x64xbf16,128>", "shared<128x64xbf16,128>"], {}, "inner extents 64 and 128 differ"),
+        ("wgmma", ["shared<64x128xi8,128>", "shared<128x64xi8,128>"], {}, "contiguous along the inner axis"),
         ("wgmma", ["shared<64x128xi8,128>", "shared<128x40xi8,128,t>"], {}, "multiple of 16"),
         ("wgmma", ["<32x64xbf16>", "shared<64x64xbf16,128>"], {}, "multiple of 64 rows"),
         ("wgmma", ["<64x64xbf16>", "shared<64x64xbf16,128>", "<64x64xbf16>"], {}, "the accumulator is"),

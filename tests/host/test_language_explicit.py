@@ -11,7 +11,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tests.host.language_support import Recorder, compile_error
-from tilewright.errors import LaunchError
+from tilewright.errors import CompilationError, LaunchError
 from tilewright.ir.printer import print_function
 from tilewright.ir.verifier import verify
 
@@ -134,6 +134,19 @@ def wrong(a: tx.tensor_map, n, CASE: tl.constexpr):
         tx.warp_any(tile)
     elif CASE == "run-time extent":
         tile.slice(0, n)
+    elif CASE == "extents":
+        tx.wgmma(tile, tx.shared((64, 128), tl.bfloat16, swizzle=128).T)
+    elif CASE == "no swizzle":
+        tx.wgmma(tile, tx.shared((64, 64), tl.bfloat16).T)
+    elif CASE == "8 bits the other way":
+        bytes_ = tx.shared((64, 64), tl.float8e4nv, swizzle=64)
+        tx.wgmma(bytes_, bytes_)
+    elif CASE == "ring for tile":
+        tx.tma_load(a, (0, 0), tx.shared((2, 64, 64), tl.bfloat16), full[0])
+    elif CASE == "kind":
+        tx.tma_store(a, (0, 0), tile, kind="mul")
+    elif CASE == "registers":
+        tx.warp_roles(tx.role(quiet, registers=100))
 
 
 @pytest.mark.parametrize(
@@ -153,11 +166,35 @@ def wrong(a: tx.tensor_map, n, CASE: tl.constexpr):
         ("cluster", "a cluster has 1 to 16 CTAs"),
         ("any of a tile", "warp_any takes a block of conditions"),
         ("run-time extent", "extent"),
+        ("use before wait", "help: the product is in flight: block = tx.wgmma_wait(accumulator)"),
+        ("store before wait", "help: the product is in flight: block = tx.wgmma_wait(accumulator)"),
+        ("swizzle", "help: a swizzle that divides the row, or rows of a multiple of 64 elements"),
+        ("extents", "the inner extents 64 and 128 differ"),
+        ("no swizzle", "wgmma reads swizzled tiles"),
+        ("8 bits the other way", "help: a tile of [M, K], and for b the transposed view of a tile of [N, K]"),
+        ("ring for tile", "help: one tile (of a ring: ring[stage])"),
+        ("kind", "kind='mul' is not one of '', 'add', 'min'"),
+        ("registers", "help: 104, or 0 for what there is"),
     ],
 )
 def test_errors_stand_at_the_line(case: str, reason: str):
     text = compile_error(wrong, MAPS, CASE=case)
     assert reason in text and text.startswith("FILE:"), text
+
+
+@tilewright.jit
+def through_shared_memory(x):
+    rows = tl.arange(0, 64)
+    tile = tx.shared((64,), tl.float32)
+    tile.store(tl.load(x + rows))
+    tl.store(x + rows, tile.load())
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_100"])
+def test_other_machines_have_no_explicit_operations(target: str):
+    with pytest.raises(CompilationError, match="shared_alloc is an explicit operation of sm_90a, which") as caught:
+        through_shared_memory.compile({"x": "*f32"}, {}, target=target)
+    assert "| tile = tx.shared" in str(caught.value) and "help: write the kernel with tl alone" in str(caught.value)
 
 
 def test_a_tensor_map_needs_a_descriptor():

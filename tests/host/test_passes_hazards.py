@@ -150,6 +150,19 @@ def wrong(x, CASE: tl.constexpr):
     elif CASE == "nothing is copied":
         full = tx.barriers(1, 1)
         tx.warp_roles(tx.role(expects, (full,), elected=True))
+    elif CASE == "stage":
+        ring = tx.shared((2, 64, 64), tl.float16, swizzle=128)
+        ring[2].store(tl.zeros((64, 64), tl.float16))
+    elif CASE == "barrier":
+        tx.barriers(2, 1)[2].wait(0)
+    elif CASE == "parity":
+        tx.barriers(2, 1)[0].wait(2)
+    elif CASE == "part":
+        tile = tx.shared((64, 64), tl.float16, swizzle=128)
+        tile.slice(56, 16).store(tl.zeros((16, 64), tl.float16))
+    elif CASE == "odd part":
+        tile = tx.shared((64, 64), tl.float16, swizzle=128)
+        tile.slice(3, 16).store(tl.zeros((16, 64), tl.float16))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +182,11 @@ def wrong(x, CASE: tl.constexpr):
         ("two numbers of threads", "used for 128 and for 256 threads"),
         ("number of the compiler", "barrier number 9 is not yours"),
         ("nothing is copied", "128 bytes are expected, but no copy completes"),
+        ("stage", "index 2 is outside of 2 tiles"),
+        ("barrier", "index 2 is outside of 2 barriers"),
+        ("parity", "the parity of a phase is 0 or 1, not 2"),
+        ("part", "the slice 56:72 is outside of 64 along axis 0"),
+        ("odd part", "the slice starts at 3, which is no multiple of 8"),
     ],
 )
 def test_mistakes_of_structure_and_budgets(case: str, reason: str):

@@ -170,12 +170,13 @@ class Expressions(FunctionState):
                 return self.call(node, self.member_of(instance, method), [other], {})
         raise LanguageError(
             f"'{symbol}' is not defined for {type_text(left)} and {type_text(right)}",
-            f"define __{name}__ in the aggregate",
+            _operand_advice(left, right) or f"define __{name}__ in the aggregate",
         )
 
     def _operator_method(self, node: ast.AST, instance: Any, name: str, arguments: list[Any]) -> Any:
         if not hasattr(type(instance), name):
-            raise LanguageError(f"{type_text(instance)} has no {name}", f"define {name} in the aggregate")
+            advice = _operand_advice(instance) or f"define {name} in the aggregate"
+            raise LanguageError(f"{type_text(instance)} has no {name}", advice)
         return self.call(node, self.member_of(instance, name), arguments, {})
 
     def member_of(self, instance: Any, name: str) -> Any:
@@ -286,7 +287,8 @@ class Expressions(FunctionState):
         if name in ("eq", "ne"):
             return (left is right) == (name == "eq")
         raise LanguageError(
-            f"{type_text(left)} and {type_text(right)} cannot be compared", f"define __{name}__ in the aggregate"
+            f"{type_text(left)} and {type_text(right)} cannot be compared",
+            _operand_advice(left, right) or f"define __{name}__ in the aggregate",
         )
 
     @staticmethod
@@ -480,3 +482,8 @@ def _with_known_numbers(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(_with_known_numbers(entry) for entry in value)
     return value.constant if isinstance(value, tensor) and value.constant is not None else value
+
+
+def _operand_advice(*values: Any) -> str:
+    """What to do where one of them is an object of the language's own that is no number; empty otherwise."""
+    return next((advice for value in values if (advice := getattr(value, "__operand_advice__", ""))), "")

@@ -78,8 +78,8 @@ class FunctionState:
         except (CompilationError, ExecutionError):
             raise
         except InvalidIRError as error:
-            rule = str(error).rpartition(": ")[2]
-            raise self.error(node, rule, "cast or reshape the operands so that they fit together") from error
+            advice = error.advice or "cast or reshape the operands so that they fit together"
+            raise self.error(node, error.rule, advice) from error
         except RecursionError:
             raise self._too_deep(node) from None
         except Exception as error:  # a malformed kernel must never show a traceback of ours

@@ -50,7 +50,8 @@ class Builder:
             complete = complete_attributes(opcode, attributes or {})
             results = infer_types(opcode, [value.type for value in operands], complete, regions)
         except InvalidIRError as error:
-            raise InvalidIRError(f"{self.location or '<unknown>'}: {opcode}: {error}") from None
+            message = f"{self.location or '<unknown>'}: {opcode}: {error}"
+            raise InvalidIRError(message, error.rule, error.advice) from None
         operation = Operation(opcode, list(operands), results, complete, list(regions), self.location)
         self.current.operations.append(operation)
         return operation

@@ -61,9 +61,24 @@ def render(message: str, location: Location, width: int = 1, advice: str = "", d
 
 def inline_asm_error(operation: Operation, place: str) -> CompilationError:
     """The error for machine text in a kernel that is to run where it means nothing."""
-    message = f"inline assembly is instructions of one machine, which {place} cannot run"
-    advice = "write it with operations of the language, or choose by tl.target_info (is_cuda, is_hip) at compile time"
-    location = operation.location
+    return _placed_error(
+        operation,
+        f"inline assembly is instructions of one machine, which {place} cannot run",
+        "write it with operations of the language, or choose by tl.target_info (is_cuda, is_hip) at compile time",
+    )
+
+
+def explicit_error(operation: Operation, place: str) -> CompilationError:
+    """The error for an explicit operation in a kernel that is compiled for another machine than Hopper."""
+    return _placed_error(
+        operation,
+        f"{operation.opcode} is an explicit operation of sm_90a, which {place} does not have",
+        "write the kernel with tl alone to run it there; TILEWRIGHT_INTERPRET=1 runs explicit kernels on any machine",
+    )
+
+
+def _placed_error(operation: Operation, message: str, advice: str) -> CompilationError:
+    location = user_place(operation.location)
     text = f"{message}\n  help: {advice}" if location is None else render(message, location, location.width, advice)
     error = CompilationError(text)
     error.message, error.location, error.advice = message, location, advice

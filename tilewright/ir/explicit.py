@@ -27,6 +27,7 @@ from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapT
 SWIZZLES = (0, 32, 64, 128)
 WARPGROUP_WARPS = 4
 GREATEST_BARRIER = 15  # hardware barriers of a CTA are 0 to 15
+GREATEST_RANK = 5  # of a tensor that is moved by tiles
 EVICTIONS = ("", "evict_first", "evict_last")
 STORE_KINDS = ("", "add", "min", "max", "and", "or", "xor")
 
@@ -47,7 +48,8 @@ def _kind(operand: TensorType, kind: type, what: str) -> Any:
 
 def _shared(operand: TensorType, writable: bool = False) -> SharedType:
     found: SharedType = _kind(operand, SharedType, "the tile")
-    require(not (writable and found.remote), f"{operand} lies in another CTA and can only be loaded")
+    advice = "read it with .load(); let the CTA that it belongs to write it"
+    require(not (writable and found.remote), f"{operand} lies in another CTA and can only be loaded", advice)
     return found
 
 
@@ -72,8 +74,10 @@ def shared_alloc(operands: Types, attributes: Attributes, regions: Regions) -> l
     if swizzle:
         require(len(shape) >= 2, "a swizzled tile has at least two axes")
         row = shape[-1] * dtype.itemsize
-        require(row % swizzle == 0, f"rows of {row} bytes are no multiple of the swizzle, {swizzle} bytes")
-        require(shape[-2] % 8 == 0, f"a swizzled tile has a multiple of 8 rows, not {shape[-2]}")
+        advice = f"a swizzle that divides the row, or rows of a multiple of {swizzle // dtype.itemsize} elements"
+        require(row % swizzle == 0, f"rows of {row} bytes are no multiple of the swizzle, {swizzle} bytes", advice)
+        advice = "round the rows up: copies fill those outside of the tensor with zeros, and do not write them"
+        require(shape[-2] % 8 == 0, f"a swizzled tile has a multiple of 8 rows, not {shape[-2]}", advice)
     for operand in operands:
         _shared(operand, writable=True)
     return [scalar(SharedType(shape, dtype, swizzle))]
@@ -83,7 +87,8 @@ def shared_index(operands: Types, attributes: Attributes, regions: Regions) -> l
     tile = _shared(operands[0])
     _number(operands[1], int32, "the index")
     least = 3 if tile.swizzle or tile.transposed else 2
-    require(len(tile.shape) >= least, f"{operands[0]} is a single tile")
+    advice = "a ring has one axis more: tx.shared((stages, rows, columns), …)"
+    require(len(tile.shape) >= least, f"{operands[0]} is a single tile", advice)
     return [scalar(SharedType(tile.shape[1:], tile.element, tile.swizzle, tile.transposed, tile.remote))]
 
 
@@ -94,7 +99,12 @@ def shared_slice(operands: Types, attributes: Attributes, regions: Regions) -> l
     require(0 <= axis < rank, f"axis {axis} is outside {operands[0]}")
     require(0 < extent <= tile.shape[axis], f"extent {extent} does not fit axis {axis} of {operands[0]}")
     unit = slice_unit(tile, axis)
-    require(extent % unit == 0, f"extent {extent} is no multiple of {unit}, the unit of axis {axis} of {operands[0]}")
+    require(
+        extent % unit == 0,
+        f"extent {extent} is no multiple of {unit}, the unit of axis {axis} of {operands[0]}",
+        "parts of a swizzled tile are whole rows of its swizzle along the axis that is contiguous, else 8 rows; a part "
+        "of a block is tx.block_slice",
+    )
     shape = (*tile.shape[:axis], extent, *tile.shape[axis + 1 :])
     return [scalar(SharedType(shape, tile.element, tile.swizzle, tile.transposed, tile.remote))]
 
@@ -135,8 +145,9 @@ def shared_store(operands: Types, attributes: Attributes, regions: Regions) -> l
 
 
 def barrier_alloc(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    require(attributes["count"] > 0, "there is at least one barrier")
-    require(0 < attributes["arrivals"] < 1 << 20, f"{attributes['arrivals']} arrivals are not in 1 .. 2^20 - 1")
+    require(attributes["count"] > 0, "there is at least one barrier", "one for each stage")
+    advice = "how often roles arrive in a phase: one for each warp, for an elected role, and for an expect"
+    require(0 < attributes["arrivals"] < 1 << 20, f"{attributes['arrivals']} arrivals are not in 1 .. 2^20 - 1", advice)
     return [scalar(BarrierType(attributes["count"]))]
 
 
@@ -156,7 +167,8 @@ def barrier_arrive(operands: Types, attributes: Attributes, regions: Regions) ->
 
 def barrier_expect(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     _barrier(operands[0])
-    require(0 < attributes["bytes"] < 1 << 20, f"{attributes['bytes']} bytes are not in 1 .. 2^20 - 1")
+    advice = "add up tile.bytes of the copies that complete on the barrier"
+    require(0 < attributes["bytes"] < 1 << 20, f"{attributes['bytes']} bytes are not in 1 .. 2^20 - 1", advice)
     return []
 
 
@@ -169,7 +181,8 @@ def barrier_wait(operands: Types, attributes: Attributes, regions: Regions) -> l
 def named(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     _number(operands[0], int32, "the barrier's number")
     threads = attributes["threads"]
-    require(0 < threads <= 1024 and threads % 32 == 0, f"{threads} threads are no multiple of 32 up to 1024")
+    advice = "32 for each warp of each copy that comes"
+    require(0 < threads <= 1024 and threads % 32 == 0, f"{threads} threads are no multiple of 32 up to 1024", advice)
     return []
 
 
@@ -180,13 +193,17 @@ def _tile_of_map(operands: Types, what: str) -> tuple[int, SharedType]:
     """Rank of the map and the tile, which must agree."""
     found: TensorMapType = _kind(operands[0], TensorMapType, "the first operand")
     rank = len(found.block)
+    advice = "join axes that lie behind each other in memory: reshape the tensor on the host"
+    require(rank <= GREATEST_RANK, f"{operands[0]} has {rank} axes, a copy moves at most {GREATEST_RANK}", advice)
     require(len(operands) > rank + 1, f"{operands[0]} needs {rank} coordinates, then the tile")
     for coordinate in operands[1 : 1 + rank]:
         _number(coordinate, int32, "a coordinate")
     tile = _shared(operands[1 + rank], writable=True)
-    require(not tile.transposed, f"{what} moves tiles as they lie in memory, not transposed")
+    advice = "give the tile itself, and take .T where it is used"
+    require(not tile.transposed, f"{what} moves tiles as they lie in memory, not transposed", advice)
     fits = without_ones(tile.shape) == without_ones(found.block) or _in_rows(tile, found.block)
-    require(fits and tile.element == found.element, f"{operands[1 + rank]} is not a tile of {operands[0]}")
+    advice = "one tile (of a ring: ring[stage]) with the map's extents and type: tx.shared(map.block_shape, map.dtype)"
+    require(fits and tile.element == found.element, f"{operands[1 + rank]} is not a tile of {operands[0]}", advice)
     return rank, tile
 
 
@@ -214,7 +231,8 @@ def tma_store(operands: Types, attributes: Attributes, regions: Regions) -> list
     rank, tile = _tile_of_map(operands, "tma_store")
     require(len(operands) == rank + 2, f"takes a map, {rank} coordinates and a tile")
     if attributes["kind"] in ("and", "or", "xor"):
-        require(tile.element.is_integer, f"{attributes['kind']} is for integers, not {tile.element}")
+        advice = "add, min or max combine floats"
+        require(tile.element.is_integer, f"{attributes['kind']} is for integers, not {tile.element}", advice)
     return []
 
 
@@ -250,31 +268,44 @@ def wgmma(operands: Types, attributes: Attributes, regions: Regions) -> list[Ten
         shape, element, transposed = left.shape, left.element, left.transposed
     else:
         shape, element, transposed = a.shape, a.dtype, False
-    require(len(shape) == len(b.shape) == 2, "the operands are tiles of two axes")
+    require(len(shape) == len(b.shape) == 2, "the operands are tiles of two axes", "one tile of a ring is ring[stage]")
+    for tile in (a.handle, b):
+        advice = "tx.shared(…, swizzle=128) (or 64, 32), the swizzle that divides its rows"
+        require(not isinstance(tile, SharedType) or tile.swizzle > 0, "wgmma reads swizzled tiles", advice)
     accumulator = PRODUCTS.get((element.name, b.element.name))
-    require(accumulator is not None, f"wgmma does not multiply {element} and {b.element}")
+    advice = "f16, bf16 or f32 (as tf32) with their like, fp8 of either format, 8-bit integers"
+    require(accumulator is not None, f"wgmma does not multiply {element} and {b.element}", advice)
     (rows, depth), (other, columns) = shape, b.shape
-    require(depth == other, f"inner extents differ: {depth} and {other}")
+    advice = "a is [M, K] and b [K, N]: the transposed view, .T, of a tile of N rows"
+    require(depth == other, f"the inner extents {depth} and {other} differ", advice)
     small = a.is_handle and rows < 64 and rows % 8 == 0
-    require(rows % 64 == 0 or small, f"operand A has a multiple of 64 rows (or, in shared memory, of 8), not {rows}")
+    text = f"operand A has a multiple of 64 rows (or fewer, in shared memory, a multiple of 8), not {rows}"
+    require(rows % 64 == 0 or small, text, "round the rows up: copies fill those outside of the tensor with zeros")
     step = 16 if element.kind in ("int", "uint") and columns > 24 else 8
-    require(columns % step == 0 and columns <= 256, f"{columns} columns are not a multiple of {step} up to 256")
+    text = f"{columns} columns are not a multiple of {step} up to 256"
+    require(columns % step == 0 and columns <= 256, text, "divide the columns between several products: tile.slice")
     depth_step = 32 // element.itemsize
-    require(depth % depth_step == 0, f"the inner extent {depth} is no multiple of {depth_step}")
+    advice = "round the depth up: what a copy reads outside of the tensor is zero"
+    require(depth % depth_step == 0, f"the inner extent {depth} is no multiple of {depth_step}", advice)
     if element.itemsize != 2:
-        require(not transposed and b.transposed, f"operands of {element} run along the inner axis in memory")
+        text = f"operands of {element} are contiguous along the inner axis, of 16-bit types alone along the other too"
+        advice = (
+            "a tile of [M, K], and for b the transposed view of a tile of [N, K]; a block may come from tile.T.load()"
+        )
+        require(not transposed and b.transposed, text, advice)
     assert accumulator is not None
     result = PendingType((max(64, rows), columns), BY_NAME[accumulator])
     for value in operands[2:3]:
         fits = value in (scalar(result), result.block)
-        require(fits, f"the accumulator is {value}, not {result} or {result.block}")
+        advice = "tx.accumulator with the extents of the product, as float32 (int32 for integers)"
+        require(fits, f"the accumulator is {value}, not {result} or {result.block}", advice)
     for keep in operands[3:]:
         _number(keep, int1, "keep")
     return [scalar(result)]
 
 
 def wgmma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    require(0 <= attributes["outstanding"] < 8, "at most 7 groups may be outstanding")
+    require(0 <= attributes["outstanding"] < 8, "at most 7 groups may be outstanding", "wait for more of them")
     return [_kind(operand, PendingType, "the operand").block for operand in operands]
 
 
@@ -305,11 +336,13 @@ def warp_roles(operands: Types, attributes: Attributes, regions: Regions) -> lis
     ):
         require(warps > 0 and copies > 0, "a role has at least one copy of one warp")
         fits = registers == 0 or (24 <= registers <= 256 and registers % 8 == 0)
-        require(fits, f"{registers} registers are not a multiple of 8 in 24 .. 256")
-        require(registers == 0 or warps % 4 == 0, "a role with a register budget has whole warpgroups")
+        text = f"{registers} registers are not a multiple of 8 in 24 .. 256"
+        require(fits, text, f"{min(max(24, -(-registers // 8) * 8), 256)}, or 0 for what there is")
+        advice = "warps=4, or no register budget"
+        require(registers == 0 or warps % 4 == 0, "a role with a register budget has whole warpgroups", advice)
     require(all(flag in (0, 1) for flag in attributes["elected"]), "'elected' holds 0 and 1")
     threads = 32 * sum(warps * copies for warps, copies in zip(attributes["warps"], attributes["copies"], strict=True))
-    require(threads <= 1024, f"the roles have {threads} threads, a CTA has at most 1024")
+    require(threads <= 1024, f"the roles have {threads} threads, a CTA has at most 1024", "fewer copies or warps")
     for region in regions:
         arguments = [value.type for value in region.arguments]
         require(arguments == [scalar(int32)], "a role takes the number of its copy, an i32")

@@ -30,10 +30,10 @@ KINDS: dict[str, Callable[[TensorType], bool]] = {
 }
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise `InvalidIRError(message)` unless `condition` holds."""
+def require(condition: bool, message: str, advice: str = "") -> None:
+    """Raise `InvalidIRError(message)`, with advice for authors of kernels, unless `condition` holds."""
     if not condition:
-        raise InvalidIRError(message)
+        raise InvalidIRError(message, advice=advice)
 
 
 def _require_equal(types: Types) -> None:

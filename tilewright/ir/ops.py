@@ -286,7 +286,8 @@ def complete_attributes(opcode: str, given: Mapping[str, Attribute]) -> dict[str
         if row.kind == "ints" and isinstance(value, list):
             value = tuple(value)
         require(_CHECKS[row.kind](value), f"attribute '{name}' = {value!r} is not of kind '{row.kind}'")
-        require(not row.choices or value in row.choices, f"attribute '{name}' = {value!r} is not in {row.choices}")
+        choices = ", ".join(map(repr, row.choices or ()))
+        require(not choices or value in row.choices, f"{name}={value!r} is not one of {choices}", "choose one of them")
         complete[name] = value
     for name, value in given.items():
         require(name in info.attributes or "." in name, f"unknown attribute '{name}'")

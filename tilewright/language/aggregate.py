@@ -34,6 +34,7 @@ class Aggregate:
 
     __aggregate_fields__: dict[str, Any] = {}  # annotations of the fields, in order
     __aggregate_defaults__: dict[str, Any] = {}
+    __operand_advice__ = ""  # what to do when one is used as a number
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         return unsealed(cls)

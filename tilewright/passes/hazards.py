@@ -3,6 +3,7 @@
 Checks only say no when they are sure: a kernel passes whose barriers might fit.  What depends on the order in which
 things happen is for the interpreter (`ir.asynchrony`).
 
+    places       constant indices, slices and parities are inside of what they choose from
     structure    allocations and roles stand at the top level; an elected role does what one thread can do; nothing that
                  warps do together depends on one warp's vote
     budgets      registers of all roles, threads, shared memory
@@ -23,9 +24,9 @@ from typing import Any
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function, Operation, Region, Value
 from tilewright.ir.diagnostics import render, user_place
-from tilewright.ir.explicit import is_explicit, tile_bytes
+from tilewright.ir.explicit import is_explicit, slice_unit, tile_bytes
 from tilewright.ir.rewrite import constant_of
-from tilewright.ir.types import SharedType
+from tilewright.ir.types import BarrierType, SharedType
 
 REGISTERS = 65536  # of a multiprocessor
 SHARED_BYTES = 232448  # that a CTA may have
@@ -70,6 +71,7 @@ class _Check:
 
     def run(self) -> None:
         self.structure()
+        self.places()
         self.budgets()
         for operation in self.function.region.operations:
             if operation.opcode == "barrier_alloc":
@@ -108,6 +110,47 @@ class _Check:
         for operation in self.function.walk():
             if operation.opcode in ("if", "for"):
                 self.vote(operation)
+
+    def places(self) -> None:
+        for operation in self.function.walk():
+            opcode = operation.opcode
+            if opcode not in ("shared_index", "barrier_index", "shared_slice", "barrier_wait"):
+                continue
+            number, kind = constant_of(operation.operands[1]), operation.operands[0].type.handle
+            if not isinstance(number, int):
+                continue
+            if opcode == "barrier_wait" and number not in (0, 1):
+                advice = "keep it with ring_position, or & 1"
+                raise self.fail(operation, f"the parity of a phase is 0 or 1, not {number}", advice)
+            if opcode == "shared_slice":
+                self.part(operation, number)
+            elif isinstance(kind, SharedType | BarrierType) and opcode != "barrier_wait":
+                count = kind.shape[0] if isinstance(kind, SharedType) else kind.count or 0
+                what = "tiles" if isinstance(kind, SharedType) else "barriers"
+                if not 0 <= number < count:
+                    raise self.fail(operation, f"index {number} is outside of {count} {what}", "they count from 0")
+
+    def part(self, operation: Operation, start: int) -> None:
+        """A slice from a constant start on."""
+        axis, extent, kind = (
+            operation.attributes["axis"],
+            operation.attributes["extent"],
+            operation.operands[0].type.handle,
+        )
+        assert isinstance(axis, int) and isinstance(extent, int) and isinstance(kind, SharedType)
+        unit = slice_unit(kind, axis)
+        if start < 0 or start + extent > kind.shape[axis]:
+            raise self.fail(
+                operation,
+                f"the slice {start}:{start + extent} is outside of {kind.shape[axis]} along axis {axis}",
+                "start + extent is at most the extent of the tile",
+            )
+        if start % unit:
+            raise self.fail(
+                operation,
+                f"the slice starts at {start}, which is no multiple of {unit}",
+                "parts of a swizzled tile begin at whole rows of its swizzle, or at multiples of 8 rows",
+            )
 
     def vote(self, branch: Operation) -> None:
         """Warps may differ about a vote: what they have to do at one place is not behind it."""

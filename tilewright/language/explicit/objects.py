@@ -23,6 +23,7 @@ class Object(Aggregate):
     """A value of a kind that only explicit kernels have; `handle` is its value in the IR."""
 
     __aggregate_fields__ = {"handle": tensor}
+    __operand_advice__ = "barriers and tensor maps are no numbers: see docs/explicit.md for what takes them"
     handle: tensor
 
     def __repr__(self) -> str:
@@ -48,6 +49,8 @@ def integer(value: Any, what: str, element: DType = dtypes.int32) -> tensor:
 
 class shared_tile(Object):
     """A tile, or a ring of tiles, in shared memory: ``ring[stage]``, ``tile.slice(…)``, ``tile.T``, ``tile.load()``."""
+
+    __operand_advice__ = "tile.load() gives the elements of a tile as a block"
 
     @property
     def kind(self) -> SharedType:
@@ -157,6 +160,8 @@ class tensor_map(Object):
 
 class pending(Object):
     """An accumulator of products in flight; only `wgmma` and `wgmma_wait` take it."""
+
+    __operand_advice__ = "the product is in flight: block = tx.wgmma_wait(accumulator) waits for it"
 
     @property
     def kind(self) -> PendingType:

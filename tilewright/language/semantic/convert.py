@@ -45,9 +45,12 @@ def to_tensor(value: Any) -> tensor:
         return value
     if is_literal(value):
         return constant(value, literal_dtype(value))
-    raise LanguageError(
-        f"a tensor or a number is needed here, got {type_text(value)}", "pass a number, a scalar or a block"
-    )
+    raise _no_tensor(value)
+
+
+def _no_tensor(value: Any) -> LanguageError:
+    advice = getattr(value, "__operand_advice__", "") or "pass a number, a scalar or a block"
+    return LanguageError(f"a tensor or a number is needed here, got {type_text(value)}", advice)
 
 
 def full(shape: tuple[int, ...], value: Any, element: DType) -> tensor:
@@ -199,9 +202,7 @@ def convert(value: Any, target: dtype, rounding: str | None = None, reinterpret:
             return constant(_convert_number(value, target.element), target.element)
         value = to_tensor(value)
     if not isinstance(value, tensor):
-        raise LanguageError(
-            f"a tensor or a number is needed here, got {type_text(value)}", "pass a number, a scalar or a block"
-        )
+        raise _no_tensor(value)
     if reinterpret:
         return bitcast(value, target.element)
     mode = unwrap(rounding) or "rtne"

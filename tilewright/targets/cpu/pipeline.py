@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from tilewright.ir.core import Function
-from tilewright.ir.diagnostics import inline_asm_error
+from tilewright.ir.diagnostics import explicit_error, inline_asm_error
+from tilewright.ir.explicit import is_explicit
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
@@ -68,6 +69,8 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[
     for operation in function.walk():
         if operation.opcode == "inline_asm":
             raise inline_asm_error(operation, "a CPU")
+        if is_explicit(operation.opcode):
+            raise explicit_error(operation, "a CPU")
     function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
     module = Module(features=frozenset(target.features))
     fuse, overlap = bool(options.get("enable_fp_fusion", True)), options.get("overlap")

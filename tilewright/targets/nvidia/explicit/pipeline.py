@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
+from tilewright.ir.diagnostics import explicit_error
+from tilewright.ir.explicit import is_explicit
 from tilewright.ir.types import TensorMapType
 from tilewright.passes.hazards import check_hazards
 from tilewright.targets.llvm.builder import Module
@@ -35,9 +37,12 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     Raises `CompilationError` for targets other than sm_90a, and for what cannot be lowered.
     """
     if not target.wgmma:
+        for operation in function.walk():
+            if is_explicit(operation.opcode):
+                raise explicit_error(operation, target.architecture)
         raise CompilationError(
-            f"kernel '{function.name}' is written with explicit operations of sm_90a and cannot be compiled for "
-            f"{target.architecture}; use a kernel of the plain language there"
+            f"kernel '{function.name}' takes tensor maps, which {target.architecture} does not have: they are for "
+            "explicit kernels of sm_90a; pass pointers, or a descriptor to a parameter without the annotation"
         )
     # What cannot work is told at the user's line, before anything is made of it.
     check_hazards(function)
