@@ -261,6 +261,23 @@ def test_fp8_is_converted_in_hardware_where_there_is_any():
 
 
 @tilewright.jit
+def product_and_sum(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(out + i, value * value + 3.0)
+
+
+def test_products_are_rounded_by_themselves_where_the_launch_says_so():
+    types = {"x": "*f32", "out": "*f32"}
+    for given, wanted in ((None, 1), (True, 1), (False, 0)):
+        options = {} if given is None else {"enable_fp_fusion": given}
+        kernel = product_and_sum.compile(types, {"N": 128}, target="cuda:sm_90a", options=options)
+        assert count(r"\bfma\.rn\.f32", kernel.dump("ptx")) == wanted
+        assert count(r"\bmul\.rn\.f32", kernel.dump("ptx")) == 1 - wanted
+        assert not kernel.ignored_options
+
+
+@tilewright.jit
 def whole_numbers(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))

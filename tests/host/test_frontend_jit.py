@@ -95,6 +95,18 @@ def test_torch_tensors_and_dlpack() -> None:
     assert out.tolist() == (numbers * 3).tolist()
 
 
+def test_launch_options_without_effect_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    out = np.zeros(4, np.float32)
+    caplog.set_level("INFO", "tilewright.jit")
+    kernel = scale[(1,)](out, out, 4, 2.0, BLOCK=8, debug=True, enable_fp_fusion=True, num_ctas=1)
+    assert not kernel.ignored_options and "launch options" not in kernel.explanation
+    for _ in range(2):
+        kernel = scale[(1,)](out, out, 4, 2.0, BLOCK=8, debug=True, num_warps=4, maxnreg=64, num_stages=None)
+    assert kernel.ignored_options == ("maxnreg", "num_warps")
+    text = "launch options that change nothing on cpu: maxnreg, num_warps"
+    assert caplog.text.count(text) == 1 and kernel.explanation.endswith(f"{text}\n")
+
+
 def test_an_empty_grid_does_nothing() -> None:
     out = np.zeros(4, np.float32)
     scale[(0,)](out, out, 4, 2.0, BLOCK=8)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,8 @@ from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
 from tilewright.targets.cpu.failures import WORDS, Failure, assertions, failed
+
+logger = logging.getLogger("tilewright.jit")
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class CompiledKernel:
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
         self.divisors: tuple[int, ...] = ()  # of these arguments: the code counts on it
         self.options: Mapping[str, Any] = {}  # that it was compiled with
+        self.ignored_options: tuple[str, ...] = ()  # that it was asked for with, and that change nothing here
         self.source: SourceFunction | None = None  # what it was compiled from
 
     @cached_property
@@ -135,12 +139,28 @@ class CompiledKernel:
             raise ValueError(f"unknown stage {stage!r}: choose ir, {', '.join(sorted(set(texts) - {'ir'}))}")
         return texts[stage]
 
-    @cached_property
+    @property
     def explanation(self) -> str:
         """What the compiler made of the kernel, line by line of its source: vectors, loops, memory, products."""
+        if not self.ignored_options:
+            return self._explained
+        return f"{self._explained.rstrip(chr(10))}\n\n{self._without_effect(self.ignored_options)}\n"
+
+    @cached_property
+    def _explained(self) -> str:
         text = self.target.explain(self.function, self.options)
         notes = [f"{remark.file}:{remark.line}: {remark.message}" for remark in self.traced_remarks]
         return "\n".join([text.rstrip("\n"), "", "noted while the source was read:", *notes]) if notes else text
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Report launch options that change nothing on this target: in the log once, and in `explanation`."""
+        news = sorted(set(names) - set(self.ignored_options))
+        if news:
+            self.ignored_options = tuple(sorted((*self.ignored_options, *news)))
+            logger.info("kernel '%s': %s", self.name, self._without_effect(news))
+
+    def _without_effect(self, names: Iterable[str]) -> str:
+        return f"launch options that change nothing on {self.target.name}: {', '.join(names)}"
 
     def explain(self) -> None:
         """Print `explanation`."""

@@ -78,6 +78,7 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
     "sanitize_overflow arch extern_libs ptx_version ptx_options sched4reg enable_reflect_ftz clc min_shared_mem "
     "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
+_OF_THE_FRONT_END = frozenset(("debug", "ir_override"))
 # `keep_texts` keeps every stage's text in the binary, `overlap` is told in `targets.cpu.pipeline`.
 _INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap"))
 Types = Mapping[str, Any]
@@ -206,7 +207,9 @@ class JITFunction(KernelSource):
             trace = partial(Trace, function, ())
         request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug)
         with user_errors:
-            return binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
+            kernel = binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
+        _report_ignored(kernel, given)
+        return kernel
 
     # Launching
 
@@ -488,6 +491,8 @@ class JITFunction(KernelSource):
                 found = self._launches.get(canonical) or self._make(key, canonical, arguments, options)
                 if not isinstance(found, SkippedLaunch):
                     self._launches[key] = found
+                if isinstance(found.kernel, CompiledKernel):
+                    _report_ignored(found.kernel, options)
             return found
 
     def _make(self, key: Any, canonical: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
@@ -593,6 +598,14 @@ class JITFunction(KernelSource):
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.__module__}.{self.__qualname__}>"
+
+
+def _report_ignored(kernel: CompiledKernel, options: Mapping[str, Any]) -> None:
+    """Say which launch options change nothing where the kernel runs."""
+    asked = {name: unwrap(value) for name, value in options.items() if name in LAUNCH_OPTIONS}
+    plain = {"num_ctas": 1}  # what goes without saying
+    given = {name for name, value in asked.items() if value is not None and plain.get(name) != value}
+    kernel.ignore(given - kernel.target.options - _OF_THE_FRONT_END)
 
 
 @overload

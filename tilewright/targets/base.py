@@ -56,6 +56,7 @@ class Target(Protocol):
     """A machine that kernels are compiled for."""
 
     name: str
+    options: frozenset[str]  # of a launch, which change the code: others are accepted, and reported
 
     @property
     def key(self) -> str:

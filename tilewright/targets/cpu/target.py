@@ -59,6 +59,7 @@ class CPUTarget:
     l2_bytes: int
 
     name = "cpu"
+    options = frozenset(("enable_fp_fusion",))
 
     @classmethod
     def host(cls) -> CPUTarget:

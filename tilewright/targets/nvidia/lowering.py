@@ -103,6 +103,8 @@ class KernelLowering:
         allocation: Allocation,
         warps: int,
         rules: Mapping[str, Rule],
+        *,
+        fuse: bool = True,
     ) -> None:
         self.function: Function = assignment.function
         self.assignment = assignment
@@ -112,6 +114,7 @@ class KernelLowering:
         self.allocation = allocation
         self.warps = warps
         self.rules = rules
+        self.fuse = fuse  # products into the sums that they are terms of
         self.remarks: list[Remark] = []
         self.tensor_maps: list[TensorMapUse] = []
         self.affine: dict[str, tuple[LLVMValue, int]] = {}
@@ -133,7 +136,7 @@ class KernelLowering:
         self.builder = LLVMBuilder(
             self.module, self.symbol, "void", parameters, linkage="ptx_kernel", attributes=self.attributes()
         )
-        self.builder.float_flags = "contract"
+        self.builder.float_flags = "contract" if self.fuse else ""
         self.converter = Converter(self.builder, self.target)
         self.flight = Flight(self.builder)
         self._values.update(

@@ -40,9 +40,10 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
 def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
     """LLVM text for a verified kernel.
 
-    Of `options` (the launch's), `num_warps` decides the threads of a CTA; with `wait_at_entry` the kernel may
-    be started before those ahead of it have ended, and waits for them itself.  Raises `CompilationError` with
-    the source line for what the target cannot do.
+    Of `options` (the launch's), `num_warps` decides the threads of a CTA; without `enable_fp_fusion` products are
+    rounded before they are added to something; with `wait_at_entry` the kernel may be started before those ahead
+    of it have ended, and waits for them itself.  Raises `CompilationError` with the source line for what the target
+    cannot do.
     """
     symbol = _symbol(function, target, options)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
@@ -70,7 +71,8 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     allocation = replace(allocation, barriers=allocation.barriers | ordered)
     # One rule for each operation.
     module = Module(header=HEADER)
-    lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES)
+    fuse = bool(options.get("enable_fp_fusion", True))
+    lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES, fuse=fuse)
     if options.get("line_info"):
         lowering.keep_lines()
     lowering.tiles = memory.tiles

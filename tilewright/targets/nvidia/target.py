@@ -36,6 +36,10 @@ class NvidiaTarget:
     l2_bytes: int
 
     name = "cuda"
+    options = frozenset(
+        "num_warps num_stages cluster maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl dependent_launch "
+        "wait_at_entry ptxas_options opt_level line_info strict".split()
+    )
     triple = "nvptx64-nvidia-cuda"
     warp_threads = 32
     registers_per_multiprocessor = 65536

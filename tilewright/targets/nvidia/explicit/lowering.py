@@ -39,6 +39,8 @@ class ExplicitLowering(KernelLowering):
         warps: int,
         rules: Mapping[str, Rule],
         cluster: tuple[int, int, int],
+        *,
+        fuse: bool,
     ) -> None:
         self.cluster = cluster
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
@@ -47,7 +49,7 @@ class ExplicitLowering(KernelLowering):
         self.held: dict[Value, tuple[LLVMValue, ...]] = {}
         self.next_barrier = FIRST_BARRIER
         self._following: dict[Operation, Operation] = {}
-        super().__init__(assignment, target, module, symbol, allocation, warps, rules)
+        super().__init__(assignment, target, module, symbol, allocation, warps, rules, fuse=fuse)
         self._index(self.function.region)
 
     def _index(self, region: Region) -> None:

@@ -56,7 +56,8 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     # One rule for each operation.
     module = Module(header=HEADER)
     cluster = cluster_of(function, options)
-    lowering = ExplicitLowering(assignment, target, module, symbol, allocation, warps, RULES, cluster)
+    fuse = bool(options.get("enable_fp_fusion", True))
+    lowering = ExplicitLowering(assignment, target, module, symbol, allocation, warps, RULES, cluster, fuse=fuse)
     if options.get("line_info"):
         lowering.keep_lines()
     lowering.run()
