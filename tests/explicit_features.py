@@ -82,6 +82,7 @@ def accumulate(a: tx.tensor_map, c: tx.tensor_map, KIND: tl.constexpr):
 @tilewright.jit
 def fetch(copy, a, following, tile, full, SIZE: tl.constexpr):
     """One thread loads this CTA's tile, and has a part of another tensor brought near."""
+    tx.tma_prefetch(a, (tl.program_id(0) * a.block_shape[0], 0), tile)
     full.expect(tile.bytes)
     tx.tma_load(a, (tl.program_id(0) * a.block_shape[0], 0), tile, full)
     tx.prefetch(following + tl.program_id(0) * SIZE, SIZE * following.dtype.element_ty.itemsize)

@@ -40,6 +40,7 @@ def test_assembles_without_slow_code(name: str) -> None:
 def test_memory_is_brought_near_by_one_thread() -> None:
     _, assembly = compiled(CASES["copy ahead"])
     assert assembly.ptx.count("cp.async.bulk.prefetch.L2.global") == 2
+    assert assembly.ptx.count("cp.async.bulk.prefetch.tensor.2d.L2.global") == 1
 
 
 def main_loop(ptx: str) -> str:

@@ -38,6 +38,12 @@ FORMS = {
     "three consumers": MatmulForm(BM=192, CONSUMERS=3, BN=192, STAGES=3),
     "depth split": MatmulForm(BN=64, SPLIT=2, STAGES=6),
     "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
+    "few rows, loaded apart": MatmulForm(
+        BM=64, CONSUMERS=1, BN=224, A_ROWS=8, STAGES=7, SINGLE=True, EVICT_B="evict_first", DEPENDENT=True, FLIGHT=2
+    ),
+    "depth split, loaded apart": MatmulForm(
+        BM=64, CONSUMERS=1, BN=64, BK=128, A_ROWS=8, SPLIT=2, STAGES=12, DEPENDENT=True, FLIGHT=3
+    ),
     "depth split by four": MatmulForm(BN=144, SPLIT=4, STAGES=6),
     "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
     "batched": MatmulForm(BATCHED=True, BN=128),
@@ -74,7 +80,9 @@ def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
     return [re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", body) for body in bodies]
 
 
-@pytest.mark.parametrize("name", ["bf16", "224 columns", "256 rows", "few rows", "transposed", "in turns"])
+@pytest.mark.parametrize(
+    "name", ["bf16", "224 columns", "256 rows", "few rows", "few rows, loaded apart", "transposed", "in turns"]
+)
 def test_main_loops_use_uniform_registers(name: str) -> None:
     """Of products and of loads: nothing goes from vector to uniform registers, and the loop is as by hand."""
     _, assembly = compiled_matmul(FORMS[name])

@@ -32,6 +32,7 @@ kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensor
     tma_load %a, %n, %0, %3, %2 {eviction = "evict_first"}
     %4 = shared_index %weights, %0 : shared<64x64xbf16,128>
     tma_load %b, %n, %0, %4, %2, %mask
+    tma_prefetch %b, %n, %0, %4
     prefetch %w, %n
     grid_wait
     yield

@@ -100,6 +100,8 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
         (PRODUCT._replace(LAG=1, STAGES=3), (300, 136, 200)),
         (PRODUCT._replace(LAG=2, STAGES=4, BM=192, CONSUMERS=3, BN=48), (400, 136, 100)),
         (NARROW._replace(SINGLE=True, STAGES=3, BN=112, A_ROWS=16, DEPENDENT=True), (16, 330, 600)),
+        (NARROW._replace(BN=112, STAGES=5, A_ROWS=16, DEPENDENT=True, FLIGHT=2), (16, 330, 600)),
+        (NARROW._replace(SPLIT=2, STAGES=6, A_ROWS=8, DEPENDENT=True, FLIGHT=2, BN=64), (5, 128, 1000)),
         (PRODUCT._replace(BN=144, STAGES=6, SPLIT=4, DEPENDENT=True), (128, 300, 600)),
         (PRODUCT._replace(BN=224, STAGES=4, SPLIT=2, DEPENDENT=True), (128, 300, 600)),
         (PRODUCT._replace(SINGLE=True, STAGES=3, SHARE_A=2, BN=112), (128, 330, 300)),
@@ -126,8 +128,10 @@ def test_batches_of_products(rng: np.random.Generator):
 
 
 @pytest.mark.parametrize(
-    "form", [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), TURNS._replace(BN=80)]
-)
+    "form",
+    [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), TURNS._replace(BN=80),
+     NARROW._replace(SHARE_A=2, DEPENDENT=True, FLIGHT=1), NARROW._replace(SPLIT=2, DEPENDENT=True, FLIGHT=1)],
+)  # fmt: skip
 def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
     multiply(form, rng, 136, 72, 136, 1, orders=50)
 
@@ -294,6 +298,7 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
         (ATTENTION._replace(FLAT=False), (1, 2, 1, 200, 136)),
         (ATTENTION._replace(FLAT=False, CAUSAL=True, LAZY=False, TURNS=False), (1, 2, 1, 200, 136)),
         (ATTENTION._replace(FLAT=False, CONSUMERS=1, TURNS=False), (1, 1, 1, 100, 136)),
+        (ATTENTION._replace(FLAT=False, CONSUMERS=1, TURNS=False, DEPENDENT=True), (1, 4, 2, 4, 136)),
         (ATTENTION._replace(STAGES=3), (1, 1, 1, 100, 250)),
         (ATTENTION._replace(D=128, BN=48, TYPE=tl.float16), (2, 1, 1, 130, 136)),
         (ATTENTION._replace(D=96, BN=48), (1, 1, 1, 130, 136)),
@@ -334,7 +339,7 @@ def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random
 def test_attention_on_parts_of_the_keys(splits: int, keys: int, rng: np.random.Generator):
     """Parts of whole blocks, the last ones short or empty, and their results put together."""
     form = ATTENTION._replace(
-        BN=32, CONSUMERS=1, TURNS=False, FLAT=False, SPLITS=splits, LSE=True, BIAS=1, TYPE=tl.float16
+        BN=32, CONSUMERS=1, TURNS=False, FLAT=False, SPLITS=splits, LSE=True, BIAS=1, TYPE=tl.float16, DEPENDENT=True
     )
     batches, heads, group = 2, 3, 4
     q = numbers(rng, (batches, heads, group, 64), form.TYPE)

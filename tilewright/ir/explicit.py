@@ -236,6 +236,12 @@ def tma_store(operands: Types, attributes: Attributes, regions: Regions) -> list
     return []
 
 
+def tma_prefetch(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    rank, _ = _tile_of_map(operands, "tma_prefetch")
+    require(len(operands) == rank + 2, f"takes a map, {rank} coordinates and a tile")
+    return []
+
+
 def prefetch(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     require(operands[0].is_pointer and not operands[0].shape, f"the address is {operands[0]}, not one pointer")
     _number(operands[1], int32, "the number of bytes")
@@ -418,6 +424,7 @@ SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _act("tma_store", (3, None), tma_store, "tma_store(map, coordinates…, tile): kind combines it with memory",
              kind=AttributeInfo("str", "", STORE_KINDS)),
         _act("tma_commit", (0, 0), nothing, "the stores of this thread since the last commit become a group"),
+        _act("tma_prefetch", (3, None), tma_prefetch, "what tma_load(map, coordinates…, tile) reads comes to L2"),
         _act("prefetch", (2, 2), prefetch, "so many bytes (a multiple of 16) from an address on come to the L2 cache"),
         _act("tma_wait", (0, 0), tma_wait, "wait until so many groups are outstanding; read: only until tiles are read",
              outstanding=AttributeInfo("int", 0), read=_FALSE),

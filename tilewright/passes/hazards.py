@@ -33,8 +33,8 @@ SHARED_BYTES = 232448  # that a CTA may have
 GREATEST_NUMBER = 7  # of a numbered barrier; the others are the compiler's
 _ONE_THREAD = frozenset(
     "shared_alloc shared_index shared_slice shared_transpose barrier_index barrier_arrive barrier_expect barrier_wait "
-    "fence_async tma_load tma_store tma_commit tma_wait prefetch cluster_rank cluster_arrive cluster_wait grid_wait "
-    "grid_launch_dependents".split()
+    "fence_async tma_load tma_store tma_commit tma_wait prefetch tma_prefetch cluster_rank cluster_arrive cluster_wait "
+    "grid_wait grid_launch_dependents".split()
 )
 _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))
 _TOGETHER = frozenset("wgmma wgmma_wait group_sync named_sync named_arrive barrier_arrive".split()) | _CLUSTER

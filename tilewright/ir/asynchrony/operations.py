@@ -499,4 +499,4 @@ HANDLERS: dict[str, Handler] = {
         cluster_rank, cluster_arrive, cluster_wait, warp_any,
     )
 }  # fmt: skip
-HANDLERS.update(grid_wait=nothing, grid_launch_dependents=nothing, prefetch=nothing)
+HANDLERS.update(grid_wait=nothing, grid_launch_dependents=nothing, prefetch=nothing, tma_prefetch=nothing)

@@ -19,6 +19,7 @@ from tilewright.kernels.hopper.forms import ATOM, SHARED_BYTES, MatmulForm
 
 FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
+FLIGHT_BYTES = 48 << 10  # of a processor, that are under way before the kernels in front have ended
 _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that share A, that share B, that split the depth
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
@@ -163,6 +164,19 @@ def filled(form: MatmulForm) -> MatmulForm:
     most = min(16, SHARED_BYTES // (form.stage_bytes + 16))
     several = (form._replace(STAGES=stages) for stages in range(most, 1, -1))
     return next((each for each in several if each.shared_bytes <= SHARED_BYTES), form)
+
+
+def dependent(form: MatmulForm) -> MatmulForm:
+    """The form for constant weights, which are read before the kernels in front have ended.
+
+    CTAs that have one tile each fill their stages then, all at once: so many bytes are under way that whatever small
+    kernels in front still have to read would come last. As few as the memory's rate takes do not hold it up.
+    """
+    form = form._replace(DEPENDENT=True)
+    if not FLIGHT_BYTES or form.CONSUMERS > 1 or not form.single:
+        return form
+    apart = form._replace(FLIGHT=max(2, -(-FLIGHT_BYTES // form.right_stage_bytes)))
+    return apart if apart.shared_bytes <= SHARED_BYTES else form
 
 
 def buildable(form: MatmulForm, problem: Problem, gpu: Gpu) -> bool:

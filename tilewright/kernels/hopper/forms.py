@@ -63,6 +63,7 @@ class MatmulForm(NamedTuple):
     EVICT_A: str = ""
     EVICT_B: str = ""
     DEPENDENT: bool = False  # weights (B) may be read before the kernels in front of this one have ended
+    FLIGHT: int = 0  # of the weights that are read so, stages at once: a thread of their own loads them
     PROMOTE: Any = None  # (partial, rows, first column, stage, extra) -> what is added to the sum in float32
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
@@ -132,7 +133,22 @@ class MatmulForm(NamedTuple):
     @property
     def stage_bytes(self) -> int:
         """Bytes that come to a stage."""
-        return int((self.loaded_rows + self.BN) * self.BK * self.INPUT.itemsize)
+        return self.left_stage_bytes + self.right_stage_bytes
+
+    @property
+    def left_stage_bytes(self) -> int:
+        """Bytes of A that come to a stage."""
+        return int(self.loaded_rows * self.BK * self.INPUT.itemsize)
+
+    @property
+    def right_stage_bytes(self) -> int:
+        """Bytes of B that come to a stage."""
+        return int(self.BN * self.BK * self.INPUT.itemsize)
+
+    @property
+    def apart(self) -> bool:
+        """Whether A and B are loaded by threads of their own."""
+        return self.FLIGHT > 0
 
     @property
     def stored_rows(self) -> int:
@@ -233,7 +249,8 @@ class MatmulForm(NamedTuple):
         for extent, swizzle in sorted(tiles, key=lambda tile: not tile[1]):
             unit = 1024 if swizzle else 128
             end = -(-end // unit) * unit + extent
-        return int(end + 16 * self.STAGES)
+        barriers = (3 if self.apart else 2) * 8 * self.STAGES
+        return int(end + -(-barriers // 16) * 16)
 
     def check(self) -> MatmulForm:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
@@ -273,6 +290,10 @@ class MatmulForm(NamedTuple):
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
             (not (self.SINGLE and self.TURNS), "a single tile is not taken in turns"),
             (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
+            (
+                not self.FLIGHT or (self.DEPENDENT and self.CONSUMERS == 1),
+                "FLIGHT is for dependent products by one consumer",
+            ),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
         ]
         for holds, reason in rules:
@@ -309,6 +330,7 @@ class AttentionForm(NamedTuple):
     TYPE: Any = tl.bfloat16
     BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
     SPLITS: int = 1  # parts of the keys, each with results of its own
+    DEPENDENT: bool = False  # starts before the kernels in front of it have ended, and asks for keys and values
 
     @property
     def BM(self) -> int:
@@ -381,6 +403,7 @@ class AttentionForm(NamedTuple):
             ),
             (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
             (self.SPLITS == 1 or not (self.CAUSAL or self.LENGTHS), "keys are split where all are seen"),
+            (not (self.DEPENDENT and self.LENGTHS), "lengths are not known before the kernels in front have ended"),
             (self.SPLITS == 1 or self.LSE, "parts are put together by their log-sum-exp"),
             (self.STAGES >= 2, "there are two stages or more"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),

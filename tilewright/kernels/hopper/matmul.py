@@ -18,6 +18,7 @@ import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.kernels.hopper.forms import swizzle_of
 from tilewright.kernels.hopper.turns import pass_turn, take_turn
+from tilewright.language.explicit.objects import barrier_array
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
 
@@ -35,6 +36,44 @@ class Task:
     start: tl.tensor  # first stage of depth
     blocks: tl.tensor  # stages of depth
     group: tl.tensor  # first rank of the CTAs that share operands with this one
+
+
+@tilewright.aggregate
+class Stages:
+    """The barriers of the ring, one of each a stage: what comes has come (`full`), without A if it comes `apart`; A has
+    come then (`left`); and all may be written again (`empty`)."""
+
+    full: barrier_array
+    left: barrier_array
+    empty: barrier_array
+    apart: tl.constexpr
+
+    @tilewright.jit
+    def wait_full(self, position):
+        """A consumer waits for the stage's operands."""
+        self.full[position.stage].wait(position.parity)
+        if self.apart:
+            self.left[position.stage].wait(position.parity)
+
+    @tilewright.jit
+    def wait_empty(self, position):
+        """A producer waits until the stage may be written again."""
+        self.empty[position.stage].wait(position.parity)
+
+    @tilewright.jit
+    def release(self, position):
+        """A consumer is done with the stage."""
+        self.empty[position.stage].arrive()
+
+
+@tilewright.jit
+def make_stages(FORM: tl.constexpr):
+    """The barriers of a form's ring."""
+    full = tx.barriers(FORM.STAGES, 1)
+    left = full
+    if FORM.apart:
+        left = tx.barriers(FORM.STAGES, 1)
+    return Stages(full, left, tx.barriers(FORM.STAGES, 4 * FORM.sharers * FORM.shared), FORM.apart)
 
 
 @tilewright.jit
@@ -149,6 +188,54 @@ def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
             load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
         ahead = task.blocks * 0
+    if FORM.SPLIT > 1:
+        tx.cluster_arrive()
+        tx.cluster_wait()
+
+
+@tilewright.jit
+def load_weights(copy, b, rights, ring, task, FORM: tl.constexpr):
+    """The loading role of B when it comes apart: one thread, which waits for no other kernel.
+
+    Of the first stages only `FLIGHT` are under way at once. That is enough for all of the memory's rate; were all asked
+    for at once, whatever the kernels in front still read would queue behind them.
+    """
+    position = tx.producer_start(FORM.STAGES)
+    ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
+    place = tile_place(task.first, task, FORM)
+    for k in range(ahead):
+        if k >= FORM.FLIGHT:
+            ring.full[k - FORM.FLIGHT].wait(0)
+        ring.full[k].expect(FORM.right_stage_bytes)
+        load_right(b, rights, ring.full[k], k, place, k, task, FORM)
+    for tile in range(task.first, task.tiles, task.step):
+        place = tile_place(tile, task, FORM)
+        for k in range(task.blocks):
+            if k >= ahead:
+                ring.wait_empty(position)
+                full = ring.full[position.stage]
+                full.expect(FORM.right_stage_bytes)
+                load_right(b, rights, full, position.stage, place, k, task, FORM)
+            position = position.next()
+        ahead = task.blocks * 0
+    if FORM.SPLIT > 1:
+        tx.cluster_arrive()
+        tx.cluster_wait()
+
+
+@tilewright.jit
+def load_activations(copy, a, lefts, ring, task, FORM: tl.constexpr):
+    """The loading role of A when it comes apart: one thread."""
+    position = tx.producer_start(FORM.STAGES)
+    tx.grid_wait()
+    for tile in range(task.first, task.tiles, task.step):
+        place = tile_place(tile, task, FORM)
+        for k in range(task.blocks):
+            ring.wait_empty(position)
+            left = ring.left[position.stage]
+            left.expect(FORM.left_stage_bytes)
+            load_left(a, lefts, left, position.stage, place, k, task, FORM)
+            position = position.next()
     if FORM.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
@@ -393,11 +480,10 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
         tails = tx.shared((FORM.CONSUMERS, FORM.stored_rows, FORM.tail), FORM.OUTPUT,
                           swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
                           over=lefts if FORM.single and FORM.SPLIT == 1 else None)  # fmt: skip
-    ring = tx.make_ring(FORM.STAGES, 4 * FORM.sharers * FORM.shared)
+    ring = make_stages(FORM)
     if FORM.DEPENDENT:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
     task = make_task(M, N, K, batches, FORM)
-    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0], elected=True)
     if FORM.SPLIT > 1:
         partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
                              over=rights if FORM.sums_right else lefts)  # fmt: skip
@@ -411,7 +497,14 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
             (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
-    tx.warp_roles(loading, multiplying)
+    if FORM.apart:
+        weights = tx.role(load_weights, (b, rights, ring, task, FORM), warps=1, elected=True)
+        activations = tx.role(load_activations, (a, lefts, ring, task, FORM), warps=1, elected=True)
+        tx.warp_roles(multiplying, weights, activations)
+    else:
+        loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0],
+                          elected=True)  # fmt: skip
+        tx.warp_roles(loading, multiplying)
     if FORM.cluster > 1:
         # Peers may still arrive at this CTA's barriers, or read its partial sums.
         tx.cluster_arrive(relaxed=True)

@@ -126,6 +126,18 @@ def tma_load(
 
 
 @builtin
+def tma_prefetch(source: tensor_map, coordinates: Any, tile: shared_tile) -> None:
+    """One thread asks for what a `tma_load` to the tile would read to be brought into the L2 cache.
+
+    The tile is not written.  Nobody waits for it, and it changes no result, also where other kernels still write what
+    is asked for.
+    """
+    source = needs(source, tensor_map, "the source")
+    operands = [source.handle, *_coordinates(source, coordinates), needs(tile, shared_tile, "the tile").handle]
+    emit_many("tma_prefetch", operands)
+
+
+@builtin
 def prefetch(address: tensor, size: Any) -> None:
     """One thread asks for `size` bytes from a pointer on to be brought into the L2 cache, for kernels that come later.
 

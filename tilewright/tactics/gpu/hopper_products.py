@@ -17,7 +17,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.hopper import matmul as hopper
 from tilewright.kernels.hopper.choice import Problem as HopperProblem
-from tilewright.kernels.hopper.choice import close_forms
+from tilewright.kernels.hopper.choice import close_forms, dependent
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.packing import halves_recipe
 from tilewright.symbolic import (
@@ -153,7 +153,8 @@ def _cost(found: _Product, group: Group, seconds: float) -> Cost:
 def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
     """The launch of a form."""
     rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
-    form = form._replace(EPILOGUE=slots.function, GATE=found.gate, DEPENDENT=found.ready)
+    form = form._replace(EPILOGUE=slots.function, GATE=found.gate)
+    form = dependent(form) if found.ready else form
     shape = (depth, columns) if found.transposed else (columns, depth)
     stored = columns // 2 if found.gate is not None else columns
     operands: dict[str, Operand] = {

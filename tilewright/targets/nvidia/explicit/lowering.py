@@ -18,7 +18,7 @@ from tilewright.targets.nvidia.lowering import KernelLowering, Rule
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 # What one thread of a group does: neighbours of them share a branch.
-LEADERS = frozenset("barrier_expect tma_load tma_store tma_commit tma_wait prefetch".split())
+LEADERS = frozenset("barrier_expect tma_load tma_store tma_commit tma_wait prefetch tma_prefetch".split())
 FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
 
 

@@ -176,6 +176,12 @@ def _prefetch(lowering: ExplicitLowering, operation: Operation) -> None:
         tma.prefetch(lowering.builder, *map(lowering.scalar, operation.operands))
 
 
+def _tma_prefetch(lowering: ExplicitLowering, operation: Operation) -> None:
+    with lowering.leader(operation):
+        for tensor_map, coordinates, _ in _copies(lowering, operation):
+            tma.prefetch_box(lowering.builder, tensor_map, coordinates)
+
+
 def _tma_wait(lowering: ExplicitLowering, operation: Operation) -> None:
     outstanding = operation.attributes["outstanding"]
     assert isinstance(outstanding, int)
@@ -195,5 +201,6 @@ RULES: dict[str, ExplicitRule] = {
     "tma_store": _tma_store,
     "tma_commit": _tma_commit,
     "prefetch": _prefetch,
+    "tma_prefetch": _tma_prefetch,
     "tma_wait": _tma_wait,
 }

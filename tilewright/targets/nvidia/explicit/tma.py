@@ -23,6 +23,12 @@ def prefetch(builder: LLVMBuilder, address: LLVMValue, size: LLVMValue) -> None:
     call(builder, "cp.async.bulk.prefetch.L2", address, size, policy, hinted)
 
 
+def prefetch_box(builder: LLVMBuilder, tensor_map: LLVMValue, coordinates: Sequence[LLVMValue]) -> None:
+    """Bring the map's box at `coordinates` (i32, slowest first) to the L2 cache; nobody is told when."""
+    name = f"cp.async.bulk.tensor.prefetch.tile.{len(coordinates)}d"
+    call(builder, name, tensor_map, *reversed(coordinates), _policy(builder, ""), builder.constant("i1", False))
+
+
 def load(
     builder: LLVMBuilder,
     tensor_map: LLVMValue,
