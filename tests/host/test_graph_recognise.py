@@ -313,6 +313,33 @@ def test_group_norm_is_decomposed(rng):
     assert "group_norm" not in ops_of(graph) and ops_of(graph)[-1] == "log_softmax"
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+def test_convolutions_over_volumes_are_convolutions_over_images(rng, groups):
+    b = GraphBuilder("volumes")
+    batch = b.symbol("b", 1, 8)
+    x = b.input("x", float32, (batch, 6, 7, 9, 8))
+    w, bias = (b.constant(rng.standard_normal(s).astype(np.float32)) for s in ((12, 6 // groups, 3, 2, 3), (12,)))
+    windows = {"strides": (2, 1, 2), "padding": ((1, 2), (0, 1), (1, 1)), "dilation": (2, 1, 2), "groups": groups}
+    y = b.op("conv", [x, w, bias], **windows)
+    points = b.constant(rng.standard_normal((5, 12, 1, 1, 1)).astype(np.float32))
+    b.output(b.op("conv", [y, points], strides=(1, 1, 1), padding=((0, 0),) * 3, dilation=(1, 1, 1)))
+    graph = check(b.finish(), {"x": (2, 6, 7, 9, 8)}, rng)
+    assert all(node.inputs[0].rank == 4 for node in graph.nodes if node.op == "conv")
+
+
+@pytest.mark.parametrize("kernel", [(2, 3, 2), (3, 1, 1), (1, 2, 2)])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("options", [None, {"count_include_pad": False}, {"count_include_pad": True}])
+def test_pools_of_volumes_are_pools_of_images(rng, kernel, ceil_mode, options):
+    b = GraphBuilder("volumes")
+    x = b.input("x", float32, (2, 3, 7, 8, 9))
+    windows = {"strides": (2, 2, 1), "padding": tuple((size // 2, 0) for size in kernel), "dilation": (1, 1, 1)}
+    op = "max_pool" if options is None else "average_pool"
+    b.output(b.op(op, [x], kernel=kernel, ceil_mode=ceil_mode, **windows, **(options or {})))
+    graph = check(b.finish(), {"x": (2, 3, 7, 8, 9)}, rng)
+    assert all(node.inputs[0].rank == 4 for node in graph.nodes if node.op == op)
+
+
 def test_a_log_softmax_that_is_read_elsewhere_stays_whole(rng):
     b = GraphBuilder("loss")
     x, index = b.input("x", float32, (4, 9)), b.constant(np.array([[3], [0], [8], [1]]), "index")

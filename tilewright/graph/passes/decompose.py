@@ -1,16 +1,17 @@
-"""Composite ops in terms of others: batch_norm, group_norm."""
+"""Composite ops in terms of others: batch_norm, group_norm; windows over volumes by windows over images."""
 
 from __future__ import annotations
 
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
-from tilewright.symbolic import floor_divide, product
+from tilewright.symbolic import floor_divide, lift, product, simplify
 
 
 def decompose(graph: Graph) -> Graph:
     """The graph without composite ops."""
-    return apply_rules(graph, {"batch_norm": [_batch_norm], "group_norm": [_group_norm]})
+    rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
+    return apply_rules(graph, {**rules, "max_pool": [_pool_of_volumes], "average_pool": [_pool_of_volumes]})
 
 
 def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:
@@ -43,3 +44,63 @@ def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:
     if scale is not None:
         result = rewriter.op("multiply", [result, _per_channel(scale, x.rank, rewriter)])
     return result if bias is None else rewriter.op("add", [result, _per_channel(bias, x.rank, rewriter)])
+
+
+def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
+    """A convolution over [N, C, depth, height, width] as one over the images of [N * depth', C * taps, height, width]:
+    the slices that a window's depth sees are channels beside each other."""
+    x, weight, bias = (*node.inputs, None)[:3]
+    assert x is not None and weight is not None
+    taps = weight.shape[2]
+    if x.rank != 5 or node.attributes["layout"] != "NCHW" or not isinstance(taps, int):
+        return None
+    (stride, *strides), (pads, *padding), (step, *dilation) = (
+        node.attributes[name] for name in ("strides", "padding", "dilation")
+    )
+    batch, channels, _, height, width = x.shape
+    depth = node.output.shape[2]
+    x = rewriter.op("permute", [x], order=(0, 2, 1, 3, 4))
+    if any(pads):
+        x = rewriter.op("pad", [x], pads=((0, 0), tuple(pads), (0, 0), (0, 0), (0, 0)))
+    slices = []
+    for tap in range(taps):
+        last = simplify((lift(depth) - 1) * stride + tap * step + 1)
+        seen = rewriter.op("slice", [x], axis=1, start=tap * step, stop=last, step=stride)
+        slices.append(rewriter.op("reshape", [seen], shape=(batch, depth, channels, 1, height, width)))
+    joined = slices[0] if taps == 1 else rewriter.op("concat", slices, axis=3)
+    images = (simplify(lift(batch) * depth), simplify(lift(channels) * taps), height, width)
+    image = rewriter.op("reshape", [joined], shape=images)
+    features, depth_of, _, *kernel = weight.shape
+    flat = rewriter.op("reshape", [weight], shape=(features, simplify(lift(depth_of) * taps), *kernel))
+    options = {"strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation)}
+    inputs = [image, flat] if bias is None else [image, flat, bias]
+    result = rewriter.op("conv", inputs, groups=node.attributes["groups"], layout="NCHW", **options)
+    shape = (batch, depth, *result.shape[1:])
+    rewriter.remark(f"{node.op} %{node.output.name} over volumes is one over images of {taps} slices each")
+    return rewriter.op("permute", [rewriter.op("reshape", [result], shape=shape)], order=(0, 2, 1, 3, 4))
+
+
+def _pool_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
+    """Windows over [N, C, depth, height, width]: first over the depth, then over height and width of each slice.
+
+    Largest elements are those of parts, and means those of means, as all parts of a window are of the same size or
+    the missing elements are missing in all of them.
+    """
+    (x,) = node.inputs
+    assert x is not None
+    if x.rank != 5 or node.attributes["layout"] != "NCHW":
+        return None
+    batch, channels, depth, height, width = x.shape
+    windows = {name: node.attributes[name] for name in ("kernel", "strides", "padding", "dilation")}
+    common = {name: value for name, value in node.attributes.items() if name not in windows}
+    line = {name: (value[0], (0, 0) if name == "padding" else 1) for name, value in windows.items()}
+    if any(line[name][0] != line[name][1] for name in line):
+        columns = simplify(lift(height) * width)
+        x = rewriter.op("reshape", [x], shape=(batch, channels, depth, columns))
+        x = rewriter.op(node.op, [x], **line, **common)
+    depth = node.output.shape[2]
+    x = rewriter.op("reshape", [x], shape=(batch, simplify(lift(channels) * depth), height, width))
+    image = {name: tuple(value[1:]) for name, value in windows.items()}
+    still = all(image[name] == ((0, 0),) * 2 if name == "padding" else image[name] == (1, 1) for name in image)
+    x = x if still else rewriter.op(node.op, [x], **image, **common)
+    return rewriter.op("reshape", [x], shape=node.output.shape)
