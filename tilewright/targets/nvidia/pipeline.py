@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
-from tilewright.ir.printer import print_function
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
+from tilewright.targets.llvm.symbols import kernel_symbol
 from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
@@ -45,7 +44,7 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     of it have ended, and waits for them itself.  Raises `CompilationError` with the source line for what the target
     cannot do.
     """
-    symbol = _symbol(function, target, options)
+    symbol = kernel_symbol(function, target.architecture, options)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
     if options.get("wait_at_entry") and target.dependent_launch:
         if not any(operation.opcode == "grid_wait" for operation in function.walk()):
@@ -129,11 +128,3 @@ def warps_of(function: Function, options: Mapping[str, Any]) -> int:
     if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
         raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
     return warps
-
-
-def _symbol(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> str:
-    """A name that differs whenever the code may differ."""
-    content = "\n".join((print_function(function), target.architecture, repr(sorted(options.items(), key=str))))
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
-    return f"tw_{name}_{digest}"
