@@ -17,7 +17,9 @@ from tilewright.ops.arrays import View
 from tilewright.runtime.cuda.device import device
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
-_VECTORS = 16  # of 16 bytes, at most, that a thread of a reduction over rows has on their way
+_WARPS = 16  # of a CTA of a reduction over rows, at most
+_VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
+_REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
 _ENOUGH = 132 * 2  # CTAs that keep the processors busy
 
@@ -78,14 +80,15 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind:
 
 
 def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
-    """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA holds in registers.
+    """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA loads at once.
 
     Many CTAs that load once and end share the memory evenly; as many as fit, each with its part, end one by one.
     """
-    element, block, warps = source.element, min(128, max(16, next_power_of_2(inner))), 4
-    strips, lines, vectors = cdiv(inner, block) * outer, _lines(element, block, warps), _VECTORS
-    while vectors > 4 and strips * cdiv(length, lines * vectors) < _ENOUGH:
-        vectors //= 2
+    element, block, warps = source.element, min(128, max(16, next_power_of_2(inner))), _WARPS
+    strips, vectors = cdiv(inner, block) * outer, _VECTORS
+    while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _ENOUGH:
+        warps, vectors = max(4, warps // 2), vectors if warps > 4 else vectors // 2
+    lines = _lines(element, block, warps)
     share = max(lines * vectors, cdiv(length, _PIECES))
     if share > lines * vectors:
         vectors = _VECTORS // 2  # there are two sets of them in a loop
@@ -96,7 +99,7 @@ def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int,
     first.launch(source.base, element, partial, (outer, length, inner), share, factor if pieces == 1 else 1.0, kind)
     if pieces > 1:
         # What is left is small: all pieces are loaded at once, up to 512.
-        rest = _Columns(min(32 if pieces <= 128 else 16, block), 4 if pieces <= 256 else 8, 8, 2 if dependent else 0)
+        rest = _Columns(min(32 if pieces <= 256 else 16, block), 4 if pieces <= 128 else 8, 8, 2 if dependent else 0)
         rest.launch(partial, dtypes.float32, out, (outer, pieces, inner), pieces, factor, kind)
 
 
@@ -122,7 +125,7 @@ class _Columns:
         lines = _lines(element, self.block, self.warps)
         rows = lines * self.vectors
         # With a limit the assembler does not save registers by waiting for some vectors before it loads the others.
-        options: dict[str, Any] = {"maxnreg": 255}
+        options: dict[str, Any] = {"maxnreg": min(255, _REGISTERS // (2 * 32 * self.warps))}
         options |= {"dependent_launch": True} if self.step == 2 else {}
         gpu_rows.reduce_columns[(cdiv(inner, self.block), cdiv(length, share), outer)](
             x, out, length, share, inner, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind],
