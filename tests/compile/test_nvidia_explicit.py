@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -161,6 +162,18 @@ def test_one_descriptor_has_one_form() -> None:
 def test_other_architectures_are_told() -> None:
     with pytest.raises(CompilationError, match="is an explicit operation of sm_90a, which sm_80 does not have"):
         lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), {})
+
+
+@pytest.mark.parametrize(("shape", "lowered"), [((3, 8, 24), True), ((2, 12, 16), False)])
+def test_tiles_of_three_axes(shape: tuple[int, ...], lowered: bool) -> None:
+    """Layouts have powers of two, and only of the first and the last axis what is too much can be left out."""
+    block = "x".join(map(str, shape)) + "xf32"
+    body = f"""
+  %tile = shared_alloc {{shape = {list(shape)}, dtype = f32, swizzle = 0}} : shared<{block},0>
+  %block = shared_load %tile : <{block}>
+  shared_store %tile, %block"""
+    with nullcontext() if lowered else pytest.raises(CompilationError, match="powers of two"):
+        lower(text_of(body), TARGET, {})
 
 
 def test_products_need_whole_warpgroups() -> None:

@@ -255,8 +255,7 @@ def test_addresses(name: str) -> None:
     view = view.transpose() if transposed else view
     chosen = access.plan(layout, shape, view, stored=True)
     assert chosen.matrices == matrices
-    columns = layout.shape[0 if transposed else 1]
-    places = access.Addresses(builder, view, columns, chosen, access.Threads(*builder.arguments))
+    places = access.Addresses(builder, view, chosen, access.Threads(*builder.arguments))
     found = [places.place(move.place) for move in chosen.moves]
     lanes, warps = np.meshgrid(np.arange(32), np.arange(4))
     known = evaluate(builder.block.lines, {"%lane": lanes, "%warp": warps})
@@ -284,7 +283,7 @@ def test_vectors_end_where_tiles_end(shape: tuple[int, ...]) -> None:
     builder = LLVMBuilder(Module(), "f", "void", [("i32", "lane", ""), ("i32", "warp", "")])
     view = views.whole(builder.integer(0, "i32"), shape, dtypes.float32, 0)
     chosen = access.plan(layout, shape, view, stored=False)
-    places = access.Addresses(builder, view, layout.shape[-1], chosen, access.Threads(*builder.arguments))
+    places = access.Addresses(builder, view, chosen, access.Threads(*builder.arguments))
     valid = [places.inside(move.place) for move in chosen.moves]
     lanes, warps = np.meshgrid(np.arange(32), np.arange(4))
     known = evaluate(builder.block.lines, {"%lane": lanes, "%warp": warps})
@@ -318,10 +317,9 @@ def test_moves_of_tiles(name: str, instruction: str) -> None:
             view = views.whole(builder.integer(start, "i32"), stored_shape, element, swizzle)
             view = view.transpose() if transposed else view
             chosen = access.plan(layout, shape, view, stored)
-            columns = layout.shape[0 if transposed else 1]
             if stored:
-                access.store(builder, chosen, view, columns, threads, values)
+                access.store(builder, chosen, view, threads, values)
             else:
-                values = access.load(builder, chosen, view, columns, threads, kind)
+                values = access.load(builder, chosen, view, threads, kind)
 
     assert instruction in kernel(body).ptx

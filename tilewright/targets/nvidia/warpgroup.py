@@ -44,15 +44,14 @@ def tile_view(start: LLVMValue, kind: TensorType, layout: LinearLayout) -> views
 def store_tile(lowering: KernelLowering, operation: Operation) -> None:
     """Copy a block to its tile, when all have read what was there before."""
     (block,), result = operation.operands, operation.result
-    builder, layout = lowering.builder, lowering.layout(block)
+    builder = lowering.builder
     view = tile_view(lowering.i32(lowering.tiles[operation]), result.type, lowering.layout(result))
     lowering.land()
     lowering.synchronize()
-    chosen = access.plan(layout, block.type.shape, view, stored=True)
-    columns = layout.shape[-2 if view.transposed else -1]
+    chosen = access.plan(lowering.layout(block), block.type.shape, view, stored=True)
     values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
     threads = access.Threads(lowering.group.lane, lowering.group.warp)
-    access.store(builder, chosen, view, columns, threads, values)
+    access.store(builder, chosen, view, threads, values)
     fence_async(builder)
     lowering.synchronize()
     lowering.views[result] = view

@@ -46,14 +46,15 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a block moves.  `threads` are packed elements for each bit of the lane, then of the warp; `extents` the rows
-    (of all leading axes) and columns that exist, of which the block's layout may have more.
+    """How a block moves.  `threads` are packed elements for each bit of the lane, then of the warp; the block's layout
+    has so many `columns`; `extents` are the rows (of all leading axes) and columns that exist, perhaps fewer.
 
     `matrices` is 0 for vectors; else each move is of that many 8 x 8 matrices, of two registers each.
     """
 
     moves: tuple[Move, ...]
     threads: tuple[int, ...]
+    columns: int
     extents: tuple[int, int]
     matrices: int = 0
     transposed: bool = False
@@ -104,7 +105,7 @@ def _matrix_plan(layout: LinearLayout, extents: tuple[int, int], view: View, liv
             return None  # the matrices that exist are not the first ones
         moves += [Move(part, combine(registers, part[0])) for part in _powers(group)]
     threads = (*rows, *numbering, *(0,) * (2 - bits), *layout.bases("warp"))
-    return Plan(tuple(moves), threads, extents, 1 << bits, transposed)
+    return Plan(tuple(moves), threads, columns, extents, 1 << bits, transposed)
 
 
 def _powers(group: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -137,14 +138,14 @@ def _vector_plan(
             continue
         seen.add(place)
         moves.append(Move(group, place))
-    return Plan(tuple(moves), (*layout.bases("lane"), *layout.bases("warp")), extents)
+    return Plan(tuple(moves), (*layout.bases("lane"), *layout.bases("warp")), layout.shape[-1], extents)
 
 
 class Addresses:
     """The addresses of a plan's moves, each distinct thread-dependent part computed once."""
 
-    def __init__(self, builder: LLVMBuilder, view: View, columns: int, chosen: Plan, threads: Threads) -> None:
-        self.builder, self.view, self.columns = builder, view, columns
+    def __init__(self, builder: LLVMBuilder, view: View, chosen: Plan, threads: Threads) -> None:
+        self.builder, self.view, self.columns = builder, view, chosen.columns
         self.bytes = view.element.itemsize
         row, column = self._thread_coordinates(chosen.threads, threads)
         self.coordinates, self.extents = (row, column), chosen.extents
@@ -268,9 +269,9 @@ def _runs(vectors: Sequence[int]) -> list[tuple[int, int, int]]:
 Values = dict[int, LLVMValue]  # by number of the layout's register
 
 
-def store(builder: LLVMBuilder, chosen: Plan, view: View, columns: int, threads: Threads, values: Values) -> None:
-    """Store a block's registers; `columns` are those of the (oriented) layout."""
-    places = Addresses(builder, view, columns, chosen, threads)
+def store(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, values: Values) -> None:
+    """Store a block's registers."""
+    places = Addresses(builder, view, chosen, threads)
     for move in chosen.moves:
         where = places.pointer(move.place)
         if chosen.matrices:
@@ -292,9 +293,9 @@ def store(builder: LLVMBuilder, chosen: Plan, view: View, columns: int, threads:
         builder.start(after)
 
 
-def load(builder: LLVMBuilder, chosen: Plan, view: View, columns: int, threads: Threads, element: str) -> Values:
+def load(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, element: str) -> Values:
     """Load a block's registers, each of LLVM type `element`."""
-    places = Addresses(builder, view, columns, chosen, threads)
+    places = Addresses(builder, view, chosen, threads)
     values: Values = {}
     for move in chosen.moves:
         if chosen.matrices:

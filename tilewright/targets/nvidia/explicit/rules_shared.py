@@ -59,26 +59,32 @@ def _remote(lowering: ExplicitLowering, operation: Operation) -> None:
 # Blocks ------------------------------------------------------------------------------------------
 
 
+def _planned(lowering: ExplicitLowering, operation: Operation, block: Value, view: View, stored: bool) -> access.Plan:
+    """How a block moves to or from a tile."""
+    shape = block.type.shape
+    if len(shape) > 2 and (view.transposed or any(extent & (extent - 1) for extent in shape[1:-1])):
+        reason = "of a tile of more axes than two all but the first and the last are powers of two, and none is swapped"
+        raise unsupported(operation, reason)
+    return access.plan(lowering.layout(block), shape, view, stored)
+
+
 def _load(lowering: ExplicitLowering, operation: Operation) -> None:
     """Registers that repeat another's element are loaded like all others: neighbours share one instruction."""
-    result = operation.result
-    layout, view = lowering.layout(result), lowering.view(operation.operands[0])
-    chosen = access.plan(layout, result.type.shape, view, stored=False)
+    result, view = operation.result, lowering.view(operation.operands[0])
+    chosen = _planned(lowering, operation, result, view, stored=False)
     if view.peer is not None and len(chosen.moves[0].registers) * view.element.itemsize < _WORD:
         raise unsupported(operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements")
-    columns = layout.shape[-2 if view.transposed else -1]
     element = register_type(result.type.element)
-    values = access.load(lowering.builder, chosen, view, columns, lowering.threads, element)
+    values = access.load(lowering.builder, chosen, view, lowering.threads, element)
     lowering.define(result, [values[number] for number in lowering.numbers(result)])
 
 
 def _store(lowering: ExplicitLowering, operation: Operation) -> None:
     tile, block = operation.operands
-    layout, view = lowering.layout(block), lowering.view(tile)
-    chosen = access.plan(layout, block.type.shape, view, stored=True)
-    columns = layout.shape[-2 if view.transposed else -1]
+    view = lowering.view(tile)
+    chosen = _planned(lowering, operation, block, view, stored=True)
     values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
-    access.store(lowering.builder, chosen, view, columns, lowering.threads, values)
+    access.store(lowering.builder, chosen, view, lowering.threads, values)
 
 
 # Copies in bulk ----------------------------------------------------------------------------------
