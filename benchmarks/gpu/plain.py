@@ -78,11 +78,10 @@ def swiglu(gate, up, out, count, BLOCK: tl.constexpr):
 
 
 def _rows(kernel: Any, *operands: Any) -> Any:
-    """A launch of one program a row; the last operand is the result."""
+    """A launch of one program a row, in a block as long as the row; the last operand is the result."""
     rows, columns = operands[0].shape
-    block = tilewright.next_power_of_2(columns)
-    warps = 4 if block <= 2048 else 8
-    return lambda copy: kernel[(rows,)](*operands, columns, BLOCK=block, num_warps=warps)
+    warps = 1 << (columns // 1024).bit_length() - 1  # for each about 1024 elements
+    return lambda copy: kernel[(rows,)](*operands, columns, BLOCK=columns, num_warps=warps)
 
 
 def _elements(kernel: Any, *operands: Any, numbers: tuple[int, ...] = ()) -> Any:
