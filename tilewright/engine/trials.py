@@ -157,7 +157,7 @@ class Trials:
                 self._starts[choice.kernel] = launcher(entry.binary.program(entry.name), self.device)
         numbers = {("input", name): tensor.number for name, tensor in tensors.found.items()}
         binder = Binder(self._starts, numbers, _nowhere, self._tables)
-        return [binder.launch(choice, tensors.sizes) for choice in choices]
+        return binder.launches(choices, tensors.sizes)
 
     # -- Memory -------------------------------------------------------------------------------------------------------
 

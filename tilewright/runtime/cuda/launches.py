@@ -1,14 +1,15 @@
 """A plan's launches for known sizes: every argument a number, or a place in memory that a call's addresses give.
 
 binder = Binder(starts, numbers, address, tables)
-launch = binder.launch(taken(step, symbols), symbols)
-launch(stream, addresses)                                  # of the caller's tensors
+first, *others = binder.launches([taken(step, symbols) for step in plan.steps], symbols)
+first(stream, addresses)                                   # of the caller's tensors
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from tilewright.runtime.cuda.launch import Start
@@ -49,53 +50,52 @@ class Launch:
         self.start(*self.grid, stream, *arguments)
 
 
+# An argument from the numbers that the sizes of a plan have for a shape (`Binder`).
+Recipe = Callable[[Sequence[int]], Any]
+
+
 @dataclass(frozen=True)
 class _Prepared:
-    """What is known of a choice's launches before sizes are: None for a grid and arguments that depend on these."""
+    """What is known of a choice's launches before sizes are: None for arguments that depend on these."""
 
     choice: Choice
     start: Start
-    grid: tuple[int, int, int] | None
+    grid: Callable[[Sequence[int]], tuple[int, int, int]]
     arguments: tuple[Any, ...]
     pointers: tuple[tuple[int, Pointer], ...]
-    varying: tuple[tuple[int, Argument], ...]  # positions and what they are
+    varying: tuple[tuple[int, Recipe], ...]  # by position
 
 
 @dataclass(frozen=True)
 class Binder:
     """Makes launches of a plan's choices: kernels by key, numbers of the caller's tensors by (kind, name), a function
-    that gives the address of what lies elsewhere (arena, weights), and the tables that launches read."""
+    that gives the address of what lies elsewhere (arena, weights), and the tables that launches read.
+
+    Layers ask for the same sizes: each is worked out once for a shape, and has a place in a list of numbers.
+    """
 
     starts: Mapping[str, Start]
     numbers: Mapping[tuple[str, str], int]
     address: Callable[[BufferReference], int]
     tables: DeviceTables
+    _places: dict[Size, int] = field(default_factory=dict)
+    _fixed: list[int] = field(default_factory=list)  # the sizes in their places, 0 for those that symbols change
     _prepared: dict[int, _Prepared] = field(default_factory=dict)  # by the identity of a choice, which they keep
 
-    def launch(self, choice: Choice, symbols: Mapping[str, int]) -> Launch:
-        """The launch of a choice for the symbols' values."""
-        known = self._prepared.get(id(choice)) or self.prepare(choice)
-        x, y, z = choice.grid
-        grid = known.grid or (evaluate(x, symbols), evaluate(y, symbols), evaluate(z, symbols))
-        if not known.varying:
-            return Launch(known.start, grid, known.arguments, known.pointers)
-        arguments, pointers = list(known.arguments), known.pointers
-        for position, item in known.varying:
-            argument = arguments[position] = self._argument(item, symbols)
-            if isinstance(argument, Pointer):
-                pointers = (*pointers, (position, argument))
-        return Launch(known.start, grid, tuple(arguments), pointers)
+    def launches(self, choices: Sequence[Choice], symbols: Mapping[str, int]) -> list[Launch]:
+        """The launches of choices for the symbols' values."""
+        known = [self._prepared.get(id(choice)) or self.prepare(choice) for choice in choices]
+        numbers = [evaluate(size, symbols) for size in self._places]
+        return [_launch(each, numbers) for each in known]
 
     def prepare(self, choice: Choice) -> _Prepared:
         """Find out what no symbol changes, so that less is to do when sizes are first met."""
-        varying = tuple((n, item) for n, item in enumerate(choice.arguments) if _varies(item))
-        changing = {position for position, _ in varying}
-        arguments = tuple(
-            None if n in changing else self._argument(item, {}) for n, item in enumerate(choice.arguments)
-        )
+        recipes = [self._recipe(argument) for argument in choice.arguments]
+        grid = self._sizes(choice.grid)
+        changing = {n for n, argument in enumerate(choice.arguments) if _varies(argument)}
+        arguments = tuple(None if n in changing else recipe(self._fixed) for n, recipe in enumerate(recipes))
         pointers = tuple((n, argument) for n, argument in enumerate(arguments) if isinstance(argument, Pointer))
-        x, y, z = choice.grid
-        grid = (x, y, z) if isinstance(x, int) and isinstance(y, int) and isinstance(z, int) else None
+        varying = tuple((n, recipes[n]) for n in sorted(changing))
         found = _Prepared(choice, self.starts[choice.kernel], grid, arguments, pointers, varying)
         self._prepared[id(choice)] = found
         return found
@@ -104,24 +104,54 @@ class Binder:
         """Ask for addresses anew: what lies elsewhere has moved."""
         self._prepared.clear()
 
-    def _argument(self, argument: Argument, symbols: Mapping[str, int]) -> Any:
+    def _recipe(self, argument: Argument) -> Recipe:
         value = argument.value
-        tiled: tuple[Any, ...] | None = None
         if isinstance(value, TiledReference):
-            tiled = (_sizes(value.shape, symbols), _sizes(value.strides, symbols))
-            if value.steps:
-                tiled = (*tiled, False, value.steps)
-            value = value.place
+            shape, strides = self._sizes(value.shape), self._sizes(value.strides)
+            rest = (False, value.steps) if value.steps else ()
+            return self._pointer(value.place, lambda numbers: (shape(numbers), strides(numbers), *rest))
         if isinstance(value, TableReference):
-            address, columns = self.tables(value.name, _sizes(value.sizes, symbols))
-            return columns if value.columns else address
-        if not isinstance(value, BufferReference):
-            return value if isinstance(value, float) else evaluate(value, symbols)
-        offset = evaluate(value.offset, symbols)
-        if (value.kind, value.name) in self.numbers:
-            return Pointer(self.numbers[value.kind, value.name], offset, tiled)
-        address = offset + self.address(value)
-        return address if tiled is None else (address, *tiled)
+            name, sizes, part = value.name, self._sizes(value.sizes), int(value.columns)  # address, or columns of a row
+            return lambda numbers: self.tables(name, sizes(numbers))[part]
+        if isinstance(value, BufferReference):
+            return self._pointer(value, None)
+        if isinstance(value, float):
+            return lambda numbers: value
+        return itemgetter(self._place(value))
+
+    def _pointer(self, place: BufferReference, tiled: Callable[[Sequence[int]], tuple[Any, ...]] | None) -> Recipe:
+        offset = itemgetter(self._place(place.offset))
+        number = self.numbers.get((place.kind, place.name))
+        if number is not None:
+            return lambda numbers: Pointer(number, offset(numbers), None if tiled is None else tiled(numbers))
+        base = self.address(place)
+        if tiled is None:
+            return lambda numbers: base + offset(numbers)
+        return lambda numbers: (base + offset(numbers), *tiled(numbers))
+
+    def _place(self, size: Size) -> int:
+        """Where the numbers of a shape have this size."""
+        found = self._places.setdefault(size, len(self._places))
+        if found == len(self._fixed):
+            self._fixed.append(size if isinstance(size, int) else 0)
+        return found
+
+    def _sizes(self, sizes: Sequence[Size]) -> Callable[[Sequence[int]], Any]:
+        """A function that takes a tuple of sizes from the numbers of a shape."""
+        places = [self._place(size) for size in sizes]
+        return itemgetter(*places) if len(places) > 1 else lambda numbers: tuple(numbers[place] for place in places)
+
+
+def _launch(known: _Prepared, numbers: Sequence[int]) -> Launch:
+    grid = known.grid(numbers)
+    if not known.varying:
+        return Launch(known.start, grid, known.arguments, known.pointers)
+    arguments, pointers = list(known.arguments), known.pointers
+    for position, recipe in known.varying:
+        argument = arguments[position] = recipe(numbers)
+        if isinstance(argument, Pointer):
+            pointers = (*pointers, (position, argument))
+    return Launch(known.start, grid, tuple(arguments), pointers)
 
 
 def _varies(argument: Argument) -> bool:
@@ -150,7 +180,3 @@ def place_of(argument: Argument) -> BufferReference | None:
 def taken(step: Step, symbols: Mapping[str, int]) -> Choice:
     """The choice of a step for these sizes."""
     return next(c for c in step.choices if c.at_most is None or evaluate(c.size, symbols) <= c.at_most)
-
-
-def _sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(evaluate(size, symbols) for size in sizes)

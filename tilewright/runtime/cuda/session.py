@@ -299,7 +299,7 @@ class CudaSession:
                 self.graphs.clear()
                 self._launches.clear()
                 self._tables.clear()
-            found = [self._binder.launch(taken(step, symbols), symbols) for step in self.plan.steps]
+            found = self._binder.launches([taken(step, symbols) for step in self.plan.steps], symbols)
             self._launches[call.values] = found
         return found
 
