@@ -83,6 +83,26 @@ def test_nested_inputs_are_named_by_path() -> None:
     assert str(graph.inputs[1].shape[0]) == "n"
 
 
+@pytest.mark.parametrize("mode, padding", [("sum", None), ("sum", 2), ("mean", None), ("mean", 2), ("max", None)])
+def test_bags_of_equal_size(mode: str, padding: int | None) -> None:
+    bag = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding, dtype=torch.float64)
+    weights = torch.rand(5, 3, dtype=torch.float64) if mode == "sum" else None
+    module = Function(lambda x, *rest: bag(x, None, *rest)).eval()
+    module.bag = bag
+    arguments = (torch.randint(0, 9, (5, 3)), *([] if weights is None else [weights]))
+    dynamic = None if weights is not None else {"arguments_0": {0: ("bags", 1, 9)}}
+    graph = import_model(module, arguments, dynamic)
+    found = reference.run(graph, dict(zip((i.name for i in graph.inputs), map(np.asarray, arguments), strict=True)))
+    with torch.no_grad():
+        np.testing.assert_allclose(found[graph.output_names[0]], module(*arguments).numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_bags_of_unknown_sizes_are_refused() -> None:
+    module = Function(nn.EmbeddingBag(9, 4)).eval()
+    with pytest.raises(UnsupportedOperationError, match="bags of different sizes"):
+        import_model(module, (torch.randint(0, 9, (6,)), torch.tensor([0, 2, 3])))
+
+
 def test_sizes_in_arithmetic() -> None:
     """Products, quotients and remainders of dynamic sizes stay symbolic."""
 

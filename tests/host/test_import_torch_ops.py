@@ -387,6 +387,8 @@ SHAPE_ONLY = {
     "aten.new_empty_strided.default": (X, [2, 3], [3, 1]),
     "aten.empty_permuted.default": ([2, 3], [0, 1]),
 }
+CELLS = {"aten._thnn_fused_gru_cell.default", "aten._thnn_fused_lstm_cell.default"}
+BAGS = {"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"}  # offsets must be known
 ASSERTIONS = {name for name in RULES if "_assert" in name or "sym_constrain" in name}
 
 
@@ -413,11 +415,14 @@ def lookup(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload)
 
 
-def imported(name: str, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
-    """PyTorch's results, and ours (None where there is none)."""
+def imported(name: str, args: Any, kwargs: Any, expected: Any = None) -> tuple[list[Any], list[Any]]:
+    """PyTorch's results (those that are given for operations that the CPU has not), and ours (None where there is
+    none)."""
     operation = lookup(name)
     graph, node, inputs = call_graph(operation, args, kwargs)
-    expected = operation(*pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args), **kwargs)
+    expected = expected or operation(
+        *pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args), **kwargs
+    )
     node.meta["val"] = expected
     builder, report = GraphBuilder("case"), Report("case")
     walker = Walker(builder, SymbolTable(builder, {}), report, RULES)
@@ -437,7 +442,24 @@ def imported(name: str, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
     return wanted, [answers.get(f"y{index}") for index in range(len(results))]
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_cells_of_gpus(kind: str, bias: bool) -> None:
+    """The fused cells, which PyTorch has on GPUs only, beside its modules on the CPU."""
+    cell = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}[kind](5, 3, bias=bias, dtype=torch.float64)
+    x, hidden, memory = (torch.randn(2, width, dtype=torch.float64) for width in (5, 3, 3))
+    with torch.no_grad():
+        expected = cell(x, hidden) if kind == "gru" else cell(x, (hidden, memory))
+        products = x @ cell.weight_ih.T, hidden @ cell.weight_hh.T
+    biases = [item.detach() for item in (cell.bias_ih, cell.bias_hh)] if bias else []
+    args = (*products, hidden if kind == "gru" else memory, *biases)
+    expected = [expected] if kind == "gru" else list(expected)
+    wanted, found = imported(f"aten._thnn_fused_{kind}_cell.default", args, {}, [*expected, None])
+    for want, got in zip(wanted[:-1], found, strict=False):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(RULES.keys() - CELLS - BAGS))
 def test_rule(name: str, request: pytest.FixtureRequest) -> None:
     seed = request.config.getoption("--seed") or 0
     torch.manual_seed(seed)

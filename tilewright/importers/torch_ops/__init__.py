@@ -11,6 +11,7 @@ from tilewright.importers.torch_ops import (
     indexing,
     normalization,
     pooling,
+    recurrent,
     reduction,
     shape,
 )
@@ -25,6 +26,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     indexing.TABLE,
     creation.TABLE,
     pooling.TABLE,
+    recurrent.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)
 # Operations of other packages: transformers has one where PyTorch's own does not take an element type.

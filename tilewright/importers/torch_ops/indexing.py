@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Scalar
@@ -13,7 +15,7 @@ from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements
 from tilewright.importers.torch_fx import Call
 from tilewright.importers.torch_ops.shape import bounds
-from tilewright.symbolic import Expression, Size, lift, product, simplify
+from tilewright.symbolic import Expression, Size, floor_divide, lift, product, simplify
 
 TABLE = RuleTable("Indexing", "aten.")
 rule = TABLE.rule
@@ -22,6 +24,59 @@ rule = TABLE.rule
 @rule("embedding.default")
 def embedding(call: Call, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
     return call.op("gather", weight, indices, axis=0)
+
+
+@rule("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def embedding_bag(
+    call: Call,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Value, None, None, None]:
+    """Sums (mode 0), means (1) or largest elements (2) of bags of rows, all of one size."""
+    size = _bag_size(call, indices, offsets)
+    if include_last_offset or size is None:
+        raise Unsupported("bags of different sizes", "give the indices as a matrix, a bag in each row")
+    if mode == 2 and padding_idx >= 0:
+        raise Unsupported("largest elements of bags with padding", "mask the rows, and use amax")
+    bags, width = floor_divide(indices.shape[0], size), weight.shape[1]
+    rows = call.reshape(call.op("gather", weight, indices, axis=0), (bags, size, width))
+    if mode == 2:
+        return call.op("reduce_max", rows, axes=(1,)), None, None, None
+    if per_sample_weights is not None:
+        rows = call.op("multiply", rows, call.reshape(per_sample_weights, (bags, size, 1)))
+    count: Value = call.builder.number(size, rows.dtype)
+    if padding_idx >= 0:
+        kept = call.reshape(call.op("not_equal", indices, padding_idx), (bags, size, 1))
+        rows = call.op("where", kept, rows, call.builder.number(0.0, rows.dtype))
+        count = call.op("maximum", call.op("reduce_sum", call.cast(kept, rows.dtype), axes=(1,)), 1)
+    total = call.op("reduce_sum", rows, axes=(1,))
+    return call.op("divide", total, count) if mode == 1 else total, None, None, None
+
+
+def _bag_size(call: Call, indices: Value, offsets: Value) -> int | None:
+    """How many indices each bag has, where bags are known to be equal."""
+    made_by = next((node for node in reversed(call.builder.graph.nodes) if offsets in node.outputs), None)
+    data = call.builder.graph.constants.get(offsets)
+    size: Size | None = None
+    if made_by is not None and made_by.op == "iota" and made_by.attributes["start"] == 0:
+        size = made_by.attributes["step"]
+    elif data is not None and data.size and isinstance(indices.shape[0], int):
+        size = indices.shape[0] // data.size
+        size = size if np.array_equal(data, np.arange(data.size) * size) else None
+    if (
+        not isinstance(size, int)
+        or size < 1
+        or simplify(lift(floor_divide(indices.shape[0], size)) * size) != indices.shape[0]
+    ):
+        return None
+    return size
 
 
 @rule("index_select.default")
