@@ -76,12 +76,14 @@ class Driver:
         self.random = random.Random(0)  # kernels of a graph run in any order that their edges allow
         self.handles = 100
         self.updates_fail = False
+        self.mode = 0  # how strict captures are about what else this thread does; 2: anything goes
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("CU"):
             return types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1, CU_EVENT_DISABLE_TIMING=2,
                                          CU_EVENT_DEFAULT=0, CU_EVENT_RECORD_EXTERNAL=1,
                                          CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1,
+                                         CU_STREAM_CAPTURE_MODE_RELAXED=2,
                                          CU_STREAM_CAPTURE_STATUS_NONE=0,
                                          CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)  # fmt: skip
         action = getattr(type(self), f"_{name}", type(self)._handle)
@@ -119,11 +121,18 @@ class Driver:
         ctypes.memset(address, 0x7F, size)
         return address
 
-    _cuMemAlloc = _cuMemHostAlloc = _allocate
+    _cuMemHostAlloc = _allocate
+
+    def _cuMemAlloc(self, size: int) -> tuple[int, int]:
+        return (900, 0) if self.captured and self.mode != 2 else (0, self._allocate(size))
 
     def _free(self, address: int) -> tuple[int]:
         del self.memory[address]
-        return (0,)
+        return (900 if self.captured and self.mode != 2 else 0,)
+
+    def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int:
+        before, self.mode = self.mode, mode
+        return before
 
     _cuMemFree = _cuMemFreeHost = _free
 

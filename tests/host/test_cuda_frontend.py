@@ -124,6 +124,19 @@ def test_arrays_that_do_not_go_together(launches: Launches) -> None:
         kernel[(1,)](np.zeros(64, np.float32), np.zeros(64, np.float32), 2.5, 100)
 
 
+def test_tiles_in_the_memory_of_the_cpu_are_told(launches: Launches) -> None:
+    @tilewright.jit
+    def move(x: tx.tensor_map, y: tx.tensor_map):  # type: ignore[no-untyped-def]
+        pass
+
+    tiles = [
+        tilewright.TensorDescriptor(base, [64, 64], [64, 1], [32, 64])
+        for base in (Array(4096), np.zeros((64, 64), np.float32))
+    ]
+    with pytest.raises(LaunchError, match="CPU's memory.*GPU 0"):
+        move[(1,)](*tiles)
+
+
 def test_launch_hooks_see_gpu_launches(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "load", lambda program, gpu: 99)
     monkeypatch.setattr(cuda, "current_device", lambda: GPUS[0])

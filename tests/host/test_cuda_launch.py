@@ -15,6 +15,7 @@ import pytest
 from tilewright.dtypes import bfloat16
 from tilewright.errors import DeviceError, LaunchError
 from tilewright.runtime.cuda import launch, tensor_map
+from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.program import Program, TensorMapUse, runs_on
 
 
@@ -205,3 +206,16 @@ def test_the_driver_is_told_of_a_tensor_in_its_own_terms(monkeypatch: pytest.Mon
         tensor_map._codes.cache_clear()
     assert found == b"\x5a" * 128
     assert told == [(0, 9, 4096, [72, 100, 3], [160, 16000], [64, 16, 1], [1, 2, 1], (0, 3, 2, 0))]
+
+
+def test_arrays_are_made_and_freed_while_a_graph_is_captured(driver: Any) -> None:
+    driver.cuStreamBeginCapture(5, 1)
+    values = np.arange(100, dtype=np.float32)
+    array = DeviceArray.from_numpy(values, 0)
+    assert driver.cuMemAlloc(16) == (900, 0)  # whoever asks otherwise ends the capture
+    driver.cuStreamEndCapture(5)
+    assert np.array_equal(array.numpy(), values)
+    driver.cuStreamBeginCapture(5, 1)
+    address = array.address
+    del array
+    assert address not in driver.memory

@@ -372,8 +372,9 @@ def places_of(kind: Any) -> list[Place | None]:
     """The places of the arrays in an argument of this class: None for one in the CPU's memory."""
     if isinstance(kind, Group):
         return [place for entry in kind.entries for place in places_of(entry)]
-    if isinstance(kind, ArgumentClass) and kind.type is not None and (kind.type.is_pointer or kind.place is not None):
-        return [kind.place]
+    if isinstance(kind, ArgumentClass) and kind.type is not None:
+        if kind.type.is_pointer or isinstance(kind.type.handle, TensorMapType) or kind.place is not None:
+            return [kind.place]
     return []
 
 

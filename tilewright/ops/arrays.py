@@ -58,6 +58,9 @@ def view(value: Any, name: str) -> View:
     place: Place | None = getattr(kind, "place", None)
     if not isinstance(element, PointerType):
         raise LaunchError(f"{name} must be an array, got {a_kind(value)}")
+    if not hasattr(value, "shape"):  # known by DLPack or __cuda_array_interface__ only
+        found = memory.inspect(value)
+        return View(value, address, element.element, found.shape, found.strides, place)
     return View(value, address, element.element, tuple(value.shape), _strides(value), place)
 
 

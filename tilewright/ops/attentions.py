@@ -79,6 +79,7 @@ class AttentionPlan:
         sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
         processors = gpu.multiprocessors if gpu is not None else PROCESSORS
         self.table = attention_schedule(self.form, *sizes, processors)
+        self.captured = False
         if gpu is not None:
             self.schedule = DeviceArray.from_numpy(self.table, ordinal)
             self.start = compiled(self.form).start(ordinal)
@@ -123,7 +124,19 @@ class AttentionPlan:
         slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e)]
         views = [found for found in (q, k, v, out, lse, lengths) if found is not None]
         grid, start = len(self.table), self.start
-        return lambda: start(grid, 1, 1, arrays.stream_of(views), *slots)
+
+        def run() -> None:
+            stream = arrays.stream_of(views)
+            self._keep_for_graphs(stream)
+            start(grid, 1, 1, stream, *slots)
+
+        return run
+
+    def _keep_for_graphs(self, stream: int) -> None:
+        """A graph that captures the launch reads the schedule at every replay, and may outlive this plan."""
+        if not self.captured and self.ordinal is not None and arrays.capturing(stream, self.ordinal):
+            self.captured = True
+            _CAPTURED.append(self.schedule)
 
     def _portable(self, q: View, k: View, v: View, out: View, scale: float) -> Callable[[], Any]:
         problem = self.problem
@@ -180,6 +193,7 @@ def _tidy(found: View) -> View:
 
 _PLANS: dict[tuple[AttentionProblem, int | None], AttentionPlan] = {}
 _KEPT = 1024
+_CAPTURED: list[DeviceArray] = []  # schedules that graphs may read as long as the process lives
 
 
 def plan_attention(problem: AttentionProblem, ordinal: int | None) -> AttentionPlan:

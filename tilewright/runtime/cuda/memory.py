@@ -20,18 +20,21 @@ from tilewright.errors import LaunchError
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.driver import api, check
-from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, Place, synchronize
+from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, Place, not_captured, synchronize
 
 
 class DeviceArray:
-    """A contiguous array in a GPU's memory. It is freed with this object; kernels must be done with it by then."""
+    """A contiguous array in a GPU's memory. It is freed with this object; kernels must be done with it by then.
+
+    It may be made, and filled by `from_numpy`, while a CUDA graph is captured: neither becomes part of the graph.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype | type, ordinal: int | None = None) -> None:
         self.shape = tuple(shape)
         self.dtype = np.dtype(dtype)
         self.ordinal = current_device().ordinal if ordinal is None else ordinal
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        with device(self.ordinal).active():
+        with device(self.ordinal).active(), not_captured():
             what = f"allocating {self.nbytes} bytes on GPU {self.ordinal}"
             self.address = int(check(api().cuMemAlloc(max(self.nbytes, 1)), what))
         release = weakref.finalize(self, _free, self.address, self.ordinal, os.getpid())
@@ -42,8 +45,13 @@ class DeviceArray:
         """A copy of an array on a GPU."""
         values = np.ascontiguousarray(values)
         result = cls(values.shape, values.dtype, ordinal)
-        with device(result.ordinal).active():
-            check(api().cuMemcpyHtoD(result.address, values.ctypes.data, values.nbytes), "copying to a GPU")
+        cuda, what = api(), "copying to a GPU"
+        with device(result.ordinal).active(), not_captured():
+            # On a stream of its own: the default one waits for others, which may be captured.
+            stream = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), what)
+            check(cuda.cuMemcpyHtoDAsync(result.address, values.ctypes.data, values.nbytes, stream), what)
+            check(cuda.cuStreamSynchronize(stream), what)
+            check(cuda.cuStreamDestroy(stream), what)
         return result
 
     def numpy(self) -> np.ndarray:
@@ -69,7 +77,7 @@ class DeviceArray:
 def _free(address: int, ordinal: int, process: int) -> None:
     if os.getpid() != process:  # a fork has the object, but not the memory
         return
-    with device(ordinal).active():
+    with device(ordinal).active(), not_captured():
         check(api().cuMemFree(address), "freeing memory of a GPU")
 
 

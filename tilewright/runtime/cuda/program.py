@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, LaunchError
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
+from tilewright.runtime.cuda.streams import not_captured
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def load(program: Program, device: Device) -> int:
             f"{device.name} has {device.shared_bytes}; use smaller blocks or fewer stages"
         )
     cuda = api()
-    with device.active(), _not_captured(cuda):
+    with device.active(), not_captured():
         module = check(cuda.cuModuleLoadData(program.image), f"loading kernel '{program.name}'")
         function = check(cuda.cuModuleGetFunction(module, program.symbol.encode()), f"finding '{program.symbol}'")
         attributes = cuda.CUfunction_attribute
@@ -114,14 +112,3 @@ def load(program: Program, device: Device) -> int:
 
 _SHARED_WITHOUT_ASKING = 48 << 10
 _PORTABLE_CLUSTER = 8
-
-
-@contextmanager
-def _not_captured(cuda: Any) -> Iterator[None]:
-    """Loading code is no part of a graph that this thread may be capturing, and must not end the capture."""
-    relaxed = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = check(cuda.cuThreadExchangeStreamCaptureMode(relaxed), "preparing to load a kernel")
-    try:
-        yield
-    finally:
-        check(cuda.cuThreadExchangeStreamCaptureMode(before), "going on after a load")

@@ -8,7 +8,8 @@ stream, which waits for other work, and whoever launches waits for the kernel.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,21 @@ def new_stream() -> int:
 def interface_stream(value: Any) -> int:
     """The stream that an array with ``__cuda_array_interface__`` names; the legacy default where it names none."""
     return value.__cuda_array_interface__.get("stream") or LEGACY_DEFAULT
+
+
+@contextmanager
+def not_captured() -> Iterator[None]:
+    """Loading code and allocating memory are no part of a graph that this thread may be capturing, nor end a capture.
+
+    A context is current; what is done inside keeps away from the streams that are captured.
+    """
+    cuda = api()
+    relaxed = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(cuda.cuThreadExchangeStreamCaptureMode(relaxed), "stepping out of a capture")
+    try:
+        yield
+    finally:
+        check(cuda.cuThreadExchangeStreamCaptureMode(before), "going on with a capture")
 
 
 def synchronize(ordinal: int, stream: int = LEGACY_DEFAULT) -> None:
