@@ -253,8 +253,8 @@ class Checks:
         buffer, offsets, grains = exchange.buffer, exchange.offsets, exchange.grains
         changed = np.any(buffer.bytes[exchange.touched] != exchange.before, axis=1)
         used = exchange.shadow.used[grains]
+        plain = np.asarray([access is not None and not access.volatile for access in self.accesses])
         for name in ("reader", "earlier_reader"):
-            plain = np.asarray([access is not None and not access.volatile for access in self.accesses])
             others = np.where(changed[:, None] & plain[used[name]], used[name], 0)
             self._check_order(others, buffer, offsets, exchange.touched.shape[1], _READ)
         exchange.shadow.used["changer"][grains[changed]] = self._number(operation)

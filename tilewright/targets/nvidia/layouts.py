@@ -443,7 +443,7 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     if (small or assigner.direct_loads) and not anchored:
         assigner.open[operation.result] = None  # small: in the layout of what it is combined with
         return
-    _store(assigner, operation)
+    _access(assigner, operation)
 
 
 def _is_spread(operation: Operation, assigner: Assigner) -> bool:
@@ -458,7 +458,8 @@ def _is_spread(operation: Operation, assigner: Assigner) -> bool:
     )
 
 
-def _store(assigner: Assigner, operation: Operation) -> None:
+def _access(assigner: Assigner, operation: Operation) -> None:
+    """Done in the cheapest layout, in which results stay."""
     if operation.operands[0].type.is_scalar:
         return
     layout = assigner.best_access(operation)
@@ -643,9 +644,9 @@ LAYOUT_RULES: dict[str, Rule] = {
     "split": _split,
     "gather": _gather,
     "load": _load,
-    "store": _store,
-    "atomic_rmw": _store,
-    "atomic_cas": _store,
+    "store": _access,
+    "atomic_rmw": _access,
+    "atomic_cas": _access,
     "reduce": _reduce,
     "scan": _scan,
     "map": _map,
