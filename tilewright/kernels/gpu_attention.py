@@ -147,12 +147,13 @@ def combine_parts(parts, sums, out, out_batch, out_head, heads, GROUP: tl.conste
     dim = tl.arange(0, BLOCK_D)
     row = (batch * (heads // GROUP) + head // GROUP) * (SPLITS * GROUP) + part * GROUP + head % GROUP
     exists = part < SPLITS
+    inside = exists[:, None] & (dim[None, :] < HEAD)
+    # Both are on their way before the first of them is waited for.
     logarithms = tl.load(sums + row, mask=exists, other=float("-inf"))
+    values = tl.load(parts + row[:, None] * HEAD + dim[None, :], mask=inside, other=0.0).to(tl.float32)
     greatest = tl.max(logarithms, 0)
     weights = tl.exp(logarithms - tl.where(greatest == float("-inf"), 0.0, greatest))
     total = tl.sum(weights, 0)
-    inside = exists[:, None] & (dim[None, :] < HEAD)
-    values = tl.load(parts + row[:, None] * HEAD + dim[None, :], mask=inside, other=0.0).to(tl.float32)
     result = tl.sum(values * weights[:, None], 0) * (1.0 / tl.where(total == 0.0, 1.0, total))
     place = batch * out_batch + head.to(tl.int64) * out_head + dim
     tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD)
