@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.graph.core import Node, Value
+from tilewright.graph.core import Node
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.symbolic import product
 
@@ -37,16 +37,13 @@ def _is_product(drafts: Drafts, draft: Draft) -> bool:
     if draft.kind != "contraction" or draft.anchor is None or len(drafts.outputs(draft)) != 1:
         return False
     node = drafts.nodes[draft.anchor]
-    image = node.inputs[0]
-    if node.op != "conv" or node.attributes["layout"] != "NHWC" or image is None:
+    if node.op != "conv" or node.attributes["layout"] != "NHWC":
         return False
+    image, weights = node.inputs[:2]
+    assert image is not None and weights is not None
     constants = all(item is None or item in drafts.graph.constants for item in node.inputs[1:])
     single = all(extent == 1 for extent in (*image.shape[1:-1], *node.output.shape[1:-1], node.attributes["groups"]))
-    return constants and single and _known(node.inputs[1])
-
-
-def _known(weights: Value | None) -> bool:
-    return weights is not None and isinstance(product(weights.shape), int)
+    return constants and single and isinstance(product(weights.shape), int)
 
 
 def _weights(drafts: Drafts, draft: Draft) -> int:
@@ -54,7 +51,8 @@ def _weights(drafts: Drafts, draft: Draft) -> int:
     assert draft.anchor is not None
     weights = drafts.nodes[draft.anchor].inputs[1]
     count = 0 if weights is None else product(weights.shape)
-    return count if isinstance(count, int) else _MOST_WEIGHTS + 1
+    assert isinstance(count, int)
+    return count
 
 
 def _only_source(drafts: Drafts, draft: Draft) -> Draft | None:
