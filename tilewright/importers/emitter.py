@@ -98,6 +98,13 @@ class Emitter:
             return value
         return self.op("slice", value, axis=axis, start=start, stop=stop, step=step)
 
+    def equal_parts(self, value: Value, count: int) -> list[Value]:
+        """`count` equal parts of the last dimension, which has a fixed size."""
+        width = value.shape[-1]
+        assert isinstance(width, int)
+        size = width // count
+        return [self.slice(value, value.rank - 1, size * number, size * (number + 1)) for number in range(count)]
+
     def select(self, value: Value, axis: int, index: Size) -> Value:
         """One position of a dimension, which goes away; a negative number counts from the end."""
         axis %= value.rank

@@ -41,14 +41,6 @@ def _product(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     return result if bias is None else call.op("add", result, bias)
 
 
-def _parts(call: Call, x: Value, count: int) -> list[Value]:
-    """Equal parts along the last axis."""
-    width = x.shape[-1]
-    assert isinstance(width, int)
-    size = width // count
-    return [call.slice(x, x.rank - 1, size * number, size * (number + 1)) for number in range(count)]
-
-
 def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
     total = call.op("add", x, _product(call, states[0], weights.state, weights.bias))
     return [call.op(weights.activations[0], total)]
@@ -56,9 +48,9 @@ def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> li
 
 def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
     (hidden,), (gate, activation) = states, weights.activations
-    update_x, reset_x, new_x = _parts(call, x, 3)
+    update_x, reset_x, new_x = call.equal_parts(x, 3)
     if call.attribute("linear_before_reset", 0):
-        update_h, reset_h, new_h = _parts(call, _product(call, hidden, weights.state, weights.bias), 3)
+        update_h, reset_h, new_h = call.equal_parts(_product(call, hidden, weights.state, weights.bias), 3)
         reset = call.op(gate, call.op("add", reset_x, reset_h))
         new_h = call.op("multiply", reset, new_h)
     else:
@@ -68,7 +60,7 @@ def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> li
         biases: list[Value | None] = [None, None]
         if weights.bias is not None:
             biases = [call.slice(weights.bias, 0, 0, 2 * size), call.slice(weights.bias, 0, 2 * size, 3 * size)]
-        update_h, reset_h = _parts(call, _product(call, hidden, split[0], biases[0]), 2)
+        update_h, reset_h = call.equal_parts(_product(call, hidden, split[0], biases[0]), 2)
         reset = call.op(gate, call.op("add", reset_x, reset_h))
         new_h = _product(call, call.op("multiply", reset, hidden), split[1], biases[1])
     update = call.op(gate, call.op("add", update_x, update_h))
@@ -79,7 +71,7 @@ def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> li
 def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
     (hidden, memory), (gate, activation, last) = states, weights.activations
     total = call.op("add", x, _product(call, hidden, weights.state, weights.bias))
-    into, out, forget, new = _parts(call, total, 4)
+    into, out, forget, new = call.equal_parts(total, 4)
     if weights.peepholes:
         into = call.op("add", into, call.op("multiply", weights.peepholes[0], memory))
         forget = call.op("add", forget, call.op("multiply", weights.peepholes[2], memory))
@@ -116,8 +108,8 @@ def _layer(call: Call, cell: Cell, defaults: Sequence[str], states: int, peephol
     ends: list[list[Value]] = [[] for _ in range(states)]
     for number in range(directions):
         first = [_initial(call, x, 5 + state, number, batch_first) for state in range(states)]
-        bias = _parts(call, call.select(call[3], 0, number), 2) if call.has(3) else [None, None]
-        peeps = _parts(call, call.select(call[7], 0, number), 3) if peepholes and call.has(7) else []
+        bias = call.equal_parts(call.select(call[3], 0, number), 2) if call.has(3) else [None, None]
+        peeps = call.equal_parts(call.select(call[7], 0, number), 3) if peepholes and call.has(7) else []
         weights = _Weights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
         inputs = _product(call, x, call.select(call[1], 0, number), bias[0])
         backwards = kind == "reverse" or number == 1

@@ -16,11 +16,7 @@ rule = TABLE.rule
 
 def _gates(call: Call, x: Value, bias: Value | None, count: int) -> list[Value]:
     """Equal parts of the last dimension, with their bias."""
-    total = x if bias is None else call.op("add", x, bias)
-    width = x.shape[-1]
-    assert isinstance(width, int)
-    size = width // count
-    return [call.slice(total, x.rank - 1, size * number, size * (number + 1)) for number in range(count)]
+    return call.equal_parts(x if bias is None else call.op("add", x, bias), count)
 
 
 @rule("_thnn_fused_gru_cell.default")
