@@ -84,6 +84,13 @@ def test_refused_code_shows_its_line() -> None:
         assemble(text, "scale", NvidiaTarget.named("sm_80"), AssemblyOptions())
 
 
+def test_a_level_among_ptxas_own_options_is_the_one_taken():
+    target = NvidiaTarget.named("sm_90a")
+    found = assemble(SCALE, "scale", target, AssemblyOptions(ptxas_options=("-O1",)))
+    assert not [remark for remark in found.remarks if "opt-level" in str(remark)]
+    assert found.cubin == assemble(SCALE, "scale", target, AssemblyOptions(opt_level=1)).cubin
+
+
 @pytest.mark.parametrize("options", [{"opt_level": 4}, {"maxnreg": 8}, {"maxnreg": "many"}, {"ptxas_options": 5}])
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(CompilationError, match=next(iter(options))):

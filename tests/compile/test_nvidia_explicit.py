@@ -159,6 +159,18 @@ def test_one_descriptor_has_one_form() -> None:
         lower(text_of(body), TARGET, {})
 
 
+@pytest.mark.parametrize("cluster", [2, (0, 1, 1), (32,), (2, 1, 1, 1), "ab"])
+def test_clusters_that_are_none_are_told(cluster: object) -> None:
+    with pytest.raises(CompilationError, match="cluster is CTAs along one to three axes, 1 to 16 in all"):
+        lower(CASES["bf16"].trace(), TARGET, {"cluster": cluster})
+
+
+def test_plain_kernels_have_no_clusters() -> None:
+    plain = parse_function("kernel nothing(%x: *f32) {\n  return\n}\n")
+    with pytest.raises(CompilationError, match="'nothing' is no explicit kernel"):
+        lower(plain, TARGET, {"cluster": (2, 1, 1)})
+
+
 def test_other_architectures_are_told() -> None:
     with pytest.raises(CompilationError, match="is an explicit operation of sm_90a, which sm_80 does not have"):
         lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), {})

@@ -45,8 +45,9 @@ _WARNING = re.compile(r"ptxas warning\s*:\s*(.*)")
 class AssemblyOptions:
     """How a kernel is assembled; all of it is part of the cache key.
 
-    `opt_level` is ptxas' -O0 to -O3; `maxnreg` the most registers that a thread may take; `line_info` keeps source
-    lines for profilers; `ptxas_options` are handed to ptxas as they are; `strict` makes spills and slow code errors.
+    `opt_level` is ptxas' -O0 to -O3, unless `ptxas_options` have one; `maxnreg` the most registers that a thread may
+    take; `line_info` keeps source lines for profilers; `ptxas_options` are handed to ptxas as they are; `strict` makes
+    spills and slow code errors.
     """
 
     opt_level: int = 3
@@ -282,7 +283,9 @@ class Ptxas:
         with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
             source, result = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
             source.write_text(ptx, encoding="utf-8")
-            command = [str(self.path), f"-arch={architecture}", "-v", f"-O{options.opt_level}"]
+            command = [str(self.path), f"-arch={architecture}", "-v"]
+            if not any(option.lstrip("-").startswith(("O", "opt-level")) for option in options.ptxas_options):
+                command += [f"-O{options.opt_level}"]
             command += ["-lineinfo"] if options.line_info else []
             command += [*options.ptxas_options, str(source), "-o", str(result)]
             done = subprocess.run(command, capture_output=True, text=True)

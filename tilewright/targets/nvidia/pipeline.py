@@ -13,7 +13,7 @@ from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.llvm.symbols import kernel_symbol
-from tilewright.targets.nvidia.explicit.pipeline import lower_explicit
+from tilewright.targets.nvidia.explicit.pipeline import cluster_of, lower_explicit
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, WAIT_ATTRIBUTE, KernelLowering
@@ -53,6 +53,11 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     if handles or any(is_explicit(operation.opcode) for operation in function.walk()):
         return lower_explicit(function, target, symbol, options)
     warps = warps_of(function, options)
+    if cluster_of(function, options) != (1, 1, 1):
+        raise CompilationError(
+            f"kernel '{function.name}' is no explicit kernel, so that its CTAs have nothing to do with each other: "
+            "leave cluster= out, or use tilewright.language.explicit"
+        )
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps)
     # Rows that would fill the registers stay as narrow as they were loaded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, cast
 
 from tilewright.errors import CompilationError
@@ -27,6 +28,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 # Only `ExplicitLowering` runs those of this package.
 RULES = {**PLAIN_RULES, **cast(dict[str, Rule], {**rules_shared.RULES, **rules_products.RULES, **rules_roles.RULES})}
 _DEFAULT_WARPS = 4
+GREATEST_CLUSTER = 16
 _DEPENDENT = frozenset(("grid_wait", "grid_launch_dependents"))
 
 
@@ -95,8 +97,12 @@ def warps_of(function: Function, options: Mapping[str, Any]) -> int:
 
 
 def cluster_of(function: Function, options: Mapping[str, Any]) -> tuple[int, int, int]:
-    """CTAs of a cluster along x, y and z."""
+    """CTAs of a cluster along x, y and z; raises `CompilationError` for an option that is none."""
     given = function.attributes.get("cluster") or options.get("cluster") or (1, 1, 1)
-    assert isinstance(given, (tuple, list))
+    counted = isinstance(given, (tuple, list)) and 1 <= len(given) <= 3 and all(isinstance(n, int) for n in given)
+    if not counted or min(given) < 1 or prod(given) > GREATEST_CLUSTER:
+        raise CompilationError(
+            f"cluster is CTAs along one to three axes, 1 to {GREATEST_CLUSTER} in all, not {given!r}"
+        )
     x, y, z = (*given, 1, 1)[:3]
-    return int(x), int(y), int(z)
+    return x, y, z
