@@ -406,7 +406,7 @@ class KernelMaker:
         if self.random.random() < 0.5:
             bound = self.build.constant(self.random.choice([5, 20, 31]))
             bound = emit("splat", self.random.choice([bound, self.limit()]), shape=shape)
-            extra = [emit("compare", index, bound, predicate="lt")]
+            extra = [emit("compare", self.random.choice([index, *self.indices(shape)]), bound, predicate="lt")]
         loaded = emit("load", places, *extra)
         self.add(loaded)
         value = self.random.choice([loaded, emit("add", loaded, self.build.constant(1, source, shape))])
@@ -432,6 +432,16 @@ class KernelMaker:
         elif self.random.random() < 0.3:
             self.store_value(emit("permute", self.value(type_), order=tuple(reversed(range(len(shape))))))
 
+    def indices(self, shape: tuple[int, ...]) -> list[Value]:
+        """The index along each axis of a block."""
+        found = []
+        for axis, extent in enumerate(shape):
+            index = self.build.emit("arange", start=0, end=extent)
+            for place in range(len(shape)):
+                index = index if place == axis else self.build.emit("expand_dims", index, axis=place)
+            found.append(self.build.emit("broadcast", index, shape=shape))
+        return found
+
     def places(self, shape: tuple[int, ...]) -> Value:
         """Offsets of a block: consecutive, in rows a distance apart that is known now or at run time, or shared."""
         emit = self.build.emit
@@ -446,11 +456,9 @@ class KernelMaker:
             lanes = emit("remainder", lanes, self.build.constant(self.random.choice([4, 16]), int32, lanes.type.shape))
         if kind != "rows" or len(shape) != 2:
             return emit("reshape", lanes, shape=shape)
-        row = emit("expand_dims", emit("arange", start=0, end=shape[0]), axis=1)
-        column = emit("expand_dims", emit("arange", start=0, end=shape[1]), axis=0)
+        row, column = self.indices(shape)
         distance = emit("add", self.limit(), self.build.constant(self.random.choice([0, shape[1]])))
-        row = emit("multiply", row, emit("splat", distance, shape=row.type.shape))
-        return emit("add", *(emit("broadcast", index, shape=shape) for index in (row, column)))
+        return emit("add", emit("multiply", row, emit("splat", distance, shape=shape)), column)
 
     def reduce(self) -> None:
         shape = self.random.choice([shape for shape in SHAPES if shape])

@@ -197,6 +197,28 @@ def test_rows_are_updated_in_place_without_copies_where_their_distance_keeps_the
             np.testing.assert_array_equal(memory, expected)
 
 
+@tilewright.jit
+def halves(left, right, stride, columns, R: tl.constexpr, C: tl.constexpr):
+    row, column = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    place = row * stride + column
+    inside = column < columns
+    first, second = tl.load(left + place, mask=inside), tl.load(right + place, mask=inside)
+    tl.store(left + place, first * second, mask=inside)
+    tl.store(right + place, first + second, mask=inside)
+
+
+@pytest.mark.parametrize("stride,shift,careful", [(80, 40, False), (80, 37, True), (80, 43, True), (120, 80, False)])
+def test_columns_of_one_array_lie_between_each_other(stride, shift, careful, rng):
+    kernel = tilewright.jit(halves.function)
+    memory = rng.integers(-8, 8, 16 * 120).astype(np.float32)
+    expected = memory.copy()
+    function = halves.trace({"left": "*f32", "right": "*f32", "stride": "i32", "columns": "i32"}, {"R": 16, "C": 64})
+    interpreter.run(function, [expected, expected[shift:], stride, 40], (1,))
+    compiled = kernel[(1,)](memory, memory[shift:], stride, 40, R=16, C=64)
+    np.testing.assert_array_equal(memory, expected)
+    assert ("careful" in vars(compiled)) == careful
+
+
 def test_a_compiled_kernel_takes_overlapping_arrays():
     compiled = copied[(1,)](*(np.zeros(N, np.float32) for _ in range(3)), N, N=N)
     whole = copied.compile(TYPES, {"N": N})

@@ -230,5 +230,9 @@ class CPULaunch:
 
     def _start_careful(self, packed: bytes, total: int) -> None:
         """A launch of arrays that overlap in a way that the kernel's loops do not bear."""
+        self._careful(packed, total)
+
+    @functools.cached_property
+    def _careful(self) -> Callable[..., int | None]:
         careful = self.kernel.careful
-        launcher(careful.address, careful.binary.scratch_bytes)(packed, total)
+        return launcher(careful.address, careful.binary.scratch_bytes)

@@ -15,7 +15,7 @@ from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SHAPE_OPS, conjuncts, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.distinct import Lanes, Limits, Stride, plain
-from tilewright.targets.cpu.ranges import Interval, Number, Ranges, least, most, plus
+from tilewright.targets.cpu.ranges import Interval, Number, Ranges, element_bytes, least, most, plus, times
 
 _MASKS = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}  # the operand that is the mask, if there is one
 
@@ -25,16 +25,18 @@ class Hazard:
     """A load through one parameter and a write through another that run lane by lane, which must not overlap.
 
     `read_bytes` and `written_bytes` are what they reach, from somewhere on that is the same in both (their end is
-    behind the last byte).  Equal addresses are right where the lanes are apart: `lanes` has the distance (in elements)
-    and number of those along each axis whose distance a launch must look at; it is None where equal addresses are
-    wrong all the same.
+    behind the last byte).  `lanes` are the distance in bytes and the number of those along each axis, where a launch
+    knows them.  Equal addresses are right if the lanes are `apart`: True says that it is proved, None that their
+    distances tell, False that equal addresses are wrong all the same.
     """
 
     read: Value
     written: Value
+    itemsize: int
     read_bytes: Interval
     written_bytes: Interval
-    lanes: tuple[tuple[Number, Number], ...] | None
+    lanes: tuple[tuple[Number, Number], ...] = ()
+    apart: bool | None = False
 
 
 class Aliasing:
@@ -132,14 +134,16 @@ class Aliasing:
         """What a launch must check of two accesses of one pattern through different parameters; None: it cannot."""
         read, written = self.base(access.operands[0]), self.base(writer.operands[0])
         assert read is not None and written is not None
-        if _itemsize(access) == _itemsize(writer):
-            reached = [self._block(operation) for operation in (access, writer)]
-            lanes = self._apart(writer.operands[0], limits)
-        else:
-            reached, lanes = [self._launch(operation) for operation in (access, writer)], None
+        size, same = _itemsize(writer), _itemsize(access) == _itemsize(writer)
+        reached = [(self._block if same else self._launch)(operation) for operation in (access, writer)]
         if reached[0] is None or reached[1] is None:
             return None
-        return Hazard(read, written, reached[0], reached[1], lanes)
+        if not same:
+            return Hazard(read, written, size, reached[0], reached[1])
+        lanes = self._lanes_of(access, writer)
+        proved = self._lanes.distinct(writer.operands[0], limits, trusting=False)
+        apart = True if proved else (None if lanes else False)
+        return Hazard(read, written, size, reached[0], reached[1], lanes, apart)
 
     def _block(self, operation: Operation) -> Interval | None:
         """The bytes that the lanes of one access reach, from its first lane on."""
@@ -155,16 +159,8 @@ class Aliasing:
         """The bytes that an access reaches in all instances of a launch, from its parameter on."""
         place = _MASKS[operation.opcode]
         ranges = self._ranges_within(operation.operands[place] if len(operation.operands) > place else None)
-        total, value = Interval.exactly(0), operation.operands[0]
-        while value.definition is not None:
-            step = value.definition
-            if step.opcode == "offset":
-                index = ranges.of(step.operands[1])
-                if index is None:
-                    return None
-                total += index * Interval.exactly(_element_bytes(value))
-            value = step.operands[0]
-        return Interval(total.low, plus(total.high, _itemsize(operation)))
+        found = ranges.distance(operation.operands[0])
+        return None if found is None else Interval(found.low, plus(found.high, _itemsize(operation)))
 
     def _ranges_within(self, mask: Value | None) -> Ranges:
         if mask not in self._ranges:
@@ -194,26 +190,23 @@ class Aliasing:
             product *= factor
         return product
 
-    def _apart(self, pointer: Value, limits: Limits) -> tuple[tuple[Number, Number], ...] | None:
-        """`Hazard.lanes`: none where they are proved to be apart, None where nobody can tell."""
-        if self._lanes.distinct(pointer, limits, trusting=False):
-            return ()
-        axes = [(self._distance(stride), count) for stride, count in self._axes(pointer, limits)]
-        known = [(distance.low, count) for distance, count in axes if distance is not None and distance.is_exact]
-        return tuple(known) if len(known) == len(axes) <= _MOST_AXES else None
+    def _lanes_of(self, access: Operation, writer: Operation) -> tuple[tuple[Number, Number], ...]:
+        """`Hazard.lanes` of two accesses of one pattern: of each axis, as many lanes as one of them has."""
+        axes = [self._axes(entry.operands[0], _bounds(entry, self._analysis)) for entry in (access, writer)]
+        found = []
+        for (stride, count), (_, other) in zip(*axes, strict=True):
+            distance = self._distance(stride)
+            if distance is None or not distance.is_exact or len(axes[0]) > _MOST_AXES:
+                return ()
+            found.append((times(distance.low, _itemsize(writer)), most(count, other)))
+        return tuple(found)
 
 
 _MOST_AXES = 3  # whose lanes a launch tells apart
 
 
-def _element_bytes(pointer: Value) -> int:
-    element = pointer.type.element
-    assert isinstance(element, PointerType)
-    return element.element.itemsize
-
-
 def _itemsize(operation: Operation) -> int:
-    return _element_bytes(operation.operands[0])
+    return element_bytes(operation.operands[0])
 
 
 def _in_bytes(elements: Interval, operation: Operation) -> Interval:

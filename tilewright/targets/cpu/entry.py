@@ -121,37 +121,15 @@ class _Overlaps:
             builder.add(written, self._number(end)) for end in (hazard.written_bytes.low, hazard.written_bytes.high)
         )
         meet = builder.binary("and", builder.compare("slt", first, end), builder.compare("slt", begin, last))
-        if hazard.lanes is None:
+        lanes = _Lanes(builder, [tuple(map(self._number, axis)) for axis in hazard.lanes])
+        if len(hazard.lanes) > 1:
+            meet = builder.binary("and", meet, lanes.meet(builder.subtract(written, read), hazard.itemsize))
+        if hazard.apart is False:
             return meet
         harmful = builder.compare("ne", read, written)
-        if hazard.lanes:
-            together = builder.binary("xor", self._apart(hazard.lanes), builder.constant("i1", True))
-            harmful = builder.binary("or", harmful, together)
+        if hazard.apart is None:
+            harmful = builder.binary("or", harmful, builder.binary("xor", lanes.apart(), builder.constant("i1", True)))
         return builder.binary("and", meet, harmful)
-
-    def _apart(self, lanes: Sequence[tuple[Number, Number]]) -> LLVMValue:
-        """Whether lanes along axes of these distances and extents reach different elements.
-
-        They do when, in some order of the axes, each distance passes all that the axes before it reach.
-        """
-        builder = self._builder
-        signed = [self._number(distance) for distance, _ in lanes]
-        distances = [builder.maximum(distance, builder.subtract(builder.integer(0), distance)) for distance in signed]
-        extents = [builder.maximum(self._number(extent), 1) for _, extent in lanes]
-        reaches = [
-            builder.multiply(distance, builder.subtract(extent, 1))
-            for distance, extent in zip(distances, extents, strict=True)
-        ]
-        found = builder.constant("i1", False)
-        for order in permutations(range(len(lanes))):
-            holds, reached = builder.constant("i1", True), builder.integer(0)
-            for axis in order:
-                passes = builder.compare("sgt", distances[axis], reached)
-                passes = builder.binary("or", passes, builder.compare("eq", extents[axis], 1))
-                holds = builder.binary("and", holds, passes)
-                reached = builder.add(reached, reaches[axis])
-            found = builder.binary("or", found, holds)
-        return found
 
     def _number(self, number: Number) -> LLVMValue:
         if isinstance(number, int):
@@ -185,3 +163,48 @@ class _Overlaps:
         }
         left, right = values
         return operations[term.operator](left, right)
+
+
+class _Lanes:
+    """Emits what is asked of lanes along axes of known distances (bytes) and numbers."""
+
+    def __init__(self, builder: LLVMBuilder, axes: Sequence[tuple[LLVMValue, ...]]) -> None:
+        self._builder = builder
+        self._distances = [builder.maximum(step, builder.subtract(builder.integer(0), step)) for step, _ in axes]
+        self._counts = [builder.maximum(count, 1) for _, count in axes]
+        self._reaches = [
+            builder.multiply(distance, builder.subtract(count, 1))
+            for distance, count in zip(self._distances, self._counts, strict=True)
+        ]
+
+    def apart(self) -> LLVMValue:
+        """Whether they reach different elements: in some order of the axes, each distance passes all that the axes
+        before it reach."""
+        builder = self._builder
+        found = builder.constant("i1", False)
+        for order in permutations(range(len(self._distances))):
+            holds, reached = builder.constant("i1", True), builder.integer(0)
+            for axis in order:
+                passes = builder.compare("sgt", self._distances[axis], reached)
+                single = builder.compare("eq", self._counts[axis], 1)
+                holds = builder.binary("and", holds, builder.binary("or", passes, single))
+                reached = builder.add(reached, self._reaches[axis])
+            found = builder.binary("or", found, holds)
+        return found
+
+    def meet(self, shift: LLVMValue, itemsize: int) -> LLVMValue:
+        """Whether some may touch others `shift` bytes on: they lie between each other's rows, if along one axis a
+        multiple of the distance is too far from the shift for what the other axes reach."""
+        builder = self._builder
+        shift = builder.maximum(shift, builder.subtract(builder.integer(0), shift))
+        found = builder.constant("i1", True)
+        for axis, distance in enumerate(self._distances):
+            if distance.constant is not None and distance.constant <= itemsize:
+                continue  # nothing fits between neighbours
+            others = [reach for place, reach in enumerate(self._reaches) if place != axis]
+            inner = reduce(builder.add, others, builder.integer(itemsize))
+            distance = builder.maximum(distance, 1)
+            above = builder.binary("urem", shift, distance)
+            nearest = builder.minimum(above, builder.subtract(distance, above))
+            found = builder.binary("and", found, builder.compare("slt", nearest, inner))
+        return found

@@ -9,13 +9,14 @@ followed: an address that comes from it is the kernel's mistake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Union
 
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.targets.cpu.access import conjuncts
+from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.access import SCATTERED, Axes, conjuncts, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.distinct import plain
@@ -111,7 +112,10 @@ def most(left: Number, right: Number) -> Number:
 
 
 class Ranges:
-    """Answers `of(value)` for integers, and blocks of them, of one function; `mask` is one that holds."""
+    """Answers `of(value)` for integers, and blocks of them, of one function.
+
+    With a `mask`, for the lanes where it holds: of blocks whose axes are those of the mask, and what they come from.
+    """
 
     def __init__(self, function: Function, analysis: AffineAnalysis, mask: Value | None = None) -> None:
         self._function = function
@@ -122,13 +126,13 @@ class Ranges:
             if operation.opcode == "for"
             for argument in operation.regions[0].arguments
         }
-        self._known: dict[Value, Interval | None] = {}
-        self._below: dict[Value, list[tuple[Value, int]]] = {}  # values that stay below a limit, less a number
-        self._above: dict[Value, list[tuple[Value, int]]] = {}
-        for part, _ in conjuncts(mask) if mask is not None else ():
-            self._note(part)
+        self._known: dict[Place, Interval | None] = {}
+        self._below: dict[Place, list[tuple[Place, int]]] = {}  # what stays below a limit, and how far
+        self._above: dict[Place, list[tuple[Place, int]]] = {}
+        for part, axes in conjuncts(mask) if mask is not None else ():
+            self._note(part, axes)
 
-    def _note(self, part: Value) -> None:
+    def _note(self, part: Value, axes: Axes) -> None:
         operation = part.definition
         if operation is None or operation.opcode != "compare":
             return
@@ -140,75 +144,76 @@ class Ranges:
             left, right, predicate = right, left, {"gt": "lt", "ge": "le"}[predicate]
         if predicate in ("lt", "le"):
             distance = 1 if predicate == "lt" else 0
-            self._below.setdefault(plain(left), []).append((right, -distance))
-            self._above.setdefault(plain(right), []).append((left, distance))
+            lower, upper = _source(left, axes), _source(right, axes)
+            self._below.setdefault(lower, []).append((upper, -distance))
+            self._above.setdefault(upper, []).append((lower, distance))
 
     def of(self, value: Value) -> Interval | None:
         """The bounds of all elements of an integer value; None where a launch does not know them."""
-        if value not in self._known:
-            self._known[value] = None  # also what a value that depends on itself finds
-            found = self._compute(value)
-            self._known[value] = None if found is None else self._clamped(value, found)
-        return self._known[value]
+        return self._at(value, tuple(range(value.type.rank)))
 
-    def _clamped(self, value: Value, found: Interval) -> Interval:
+    def distance(self, pointer: Value) -> Interval | None:
+        """The bounds of the bytes from a parameter to the elements of a block of pointers derived from it."""
+        total, place = Interval.exactly(0), (pointer, tuple(range(pointer.type.rank)))
+        while place[0].definition is not None:
+            sources = operand_axes(place[0].definition, *place)
+            if place[0].definition.opcode == "offset":
+                index = self._at(*sources[1])
+                if index is None:
+                    return None
+                total += index * Interval.exactly(element_bytes(place[0]))
+            place = sources[0]
+        return total
+
+    def _at(self, value: Value, axes: Axes) -> Interval | None:
+        """`of`, for the lanes whose axes are a value's `axes` (as in `access`)."""
+        place = (value, axes)
+        if place not in self._known:
+            self._known[place] = None  # also what a value that depends on itself finds
+            found = self._compute(value, axes)
+            self._known[place] = None if found is None else self._clamped(_source(value, axes), found)
+        return self._known[place]
+
+    def _clamped(self, place: Place, found: Interval) -> Interval:
+        if SCATTERED in place[1]:  # elements of other lanes
+            return found
         low, high = found.low, found.high
-        for limit, distance in self._below.get(plain(value), ()):
-            bound = self.of(limit)
+        for limit, distance in self._below.get(place, ()):
+            bound = self._at(*limit)
             high = high if bound is None else least(high, plus(bound.high, distance))
-        for limit, distance in self._above.get(plain(value), ()):
-            bound = self.of(limit)
+        for limit, distance in self._above.get(place, ()):
+            bound = self._at(*limit)
             low = low if bound is None else most(low, plus(bound.low, distance))
         return found if low is found.low and high is found.high else Interval(low, high)
 
-    def _compute(self, value: Value) -> Interval | None:
+    def _compute(self, value: Value, axes: Axes) -> Interval | None:
         if value.type.is_pointer or not value.type.dtype.is_integer or value.type.dtype.is_bool:
             return None
         operation = value.definition
         if operation is None:
-            return self._argument(value)
+            return self._argument(value, axes)
         if operation.opcode == "for":
-            return self._carried(operation, operation.results.index(value))
+            return self._carried(operation, operation.results.index(value), axes)
         if operation.opcode == "if":
-            place = operation.results.index(value)
-            return self._union(region.terminator.operands[place] for region in operation.regions)
-        if operation.opcode in _PASSING:
-            return self._passed(operation)
-        if operation.opcode in ("cat", "join"):
-            return self._union(operation.operands)
-        if operation.opcode == "select":
-            return self._union(operation.operands[1:])
-        rule: Callable[[Operation], Interval | None] | None = getattr(self, f"_rule_{operation.opcode}", None)
-        found = None if rule is None else rule(operation)
-        wraps = value.type.dtype.kind == "uint" and operation.opcode in ("subtract", "negate")
-        return None if wraps else found
-
-    def _union(self, values: Iterable[Value]) -> Interval | None:
-        found = [self.of(value) for value in values]
-        known = [interval for interval in found if interval is not None]
-        return reduce(Interval.union, known) if len(known) == len(found) else None
-
-    def _passed(self, operation: Operation) -> Interval | None:
-        source, result = operation.operands[0], operation.results[0]
-        if operation.opcode == "cast":
-            kind = result.type.dtype
-            if kind.bits < 32 and kind.bits < source.type.dtype.bits:
-                return None
-            if kind.kind == "uint" and not self._analysis.is_nonnegative(source):
-                return None
-        return self.of(source)
+            number = operation.results.index(value)
+            return _union([self._at(region.terminator.operands[number], axes) for region in operation.regions])
+        rule: Callable[[Operation, Operands], Interval | None] | None = _RULES.get(operation.opcode)
+        rule = rule or getattr(self, f"_rule_{operation.opcode}", None)
+        if rule is None or (value.type.dtype.kind == "uint" and operation.opcode in ("subtract", "negate")):
+            return None
+        return rule(operation, [self._at(*place) for place in operand_axes(operation, value, axes)])
 
     # -- Loops ------------------------------------------------------------------------------------
 
-    def _argument(self, value: Value) -> Interval | None:
+    def _argument(self, value: Value, axes: Axes) -> Interval | None:
         if value in self._function.region.arguments:
             return Interval.exactly(Term("argument", (value,)))
         loop = self._loops.get(value)
         if loop is None:
             return None
-        place = loop.regions[0].arguments.index(value)
-        if place:
-            return self._carried(loop, place - 1)
+        number = loop.regions[0].arguments.index(value)
+        if number:
+            return self._carried(loop, number - 1, axes)
         lower, upper = self.of(loop.operands[0]), self.of(loop.operands[1])
         if lower is None or upper is None:
             return None
@@ -216,16 +221,16 @@ class Ranges:
             return Interval(lower.low, plus(upper.high, -1))
         return lower.union(upper)
 
-    def _carried(self, loop: Operation, place: int) -> Interval | None:
+    def _carried(self, loop: Operation, number: int, axes: Axes) -> Interval | None:
         """A number that every pass of a loop adds the same to."""
         region = loop.regions[0]
-        start = self.of(loop.operands[3 + place])
+        start = self._at(loop.operands[3 + number], axes)
         bounds = [self.of(operand) for operand in loop.operands[:2]]
         step = constant_of(loop.operands[2])
-        value, increment = region.terminator.operands[place], Interval.exactly(0)
-        while value is not region.arguments[1 + place]:
+        value, increment = region.terminator.operands[number], Interval.exactly(0)
+        while value is not region.arguments[1 + number]:
             operation = value.definition
-            added = None if operation is None or operation.opcode != "add" else self.of(operation.operands[1])
+            added = None if operation is None or operation.opcode != "add" else self._at(operation.operands[1], axes)
             if operation is None or added is None:
                 return None
             increment, value = increment + added, operation.operands[0]
@@ -234,85 +239,103 @@ class Ranges:
         passes = Term("divide", (plus(plus(bounds[1].high, times(-1, bounds[0].low)), step - 1), step))
         return start + Interval(0, most(0, passes)) * increment
 
-    # -- Operations -------------------------------------------------------------------------------
+    # -- Operations, from what is known of their operands -----------------------------------------
 
-    def _rule_constant(self, operation: Operation) -> Interval:
-        return Interval.exactly(integer(operation, "value"))
+    def _rule_cast(self, operation: Operation, operands: Operands) -> Interval | None:
+        source, kind = operation.operands[0], operation.result.type.dtype
+        narrower = kind.bits < 32 and kind.bits < source.type.dtype.bits
+        wraps = kind.kind == "uint" and not self._analysis.is_nonnegative(source)
+        return None if narrower or wraps else operands[0]
 
-    def _rule_arange(self, operation: Operation) -> Interval:
-        return Interval(integer(operation, "start"), integer(operation, "end") - 1)
-
-    def _rule_program_id(self, operation: Operation) -> Interval:
-        return Interval(0, plus(Term("count", (integer(operation, "axis"),)), -1))
-
-    def _rule_num_programs(self, operation: Operation) -> Interval:
-        return Interval.exactly(Term("count", (integer(operation, "axis"),)))
-
-    def _rule_add(self, operation: Operation) -> Interval | None:
-        left, right = self._operands(operation)
-        return None if left is None or right is None else left + right
-
-    def _rule_subtract(self, operation: Operation) -> Interval | None:
-        left, right = self._operands(operation)
-        return None if left is None or right is None else left + -right
-
-    def _rule_multiply(self, operation: Operation) -> Interval | None:
-        left, right = self._operands(operation)
-        return None if left is None or right is None else left * right
-
-    def _rule_negate(self, operation: Operation) -> Interval | None:
-        inner = self.of(operation.operands[0])
-        return None if inner is None else -inner
-
-    def _rule_minimum(self, operation: Operation) -> Interval | None:
-        left, right = self._operands(operation)
-        if left is None or right is None:
-            return None
-        return Interval(least(left.low, right.low), least(left.high, right.high))
-
-    def _rule_maximum(self, operation: Operation) -> Interval | None:
-        left, right = self._operands(operation)
-        if left is None or right is None:
-            return None
-        return Interval(most(left.low, right.low), most(left.high, right.high))
-
-    def _rule_divide(self, operation: Operation) -> Interval | None:
+    def _rule_divide(self, operation: Operation, operands: Operands) -> Interval | None:
         """Toward zero; no quotient is greater than its dividend."""
-        left, divisor = self.of(operation.operands[0]), constant_of(operation.operands[1])
+        left, divisor = operands[0], constant_of(operation.operands[1])
         if left is None:
             return None
         if divisor is not None and divisor > 0:
             return Interval(Term("divide", (left.low, divisor)), Term("divide", (left.high, divisor)))
-        return self._within(operation, most(left.high, times(-1, left.low)))
+        nonnegative = all(self._analysis.is_nonnegative(operand) for operand in operation.operands)
+        return _within(most(left.high, times(-1, left.low)), nonnegative)
 
-    def _rule_remainder(self, operation: Operation) -> Interval | None:
+    def _rule_remainder(self, operation: Operation, operands: Operands) -> Interval | None:
         """Of the dividend's sign, and nearer to zero than the divisor."""
-        right = self.of(operation.operands[1])
+        right = operands[1]
         if right is None:
             return None
-        return self._within(operation, plus(most(right.high, times(-1, right.low)), -1))
+        greatest = plus(most(right.high, times(-1, right.low)), -1)
+        return _within(greatest, self._analysis.is_nonnegative(operation.operands[0]))
 
-    def _within(self, operation: Operation, most_magnitude: Number) -> Interval:
-        nonnegative = self._analysis.is_nonnegative(operation.operands[0])
-        if operation.opcode == "divide":
-            nonnegative = nonnegative and self._analysis.is_nonnegative(operation.operands[1])
-        return Interval(0 if nonnegative else times(-1, most_magnitude), most_magnitude)
-
-    def _rule_and(self, operation: Operation) -> Interval | None:
-        for operand in operation.operands:
-            bound = self.of(operand)
+    def _rule_and(self, operation: Operation, operands: Operands) -> Interval | None:
+        for operand, bound in zip(operation.operands, operands, strict=True):
             if bound is not None and self._analysis.is_nonnegative(operand):
                 return Interval(0, bound.high)
         return None
 
-    def _rule_shift_left(self, operation: Operation) -> Interval | None:
-        inner, count = self.of(operation.operands[0]), constant_of(operation.operands[1])
-        if inner is None or count is None or not 0 <= count < 32:
-            return None
-        return inner * Interval.exactly(1 << count)
 
-    def _operands(self, operation: Operation) -> tuple[Interval | None, Interval | None]:
-        return self.of(operation.operands[0]), self.of(operation.operands[1])
+def element_bytes(pointer: Value) -> int:
+    """The size of what pointers point to."""
+    element = pointer.type.element
+    assert isinstance(element, PointerType)
+    return element.element.itemsize
 
 
-_PASSING = frozenset({"cast", "hint", "splat", "broadcast", "expand_dims", "permute", "reshape", "split"})
+Place = tuple[Value, Axes]  # a value, and which axes of the lanes its own are
+Operands = list[Interval | None]
+
+
+def _source(value: Value, axes: Axes) -> Place:
+    """A value without what only repeats or widens it."""
+    end = plain(value)
+    while value is not end:
+        assert value.definition is not None
+        ((value, axes),) = operand_axes(value.definition, value, axes)
+    return value, axes
+
+
+def _union(found: Operands) -> Interval | None:
+    known = [interval for interval in found if interval is not None]
+    return reduce(Interval.union, known) if known and len(known) == len(found) else None
+
+
+def _within(magnitude: Number, nonnegative: bool) -> Interval:
+    return Interval(0 if nonnegative else times(-1, magnitude), magnitude)
+
+
+def _program_id(operation: Operation, operands: Operands) -> Interval:
+    return Interval(0, plus(Term("count", (integer(operation, "axis"),)), -1))
+
+
+def _shift_left(operation: Operation, operands: Operands) -> Interval | None:
+    count = constant_of(operation.operands[1])
+    if operands[0] is None or count is None or not 0 <= count < 32:
+        return None
+    return operands[0] * Interval.exactly(1 << count)
+
+
+def _both(rule: Callable[[Interval, Interval], Interval]) -> Callable[[Operation, Operands], Interval | None]:
+    def bounds(operation: Operation, operands: Operands) -> Interval | None:
+        left, right = operands
+        return None if left is None or right is None else rule(left, right)
+
+    return bounds
+
+
+_RULES: dict[str, Callable[[Operation, Operands], Interval | None]] = {
+    "constant": lambda operation, _: Interval.exactly(integer(operation, "value")),
+    "arange": lambda operation, _: Interval(integer(operation, "start"), integer(operation, "end") - 1),
+    "program_id": _program_id,
+    "num_programs": lambda operation, _: Interval.exactly(Term("count", (integer(operation, "axis"),))),
+    "add": _both(lambda left, right: left + right),
+    "subtract": _both(lambda left, right: left + -right),
+    "multiply": _both(lambda left, right: left * right),
+    "minimum": _both(lambda left, right: Interval(least(left.low, right.low), least(left.high, right.high))),
+    "maximum": _both(lambda left, right: Interval(most(left.low, right.low), most(left.high, right.high))),
+    "negate": lambda _, operands: None if operands[0] is None else -operands[0],
+    "shift_left": _shift_left,
+    "select": lambda _, operands: _union(operands[1:]),
+    "cat": lambda _, operands: _union(operands),
+    "join": lambda _, operands: _union(operands),
+    **dict.fromkeys(
+        ("hint", "splat", "broadcast", "expand_dims", "permute", "reshape", "split"), lambda _, operands: operands[0]
+    ),
+}
