@@ -98,7 +98,7 @@ def warps_of(function: Function, options: Mapping[str, Any]) -> int:
 
 def cluster_of(function: Function, options: Mapping[str, Any]) -> tuple[int, int, int]:
     """CTAs of a cluster along x, y and z; raises `CompilationError` for an option that is none."""
-    given = function.attributes.get("cluster") or options.get("cluster") or (1, 1, 1)
+    given: Any = function.attributes.get("cluster") or options.get("cluster") or (1, 1, 1)
     counted = isinstance(given, (tuple, list)) and 1 <= len(given) <= 3 and all(isinstance(n, int) for n in given)
     if not counted or min(given) < 1 or prod(given) > GREATEST_CLUSTER:
         raise CompilationError(
