@@ -204,6 +204,21 @@ def decomposed_attention(b: Builder) -> Groups:
     return [("attention", ["attention"])]
 
 
+def single_softmax(b: Builder) -> Groups:
+    """Attention in 16 bits whose mask and softmax are in float32, as language models write it."""
+    q, k, v = (b.x(2, 2, 9, 16, name=name) for name in "qkv")
+    rows, columns = (
+        b.op("reshape", [b.op("iota", shape=(9,), dtype=int64)], shape=shape) for shape in ((9, 1), (1, 9))
+    )
+    zero, low = (b.constant(np.array(number, np.float32)) for number in (0.0, -3e38))
+    scores = b.op("cast", [b.op("multiply", [b.op("matmul", [q, k], transpose_b=True), b.number(0.25)])], dtype=float32)
+    scores = b.op("add", [scores, b.op("where", [b.op("less_equal", [columns, rows]), zero, low])])
+    weights = b.op("cast", [b.op("softmax", [scores], axis=-1)], dtype=b.dtype)
+    context = b.op("permute", [b.op("matmul", [weights, v])], order=(0, 2, 1, 3))
+    b.output(b.op("reshape", [context], shape=(2, 9, 32)), "y")
+    return [("attention", ["attention"])]
+
+
 def sequence_first_attention(b: Builder) -> Groups:
     """torch.nn.MultiheadAttention with the batch first: packed heads are columns, rows are permuted."""
     x = b.x(3, 5, 16)
@@ -332,12 +347,23 @@ def chain(b: Builder) -> Groups:
     return [("reduction", [*before, "reduce_sum", "absolute", "rsqrt", "multiply"])]
 
 
+def residual_convolution(b: Builder) -> Groups:
+    """A convolution with batch norm, a residual and an activation, in whatever order the images lie."""
+    x = b.x(2, 8, 6, 5)
+    windows = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
+    norm = [b.weights(8) for _ in range(3)] + [b.constant(np.full(8, 0.7, b.dtype.numpy), "variance")]
+    y = b.op("batch_norm", [b.op("conv", [x, b.weights(8, 8, 3, 3, scale=0.1)], **windows), *norm], epsilon=1e-5)
+    y = b.op("relu", [b.op("add", [y, x])])
+    b.output(b.op("reduce_mean", [y], axes=(2, 3)), "y")
+    return [("movement", []), ("contraction", ["conv", "add", "relu"]), ("reduction", ["reduce_mean"])]
+
+
 CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
-        residual_stream, embedding_norm, decomposed_attention, sequence_first_attention, window_attention, excitation,
-        several_loops, cross_entropy, experts, chain,
+        residual_stream, embedding_norm, decomposed_attention, single_softmax, sequence_first_attention,
+        window_attention, excitation, several_loops, cross_entropy, experts, chain, residual_convolution,
     )
 }  # fmt: skip
 
