@@ -20,7 +20,7 @@ from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.generate import Result, elementwise_call, next_power_of_2
 from tilewright.tactics.reduction import rows_per_program
-from tilewright.tactics.weights import packed_weights
+from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
@@ -44,8 +44,7 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
         weights = packed_weights(w, taps_recipe(width, groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
         candidate = make(group, slots, weights.operand, target)
-    stages = (*moves.stages, *weights.stages, *candidate.stages)
-    return [replace(candidate, stages=stages, temporaries=(*moves.temporaries, *weights.temporaries))]
+    return [behind(moves, behind(weights, candidate))]
 
 
 def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
@@ -102,6 +101,12 @@ class Moves:
     stages: tuple[Stage, ...] = ()
     temporaries: tuple[Value, ...] = ()
     nodes: tuple[Node, ...] = ()
+
+
+def behind(before: Moves | Weights, candidate: Candidate) -> Candidate:
+    """A candidate with what must run first."""
+    temporaries = (*before.temporaries, *candidate.temporaries)
+    return replace(candidate, stages=(*before.stages, *candidate.stages), temporaries=temporaries)
 
 
 def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group, Moves]:

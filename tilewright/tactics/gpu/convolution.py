@@ -28,6 +28,7 @@ from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Problem, Slots, epilogue_slots
 from tilewright.tactics.convolution import (
     Moves,
+    behind,
     checked_convolution,
     is_pointwise,
     window_constants,
@@ -45,7 +46,7 @@ from tilewright.tactics.gpu.tile_epilogue import tile_epilogue, tile_function
 from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.index import dense_strides
 from tilewright.tactics.source import ExtraReferences
-from tilewright.tactics.weights import Weights, packed_weights
+from tilewright.tactics.weights import packed_weights
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
 from tilewright.tune.gpu import LAUNCH, gpu_of
@@ -70,7 +71,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         found = gpu_depthwise(group, slots, weights.operand, target)
-        return [_behind(moves, _with_weights(candidate, weights)) for candidate in found]
+        return [behind(moves, behind(weights, candidate)) for candidate in found]
     copied = _hopper(group, moves, graph, slots, target)
     found = []
     if is_pointwise(anchor, w):
@@ -84,18 +85,8 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         found += folded_pixels(group, graph, target)
     elif not copied:
         found = [_implicit(group, slots, weights.operand, target)]
-    found = [_behind(moves, _with_weights(candidate, weights)) for candidate in found]
+    found = [behind(moves, behind(weights, candidate)) for candidate in found]
     return [*found, *copied, *few_channels(group, moves, graph, slots, target)]
-
-
-def _behind(moves: Moves, candidate: Candidate) -> Candidate:
-    stages, temporaries = (*moves.stages, *candidate.stages), (*moves.temporaries, *candidate.temporaries)
-    return replace(candidate, stages=stages, temporaries=temporaries)
-
-
-def _with_weights(candidate: Candidate, weights: Weights) -> Candidate:
-    temporaries = (*weights.temporaries, *candidate.temporaries)
-    return replace(candidate, stages=weights.stages + candidate.stages, temporaries=temporaries)
 
 
 def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
