@@ -30,10 +30,10 @@ def tensors(shape: tuple[Any, ...]) -> tuple[Any, Any, Any]:
 
 
 def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    """In float64, head by head."""
+    """In float64, head by head; when causal the last query sees the last key."""
     result = torch.empty(q.shape, device="cuda", dtype=torch.float32)
-    group = q.shape[1] // k.shape[1]
-    hidden = torch.ones(q.shape[2], k.shape[2], device="cuda", dtype=torch.bool).triu(1) if causal else None
+    group, (queries, keys) = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2])
+    hidden = torch.ones(queries, keys, device="cuda", dtype=torch.bool).triu(1 + keys - queries) if causal else None
     for batch in range(q.shape[0]):
         for head in range(q.shape[1]):
             scores = q[batch, head].double() @ k[batch, head // group].double().T / q.shape[3] ** 0.5
@@ -130,3 +130,19 @@ def options(quick: bool) -> Iterator[Case]:
             case.vendors["FlashAttention-2"] = lambda q=q, k=k, v=v, causal=causal: _flash(q, k, v, causal)
             case.check(reference(q, k, v, causal), 5e-3)
             yield case
+        yield fewer_queries(causal)
+
+
+def fewer_queries(causal: bool) -> Case:
+    """2048 queries of 4096 keys, against a square call with as much to do: other batches, the same products."""
+    batches, square = (16, 12) if causal else (8, 4)
+    whole = (square, 32, 32, 4096, 128, causal)
+    q, k, v = tensors((batches, *whole[1:]))
+    q = q[:, :, :2048].contiguous()
+    out = torch.empty_like(q)
+    case = Case(f"b{batches} h32 s2048/4096 d128 {'causal' if causal else 'full'}, fewer queries", gflop=work(whole))
+    case.add(OURS, _ours(q, k, v, out, causal), lambda: out)
+    others = tensors(whole)
+    case.add("plain", _ours(*others, torch.empty_like(others[0]), causal))
+    case.check(reference(q, k, v, causal), 5e-3)
+    return case
