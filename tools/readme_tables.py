@@ -1,7 +1,8 @@
 """Write the measured tables of the documentation from `benchmarks/results/*.json`.
 
-A table stands between `<!-- results: NAME -->` and `<!-- end -->`.  With --check nothing is written,
-and the exit code is 1 if a table differs from its results.
+A table stands between `<!-- results: NAME -->` and `<!-- end -->`, sentences about models on a GPU between
+`<!-- facts: NAME -->` and `<!-- end -->`.  With --check nothing is written, and the exit code is 1 if a table differs
+from its results.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import conformance_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = {"gflops": "GFLOP/s", "gigabytes_a_second": "GB/s"}
-BLOCK = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (results|facts): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+ERROR_LIMIT = 1.5  # of a model's outputs, in errors of the fastest peer
 
 
-def table(name: str) -> str:
-    """The Markdown table of one results file."""
+def block(kind: str, name: str) -> str:
+    """The Markdown table of one results file, or the facts about it."""
     data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return model_facts(data) if kind == "facts" else table(data)
+
+
+def table(data: dict[str, Any]) -> str:
+    """The Markdown table of results."""
     if "tutorials" in data:
         return conformance_table.markdown(data)
     if "families" in data:
@@ -98,6 +105,41 @@ def model_table(data: dict[str, Any]) -> str:
     found = [case["environment"] for case in data["cases"]]
     places = {f"{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}." for e in found}
     return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+
+
+def model_facts(data: dict[str, Any]) -> str:
+    """What the table of models does not show: limits that were missed, peers, memory, builds."""
+    cases = [case for case in data["cases"] if "ratio" in case]
+    medians = {case["name"]: {k: v["median"] for k, v in case["milliseconds"].items()} for case in cases}
+    ratios = {c["name"]: medians[c["name"]][c["best_peer"]] / medians[c["name"]]["tilewright"] for c in cases}
+    floors = [case for case in cases if case.get("floor")]
+    below = [f"{c['name']} ({ratios[c['name']]:.3f} of {c['floor']})" for c in floors if ratios[c["name"]] < c["floor"]]
+    wrong = [f"{c['name']} ({c['error_ratio']:.2f})" for c in cases if c["error_ratio"] > ERROR_LIMIT]
+    untuned = [case["name"] for case in floors if "max-autotune" not in case["milliseconds"]]
+    lines = [
+        f"Slower than asked for: {', '.join(below)}." if below else "Every floor is reached.",
+        f"Errors beyond {ERROR_LIMIT} of the peer's: {', '.join(wrong)}." if wrong
+        else f"No error is beyond {max(case['error_ratio'] for case in cases):.2f} of the peer's.",
+        f"max-autotune was timed for {len(floors) - len(untuned)} of the {len(floors)} models with floors"
+        + (f", not for {', '.join(untuned)}." if untuned else "."),
+    ]  # fmt: skip
+    for case in data["cases"]:
+        notes: dict[str, list[str]] = {}
+        for peer, note in case.get("notes", {}).items():
+            notes.setdefault(note.split(". ")[0].rstrip("."), []).append(peer)
+        lines += [f"{case['name']}: {' and '.join(found)}: {note}." for note, found in notes.items()]
+    lines += [
+        f"{case['name']}: {case['of_bytes_time']:.0%} of the time is what its bytes take at 4.48 TB/s."
+        for case in cases if "of_bytes_time" in case
+    ]  # fmt: skip
+    most = max(case["arena_bytes"] / case["arena_least_bytes"] for case in cases if case.get("arena_least_bytes"))
+    seconds = {key: max(case[key] for case in cases) for key in ("build_warm_seconds", "load_and_first_call_seconds")}
+    lines.append(f"Arenas take at most {most:.3f} of what is alive at once.")
+    lines.append(
+        f"With kernels and their times in the cache builds take {seconds['build_warm_seconds']:.1f} s at most; loading "
+        f"an engine and its first call {seconds['load_and_first_call_seconds']:.2f} s."
+    )
+    return "".join(f"- {line}\n" for line in lines)
 
 
 def call_table(data: dict[str, Any]) -> str:
@@ -178,7 +220,7 @@ def main() -> int:
     stale = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        renewed = BLOCK.sub(lambda match: match[1] + table(match[2]) + match[4], text)
+        renewed = BLOCK.sub(lambda match: match[1] + block(match[2], match[3]) + match[5], text)
         if renewed != text:
             stale.append(path.name)
             if not check:
