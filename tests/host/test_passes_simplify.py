@@ -13,7 +13,7 @@ from tests.host.random_kernels import random_kernel, run_kernel
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.ir.rewrite import Rewriter, RuleTable, count_uses, rewrite
+from tilewright.ir.rewrite import Rewriter, RuleTable, rewrite
 from tilewright.ir.verifier import verify
 from tilewright.passes.canonicalize import canonicalize
 from tilewright.passes.common_subexpressions import merge_common_subexpressions
@@ -402,11 +402,6 @@ def test_rules_that_never_rest_are_stopped():
     function = parse_function("kernel k(%x: i32) {\n%a = add %x, %x : i32\nprint %a\nreturn\n}")
     with pytest.raises(RuntimeError, match="'circle' do not come to rest; the last was"):
         rewrite(function, table)
-
-
-def test_uses_are_counted():
-    function = parse_function("kernel k(%x: i32) {\n%a = add %x, %x : i32\nprint %a\nreturn\n}")
-    assert count_uses(function)[function.region.arguments[0]] == 2
 
 
 def test_every_stage_is_dumped(tmp_path):

@@ -202,12 +202,3 @@ def defined_by(value: Value, opcode: str) -> Operation | None:
     """The operation that defines `value`, if it has this opcode."""
     operation = value.definition
     return operation if operation is not None and operation.opcode == opcode else None
-
-
-def count_uses(function: Function) -> dict[Value, int]:
-    """How often each value is an operand (values that never are, are missing)."""
-    uses: dict[Value, int] = {}
-    for operation in function.walk():
-        for value in operation.operands:
-            uses[value] = uses.get(value, 0) + 1
-    return uses

@@ -308,29 +308,6 @@ class LinearLayout:
                 bases.setdefault(name, [])
         return LinearLayout.make(bases, shape, names)
 
-    def divide_left(self, tile: LinearLayout) -> LinearLayout | None:
-        """Q with tile * Q == self, or None: whether this layout is `tile` repeated.
-
-        The question a vector access or a matrix instruction asks of a layout.
-        """
-        extents = dict(tile.outputs)
-        shape = [extent // extents.get(name, 1) for name, extent in self.outputs]
-        if 0 in shape or set(extents) - set(self.output_names) or set(tile.input_names) - set(self.input_names):
-            return None
-        bases: dict[str, list[tuple[int, ...]]] = {}
-        for name in self.input_names:
-            own, wanted = self.vectors(name), tile.vectors(name)
-            named = [dict(zip(tile.output_names, vector, strict=True)) for vector in wanted]
-            low = [tuple(vector.get(n, 0) for n in self.output_names) for vector in named]
-            rest = own[len(low) :]
-            scales = [extents.get(n, 1) for n in self.output_names]
-            if list(own[: len(low)]) != low or any(
-                c % s for vector in rest for c, s in zip(vector, scales, strict=True)
-            ):
-                return None
-            bases[name] = [tuple(c // s for c, s in zip(vector, scales, strict=True)) for vector in rest]
-        return LinearLayout.make(bases, shape, self.output_names)
-
     # Changing outputs and inputs ---------------------------------------------------------------
 
     def permute(self, order: Sequence[int]) -> LinearLayout:

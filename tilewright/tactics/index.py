@@ -131,11 +131,6 @@ class Index:
             for atom, _ in self.terms
         )  # fmt: skip
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether only loop coordinates occur."""
-        return all(isinstance(atom, Coordinate) for atom, _ in self.terms)
-
     def last(self) -> Size:
         """An upper bound of the value (exact when the terms are independent and not negative)."""
         total: Size = self.constant
