@@ -100,6 +100,24 @@ def test_runs_of_single_families_are_merged(monkeypatch: pytest.MonkeyPatch, tmp
     assert "| copy | x, flush | 10.0 | 20.0 | torch | 2.00 |" in table and "Monday" in table and "Tuesday" in table
 
 
+def test_what_models_miss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "tools")
+    import readme_tables
+
+    def record(name: str, peer: str, theirs: float, error: float, **more: Any) -> dict[str, Any]:
+        times = {OURS: {"median": 2.0}, peer: {"median": theirs}}
+        facts = {"best_peer": peer, "ratio": 9.0, "floor": 1.1, "error_ratio": error, "milliseconds": times}
+        sizes = {"arena_bytes": 3, "arena_least_bytes": 2, "build_warm_seconds": 1, "load_and_first_call_seconds": 1}
+        return {"name": name, "notes": {}, **facts, **sizes, **more}
+
+    notes = {"eager": "not captured: E: why. Do this.", "compiled": "not captured: E: why"}
+    cases = [record("fast", "max-autotune", 4.0, 1.2), record("slow", "eager", 2.0, 1.6, notes=notes)]
+    text = readme_tables.model_facts({"cases": [*cases, {"name": "none", "notes": {}}]})
+    assert "Slower than asked for: slow (1.000 of 1.1)." in text and "Errors beyond 1.5 of the peer's: slow" in text
+    assert "max-autotune was timed for 1 of the 2 models with floors, not for slow." in text
+    assert "slow: eager and compiled: not captured: E: why.\n" in text and "at most 1.500 of" in text
+
+
 def test_kernels_written_for_triton_are_ours_too() -> None:
     sizes = ("m", "n", "k", "stride_a", "stride_b", "stride_c")
     types = {**dict.fromkeys("abc", "*bf16"), **dict.fromkeys(sizes, "i32")}
