@@ -282,3 +282,6 @@ def test_under_compile_and_export(torch: Any, seed: int) -> None:
         )
     torch.library.opcheck(op.matmul.default, (x, block.weight.t(), None, "gelu"))
     torch.library.opcheck(op.softmax.default, (x,))
+    torch.library.opcheck(op.reduce.default, (x.t(), "mean", 0))
+    torch.library.opcheck(op.add_layer_norm.default, (x, x.clone()))
+    close(torch, op.reduce(x.t(), "mean", 0), x.double().mean(1))

@@ -29,6 +29,10 @@ def test_shapes_and_types_of_fake_tensors() -> None:
         assert op.attention(q.transpose(1, 2), q, q).is_contiguous()
         assert op.softmax(x).shape == op.layer_norm(x).shape == op.rms_norm(x).shape == x.shape
         assert [t.shape for t in op.add_rms_norm(x, x)] == [x.shape, x.shape]
+        assert [t.shape for t in op.add_layer_norm(x, x)] == [x.shape, x.shape]
+        assert [tuple(op.reduce(x, "max", axis).shape) for axis in (-1, 0, 1)] == [(2, 30), (30, 64), (2, 64)]
+        with pytest.raises(RuntimeError, match="axis 3 of a tensor with 3 axes"):
+            op.reduce(x, "sum", 3)
         with pytest.raises(RuntimeError, match="do not fit"):
             op.matmul(x, torch.empty(7, 48, device="cuda"))
 

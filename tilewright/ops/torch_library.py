@@ -65,6 +65,11 @@ def _twice(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
+def _reduced(x: Tensor, kind: str = "sum", axis: int = -1) -> Tensor:
+    torch._check(-x.dim() <= axis < x.dim(), lambda: f"axis {axis} of a tensor with {x.dim()} axes")
+    return x.new_empty([*x.shape[: axis % x.dim()], *x.shape[axis % x.dim() + 1 :]])
+
+
 def _product(
     a: Tensor,
     b: Tensor,
@@ -164,3 +169,18 @@ def add_rms_norm(
     """The normalised sum, and the sum."""
     result: tuple[Tensor, Tensor] = ops.rms_norm(x, weight, epsilon=epsilon, residual=residual, return_sum=True)
     return result
+
+
+@_operator("add_layer_norm", _twice)
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """The normalised sum, and the sum."""
+    result: tuple[Tensor, Tensor] = ops.layer_norm(x, weight, bias, epsilon=epsilon, residual=residual, return_sum=True)
+    return result
+
+
+@_operator("reduce", _reduced)
+def reduce(x: Tensor, kind: str = "sum", axis: int = -1) -> Tensor:
+    """`ops.reduce`: the sum, mean, max or min along an axis."""
+    return ops.reduce(x.contiguous(), kind, axis=axis)
