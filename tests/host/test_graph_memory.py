@@ -75,6 +75,14 @@ def test_slots_are_shared_by_unlike_sizes():
     assert plan.offsets["a"] == plan.offsets["b"] == plan.offsets["c"] == 0
 
 
+def test_small_multiples_join_a_family_where_that_takes_less():
+    """162 bytes a row are 192 in the family, where they find a gap, or a slot of their own."""
+    beside = [Interval("hidden", 256 * BATCH, 0, 2), Interval("pairs", 162 * BATCH, 2, 3)]
+    assert evaluate(plan_memory([*beside, Interval("mask", 256 * BATCH, 0, 1)]).total, {"batch": 64}) == 512 * 64
+    narrow = [Interval("first", 66 * BATCH, 0, 2), Interval("second", 66 * BATCH, 1, 2)]
+    assert evaluate(plan_memory(narrow).total, {"batch": 64}) == 2 * 66 * 64
+
+
 def test_an_empty_plan_needs_nothing():
     assert plan_memory([]).total == 0
     assert np.isscalar(plan_memory([]).least_bytes({}))

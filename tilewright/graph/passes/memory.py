@@ -13,7 +13,8 @@ Tensors whose size is a multiple of the same product of symbols form a family: i
 integer multiples of that product, packed like plain integers (each at the lowest gap where it fits,
 largest tensors first), which is exact for all values at once.  Other tensors share slots: a slot is
 as large as the maximum of its tenants, which never live at the same time.  Families and slots lie
-one after the other.
+one after the other.  A tensor whose multiple is small and not aligned may be in its family, rounded up
+for every one, or have a slot, rounded up once: what takes less for the largest sizes is done.
 """
 
 from __future__ import annotations
@@ -77,10 +78,16 @@ class MemoryPlan:
 
 def plan_memory(intervals: Sequence[Interval]) -> MemoryPlan:
     """A place for every interval; two that are alive together never overlap, for all symbol values."""
+    plans = [_planned(intervals, least) for least in (_LEAST_FACTOR, 0)]
+    return min(plans, key=lambda plan: upper_bound(plan.total))
+
+
+def _planned(intervals: Sequence[Interval], least_factor: int) -> MemoryPlan:
+    """A plan in which multiples from `least_factor` on, and aligned ones, are in families."""
     families: dict[Monomial, list[tuple[Interval, int]]] = {}
     others: list[Interval] = []
     for item in intervals:
-        found = _family(item.bytes)
+        found = _family(item.bytes, least_factor)
         if found is None:
             others.append(item)
         else:
@@ -106,7 +113,7 @@ def _product(monomial: Monomial) -> Size:
     return Expression(((monomial, 1),))
 
 
-def _family(size: Size) -> tuple[Monomial, int] | None:
+def _family(size: Size, least_factor: int) -> tuple[Monomial, int] | None:
     """The product of symbols that a size is a multiple of, and the aligned factor."""
     terms = lift(size).terms
     if not terms:
@@ -114,7 +121,7 @@ def _family(size: Size) -> tuple[Monomial, int] | None:
     if len(terms) != 1:
         return None
     monomial, factor = terms[0]
-    if monomial != () and (factor < _LEAST_FACTOR and factor % ALIGNMENT):
+    if monomial != () and (factor < least_factor and factor % ALIGNMENT):
         return None
     if lower_bound(_product(monomial)) < 0:
         return None
