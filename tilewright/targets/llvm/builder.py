@@ -330,11 +330,9 @@ class LLVMBuilder:
     def integer(self, number: int, type_text: str = "i64") -> LLVMValue:
         return LLVMValue(type_text, str(number))
 
-    def lane_numbers(self, lanes: int, element: str = "i64", start: int = 0) -> LLVMValue:
-        """The constant vector start, start + 1, …"""
-        return LLVMValue(
-            f"<{lanes} x {element}>", "<" + ", ".join(f"{element} {start + lane}" for lane in range(lanes)) + ">"
-        )
+    def lane_numbers(self, lanes: int, element: str = "i64") -> LLVMValue:
+        """The constant vector 0, 1, …"""
+        return LLVMValue(f"<{lanes} x {element}>", f"<{', '.join(f'{element} {lane}' for lane in range(lanes))}>")
 
     def zero(self, type_text: str) -> LLVMValue:
         return LLVMValue(

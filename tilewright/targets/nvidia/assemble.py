@@ -344,6 +344,6 @@ def _refused(assembler: str, log: str, ptx: str) -> CompilationError:
     )
 
 
-def _shortened(lines: Sequence[str], limit: int = 12) -> str:
+def _shortened(lines: Sequence[str]) -> str:
     kept = [line.strip() for line in lines if "error" in line or "fatal" in line] or list(lines)
-    return "\n".join(f"  {line}" for line in kept[:limit])
+    return "\n".join(f"  {line}" for line in kept[:12])
