@@ -510,6 +510,23 @@ def test_advice_on_functions_of_python(function, words: str) -> None:
     assert ": Python's '" in error and words in error.splitlines()[-1]
 
 
+def prints_while_combining(x):
+    tl.store(x, tl.reduce(tl.arange(0, 8), 0, told_sum))
+
+
+@tilewright.jit
+def told_sum(a, b):
+    tl.device_print("sum", a)
+    return a + b
+
+
+def test_what_a_target_cannot_do_is_told_at_the_line() -> None:
+    with pytest.raises(CompilationError, match="the CPU target cannot compile 'print': a combine function") as caught:
+        tilewright.jit(prints_while_combining).compile({"x": "*f32"}, {}, target="cpu")
+    assert '| tl.device_print("sum", a)' in str(caught.value) and "\n  help: write this with" in str(caught.value)
+    assert "in 'told_sum', called from 'prints_while_combining'" in str(caught.value)
+
+
 class OnNoGPU:
     """An array in the memory of a GPU that this machine lacks, or what takes itself for one."""
 

@@ -77,6 +77,12 @@ def explicit_error(operation: Operation, place: str) -> CompilationError:
     )
 
 
+def unsupported_error(operation: Operation, place: str, reason: str) -> CompilationError:
+    """The error for an operation that a target cannot lower, and why."""
+    message = f"{place} cannot compile '{operation.opcode}': {reason}"
+    return _placed_error(operation, message, "write this with other operations of the language")
+
+
 def _placed_error(operation: Operation, message: str, advice: str) -> CompilationError:
     location = user_place(operation.location)
     text = f"{message}\n  help: {advice}" if location is None else render(message, location, location.width, advice)

@@ -14,6 +14,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation
+from tilewright.ir.diagnostics import unsupported_error
 from tilewright.ir.types import PointerType
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import Converter, register_type
@@ -276,11 +277,7 @@ def pointee_type(pointer: PointerType) -> str:
 
 def unsupported(operation: Operation, reason: str) -> CompilationError:
     """The error for an operation that the CPU target cannot lower, at the user's line."""
-    place = f"{operation.location}: " if operation.location else ""
-    return CompilationError(
-        f"{place}the CPU target cannot compile '{operation.opcode}': {reason}. "
-        "Rewrite this expression with other operations of the tile language."
-    )
+    return unsupported_error(operation, "the CPU target", reason)
 
 
 def _suffix(value: LLVMValue) -> str:

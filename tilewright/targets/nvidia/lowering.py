@@ -21,6 +21,7 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
+from tilewright.ir.diagnostics import unsupported_error
 from tilewright.ir.types import Element, PointerType
 from tilewright.layout import LinearLayout, live_registers
 from tilewright.targets.base import Remark
@@ -442,11 +443,7 @@ def parameter_type(element: Element) -> str:
 
 def unsupported(operation: Operation, reason: str) -> CompilationError:
     """The error for an operation that the target cannot lower, at the user's line."""
-    place = f"{operation.location}: " if operation.location else ""
-    return CompilationError(
-        f"{place}the NVIDIA target cannot compile '{operation.opcode}': {reason}. "
-        "Rewrite this expression with other operations of the tile language."
-    )
+    return unsupported_error(operation, "the NVIDIA target", reason)
 
 
 # Control flow ------------------------------------------------------------------------------------
