@@ -207,6 +207,31 @@ def halves(left, right, stride, columns, R: tl.constexpr, C: tl.constexpr):
     tl.store(right + place, first + second, mask=inside)
 
 
+@tilewright.jit
+def advanced(x, y, columns, xs, ys, N: tl.constexpr):
+    i = tl.arange(0, N)
+    source, target = x, y
+    for _ in range(3):
+        value = tl.load(source + i, mask=i < columns)
+        tl.store(target + i, value - tl.max(value, 0), mask=i < columns)
+        source += xs
+        target += ys
+
+
+@pytest.mark.parametrize("shift", [0, 3, 50])
+@pytest.mark.parametrize("strides", [(50, 50), (60, 50), (40, 7)])
+def test_pointers_that_loops_move(strides, shift, rng):
+    memory = rng.integers(-8, 8, 400).astype(np.float32)
+    expected = memory.copy()
+    function = advanced.trace({"x": "*f32", "y": "*f32", "columns": "i32", "xs": "i32", "ys": "i32"}, {"N": 64})
+    interpreter.run(function, [expected, expected[shift:], 50, *strides], (1,))
+    run_compiled(function, [memory, memory[shift:], 50, *strides], (1,))
+    np.testing.assert_array_equal(memory, expected)
+    alike = lowered(carried.trace(TYPES, {"N": N}))  # equal steps: nothing is copied where the arrays are apart
+    assert not [remark for remark in alike.remarks if "copied first" in remark.message]
+    assert [remark for remark in lowered(function).remarks if "copied first" in remark.message]
+
+
 @pytest.mark.parametrize("stride,shift,careful", [(80, 40, False), (80, 37, True), (80, 43, True), (120, 80, False)])
 def test_columns_of_one_array_lie_between_each_other(stride, shift, careful, rng):
     kernel = tilewright.jit(halves.function)

@@ -56,6 +56,7 @@ class Aliasing:
             if parameter.alias_free
         }
         self._parameters = set(function.region.arguments)
+        self._carried = _carried_pointers(function)
         self._ranges: dict[Value | None, Ranges] = {}  # by the mask that holds
         self._found: dict[tuple[Operation, Operation], Hazard | None] = {}
 
@@ -104,9 +105,11 @@ class Aliasing:
     def base(self, pointer: Value) -> Value | None:
         """The parameter that a pointer block is derived from; None when there is no single one."""
         value = pointer
-        while value.definition is not None:
+        while value.definition is not None or value in self._carried:
             operation = value.definition
-            if operation.opcode in SHAPE_OPS or operation.opcode in ("offset", "hint", "bitcast"):
+            if operation is None:
+                value = self._carried[value].start
+            elif operation.opcode in SHAPE_OPS or operation.opcode in ("offset", "hint", "bitcast"):
                 value = operation.operands[0]
                 if not isinstance(value.type.element, PointerType):
                     return None
@@ -120,6 +123,9 @@ class Aliasing:
         Of other pointers they begin with the pointer, so that equal patterns are equal addresses.
         """
         operation = pointer.definition
+        if operation is None and pointer in self._carried:
+            carried = self._carried[pointer]
+            return (*self._pattern(carried.start), (carried.loop, carried.increments))
         if operation is None:
             return () if pointer in self._parameters else (pointer,)
         if operation.opcode == "offset":
@@ -200,6 +206,33 @@ class Aliasing:
                 return ()
             found.append((times(distance.low, _itemsize(writer)), most(count, other)))
         return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """A pointer that each pass of a loop moves on: two with equal `increments` keep their distance."""
+
+    start: Value
+    loop: Operation
+    increments: tuple[Value, ...]
+
+
+def _carried_pointers(function: Function) -> dict[Value, _Carried]:
+    found: dict[Value, _Carried] = {}
+    for loop in function.walk():
+        if loop.opcode != "for":
+            continue
+        region = loop.regions[0]
+        for start, argument, value in zip(
+            loop.operands[3:], region.arguments[1:], region.terminator.operands, strict=True
+        ):
+            increments: list[Value] = []
+            while value.definition is not None and value.definition.opcode == "offset":
+                increments.append(value.definition.operands[1])
+                value = value.definition.operands[0]
+            if argument.type.is_pointer and value is argument:
+                found[argument] = _Carried(start, loop, tuple(increments))
+    return found
 
 
 _MOST_AXES = 3  # whose lanes a launch tells apart

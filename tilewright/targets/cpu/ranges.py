@@ -155,7 +155,9 @@ class Ranges:
     def distance(self, pointer: Value) -> Interval | None:
         """The bounds of the bytes from a parameter to the elements of a block of pointers derived from it."""
         total, place = Interval.exactly(0), (pointer, tuple(range(pointer.type.rank)))
-        while place[0].definition is not None:
+        while place[0] not in self._function.region.arguments:
+            if place[0].definition is None:  # a loop moves it on
+                return None
             sources = operand_axes(place[0].definition, *place)
             if place[0].definition.opcode == "offset":
                 index = self._at(*sources[1])
