@@ -60,14 +60,14 @@ FORMS = {
 
 
 def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
-    """The opcodes of the innermost loops with an instruction such as HGMMA; skips without a disassembler."""
+    """The opcodes of the innermost loops with an instruction such as HGMMA; skips without nvdisasm."""
     try:
         lines = sass(assembly.cubin).splitlines()
     except MissingDependencyError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"no disassembler: {error}")
     labels = {line[:-1]: number for number, line in enumerate(lines) if line.startswith(".L")}
     if not labels:
-        pytest.skip("this disassembler does not show labels")
+        pytest.skip("no nvdisasm: cuobjdump, which was found, does not show where branches go")
     ends = [(number, re.search(r"BRA.*`\((\.L\w+)\)", line)) for number, line in enumerate(lines)]
     spans = [(labels[match[1]], number) for number, match in ends if match and labels[match[1]] < number]
     wanted = [number for number, line in enumerate(lines) if f" {opcode}" in line]
