@@ -78,8 +78,10 @@ class MemoryPlan:
 
 def plan_memory(intervals: Sequence[Interval]) -> MemoryPlan:
     """A place for every interval; two that are alive together never overlap, for all symbol values."""
-    plans = [_planned(intervals, least) for least in (_LEAST_FACTOR, 0)]
-    return min(plans, key=lambda plan: upper_bound(plan.total))
+    plan = _planned(intervals, _LEAST_FACTOR)
+    if all(_family(item.bytes, _LEAST_FACTOR) or not _family(item.bytes, 0) for item in intervals):
+        return plan
+    return min(plan, _planned(intervals, 0), key=lambda plan: upper_bound(plan.total))
 
 
 def _planned(intervals: Sequence[Interval], least_factor: int) -> MemoryPlan:
