@@ -252,7 +252,7 @@ function graph() {
   const height = Y(rows.length) + 4;
   root.append(
     element("h2", {}, "Graph before and after fusion ", element("small", {},
-      "left: operations of your model; right: the kernels that compute them; grey dots are views, which cost nothing")),
+      "left: operations of your model, constants and norms folded; right: the kernels that compute them; grey dots are views, which cost nothing")),
     element("div", { class: "scroll", style: "max-height: 760px" },
       drawing("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, ...parts)));
 }
