@@ -7,6 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilewright.ops.torch_library  # noqa: F401  (registers the operators)
+from tilewright.errors import LaunchError
+from tilewright.settings import settings
 
 op = torch.ops.tilewright
 
@@ -35,6 +37,15 @@ def test_shapes_and_types_of_fake_tensors() -> None:
             op.reduce(x, "sum", 3)
         with pytest.raises(RuntimeError, match="do not fit"):
             op.matmul(x, torch.empty(7, 48, device="cuda"))
+
+
+def test_tensors_on_the_cpu() -> None:
+    x, weight = torch.randn(8, 16), torch.randn(16, 8)
+    for call in (lambda: op.matmul(x, weight), lambda: op.softmax(x), lambda: op.rms_norm(x)):
+        with settings.scope(interpret=False), pytest.raises(LaunchError, match="on a GPU: move them there, or set"):
+            call()
+    with settings.scope(interpret=True):
+        torch.testing.assert_close(op.softmax(x), torch.softmax(x, -1))
 
 
 class Block(torch.nn.Module):

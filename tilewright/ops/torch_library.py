@@ -45,7 +45,9 @@ def _operator(name: str, fake: Fake) -> Callable[[Callable[..., Any]], Any]:
         )
 
     def register(function: Callable[..., Any]) -> Any:
-        operator = torch.library.custom_op(f"tilewright::{name}", function, mutates_args=(), device_types="cuda")
+        # On CPU tensors the operations run in the interpreter if it is on, and else say themselves what to do.
+        devices = ("cuda", "cpu")
+        operator = torch.library.custom_op(f"tilewright::{name}", function, mutates_args=(), device_types=devices)
         operator.register_fake(fake)
         operator.register_autograd(refuse)
         return operator
