@@ -274,6 +274,14 @@ def test_forms_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
     assert plan.form is not None and plan.ranked[0].form == plan.form
 
 
+def test_no_rows_give_no_results(interpreted: None) -> None:
+    x, weight = np.zeros((0, 16), BF16), np.zeros((16, 8), BF16)
+    assert ops.matmul(x, weight).shape == (0, 8) and ops.softmax(x).shape == ops.rms_norm(x).shape == (0, 16)
+    assert ops.reduce(x).shape == (0,) and ops.attention(*(np.zeros((1, 2, n, 64), BF16) for n in (0, 8, 8))).size == 0
+    with pytest.raises(LaunchError, match="one whole number"):
+        ops.reduce(x, axis=(0, 1))  # type: ignore[arg-type]
+
+
 # Attention
 
 
@@ -303,7 +311,12 @@ def test_attention_where_copies_cannot_move(interpreted: None, rng: np.random.Ge
 
 def test_attention_refuses(rng: np.random.Generator) -> None:
     q = np.zeros((1, 2, 8, 64), BF16)
-    for change, reason in (({"window": 3}, "causal"), ({"lengths": np.zeros((2, 2), np.int32)}, "lengths must be")):
+    negative = {"window": -1, "causal": True}
+    for change, reason in (
+        ({"window": 3}, "causal"),
+        (negative, "not -1"),
+        ({"lengths": np.zeros((2, 2), np.int32)}, "lengths must be"),
+    ):
         with pytest.raises(LaunchError, match=reason):
             ops.attention(q, q, q, **change)
     with pytest.raises(LaunchError, match="multiples of 16"):

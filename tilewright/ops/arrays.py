@@ -61,7 +61,9 @@ def view(value: Any, name: str) -> View:
     if not hasattr(value, "shape"):  # known by DLPack or __cuda_array_interface__ only
         found = memory.inspect(value)
         return View(value, address, element.element, found.shape, found.strides, place)
-    return View(value, address, element.element, tuple(value.shape), _strides(value), place)
+    shape = tuple(value.shape)
+    strides = packed_strides(shape) if 0 in shape else _strides(value)  # NumPy has any where there is no element
+    return View(value, address, element.element, shape, strides, place)
 
 
 def _strides(value: Any) -> tuple[int, ...]:

@@ -220,6 +220,8 @@ def _check(q: View, k: View, v: View, lengths: View | None, causal: bool, window
         raise LaunchError(f"head sizes are multiples of 16 up to 256, got {q.shape[3]}")
     if any(found.shape[3] > 1 and found.strides[3] != 1 for found in (q, k, v)):
         raise LaunchError("the last axis of q, k and v must be contiguous")
+    if window < 0:
+        raise LaunchError(f"a window is a number of keys, 0 for all of them, not {window}")
     if window and not causal:
         raise LaunchError("a window is of causal attention: pass causal=True")
     if lengths is not None and (

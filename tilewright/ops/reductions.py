@@ -36,6 +36,10 @@ def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dt
     if kind not in _INITIAL:
         raise LaunchError(f"kind={kind!r}: there are {', '.join(_INITIAL)}")
     rank = len(source.shape)
+    if not isinstance(axis, int):
+        raise LaunchError(
+            f"axis is one whole number, not {axis!r}: reduce several axes one after the other, or reshape"
+        )
     if not -rank <= axis < rank:
         raise LaunchError(f"axis {axis} of an array with {rank} axes")
     axis %= rank
