@@ -42,6 +42,7 @@ def test_memory_is_brought_near_by_one_thread() -> None:
     _, assembly = compiled(CASES["copy ahead"])
     assert assembly.ptx.count("cp.async.bulk.prefetch.L2.global") == 2
     assert assembly.ptx.count("cp.async.bulk.prefetch.tensor.2d.L2.global") == 1
+    assert "bar.warp.sync" in assembly.ptx  # the lanes of its warp come together again
 
 
 def main_loop(ptx: str) -> str:

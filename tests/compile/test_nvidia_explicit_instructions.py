@@ -61,7 +61,6 @@ def test_barriers() -> None:
         barriers.named_sync(builder, builder.integer(1, "i32"), 128)
         barriers.named_arrive(builder, parity, 128)
         barriers.fence_async(builder)
-        ptx.warp_reconverge(builder)
 
     text = kernel(body, [("i32", "parity", "")]).ptx
     for instruction in (
@@ -69,7 +68,6 @@ def test_barriers() -> None:
         "mapa.shared::cluster",
         "arrive.expect_tx",
         "try_wait.parity",
-        "bar.warp.sync",
     ):
         assert instruction in text
 

@@ -435,6 +435,11 @@ class LLVMBuilder:
         aligned = f", align {align}" if align else ""
         return self.emit(f"load {'volatile ' if volatile else ''}{type_text}, {pointer}{aligned}{notes}", type_text)
 
+    def load_each(self, element: str, count: int, pointer: LLVMValue, align: int) -> list[LLVMValue]:
+        """Neighbouring elements by one load, each by itself."""
+        whole = self.load(vector_type(element, count), pointer, align)
+        return [whole] if count == 1 else [self.extract(whole, lane) for lane in range(count)]
+
     def store(self, value: LLVMValue, pointer: LLVMValue, align: int = 0, notes: str = "") -> None:
         self.line(f"store {value}, {pointer}{f', align {align}' if align else ''}{notes}")
 

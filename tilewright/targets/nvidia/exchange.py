@@ -246,7 +246,5 @@ def load_shared(lowering: KernelLowering, pointer: LLVMValue, type_text: str, co
     if count == 1:
         return [builder.load(type_text, pointer, bits // 8)]
     unit = 32 if total >= 32 and bits < 32 else max(bits, min(total, 32))
-    words = total // unit
-    whole = builder.load(f"i{unit}" if words == 1 else f"<{words} x i{unit}>", pointer, total // 8)
-    pieces = [whole] if words == 1 else [builder.extract(whole, lane) for lane in range(words)]
+    pieces = builder.load_each(f"i{unit}", total // unit, pointer, total // 8)
     return [part for piece in pieces for part in unpack(lowering, piece, unit // bits, bits)]

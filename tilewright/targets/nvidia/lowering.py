@@ -337,8 +337,7 @@ class KernelLowering:
         if self.group.elected:
             return
         if self.group.warps == 1:
-            self.builder.line("call void @llvm.nvvm.bar.warp.sync(i32 -1)")
-            self.module.declare("llvm.nvvm.bar.warp.sync", "void", ["i32"])
+            self.reconverge()
         elif self.group.barrier.constant == _CTA_BARRIER:
             self.builder.call("llvm.nvvm.barrier.cta.sync.aligned.all", "void", [self.i32(0)])
         else:
@@ -346,7 +345,11 @@ class KernelLowering:
             self.builder.call("llvm.nvvm.barrier.cta.sync.aligned.count", "void", arguments)
 
     def reconverge(self) -> None:
-        """To be emitted after code that one thread of a warp ran alone."""
+        """Join the lanes of a warp, after code that only some ran.
+
+        Without it ptxas takes everything after a one-thread region for divergent: descriptors and counters leave the
+        uniform registers, without any warning.
+        """
         self.builder.call("llvm.nvvm.bar.warp.sync", "void", [self.i32(-1)])
 
     @contextmanager

@@ -230,10 +230,8 @@ def _load_piece(
     total = width * len(fill)
     if condition is None and not note:
         unit = min(32, total) if width < 32 else width
-        words = total // unit
-        loaded = builder.load(f"i{unit}" if words == 1 else f"<{words} x i{unit}>", pointer, total // 8)
-        pieces_ = [loaded] if words == 1 else [builder.extract(loaded, lane) for lane in range(words)]
-        return from_words(lowering, pieces_, type_text, width)
+        loaded = builder.load_each(f"i{unit}", total // unit, pointer, total // 8)
+        return from_words(lowering, loaded, type_text, width)
     filled = to_words(lowering, fill)
     words, word_type = len(filled), filled[0].type
     if condition is None:

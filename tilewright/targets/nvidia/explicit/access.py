@@ -304,12 +304,10 @@ def load(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, eleme
             _load_remote(builder, view, places, move, element, values)
         else:
             size = len(move.registers)
-            kind = element if size == 1 else f"<{size} x {element}>"
             where = places.pointer(move.place)
             if (valid := places.inside(move.place)) is not None:  # others read the tile's first elements
                 where = builder.select(valid, where, pointer(builder, places.first))
-            vector = builder.load(kind, where, align=size * view.element.itemsize)
-            parts = [vector] if size == 1 else [builder.extract(vector, lane) for lane in range(size)]
+            parts = builder.load_each(element, size, where, size * view.element.itemsize)
             values.update(zip(move.registers, parts, strict=True))
     return values
 

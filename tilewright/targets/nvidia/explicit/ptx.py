@@ -80,15 +80,6 @@ def call(builder: LLVMBuilder, name: str, *arguments: LLVMValue, result: str = "
     return builder.call(f"llvm.nvvm.{name}", result, arguments)
 
 
-def warp_reconverge(builder: LLVMBuilder) -> None:
-    """Join the lanes of a warp after code that only some ran.
-
-    Without it ptxas takes everything after a one-thread region for divergent: descriptors and counters leave the
-    uniform registers, without any warning.
-    """
-    call(builder, "bar.warp.sync", builder.integer(-1, "i32"))
-
-
 def uniform(builder: LLVMBuilder, value: LLVMValue) -> LLVMValue:
     """An i32 that is equal in all lanes, made known as such: lane 0's."""
     lane, mask, clamp = (builder.integer(number, "i32") for number in (0, -1, 31))
