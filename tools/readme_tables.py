@@ -45,7 +45,10 @@ def table(data: dict[str, Any]) -> str:
 
 
 def gpu_table(data: dict[str, Any]) -> str:
-    """A row a case, with the best of its peers and the ratio to it; under a family's cases their geometric mean."""
+    """A row a case, with the best of its peers and the ratio to it; under a family's cases their geometric mean.
+
+    Families that have no peer come last, with their times alone.
+    """
     lines = [["", "", "tilewright us", "best peer us", "peer", "peer / tilewright", "rate"]]
     lines.append(["---", "---", "---:", "---:", "---", "---:", "---:"])
     for family, means in data["families"].items():
@@ -57,6 +60,11 @@ def gpu_table(data: dict[str, Any]) -> str:
             row = [family, f"{case['name']}, {protocol}", f"{times['tilewright']:.1f}", f"{times[peer]:.1f}", peer]
             lines.append([*row, f"{case['ratio']:.2f}", _rate(case)])
         lines.append([family, "geometric mean", "", "", "", f"**{means['geometric_mean']:.2f}**", ""])
+    for case in data["cases"]:
+        if case["family"] not in data["families"] and "microseconds" in case:
+            time = case["microseconds"]["tilewright"]["median"]
+            row = [case["family"], f"{case['name']}, {case['protocol']}", f"{time:.1f}", "-", "none", "-"]
+            lines.append([*row, _rate(case)])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     places = {
         f"{found['device']}, {found['driver']}, {found['assembler']}, {found['date']}; {_versions(found)}."
