@@ -105,7 +105,29 @@ def test_the_host_writes_too() -> None:
     x, out = np.ones(10, np.float32), unwritten(np.empty((2, 10), np.float32))
     out[0] = 0
     accumulate[(2,)](x, out, 10, BLOCK=8)
-    accumulate[(2,)](x, out[1], 10, BLOCK=8)  # one byte of the array has changed: all of it counts as written
+    error = finding(accumulate, (2,), x, out[1], 10, BLOCK=8)  # only a part of the array has been written
+    assert error.address == "out[0]"
+    out[1, ::2] = 0
+    accumulate[(2,)](x, out[1], 10, BLOCK=8)  # a byte of every eight has changed: all of these count as written
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64, np.complex64])
+def test_whatever_the_host_fills_an_array_with_is_written(dtype: type, rng: np.random.Generator) -> None:
+    out = unwritten(np.empty(1003, dtype))
+    flat = out.view(np.uint8)
+    for value in range(256):
+        array = unwritten(np.empty(64, dtype))
+        array[:] = value
+        assert marks.pending(array.view(np.uint8)) is None
+    written = np.sort(rng.permutation(1003)[:500])
+    out[written] = rng.integers(0, 100, 500)
+    mask = marks.pending(flat)
+    if out.itemsize < 4:
+        assert mask is None
+        return
+    assert mask is not None and not mask.reshape(1003, -1)[written].any()
+    words = np.unique(np.flatnonzero(np.isin(np.arange(flat.size) // out.itemsize, written)) // 8)
+    assert np.array_equal(np.flatnonzero(~mask), np.flatnonzero(np.isin(np.arange(flat.size) // 8, words)))
 
 
 def test_marks_end_with_the_array() -> None:

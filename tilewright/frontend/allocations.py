@@ -28,10 +28,11 @@ def unwritten(array: A) -> A:
     A kernel that runs with ``TILEWRIGHT_INTERPRET=check`` and reads an element before it is written stops with
     an error.  Writes of kernels and of the host count alike.  Returns the array.
     """
-    flat, _ = span(as_array(array))
+    seen = as_array(array)
+    flat, _ = span(seen)
     if not flat.flags.writeable:
         raise ValueError("a read-only array cannot be declared unwritten")
-    marks.declare(flat, array)
+    marks.declare(flat, seen.itemsize, array)
     return array
 
 
