@@ -58,7 +58,8 @@ class KernelMaker:
             self.makers += [self.rewritten] * 8
         self.overlapping = overlapping
         if overlapping:  # then numbers that are read may be large, and float sums depend on their order
-            self.makers = [maker for maker in self.makers if maker != self.loaded_dot] + [self.streamed] * 16
+            self.makers = [maker for maker in self.makers if maker != self.loaded_dot]
+            self.makers += [self.streamed] * 16 + [self.advanced] * 3
 
     def kernel(self, length: int) -> Function:
         self.steps(length)
@@ -431,6 +432,28 @@ class KernelMaker:
             self.store_value(emit("add", loaded, emit("load", places)))
         elif self.random.random() < 0.3:
             self.store_value(emit("permute", self.value(type_), order=tuple(reversed(range(len(shape))))))
+
+    def advanced(self) -> None:
+        """A loop that moves a pointer to read and one to write on, by equal distances or not."""
+        dtype, shape = self.random.choice(STORED), self.random.choice([(4,), (32,), (2, 4), (3, 16)])
+        emit, index = self.build.emit, self.places(shape)
+        steps = [self.random.choice([self.limit(), self.build.constant(4)])] * 2
+        if self.random.random() < 0.3:
+            steps[1] = self.build.constant(self.random.choice([1, 8]))
+
+        def body(_: Value, carried: list[Value]) -> list[Value]:
+            source, target = (emit("offset", emit("splat", place, shape=shape), index) for place in carried[:2])
+            loaded = emit("load", source)
+            value = emit("add", loaded, self.build.constant(1, dtype, shape))
+            self.build.create("store", [target, value])
+            total = emit("add", carried[2], self.random.choice([loaded, emit("load", source), value]))
+            return [*(emit("offset", place, step) for place, step in zip(carried[:2], steps, strict=True)), total]
+
+        starts = [self.pointers[f"{name}_{dtype.text}"] for name in ("in", "out")]
+        starts[0] = emit("offset", starts[0], self.build.constant(self.random.choice([0, 1, 8])))
+        bounds = [self.build.constant(number) for number in (0, 3, 1)]
+        results = self.build.for_loop(*bounds, [*starts, self.build.constant(0, dtype, shape)], body)
+        self.add(results[2])
 
     def indices(self, shape: tuple[int, ...]) -> list[Value]:
         """The index along each axis of a block."""

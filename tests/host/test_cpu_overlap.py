@@ -295,6 +295,48 @@ def test_what_no_launch_can_tell_is_copied_at_once():
     assert not found.refuses
 
 
+@tilewright.jit
+def rows_in_turn(x, y, rows, columns, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        value = tl.load(x + row * columns + i, mask=i < columns)
+        tl.store(y + row * columns + i, value, mask=i < columns)
+
+
+@tilewright.jit
+def tiles(x, y, rows, columns, N: tl.constexpr):
+    across = tl.cdiv(columns, N)
+    row = (tl.program_id(0) // across) * N + tl.arange(0, N)[:, None]
+    column = (tl.program_id(0) % across) * N + tl.arange(0, N)[None, :]
+    place, inside = row * columns + column, (row < rows) & (column < columns)
+    tl.store(y + place, tl.load(x + place, mask=inside), mask=inside)
+
+
+@tilewright.jit
+def pieces(x, y, rows, columns, N: tl.constexpr):
+    place = tl.program_id(0) * N + tl.arange(0, N)
+    for _ in range(tl.program_id(0), tl.cdiv(rows * columns, N), tl.num_programs(0)):
+        inside = place < rows * columns
+        tl.store(y + place, tl.load(x + place, mask=inside), mask=inside)
+        place += N * tl.num_programs(0)
+
+
+@pytest.mark.parametrize("kernel,n", [(rows_in_turn, 64), (tiles, 16), (pieces, 128)])
+def test_elements_of_two_sizes_side_by_side_are_no_overlap(kernel, n, rng):
+    kernel = tilewright.jit(kernel.function)
+    rows, columns = 21, 40
+    size, grid = rows * columns, (6,) if kernel.name == "tiles" else (3,)
+    for gap, careful in ((0, False), (-4, True)):  # the narrow array just before the wide one, and 4 bytes into it
+        memory = np.zeros(4 * size, np.float32)
+        narrow = memory.view(np.float16)[size - gap // 2 : 2 * size - gap // 2]
+        narrow[:] = rng.integers(-8, 8, size)
+        wide = memory[size : 2 * size]
+        compiled = kernel[grid](narrow, wide, rows, columns, N=n)
+        assert ("careful" in vars(compiled)) == careful, gap
+        if not careful:
+            np.testing.assert_array_equal(wide, narrow)
+
+
 def test_promised_parameters_are_not_looked_at():
     free = {name: Parameter(name, alias_free=True) for name in "xyo"}
     kernel = lowered(copied.trace(TYPES, {"N": N}, free))

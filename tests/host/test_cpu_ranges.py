@@ -162,6 +162,7 @@ def test_bounds_are_tight():
     found = []
     for store in (operation for operation in function.walk() if operation.opcode == "store"):
         mask = store.operands[2] if len(store.operands) > 2 else None
-        ends = Ranges(function, analysis, mask).distance(store.operands[0])
+        ranges = Ranges(function, analysis)
+        ends = (ranges if mask is None else ranges.within(mask)).distance(store.operands[0])
         found.append(ends and tuple(number(end, {"n": 50, "m": 5}) // 4 for end in (ends.low, ends.high)))
     assert found == [(5, 49), (0, 15 + 13 * 32), (-3, 11), None, (0, 1504), (0, 415)]

@@ -57,7 +57,7 @@ class Aliasing:
         }
         self._parameters = set(function.region.arguments)
         self._carried = _carried_pointers(function)
-        self._ranges: dict[Value | None, Ranges] = {}  # by the mask that holds
+        self._ranges: dict[Value | None, Ranges] = {}  # by the mask that holds; made when asked for
         self._found: dict[tuple[Operation, Operation], Hazard | None] = {}
 
     @property
@@ -169,8 +169,10 @@ class Aliasing:
         return None if found is None else Interval(found.low, plus(found.high, _itemsize(operation)))
 
     def _ranges_within(self, mask: Value | None) -> Ranges:
-        if mask not in self._ranges:
-            self._ranges[mask] = Ranges(self._function, self._analysis, mask)
+        if None not in self._ranges:
+            self._ranges[None] = Ranges(self._function, self._analysis)
+        if mask is not None and mask not in self._ranges:
+            self._ranges[mask] = self._ranges[None].within(mask)
         return self._ranges[mask]
 
     def _axes(self, pointer: Value, limits: Limits) -> list[tuple[Stride, Number]]:

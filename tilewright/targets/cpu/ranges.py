@@ -112,25 +112,24 @@ def most(left: Number, right: Number) -> Number:
 
 
 class Ranges:
-    """Answers `of(value)` for integers, and blocks of them, of one function.
+    """Answers `of(value)` for integers, and blocks of them, of one function."""
 
-    With a `mask`, for the lanes where it holds: of blocks whose axes are those of the mask, and what they come from.
-    """
-
-    def __init__(self, function: Function, analysis: AffineAnalysis, mask: Value | None = None) -> None:
+    def __init__(self, function: Function, analysis: AffineAnalysis, everywhere: Ranges | None = None) -> None:
+        """`everywhere` is for `within`."""
         self._function = function
         self._analysis = analysis
-        self._loops = {
-            argument: operation
-            for operation in function.walk()
-            if operation.opcode == "for"
-            for argument in operation.regions[0].arguments
-        }
+        self._everywhere = everywhere or self  # where no mask holds
+        self._loops = everywhere._loops if everywhere is not None else _loops(function)
         self._known: dict[Place, Interval | None] = {}
         self._below: dict[Place, list[tuple[Place, int]]] = {}  # what stays below a limit, and how far
         self._above: dict[Place, list[tuple[Place, int]]] = {}
-        for part, axes in conjuncts(mask) if mask is not None else ():
-            self._note(part, axes)
+
+    def within(self, mask: Value) -> Ranges:
+        """The same for the lanes where a mask holds: of blocks whose axes are the mask's, and what they come from."""
+        found = Ranges(self._function, self._analysis, self._everywhere)
+        for part, axes in conjuncts(mask):
+            found._note(part, axes)
+        return found
 
     def _note(self, part: Value, axes: Axes) -> None:
         operation = part.definition
@@ -181,10 +180,10 @@ class Ranges:
             return found
         low, high = found.low, found.high
         for limit, distance in self._below.get(place, ()):
-            bound = self._at(*limit)
+            bound = self._everywhere._at(*limit)
             high = high if bound is None else least(high, plus(bound.high, distance))
         for limit, distance in self._above.get(place, ()):
-            bound = self._at(*limit)
+            bound = self._everywhere._at(*limit)
             low = low if bound is None else most(low, plus(bound.low, distance))
         return found if low is found.low and high is found.high else Interval(low, high)
 
@@ -219,7 +218,7 @@ class Ranges:
         lower, upper = self.of(loop.operands[0]), self.of(loop.operands[1])
         if lower is None or upper is None:
             return None
-        if (constant_of(loop.operands[2]) or 0) > 0:
+        if self._analysis.is_nonnegative(loop.operands[2]):
             return Interval(lower.low, plus(upper.high, -1))
         return lower.union(upper)
 
@@ -228,7 +227,6 @@ class Ranges:
         region = loop.regions[0]
         start = self._at(loop.operands[3 + number], axes)
         bounds = [self.of(operand) for operand in loop.operands[:2]]
-        step = constant_of(loop.operands[2])
         value, increment = region.terminator.operands[number], Interval.exactly(0)
         while value is not region.arguments[1 + number]:
             operation = value.definition
@@ -236,8 +234,14 @@ class Ranges:
             if operation is None or added is None:
                 return None
             increment, value = increment + added, operation.operands[0]
-        if start is None or bounds[0] is None or bounds[1] is None or step is None or step <= 0:
+        if (
+            start is None
+            or bounds[0] is None
+            or bounds[1] is None
+            or not self._analysis.is_nonnegative(loop.operands[2])
+        ):
             return None
+        step = constant_of(loop.operands[2]) or 1
         passes = Term("divide", (plus(plus(bounds[1].high, times(-1, bounds[0].low)), step - 1), step))
         return start + Interval(0, most(0, passes)) * increment
 
@@ -256,8 +260,10 @@ class Ranges:
             return None
         if divisor is not None and divisor > 0:
             return Interval(Term("divide", (left.low, divisor)), Term("divide", (left.high, divisor)))
-        nonnegative = all(self._analysis.is_nonnegative(operand) for operand in operation.operands)
-        return _within(most(left.high, times(-1, left.low)), nonnegative)
+        magnitude, right = most(left.high, times(-1, left.low)), operands[1]
+        if right is None or not self._analysis.is_nonnegative(operation.operands[0]):
+            return _within(magnitude, nonnegative=False)
+        return Interval(times(least(0, right.low), magnitude), magnitude)  # negative where the divisor may be
 
     def _rule_remainder(self, operation: Operation, operands: Operands) -> Interval | None:
         """Of the dividend's sign, and nearer to zero than the divisor."""
@@ -283,6 +289,12 @@ def element_bytes(pointer: Value) -> int:
 
 Place = tuple[Value, Axes]  # a value, and which axes of the lanes its own are
 Operands = list[Interval | None]
+
+
+def _loops(function: Function) -> dict[Value, Operation]:
+    """The loop that an argument belongs to."""
+    loops = [operation for operation in function.walk() if operation.opcode == "for"]
+    return {argument: loop for loop in loops for argument in loop.regions[0].arguments}
 
 
 def _source(value: Value, axes: Axes) -> Place:
