@@ -150,6 +150,16 @@ def test_attention(causal: bool) -> None:
     assert loop.count("MUFU") == 42 and loop.count("F2FP") == 20
 
 
+def test_attention_of_one_query_begins_early() -> None:
+    """Before it waits it asks for keys and values, in two boxes each; a warp beside the warpgroup is all that loads."""
+    form = AttentionForm(D=128, BN=128, CONSUMERS=1, FLAT=False, TURNS=False, LSE=True, SPLITS=16, DEPENDENT=True)
+    lowered = lower(traced_attention(form), TARGET, {})
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    assert lowered.warps == 5 and lowered.dependent_launch and not assembly.remarks
+    assert assembly.ptx.count("cp.async.bulk.prefetch.tensor.4d.L2") == 4
+    assert assembly.ptx.index("griddepcontrol.launch_dependents") < assembly.ptx.index("griddepcontrol.wait")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "holds"),
     [

@@ -118,11 +118,26 @@ def load_ring_block(source, ring, tiles, count, tile, head, block, FORM: tl.cons
 
 
 @tilewright.jit
+def ask_for_first(k, v, memory, tile, sizes, FORM: tl.constexpr):
+    """Ask for the first blocks of keys and values that a tile needs to come to the L2 cache: most of them, or all, were
+    there before the kernels in front of this one, and those that these write are brought up to date there."""
+    head = tile.head // FORM.SPLITS // sizes.group
+    for step in range(tl.minimum(tile.high - tile.low, FORM.STAGES)):
+        row = tile.first + (tile.high - 1 - step) * FORM.BN
+        tx.tma_prefetch(k, (tile.batch, head, row, 0), memory.keys[0])
+        tx.tma_prefetch(v, (tile.batch, head, row, 0), memory.values[0])
+
+
+@tilewright.jit
 def load_tiles(copy, q, k, v, memory, sizes, schedule, lengths, FORM: tl.constexpr):
     """The loading role: one thread. Keys come first, then queries, then values one block behind the keys."""
     entry = tl.load(schedule)
     number = 0
     count = 0
+    if FORM.DEPENDENT:
+        if entry >= 0:
+            ask_for_first(k, v, memory, tile_of(entry, sizes, lengths, FORM), sizes, FORM)
+        tx.grid_wait()
     while entry >= 0:
         following = tl.load(schedule + number + 1)
         tile = tile_of(entry, sizes, lengths, FORM)
@@ -403,6 +418,8 @@ def store_tile(out, maximum, sums, memory, target, lse, tile, sizes, number, cop
 def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.constexpr):
     """The multiplying role: 64 queries of each tile."""
     entry = tl.load(schedule)
+    if FORM.DEPENDENT:
+        tx.grid_wait()  # for the bias, and for those who still read what results are stored over
     number = 0
     count = 0
     if FORM.TURNS:
@@ -452,7 +469,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
         store_tile(out, ended_maximum, ended_sums, memory, target, lse, tile, sizes, number, copy, scale, FORM)
         number += 1
         entry = following
-    tx.tma_wait()
+    tx.tma_wait(read=True)
 
 
 @tilewright.jit
@@ -484,12 +501,14 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     else:
         sizes = Sizes(queries, keys, heads, group, window, lengths, 0, 0, 0, 0)
     mine = schedule + tl.program_id(0) * tiles_per_cta
-    tx.warp_roles(
-        tx.role(
-            load_tiles, (q, k, v, memory, sizes, mine, lengths, FORM), registers=FORM.registers[0], elected=True
-        ),
-        tx.role(
-            attend, (out, lse, memory, sizes, mine, lengths, scale, FORM), copies=FORM.CONSUMERS,
-            registers=FORM.registers[1],
-        ),
-    )  # fmt: skip
+    if FORM.DEPENDENT:
+        tx.grid_launch_dependents()
+    # One warpgroup needs no budgets of registers, and a warp behind it is enough to load.
+    loading = tx.role(load_tiles, (q, k, v, memory, sizes, mine, lengths, FORM), registers=FORM.registers[0],
+                      warps=1 if FORM.CONSUMERS == 1 else 4, elected=True)  # fmt: skip
+    attending = tx.role(attend, (out, lse, memory, sizes, mine, lengths, scale, FORM), copies=FORM.CONSUMERS,
+                        registers=FORM.registers[1])  # fmt: skip
+    if FORM.CONSUMERS == 1:
+        tx.warp_roles(attending, loading)
+    else:
+        tx.warp_roles(loading, attending)

@@ -297,7 +297,7 @@ def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, 
     dtype = packed.sources["q"].dtype
     form = AttentionForm(
         D=size, BN=block, CONSUMERS=1, FLAT=False, TURNS=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
-        BIAS=packed.bias_form, SPLITS=splits,
+        BIAS=packed.bias_form, SPLITS=splits, DEPENDENT=True,
     ).check()  # fmt: skip
     gpu = gpu_of(target)
     tiles = _middle(product(k.shape[:2])) * splits
