@@ -10,6 +10,7 @@ from tilewright.frontend.sizes import cdiv, next_power_of_2
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
 CHUNK = 8192
 _SUM_COLUMNS = 16384  # longest row that a reduction takes at once
+_SUM_ELEMENTS = 20480  # that its CTAs have, unless one row is longer
 _EARLY = 16384  # columns up to which a row leaves registers for weights
 
 
@@ -58,11 +59,14 @@ def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, pr
 def sum_form(rows: int, columns: int) -> RowForm:
     """The blocks of a reduction along rows: two vectors to a thread, whole rows up to 16384 columns, others in chunks.
 
-    More on its way at once was slower on an H200, as if the memory's pages were closed too early.
+    More on its way at once was slower on an H200, as if the memory's pages were closed too early.  Whole rows are put
+    together, up to eight, until all threads that a CTA can have are busy; more of them only up to half as many.
     """
     block = block_of(columns if columns <= _SUM_COLUMNS else cdiv(columns, cdiv(columns, CHUNK)))
     together = 1
-    while 2 * together * block <= CHUNK and rows >= 2 * together * 4 * 132:
+    while rows >= 2 * together * 4 * 132:
+        if 2 * together * block > (_SUM_ELEMENTS if together < 8 and block >= columns else CHUNK):
+            break
         together *= 2
     return RowForm(together, block, warps_for(together * block, 512, most=32), long=columns > block)
 
