@@ -30,6 +30,7 @@ def compile(
     a .pt2 file or a Hugging Face checkpoint folder.  A module needs `example_inputs`; `dynamic_shapes`
     says which dimensions vary (see `importers.import_model`).  `target` is ``auto`` (this machine's CPU) or a
     target's name: ``cuda`` (this machine's GPU), ``cuda:sm_90a`` (on any machine); several make one engine for all.
+    ``cuda+tf32`` multiplies float32 as tf32 in products and convolutions.
     `progress` is called with (stage, item, seconds).
 
     Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times

@@ -17,6 +17,7 @@ from tests.models import blocks  # noqa: E402
 from tilewright import Engine  # noqa: E402
 from tilewright.cli.main import application  # noqa: E402
 from tilewright.engine.builder import build  # noqa: E402
+from tilewright.errors import TargetError  # noqa: E402
 from tilewright.symbolic import evaluate  # noqa: E402
 
 
@@ -71,6 +72,26 @@ def test_kernels_of_a_plan_start_early() -> None:
 def test_single_precision_stays_single() -> None:
     engine = tilewright.compile(blocks.Mlp(64).eval(), (torch.zeros(8, 64),), target="cuda:sm_90a")
     assert set(chosen(engine)) == {"tiled matmul", "row kernel"}
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_tf32_is_a_choice_by_name(architecture: str) -> None:
+    """Products and convolutions of float32 models are other kernels, and the record says so; halves are the same."""
+    image = torch.zeros(2, 8, 12, 12)
+    layer = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Flatten(2), torch.nn.Linear(100, 64)).eval()
+    for dtype, differs in ((torch.float32, True), (torch.float16, False)):
+        plain, fast = (
+            tilewright.compile(layer.to(dtype), (image.to(dtype),), target=f"cuda:{architecture}{choice}")
+            for choice in ("", "+tf32")
+        )
+        assert (set(plain._package.objects.values()) != set(fast._package.objects.values())) is differs
+        steps = [step for step in fast.plan.steps if "matmul" in step.evidence["chosen"]]
+        named = [step.evidence["reasons"].get("precision") for step in steps]
+        assert named == ["tf32"] * 2 if differs else "tf32" not in named
+    with pytest.raises(TargetError, match="for GPUs, CPUs multiply"):
+        tilewright.compile(layer.float(), (image,), target="cpu+tf32")
+    with pytest.raises(TargetError, match=r"unknown choice \+tf16"):
+        tilewright.compile(layer, (image,), target="cuda:sm_90a+tf16")
 
 
 def test_the_command_line_builds_one_file_for_several_targets(tmp_path: Path) -> None:

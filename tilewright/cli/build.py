@@ -78,7 +78,10 @@ def build(
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="What to compile for: auto, cpu, cuda, cuda:sm_90a …; several, with commas, share one file."),
+        typer.Option(
+            help="What to compile for: auto, cpu, cuda, cuda:sm_90a …; several, with commas, share one file. With "
+            "+tf32 behind it a GPU multiplies float32 as tf32."
+        ),
     ] = "auto",
     effort: EffortOption = None,
     timing_cache: TimingCacheOption = None,

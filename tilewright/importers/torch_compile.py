@@ -63,7 +63,7 @@ def backend(
         device = _check_inference(gm, example_inputs)
         static = _static_positions(gm, example_inputs)
         tuning = Tuning(effort, libraries=vendor)
-        compiler: Any = _Compiler(static, device if target == "auto" else str(target), tuning)
+        compiler: Any = _Compiler(static, _target_on(device) if target == "auto" else str(target), tuning)
         return aot_module_simplified(gm, example_inputs, fw_compiler=compiler, decompositions=decompositions())
     except (_Declined, TilewrightError) as reason:
         if isinstance(reason, MissingDependencyError):
@@ -98,6 +98,11 @@ def _check_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     if kinds - {"cpu", "cuda"}:
         raise _Declined(f"it has tensors on {devices[0]}; this backend compiles for CPUs and NVIDIA GPUs")
     return kinds.pop() if kinds else "cpu"
+
+
+def _target_on(device: str) -> str:
+    """The target for a kind of device; PyTorch's choice of tf32 for float32 products holds on GPUs."""
+    return "cuda+tf32" if device == "cuda" and torch.get_float32_matmul_precision() != "highest" else device
 
 
 def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:

@@ -21,7 +21,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
                 DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_K: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, TYPE: tl.constexpr = tl.float32,
-                EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                PRECISION: tl.constexpr = "ieee", EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out = EPILOGUE(convolution of x by w).  Grid: (pixel blocks, column blocks, groups).
 
     Where `BLOCK_K` divides the channels, a block of depth is one tap, and its channels are neighbours in memory.
@@ -63,7 +63,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
             taps = tl.load(places, mask=(step < DEPTH)[:, None] & (column < columns), other=0.0)
         else:
             taps = tl.load(places)
-        acc = tl.dot(rows, taps, acc, input_precision="ieee")
+        acc = tl.dot(rows, taps, acc, input_precision=PRECISION)
 
     store_pixels(acc, out, pixel, column, group, pixels, columns, extra, GROUPS, MASK_M, MASK_N, EPILOGUE)
 

@@ -93,13 +93,14 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr = 0,
            BATCHED: tl.constexpr = False, WHOLE_K: tl.constexpr = False, MASK_M: tl.constexpr = True,
            MASK_N: tl.constexpr = True, MASK_K: tl.constexpr = True, MASK_PANEL: tl.constexpr = True,
-           GROUP: tl.constexpr = 1, TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+           GROUP: tl.constexpr = 1, TYPE: tl.constexpr = tl.float32, PRECISION: tl.constexpr = "ieee",
+           EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """C = EPILOGUE(A @ B).
 
     Grid: (row blocks, column blocks, batches).  C is contiguous over batches and its rows are `c_row`
     apart; the epilogue sees rows counted over all batches.  Batches come as an outer and an inner
     dimension, each with its own strides in A and B (zero where the operand is shared).  `TYPE` is the
-    element type of the sums.
+    element type of the sums, `PRECISION` what `dot` does with float32.
     """
     first_column = tl.program_id(1) * BLOCK_N
     first_panel = tl.program_id(1) * (BLOCK_N // WIDTH if WIDTH > 0 else 1)
@@ -122,7 +123,7 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
                                 MASK_PANEL, False, GROUP)  # fmt: skip
         else:
             right = load_strided(b, step[:, None], column, b_depth, b_column, depth, columns, False, MASK_N)
-        acc = tl.dot(left, right, input_precision="ieee")
+        acc = tl.dot(left, right, input_precision=PRECISION)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
         for first_step in range(0, depth, BLOCK_K):
@@ -133,7 +134,7 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
                                     BLOCK_K, WIDTH, MASK_PANEL, MASK_K, GROUP)  # fmt: skip
             else:
                 right = load_strided(b, step[:, None], column, b_depth, b_column, depth, columns, MASK_K, MASK_N)
-            acc = tl.dot(left, right, acc, input_precision="ieee")
+            acc = tl.dot(left, right, acc, input_precision=PRECISION)
 
     mask = edge_mask(row, column, rows, columns, MASK_M, MASK_N)
     result = EPILOGUE(acc, output_row, column, mask, extra)

@@ -36,11 +36,14 @@ class Gpu:
     tensor: float
     shared_bytes: int
     l2_bytes: int
+    tf32: bool = False
 
     def rate(self, dtype: DType) -> float:
-        """Operations of a multiprocessor and clock in `tl.dot` on operands of a type, at the type's own precision."""
+        """Operations of a multiprocessor and clock in `tl.dot` on operands of a type, float32 as tf32 where `tf32`."""
         if dtype.bits == 16:
             return self.tensor
+        if self.tf32 and dtype.bits == 32:
+            return self.tensor / 2
         return self.float32 / (1 if dtype.bits <= 32 else 2)
 
 
@@ -48,7 +51,7 @@ def gpu_of(target: Target) -> Gpu:
     """The rates for a target with the fields of `NvidiaTarget`."""
     table: Any = target
     rates = (_BYTES_A_SECOND[table.sm], _FLOAT32[table.sm], _TENSOR[table.sm])
-    return Gpu(table.multiprocessors, *rates, table.shared_bytes, table.l2_bytes)
+    return Gpu(table.multiprocessors, *rates, table.shared_bytes, table.l2_bytes, table.tf32)
 
 
 @dataclass(frozen=True)

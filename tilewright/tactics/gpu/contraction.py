@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.symbolic import Size, lift, product, simplify
@@ -69,18 +70,24 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
     gpu, found = gpu_of(target), []
     behind = elements * plain_work(slots) / (gpu.processors * GPU_CLOCK)
+    tf32 = tf32_constants(problem.a, target)
     for tiles in zip(*(each[:PLAIN_FORMS] for each in ranked), strict=True):
         calls: list[KernelCall] = []
-        reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
+        reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
         for span, (tile, _) in zip(spans, tiles, strict=True):
             condition = None if span.at_most is None else (problem.rows, span.at_most)
             call = gemm_call(problem, slots, Blocks(tile.rows, tile.columns, tile.depth), condition)
-            calls.append(replace(call, options={"num_warps": tile.warps}))
+            calls.append(replace(call, constants={**call.constants, **tf32}, options={"num_warps": tile.warps}))
             reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
         seconds = tiles[-1][1] + behind
         cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
         found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
     return found
+
+
+def tf32_constants(operand: Value, target: Target) -> dict[str, Any]:
+    """The constant by which plain kernels multiply float32 as tf32, where the target says so."""
+    return {"PRECISION": "tf32"} if operand.dtype == float32 and getattr(target, "tf32", False) else {}
 
 
 def plain_tiles(

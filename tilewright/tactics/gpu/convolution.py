@@ -39,7 +39,7 @@ from tilewright.tactics.convolution import (
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.tactics.expressions import EXPRESSIONS, language_type
 from tilewright.tactics.generate import epilogue_function, next_power_of_2
-from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost
+from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.tactics.gpu.few_channels import few_channels
 from tilewright.tactics.gpu.folded_pixels import folded_pixels
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue, tile_function
@@ -105,7 +105,7 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
         **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "GROUPS": groups,
         "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth,
         "MASK_M": not divides(tile.rows, pixels), "MASK_N": columns % tile.columns != 0,
-        "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
+        "TYPE": language_type(x.dtype), **tf32_constants(x, target), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
@@ -114,6 +114,8 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
     grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups)
     call = KernelCall(convolution, operands, types, constants, grid, options={"num_warps": tile.warps})
     reasons = {"epilogue": slots.function.__name__, "pixels": str(tile)}
+    if "PRECISION" in constants:
+        reasons["precision"] = constants["PRECISION"]
     cost = product_cost(group, pixels, columns, depth, groups, seconds)
     return Candidate("implicit matmul", (Stage((call,)),), cost, (), reasons)
 

@@ -2,13 +2,14 @@
 
 NvidiaTarget.named("sm_90a").wgmma        # True
 get_target("cuda:sm_80")                  # compile for it on any machine
+get_target("cuda:sm_90a+tf32")            # with float32 products and convolutions of models in tf32
 get_target("cuda")                        # the GPU of this machine
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright import dtypes
@@ -34,6 +35,7 @@ class NvidiaTarget:
     threads_per_multiprocessor: int
     multiprocessors: int
     l2_bytes: int
+    tf32: bool = False  # the products and convolutions of float32 models multiply as tf32 (10 bits of mantissa)
 
     name = "cuda"
     options = frozenset(
@@ -89,6 +91,13 @@ class NvidiaTarget:
             raise TargetError(f"unknown GPU architecture {name!r}: choose one of {', '.join(_NAMED)}")
         return _NAMED[name]
 
+    def with_choices(self, names: Sequence[str]) -> NvidiaTarget:
+        """The target with what is named behind a plus: ``tf32``. Raises `TargetError` for anything else."""
+        unknown = sorted(set(names) - {"tf32"})
+        if unknown:
+            raise TargetError(f"unknown choice +{unknown[0]} for GPUs: there is +tf32")
+        return replace(self, tf32="tf32" in names)
+
     @property
     def architecture(self) -> str:
         """The name that LLVM and ptxas know it by: ``sm_90a``."""
@@ -99,7 +108,8 @@ class NvidiaTarget:
         """Everything of the target that a binary depends on: architecture, PTX version, and who assembles it."""
         from tilewright.targets.nvidia.assemble import find_assembler  # which imports this table
 
-        return f"cuda-{self.architecture}-ptx{self.ptx_version}-{find_assembler().identity}"
+        choice = "-tf32" if self.tf32 else ""
+        return f"cuda-{self.architecture}-ptx{self.ptx_version}-{find_assembler().identity}{choice}"
 
     @property
     def description(self) -> str:
