@@ -20,7 +20,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("tilewright", "torch", "onnxruntime", "numpy", "llvmlite", "onnx")
+PACKAGES = ("tilewright", "torch", "onnxruntime", "openvino", "numpy", "llvmlite", "onnx")
 
 
 def alternate(runs: dict[str, Callable[[], Any]], rounds: int = 5, seconds: float = 1.0) -> dict[str, dict[str, float]]:
