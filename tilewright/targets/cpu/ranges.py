@@ -119,7 +119,7 @@ class Ranges:
         self._function = function
         self._analysis = analysis
         self._everywhere = everywhere or self  # where no mask holds
-        self._loops = everywhere._loops if everywhere is not None else _loops(function)
+        self._loops: dict[Value, Operation] = everywhere._loops if everywhere is not None else _loops(function)
         self._known: dict[Place, Interval | None] = {}
         self._below: dict[Place, list[tuple[Place, int]]] = {}  # what stays below a limit, and how far
         self._above: dict[Place, list[tuple[Place, int]]] = {}
