@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 import tilewright.language as tl
-from tilewright.kernels.hopper.choice import Gpu, Problem, candidate_forms, close_forms, ranked_forms, seconds_of
+from tilewright.kernels.hopper.choice import (
+    FLIGHT_BYTES,
+    Gpu,
+    Problem,
+    candidate_forms,
+    close_forms,
+    dependent,
+    ranked_forms,
+    seconds_of,
+)
 from tilewright.kernels.hopper.forms import SHARED_BYTES, MatmulForm
 
 # The quickest of a sweep on one H200, with its time in microseconds.
@@ -63,3 +72,16 @@ def test_what_cannot_be_finished_is_left_out():
     chosen = close_forms(problem, finish=lambda form: None if form.BN > 200 else form._replace(EVICT_A="evict_last"))
     assert chosen and all(form.BN <= 200 and form.EVICT_A == "evict_last" for form, _ in chosen)
     assert not close_forms(problem, finish=lambda form: None)
+
+
+@pytest.mark.parametrize("rows", [1, 32, 100, 2048])
+def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
+    """By a thread of their own, and at first as many bytes at once as the memory's rate takes, two stages at least."""
+    for form, _ in close_forms(Problem(rows, 28672, 4096)):
+        early = dependent(form).check()
+        assert early.DEPENDENT and early.STAGES == form.STAGES
+        if form.single and form.CONSUMERS == 1:
+            flight = early.FLIGHT * early.right_stage_bytes
+            assert flight >= FLIGHT_BYTES and (early.FLIGHT == 2 or flight < FLIGHT_BYTES + early.right_stage_bytes)
+        else:
+            assert not early.FLIGHT

@@ -173,7 +173,7 @@ def dependent(form: MatmulForm) -> MatmulForm:
     kernels in front still have to read would come last. As few as the memory's rate takes do not hold it up.
     """
     form = form._replace(DEPENDENT=True)
-    if not FLIGHT_BYTES or form.CONSUMERS > 1 or not form.single:
+    if form.CONSUMERS > 1 or not form.single:
         return form
     apart = form._replace(FLIGHT=max(2, -(-FLIGHT_BYTES // form.right_stage_bytes)))
     return apart if apart.shared_bytes <= SHARED_BYTES else form
