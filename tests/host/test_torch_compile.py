@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 import tilewright.engine.builder  # noqa: E402
 from tests.host.model_support import specification  # noqa: E402
 from tilewright.errors import TilewrightError  # noqa: E402
+from tilewright.importers.torch_compile import _target_on  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -176,3 +177,10 @@ def test_unknown_options() -> None:
 
     with pytest.raises(TilewrightError, match="unknown options"):
         backend(torch.fx.symbolic_trace(nn.Identity()), [torch.randn(2)], options={"novel": 1})
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_pytorchs_choice_of_tf32_holds_on_gpus(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    assert _target_on("cuda") == ("cuda" if precision == "highest" else "cuda+tf32")
+    assert _target_on("cpu") == "cpu"
