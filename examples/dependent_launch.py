@@ -33,7 +33,7 @@ def main() -> None:
     x, y, weights = np.random.default_rng().normal(size=(3, n)).astype(np.float32)
     total, out = np.empty((2, n), np.float32)
     grid = (tilewright.cdiv(n, 1024),)
-    add[grid](x, y, total, n, BLOCK=1024, launch_pdl=True)
+    add[grid](x, y, total, n, BLOCK=1024)  # it waits for nothing, so it must not start early itself
     weigh[grid](total, weights, out, n, BLOCK=1024, launch_pdl=True)
     assert np.array_equal(out, (x + y) * weights)
     print(f"two kernels in a row over {n} elements; the result equals NumPy's")

@@ -160,6 +160,12 @@ def test_one_descriptor_has_one_form() -> None:
         lower(text_of(body), TARGET, {})
 
 
+def test_kernels_that_wait_for_nobody_do_not_start_early() -> None:
+    for waits in ("", "  grid_wait\n"):
+        text = f"kernel first(%x: *f32) {{\n{waits}  grid_launch_dependents\n  return\n}}\n"
+        assert lower(parse_function(text), TARGET, {}).dependent_launch == bool(waits)
+
+
 @pytest.mark.parametrize("cluster", [2, (0, 1, 1), (32,), (2, 1, 1, 1), "ab"])
 def test_clusters_that_are_none_are_told(cluster: object) -> None:
     with pytest.raises(CompilationError, match="cluster is CTAs along one to three axes, 1 to 16 in all"):

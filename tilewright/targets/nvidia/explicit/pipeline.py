@@ -29,7 +29,6 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 RULES = {**PLAIN_RULES, **cast(dict[str, Rule], {**rules_shared.RULES, **rules_products.RULES, **rules_roles.RULES})}
 _DEFAULT_WARPS = 4
 GREATEST_CLUSTER = 16
-_DEPENDENT = frozenset(("grid_wait", "grid_launch_dependents"))
 
 
 def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, options: Mapping[str, Any]) -> LoweredKernel:
@@ -72,7 +71,8 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
         tensor_maps=tuple(tensor_maps(function, lowering.tensor_maps)),
         remarks=tuple(lowering.remarks),
         assigned=assignment.function,
-        dependent_launch=any(operation.opcode in _DEPENDENT for operation in function.walk()),
+        # One that lets others start early, and waits for nobody, does not start early itself.
+        dependent_launch=any(operation.opcode == "grid_wait" for operation in function.walk()),
     )
 
 
