@@ -160,22 +160,17 @@ def residual_norm(b: Builder) -> Groups:
 
 
 def residual_stream(b: Builder) -> Groups:
-    """Twelve layers of two small branches; in float16 each second sum is computed by both readers."""
+    """Twelve layers of two small branches; in float16 the norms add, and each second sum is computed by two of them."""
     h, layers = b.x(48, 64), 12
     for _ in range(2 * layers):
         wide = b.op("relu", [b.linear(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), 64)])
         h = b.op("add", [h, b.op("matmul", [wide, b.weights(64, 64, scale=0.01)])])
     b.output(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), "y")
-    wide = ("contraction", ["matmul", "relu"])
-    stored = [("reduction", ["rms_norm"]), wide, ("contraction", ["matmul", "add"])]
-    kept = [
-        ("contraction", ["matmul"]),
-        ("reduction", ["add", "rms_norm"]),
-        wide,
-        ("contraction", ["matmul", "add", "add"]),
-    ]
-    whole = [*stored[:2], *kept] if b.dtype == float16 else 2 * stored
-    return [*(whole * layers), ("reduction", ["rms_norm"])]
+    wide, branch, norm = ("contraction", ["matmul", "relu"]), ("contraction", ["matmul"]), ("reduction", ["rms_norm"])
+    if b.dtype != float16:
+        return [norm, *[wide, ("contraction", ["matmul", "add"]), norm] * 2 * layers]
+    once, twice = (("reduction", ["add"] * count + ["rms_norm"]) for count in (1, 2))
+    return [norm, *[wide, branch, once, wide, branch, twice] * layers]
 
 
 def embedding_norm(b: Builder) -> Groups:

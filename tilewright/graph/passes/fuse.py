@@ -6,7 +6,7 @@ The rules, in this order:
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
-   A sum in float16 that a norm and the next residual sum read is computed by both, not stored.
+   Residual sums in float16 are theirs, not the products'; every second one is computed by two norms, not stored.
    The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
@@ -30,7 +30,7 @@ from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_stores import join_stores
-from tilewright.graph.passes.fuse_sums import postpone_sums
+from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
 
 FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
 
@@ -49,7 +49,7 @@ def fuse(graph: Graph) -> FusedGraph:
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
     join_excitations(drafts, remarks)
-    postpone_sums(drafts, remarks)
+    leave_sums_to_norms(drafts, remarks)
     for draft in list(drafts.all()):
         if draft.kind == "reduction":
             _take_prologue(drafts, draft, remarks)
