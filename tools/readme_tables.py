@@ -151,17 +151,18 @@ def model_facts(data: dict[str, Any]) -> str:
 
 
 def call_table(data: dict[str, Any]) -> str:
-    """A row an engine: what calls cost their thread, and the times of first, second and later calls of new sizes."""
+    """A row an engine: what calls cost their thread, and the times of first, second and later calls of new sizes,
+    and by how much the longest of the first two is longer than later ones."""
     kinds = list(data["calls"][0]["host_microseconds"])
-    lines = [
-        ["", "steps", "tensors given", *(f"us, {kind}" for kind in kinds), "new sizes: first ms", "second", "later"]
-    ]
+    sizes = ("new sizes: first ms", "second", "later", "stall")
+    lines = [["", "steps", "tensors given", *(f"us, {kind}" for kind in kinds), *sizes]]
     lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
     for case in data["calls"]:
         host = [f"{case['host_microseconds'][kind]['median']:.1f}" for kind in kinds]
         times = [[each[key] for each in case["new_sizes"]] for key in ("first_ms", "second_ms", "later_ms")]
         spans = [f"{min(values):.2f} to {max(values):.2f}" for values in times]
-        lines.append([case["name"], str(case["steps"]), str(case["inputs"]), *host, *spans])
+        stall = max(max(each["first_ms"], each["second_ms"]) - each["later_ms"] for each in case["new_sizes"])
+        lines.append([case["name"], str(case["steps"]), str(case["inputs"]), *host, *spans, f"{stall:.2f}"])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     e = data["environment"]
     return f"{text}\n\n{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}.\n"
