@@ -19,9 +19,11 @@ from tilewright.kernels import row_forms
 from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.row_forms import row_form
-from tilewright.ops import choices, products, reductions
+from tilewright.ops import arrays, choices, products, reductions
 from tilewright.ops.candidates import candidates, close
 from tilewright.ops.problem import MatmulProblem
+from tilewright.runtime.cuda import streams
+from tilewright.runtime.cuda.streams import Place
 from tilewright.settings import settings
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -272,6 +274,14 @@ def test_forms_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
     posed = problem(64, 128, 128, operands=("*k bf16",))
     plan = products.MatmulPlan(posed, None, 0)
     assert plan.form is not None and plan.ranked[0].form == plan.form
+
+
+def test_arrays_without_streams_are_told_what_to_become() -> None:
+    place = Place(0, streams.DLPACK)
+    view = arrays.View(object(), 4096, dtypes.float32, (8, 8), (8, 1), place)
+    for refused in (lambda: arrays.empty(view, (8, 8), dtypes.float32), lambda: arrays.stream_of([view])):
+        with pytest.raises(LaunchError, match=r"one library that has streams.*torch\.from_dlpack"):
+            refused()
 
 
 def test_no_rows_give_no_results(interpreted: None) -> None:

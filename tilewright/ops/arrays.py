@@ -97,7 +97,15 @@ def empty(like: View, shape: Sequence[int], element: DType) -> Any:
         return DeviceArray(tuple(shape), element.numpy, like.base.ordinal)
     if module == "cupy":
         return sys.modules["cupy"].empty(tuple(shape), element.numpy)
+    if like.place is not None and like.place.library == streams.DLPACK:
+        raise LaunchError(_NO_STREAMS)
     raise LaunchError(f"results for arrays of type {type(like.base).__name__} must be given: pass out=")
+
+
+_NO_STREAMS = (
+    "operations take arrays of one library that has streams: PyTorch, CuPy or DeviceArray; others become tensors of "
+    "PyTorch by torch.from_dlpack, arrays of CuPy by cupy.from_dlpack"
+)
 
 
 def common_place(views: Sequence[View], operation: str) -> Place | None:
@@ -119,7 +127,7 @@ def stream_of(views: Sequence[View]) -> int:
     libraries = {found.place.library for found in views if found.place is not None}
     place = next(found.place for found in views if found.place is not None)
     if len(libraries) > 1 or place.library == streams.DLPACK:
-        raise LaunchError("operations take arrays of one library that has streams: PyTorch, CuPy or DeviceArray")
+        raise LaunchError(_NO_STREAMS)
     if place.library == streams.INTERFACE:
         return streams.interface_stream(views[0].base)
     return streams.current_stream(place.library)(place.ordinal)
