@@ -16,7 +16,7 @@ pointers (in elements).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from tilewright.ir.core import Function, Operation, Value
@@ -144,6 +144,12 @@ class AffineAnalysis:
         return tuple(
             _product(self.along(left, axis), self.along(right, axis), factor) for axis in range(left.type.rank)
         )
+
+    def _rule_negate(self, operation: Operation) -> tuple[Along, ...]:
+        if not _is_index(operation.result.type):
+            return self._invariant(operation.result)
+        facts = self.all_axes(operation.operands[0])
+        return tuple(fact if fact.step is None else replace(fact, step=-fact.step) for fact in facts)
 
     def _rule_divide(self, operation: Operation) -> tuple[Along, ...]:
         return self._quotient(operation, _quotient)

@@ -570,8 +570,8 @@ class Evaluator:
             mask = None
         lanes = 1 if place is None else indices[place].lanes
         step = 0 if place is None else self._step(pointer, place, lanes)
-        if step == 1:
-            return self._contiguous(operation, indices, element, lanes, mask, other, guards)
+        if step in (1, -1):
+            return self._contiguous(operation, indices, element, lanes, mask, other, guards, step == -1)
         if step == 0:
             return self._single(operation, indices, element, lanes, mask, other, guards)
         return self._gathered(operation, indices, element, lanes, mask, other, guards)
@@ -590,20 +590,23 @@ class Evaluator:
 
     def _contiguous(
         self, operation: Operation, indices: Indices, element: DType | PointerType, lanes: int,
-        mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
+        mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue], reverse: bool,
     ) -> LLVMValue:  # fmt: skip
-        self.note_access(operation, "contiguous", indices, mask)
+        self.note_access(operation, "reversed" if reverse else "contiguous", indices, mask)
         address = self.address(operation.operands[0], tuple(index.first for index in indices))
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]
         memory, align = vector_type(memory_type(element), lanes), element.itemsize
 
         def emit() -> LLVMValue:
+            builder = self.builder
+            at = builder.gep(address, 1 - lanes, memory_type(element)) if reverse else address
+            turned = builder.reversed if reverse else _as_it_is
             if not masks:
-                return self.from_memory(self.builder.load(memory, address, align), element)
-            combined = self.all_of(masks, lanes)
-            passthrough = self.to_memory(self.builder.splat(other, lanes), element)
-            return self.from_memory(self.builder.masked_load(memory, address, combined, passthrough, align), element)
+                return self.from_memory(turned(builder.load(memory, at, align)), element)
+            combined = turned(self.all_of(masks, lanes))
+            passthrough = turned(self.to_memory(builder.splat(other, lanes), element))
+            return self.from_memory(turned(builder.masked_load(memory, at, combined, passthrough, align)), element)
 
         return self.emit_at([address, *guards, *masks, *([other] if masks else [])], emit)
 
@@ -734,6 +737,10 @@ class Evaluator:
             known = self.emit_at([], lambda: self.elementwise.converter.cast(narrow, value.type.dtype, dtypes.int64))
             self._scopes[0].cache[key] = known
         return known
+
+
+def _as_it_is(value: LLVMValue) -> LLVMValue:
+    return value
 
 
 def _vector_place(indices: Indices) -> int | None:

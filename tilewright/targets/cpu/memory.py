@@ -12,7 +12,7 @@ _NARROWEST_REGISTER, _WIDEST_REGISTER = 128, 512  # bits
 
 
 def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, known: LLVMValue | None = None) -> None:
-    """Store the elements of a `store` at `indices`: contiguous, single, or scattered by its pointers' step.
+    """Store the elements of a `store` at `indices`: contiguous (also in reverse), single, or scattered.
 
     `known` is their value when the caller has computed it.
     """
@@ -34,9 +34,13 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     fact = evaluator.analysis.along(pointer, place)
     builder = evaluator.builder
     combined = evaluator.all_of(masks, lanes) if masks else None
-    if fact.step == 1 and fact.covers(lanes):
-        evaluator.note_access(operation, "contiguous", indices, mask)
+    if fact.step in (1, -1) and fact.covers(lanes):
+        evaluator.note_access(operation, "contiguous" if fact.step == 1 else "reversed", indices, mask)
         address = evaluator.address(pointer, tuple(index.first for index in indices))
+        if fact.step == -1:
+            address = builder.gep(address, 1 - lanes, memory_type(element))
+            stored = builder.reversed(stored)
+            combined = None if combined is None else builder.reversed(combined)
         if combined is None and evaluator.streams and operation.attributes["cache"] == "cs":
             register = 4 * evaluator.elementwise.register_lanes
             _stream(builder, stored, address, min(lanes * element.itemsize, register), element.itemsize)

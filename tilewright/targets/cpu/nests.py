@@ -478,7 +478,7 @@ class NestEmitter:
         if axis not in axes:
             return 0.0
         step = self.analysis.along(pointer, axes.index(axis)).step
-        return {1: 2.0, 0: 0.5}.get(step, -2.0) if step is not None else -2.0
+        return {1: 2.0, -1: 1.5, 0: 0.5}.get(step, -2.0) if step is not None else -2.0
 
     def _lanes(self, roots: Sequence[Root], axes: dict[Root, int], extent: int) -> int:
         """Lanes of one vector register for the widest type that the roots write."""

@@ -139,7 +139,8 @@ class Report:
     # Accesses
 
     def access(self, operation: Operation, how: str, place: int | None, lanes: int, masked: bool) -> None:
-        """How a load or store reaches memory: ``contiguous``, ``single``, ``gather``, ``scatter`` or ``by lane``.
+        """How a load or store reaches memory: ``contiguous``, ``reversed``, ``single``, ``gather``, ``scatter`` or
+        ``by lane``.
 
         `place` is the vectorised axis (None: outside of vectors), `masked` whether a mask is left to each lane.
         """
@@ -147,8 +148,9 @@ class Report:
         pointer = operation.operands[0] if operation.operands else None
         source = f" of {self._array(pointer)}" if pointer is not None and pointer.type.is_pointer else ""
         opcode = operation.opcode
-        if how == "contiguous":
-            self.note(operation, f"{opcode}{source}: vectors of consecutive elements{mask}")
+        if how in ("contiguous", "reversed"):
+            turned = ", turned around in registers" if how == "reversed" else ""
+            self.note(operation, f"{opcode}{source}: vectors of consecutive elements{turned}{mask}")
         elif how == "single":
             where = "one element for all lanes" if place is not None else "one element at a time, outside of vectors"
             self.note(operation, f"{opcode}{source}: {where}{mask}")
@@ -186,7 +188,7 @@ class Report:
             for other in range(pointer.type.rank)
             if other != axis and self.analysis.along(pointer, other).step == 1
         ]
-        if fact.step is not None and fact.step not in (0, 1):
+        if fact.step is not None and fact.step not in (0, 1, -1):
             also = f"; {beside[0]}" if beside else ""
             return f"elements along axis {axis} are {fact.step} apart{also}"
         if fact.step is not None:

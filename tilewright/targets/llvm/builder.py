@@ -559,6 +559,10 @@ class LLVMBuilder:
             f"shufflevector {left}, {other}, <{len(lanes)} x i32> <{listed}>", f"<{len(lanes)} x {left.element}>"
         )
 
+    def reversed(self, value: LLVMValue) -> LLVMValue:
+        """A vector's lanes, the last one first."""
+        return self.shuffle(value, None, range(value.lanes - 1, -1, -1))
+
     def with_lanes(self, value: LLVMValue, lanes: int) -> LLVMValue:
         """The first `lanes` of a scalar or vector; those that it does not have are undefined."""
         if value.lanes == lanes:
