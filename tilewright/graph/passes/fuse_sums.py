@@ -25,6 +25,7 @@ _TYPES = (float16,)  # of streams
 def leave_sums_to_norms(drafts: Drafts, remarks: list[str]) -> None:
     """Take residual sums out of the epilogues of products, where a norm reads them; let every second one be computed
     by the two norms that need it."""
+    left: set[int] = set()
     unstored: set[int] = set()
     for draft in [draft for draft in drafts.all() if draft.kind == "contraction"]:
         norm, tail = _residual(drafts, draft)
@@ -33,8 +34,9 @@ def leave_sums_to_norms(drafts: Drafts, remarks: list[str]) -> None:
         drafts.restore(draft, (draft.nodes - set(tail), set(draft.copies)))
         total = drafts.nodes[tail[0]]
         remarks.append(f"%{total.output.name} is left to the norm that reads it")
-        for index in map(drafts.producer, total.inputs):
-            if index is None or not _is_for_two_norms(drafts, index, tail[0]):
+        left.add(tail[0])
+        for index in left.intersection(map(drafts.producer, total.inputs)):
+            if not _is_for_two_norms(drafts, index, tail[0]):
                 continue
             if unstored.isdisjoint(map(drafts.producer, drafts.nodes[index].inputs)):  # else one more tensor to read
                 norm.copies.add(index)
@@ -74,9 +76,7 @@ def _norm_of(drafts: Drafts, value: Value) -> Draft | None:
 
 
 def _is_for_two_norms(drafts: Drafts, index: int, reader: int) -> bool:
-    """Whether the node at `index` is a sum that was left to a norm, and that only this norm and `reader` read."""
-    node = drafts.nodes[index]
-    if node.op != "add" or drafts.owner[index].nodes != {index} or node.output in drafts.results:
-        return False
-    others = [other for other in drafts.readers[node.output] if other != reader]
-    return len(others) == 1 and _norm_of(drafts, node.output) is drafts.owner[others[0]]
+    """Whether only a norm and `reader` read the sum at `index`."""
+    value = drafts.nodes[index].output
+    others = [other for other in drafts.readers[value] if other != reader]
+    return value not in drafts.results and len(others) == 1 and is_whole_row(drafts.nodes[others[0]])
