@@ -130,6 +130,22 @@ def test_fma_rounds_once(rng: np.random.Generator):
     np.testing.assert_allclose(got, exact, rtol=2.0**-52, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_fma_of_narrow_floats_rounds_once(dtype, rng: np.random.Generator):
+    """Products halfway between two numbers, and an addend too small for float64 to hold beside them."""
+    from fractions import Fraction
+
+    digits = np.finfo(dtype).nmant + 1
+    odd = (2 * rng.integers(2 ** (digits - 2), 2 ** (digits - 1) - 1, 200) + 1).astype(dtype)
+    product = odd * dtype(1.5)  # one digit more than fits, for some
+    z = (rng.choice([-1, 1], 200) * np.finfo(dtype).tiny).astype(dtype)
+    got = semantics.fma(odd, np.full(200, 1.5, dtype), z)
+    for a, c, rounded, value in zip(odd, z, product, got, strict=True):
+        exact = Fraction(float(a)) * Fraction(3, 2) + Fraction(float(c))
+        beside = (rounded, np.nextafter(rounded, dtype(0)), np.nextafter(rounded, dtype(np.inf)))
+        assert value == min(beside, key=lambda number: abs(Fraction(float(number)) - exact))
+
+
 def test_casts():
     def cast(values, source: DType, target: DType, rounding: str = "rtne") -> list[float]:
         array = np.asarray(values).astype(source.numpy)

@@ -130,7 +130,7 @@ def _fma(x: Array, y: Array, z: Array) -> Array:
     """x * y + z with the rounding errors of product and sum added at the end.
 
     Error-free product by Veltkamp's splitting and Dekker's product, error-free sum by Knuth's two-sum.
-    Exact for narrow types; for float64 within one unit in the last place.
+    Within one unit in the last place of float64.
     """
     product = x * y
     total = product + z
@@ -143,6 +143,20 @@ def _fma(x: Array, y: Array, z: Array) -> Array:
     sum_error = (product - (total - z_part)) + (z - z_part)
     corrected = total + (product_error + sum_error)
     return np.where(np.isfinite(corrected), corrected, total)
+
+
+def _narrow_fma(x: Array, y: Array, z: Array) -> Array:
+    """x * y + z of numbers with at most 24 digits, in float64 rounded to odd, so that rounding it again is exact.
+
+    The product has 48 digits; what the sum loses, Knuth's two-sum tells (see `_round_to_odd` for the source).
+    """
+    product = x * y
+    total = product + z
+    z_part = total - product
+    lost = (product - (total - z_part)) + (z - z_part)
+    even = total.view(np.int64) % 2 == 0
+    toward = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
+    return np.where(even & (lost != 0) & np.isfinite(total), toward, total)
 
 
 def minimum(x: Array, y: Array, *, propagate_nan: bool) -> Array:
@@ -177,7 +191,11 @@ remainder = _number(np.fmod, _integer_remainder)
 negate = _number(np.negative, _negate_integer)
 absolute = _number(np.abs, lambda x: np.abs(x) if x.dtype.kind == "i" else x)
 power = _in_float64(np.power)
-fma = _in_float64(_fma)
+_fma_float64, _fma_narrow = _in_float64(_fma), _in_float64(_narrow_fma)
+
+
+def fma(x: Array, y: Array, z: Array) -> Array:
+    return (_fma_float64 if x.dtype == np.float64 else _fma_narrow)(x, y, z)
 
 
 # Bits --------------------------------------------------------------------------------------------
@@ -243,7 +261,8 @@ _COMPARE = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", 
 
 def compare(x: Array, y: Array, *, predicate: str) -> Array:
     if is_float(x.dtype):
-        x, y = x.astype(np.float64), y.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            x, y = x.astype(np.float64), y.astype(np.float64)
     return np.asarray(getattr(np, _COMPARE[predicate])(x, y))
 
 
