@@ -55,6 +55,15 @@ def read_lasting(pointer, offsets, mask, other: tl.constexpr):
 
 
 @tilewright.jit
+def ask_ahead(x, rows, columns, stride, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+    """Ask for the row `AHEAD` CTAs on, which that one reads that follows when this one has ended."""
+    line: tl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
+    own = tl.program_id(0)
+    row = tl.where(own + AHEAD < rows, own + AHEAD, own).to(tl.int64)
+    tl.extra.cuda.prefetch(x + row * stride + tl.minimum(tl.arange(0, BLOCK // line) * line, columns - 1))
+
+
+@tilewright.jit
 def softmax_of(x, LOG: tl.constexpr):
     """softmax of every row of a block, its logarithm when `LOG`."""
     shifted = x - tl.reduce(x, 1, maximum_of)[:, None]
@@ -94,11 +103,11 @@ def softmax(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr, ROWS
 @tilewright.jit
 def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, residual_stride, out_stride, inverse,
               epsilon, CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
-              EARLY: tl.constexpr):  # fmt: skip
+              EARLY: tl.constexpr, AHEAD: tl.constexpr = 0):  # fmt: skip
     """out[row] = (y - mean) / sqrt(variance + epsilon) * weight + bias of y = x + residual, which goes to `total`.
 
     `inverse` is 1 / columns.  Without `CENTER` the mean counts as 0.  What is None is left out.  With `EARLY` weights
-    are on their way together with the rows, where there are registers for both.
+    are on their way together with the rows, where there are registers for both.  With `AHEAD` a later row is asked for.
     """
     offsets, column, mask = place(rows, columns, x_stride, ROWS, BLOCK, MASK)
     value = read_lasting(x, offsets, mask, 0.0)
@@ -109,6 +118,8 @@ def normalize(x, weight, bias, residual, total, out, rows, columns, x_stride, re
     if residual is not None:
         offsets, column, mask = place(rows, columns, residual_stride, ROWS, BLOCK, MASK)
         value += read_lasting(residual, offsets, mask, 0.0)
+    if AHEAD:
+        ask_ahead(x, rows, columns, x_stride, AHEAD, BLOCK)
     offsets, column, mask = place(rows, columns, out_stride, ROWS, BLOCK, MASK)
     if total is not None:
         tl.store(total + offsets, value.to(total.dtype.element_ty), mask=mask)

@@ -23,6 +23,7 @@ class RowForm:
     warps: int
     long: bool = False
     early: bool = False  # whether weights are loaded together with the rows
+    ahead: int = 0  # how many CTAs further on is the row that each asks for, so that the L2 cache has it in time
 
 
 def block_of(columns: int) -> int:
@@ -53,7 +54,10 @@ def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, pr
         warps = max(min(8, _even_warps(elements, 512)), _even_warps(elements, 1024))
     else:
         warps = max(min(4, _even_warps(elements, 512)), _even_warps(elements, 1024 if block <= CHUNK else 2048))
-    return RowForm(together, block, warps, early=weights and inputs > 1 and block <= _EARLY)
+    ahead = 0
+    if weights and inputs == 1 and CHUNK < block <= _EARLY and not block & (block - 1):  # a line of the cache a thread
+        warps, ahead = 8, 2 * processors
+    return RowForm(together, block, warps, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
 
 
 def sum_form(rows: int, columns: int) -> RowForm:

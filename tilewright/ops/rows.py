@@ -121,8 +121,8 @@ def _normalize(
         form = row_form(rows, columns, 1 if residual is None else 2, weight is not None or bias is not None)
         kernel = gpu_rows.normalize_long if form.long else gpu_rows.normalize
         grid = (cdiv(rows, form.rows),)
-        early = {} if form.long else {"EARLY": form.early}
+        timing = {} if form.long else {"EARLY": form.early, "AHEAD": form.ahead}
         kernel[grid](source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
-                     out_stride, 1.0 / columns, float(epsilon), CENTER=center, **early,
+                     out_stride, 1.0 / columns, float(epsilon), CENTER=center, **timing,
                      **_options(form, rows, columns))  # fmt: skip
     return (target.base, total) if return_sum else target.base

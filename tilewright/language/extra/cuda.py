@@ -55,6 +55,16 @@ def gdc_launch_dependents():
 
 
 @language_function
+def prefetch(pointers):
+    """Ask for the lines at some addresses, which the L2 cache shall keep until they are read; elsewhere nothing."""
+    if is_cuda():
+        places = [pointers.to(int64)]
+        core.inline_asm_elementwise(
+            "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;", "=r,l", places, int32, False, 1
+        )
+
+
+@language_function
 def convert_fp8e4b15_to_float16(x):
     """float8e4b15 as float16, which holds all of its values."""
     return x.to(float16)
@@ -68,5 +78,5 @@ def convert_float16_to_fp8e4b15(x):
 
 __all__ = [
     "convert_float16_to_fp8e4b15", "convert_fp8e4b15_to_float16", "gdc_launch_dependents", "gdc_wait", "globaltimer",
-    "libdevice", "num_threads", "num_warps", "smid",
+    "libdevice", "num_threads", "num_warps", "prefetch", "smid",
 ]  # fmt: skip
