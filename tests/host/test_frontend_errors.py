@@ -399,6 +399,26 @@ def test_the_index_ends_with_its_loop() -> None:
 
 
 @tilewright.jit
+def numbers_out_of_reach(out, KIND: tl.constexpr):
+    if KIND == "full":
+        tl.store(out, tl.full([], 10**400, tl.float32))
+    elif KIND == "cast":
+        tl.store(out, tl.cast(10**400, tl.float64))
+    elif KIND == "int":
+        tl.store(out, int(float("inf")))
+    elif KIND == "block":
+        tl.store(out + tl.arange(0, 4), tl.arange(0, 4)[0:4:0])
+    else:
+        tl.store(out, (1, 2)[0:2:0][0])
+
+
+@pytest.mark.parametrize("kind", ["full", "cast", "int", "block", "tuple"])
+def test_numbers_that_python_refuses_are_mistakes_of_the_kernel(kind: str) -> None:
+    text = compile_error(numbers_out_of_reach, {"out": "*f32"}, KIND=kind)
+    assert "please report" not in text and "\n  help: " in text
+
+
+@tilewright.jit
 def integers_wanted(x, out, KIND: tl.constexpr):
     value = tl.load(x + tl.arange(0, 16))
     if KIND == "max":

@@ -181,6 +181,28 @@ def test_rounding_toward_zero(source: dtypes.DType, interpret: bool, rng: np.ran
 
 
 @tilewright.jit
+def literal_to_all(outs, VALUE: tl.constexpr):
+    i = tl.arange(0, 4)
+    for out in outs:
+        kind = out.dtype.element_ty
+        tl.store(out + i, VALUE)
+        tl.store(out + 4 + i, tl.full([4], VALUE, kind))
+        tl.store(out + 8 + i, tl.cast(VALUE, kind))
+        tl.store(out + 12 + i, tl.load(out + i, mask=i < 0, other=VALUE))
+        tl.store(out + 16 + i, tl.full([4], VALUE, tl.float64).to(kind))
+
+
+@pytest.mark.parametrize("value", [2.9, -2.9, 300.5, -40000.0, 3e9, -3e9, 1e30, 2.0**63, np.inf, -np.inf, np.nan])
+def test_literals_become_integers_as_numbers_do(value: float) -> None:
+    outs = tuple(np.ones(20, dtype.numpy) for dtype in DTYPES if dtype.is_integer)
+    literal_to_all[(1,)](outs, VALUE=value)
+    for out in outs:
+        limits = np.iinfo(out.dtype)
+        expected = 0 if np.isnan(value) else min(max(value, limits.min), limits.max)
+        assert out.tolist() == [int(expected)] * 20
+
+
+@tilewright.jit
 def truth(x, out, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     tl.store(out + i, tl.load(x + i).to(tl.int1))

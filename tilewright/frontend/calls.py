@@ -116,7 +116,7 @@ class Calls(Expressions):
         _check_arguments(function.function, f"{function.__name__}()", arguments, keywords)
         try:
             return function.function(*arguments, **keywords)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise LanguageError(
                 f"{function.__name__}(): {error}", "its arguments must be compile-time values of the right kind"
             ) from None

@@ -424,7 +424,7 @@ class Expressions(FunctionState):
             raise LanguageError(f"{type_text(value)} cannot be indexed", "blocks, tuples and strings can be")
         try:
             return value[index]
-        except (IndexError, TypeError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             raise LanguageError(
                 f"{error} (a tuple of {len(value)} indexed with {index!r})",
                 "index with a compile-time integer inside the tuple",

@@ -22,15 +22,34 @@ def is_literal(value: Any) -> bool:
 def constant(value: Number, element: DType, shape: tuple[int, ...] = ()) -> tensor:
     """A compile-time number of a dtype, as a scalar or filling a block."""
     if element.is_float:
-        number: Number = float(value)
+        number: Number = _float(value)
     elif element.is_bool:
         number = bool(value)
     else:
-        number = _wrap_integer(int(value), element)
+        number = _wrap_integer(_whole(value, element), element)
     result = emit("constant", [], {"value": number, "dtype": element, "shape": shape})
     if not shape:
         result.constant = number
     return result
+
+
+def _float(value: Number) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise LanguageError(
+            f"an integer of {int(value).bit_length()} bits is too large for a float", 'float("inf") is infinity'
+        ) from None
+
+
+def _whole(value: Number, element: DType) -> int:
+    """Floats as casts convert them: truncated, saturated where the dtype does not hold them, zero for NaN."""
+    if not isinstance(value, float):
+        return int(value)
+    lowest = -(1 << (element.bits - 1)) if element.is_signed else 0
+    if value != value:
+        return 0
+    return int(min(max(value, lowest), lowest + (1 << element.bits) - 1))
 
 
 def _wrap_integer(value: int, element: DType) -> int:
@@ -144,11 +163,8 @@ def _shifted(direction: str, value: tensor, count: int) -> tensor:
 
 def _convert_number(number: Number, element: DType) -> Number:
     if element.is_float:
-        return float(np.asarray(number, dtype=np.float64).astype(element.numpy))
-    if isinstance(number, float):
-        limit = 2.0 ** (element.bits - 1)
-        return int(number) if -limit <= number < 2 * limit else 0
-    return int(number)
+        return float(np.asarray(_float(number)).astype(element.numpy))
+    return _whole(number, element)
 
 
 def _cast_pointer(value: tensor, element: DType | PointerType) -> tensor:

@@ -127,6 +127,8 @@ def _part(value: tensor, axis: int, part: slice) -> tensor:
     bounds = [
         None if bound is None else static_int(bound, "a slice's bound") for bound in (part.start, part.stop, part.step)
     ]
+    if bounds[2] == 0:
+        raise LanguageError("the step of a slice must not be zero", "leave it out, or use 1 for every element")
     places = range(value.shape[axis])[slice(*bounds)]
     if not places:
         raise LanguageError(
