@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.dtypes import DType, float16, float32, int64
+from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph
@@ -160,14 +160,14 @@ def residual_norm(b: Builder) -> Groups:
 
 
 def residual_stream(b: Builder) -> Groups:
-    """Twelve layers of two small branches; in float16 the norms add, and each second sum is computed by two of them."""
+    """Twelve layers of two small branches; in 16 bits the norms add, and each second sum is computed by two of them."""
     h, layers = b.x(48, 64), 12
     for _ in range(2 * layers):
         wide = b.op("relu", [b.linear(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), 64)])
         h = b.op("add", [h, b.op("matmul", [wide, b.weights(64, 64, scale=0.01)])])
     b.output(b.op("rms_norm", [h, b.weights(64)], axis=-1, epsilon=1e-5), "y")
     wide, branch, norm = ("contraction", ["matmul", "relu"]), ("contraction", ["matmul"]), ("reduction", ["rms_norm"])
-    if b.dtype != float16:
+    if b.dtype == float32:
         return [norm, *[wide, ("contraction", ["matmul", "add"]), norm] * 2 * layers]
     once, twice = (("reduction", ["add"] * count + ["rms_norm"]) for count in (1, 2))
     return [norm, *[wide, branch, once, wide, branch, twice] * layers]
