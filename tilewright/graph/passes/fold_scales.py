@@ -5,7 +5,9 @@
     matmul(x, w)  * s   -> matmul(x, w * s)            s has one entry for each column
 Batch normalisation, decomposed, is the first two; that of 16-bit convolutions is in float32, to which `conv` above may
 be cast.  New weights are computed in float64 and rounded once; a new bias is float32 at least, which costs nothing
-where it is added and would be wrong for a whole channel otherwise.
+where it is added and would be wrong for a whole channel otherwise.  What is wrong in weights is wrong for all pixels,
+too: those of depthwise convolutions in 16 bits take no scale, which stays behind them in float32.  Doing so for all
+convolutions makes MobileNet-V3 5 % slower on an H200, ResNet-50 2 %, with errors of .82 and .72: others do take it.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
     if bias is not None and rewriter.constant(bias) is None:
         return None
     scaled = data.astype(np.float64) * scale.reshape(-1, *[1] * (data.ndim - 1))
+    if weight.dtype.bits < 32 and weight.shape[1] == 1 and conv.attributes["groups"] > 1:
+        return None
     inputs = [image, _rounded(scaled, weight, rewriter)]
     if bias is not None:
         inputs.append(_bias(rewriter.constants[bias].astype(np.float64) * scale, image, rewriter))
