@@ -131,6 +131,26 @@ def test_products_and_loops() -> None:
     assert any(text.startswith("and each pass of the loop at line") and "264192 float" in text for text in found[""])
 
 
+def test_narrow_products_tell_their_width() -> None:
+    types = {name: "*f32" for name in "abc"} | {name: "i32" for name in "MNK"}
+    dot = of(notes(product, types, {"BM": 8, "BN": 16, "BK": 16}), "acc +=")
+    assert "product [8 x 16] @ [16 x 16]: sums of 8 x 16 in registers (1 vector of 16 a row)" in dot
+
+
+@tilewright.jit
+def both_ways(x, out, C: tl.constexpr):
+    row, column = tl.arange(0, 8)[:, None], tl.arange(0, C)[None, :]
+    value = tl.load(x + row * C + column)
+    largest = tl.max(value, 0)
+    tl.store(out + tl.arange(0, C), largest)
+    tl.store(out + C + row * C + column, value - tl.sum(value, 1)[:, None] + largest[None, :])
+
+
+def test_what_is_computed_again_has_uses_to_count() -> None:
+    found = notes(both_ways, {"x": "*f32", "out": "*f32"}, {"C": 32})
+    assert not any("its 1 uses" in text for texts in found.values() for text in texts)
+
+
 @tilewright.jit
 def turned(x, out, n, BLOCK: tl.constexpr):
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]

@@ -102,10 +102,12 @@ def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, l
         return f"tile registers, {depth} steps of the depth at once; the right operand lies in {layout}"
     blocking = Blocking(target, shape, accumulator, layout)
     rows, columns = min(blocking.max_rows, shape.rows), blocking.panels * blocking.width
+    if shape.columns <= blocking.lanes:  # a panel that is cut short to one vector
+        columns = blocking.lanes
     vectors = columns // blocking.lanes
     return (
-        f"sums of {rows} x {columns} in registers ({vectors} vectors of {blocking.lanes} a row), {blocking.depth} "
-        f"steps of the depth at once; the right operand lies in {layout}"
+        f"sums of {rows} x {columns} in registers ({vectors} vector{'s' * (vectors > 1)} of {blocking.lanes} a row), "
+        f"{blocking.depth} steps of the depth at once; the right operand lies in {layout}"
     )
 
 

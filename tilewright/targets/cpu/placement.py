@@ -185,8 +185,9 @@ class Placement:
         uses = sum(site.weight for site in sites)
         if (self.cost(value) - 1) * (uses - 1) <= _BUFFER_COST:
             return False
-        self._remark(operation, f"the result of {operation.opcode} is kept in a buffer: computing it again at each of "
-                     f"its {len(sites)} uses would cost more")  # fmt: skip
+        again = f"again at each of its {len(sites)} uses" if len(sites) > 1 else "each time that its use comes to it"
+        self._remark(operation, f"the result of {operation.opcode} is kept in a buffer: computing it {again} would "
+                     "cost more")  # fmt: skip
         return True
 
     def overwritten(self, load: Operation, sites: list[Site]) -> Operation | None:
