@@ -107,6 +107,16 @@ def test_launch_options_without_effect_are_reported(caplog: pytest.LogCaptureFix
     assert caplog.text.count(text) == 1 and kernel.explanation.endswith(f"{text}\n")
 
 
+@pytest.mark.parametrize("interpret", [True, False])
+@pytest.mark.parametrize("grid", [(2**31,), (1, 2**40), (1, 1, 2**31)])
+def test_grids_whose_program_ids_would_wrap_are_refused(grid: tuple[int, ...], interpret: bool) -> None:
+    x = np.zeros(8, np.float32)
+    with settings.scope(interpret=interpret):
+        scale[(0,)](x, x, 0, 2.0, BLOCK=8)  # the second launch takes the quick way
+        with pytest.raises(LaunchError, match="at most 2147483647"):
+            scale[grid](x, x, 0, 2.0, BLOCK=8)
+
+
 def test_an_empty_grid_does_nothing() -> None:
     out = np.zeros(4, np.float32)
     scale[(0,)](out, out, 4, 2.0, BLOCK=8)

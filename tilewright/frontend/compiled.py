@@ -345,10 +345,13 @@ class CompiledKernel:
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
 
 
+GREATEST_EXTENT = 2**31 - 1
+
+
 def full_grid(grid: Any) -> tuple[int, int, int]:
     """A grid of one to three extents as three; raises `LaunchError` for anything else."""
     if type(grid) is tuple and len(grid) == 3 and type(grid[0]) is type(grid[1]) is type(grid[2]) is int:
-        if grid[0] >= 0 and grid[1] >= 0 and grid[2] >= 0:
+        if 0 <= grid[0] <= GREATEST_EXTENT and 0 <= grid[1] <= GREATEST_EXTENT and 0 <= grid[2] <= GREATEST_EXTENT:
             return grid
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     if not 1 <= len(extents) <= 3:
@@ -357,6 +360,11 @@ def full_grid(grid: Any) -> tuple[int, int, int]:
     for extent in extents:
         if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool) or extent < 0:
             raise LaunchError(f"a grid's extents are whole numbers of at least 0, got {grid!r}")
+        if extent > GREATEST_EXTENT:
+            raise LaunchError(
+                f"an extent of a grid is at most {GREATEST_EXTENT}, because program ids are int32; got {grid!r}: "
+                "let each program instance do more, or use another axis"
+            )
         numbers.append(int(extent))
     return (*numbers, 1, 1)[:3]  # type: ignore[return-value]
 

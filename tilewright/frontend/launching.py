@@ -111,7 +111,7 @@ class SkippedLaunch:
 
 _RUN = """\
 def run(grid, arguments, slots):
-    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0:
+    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and 0 <= grid[0] <= 2147483647:
         x = total = grid[0]
         y = z = 1
     else:
