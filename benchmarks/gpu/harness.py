@@ -111,7 +111,8 @@ class Monitor:
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+            unique = torch.cuda.get_device_properties().uuid  # NVML does not heed CUDA_VISIBLE_DEVICES
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{unique}")
         except Exception as error:  # a package, a library or a permission is missing: the run is no worse for it
             self.missing = f"{type(error).__name__}: {error}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -84,11 +85,37 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind:
 
 
 def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
-    """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA loads at once.
+    """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA loads at once."""
+    overlap = source.place is not None and device(source.place.ordinal).capability >= (9, 0)
+    first, *rest = _column_launches(source.element, outer, length, inner, kind, overlap)
+    if not rest:
+        gpu_rows.reduce_columns[first.grid](source.base, out, length, first.share, inner, factor, **first.options)
+        return
+    (second,) = rest
+    pieces = second.share
+    partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
+    gpu_rows.reduce_columns[first.grid](source.base, partial, length, first.share, inner, 1.0, **first.options)
+    gpu_rows.reduce_columns[second.grid](partial, out, pieces, pieces, inner, factor, **second.options)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch of `reduce_columns`, each of whose CTAs reduces `share` rows."""
+
+    grid: tuple[int, int, int]
+    share: int
+    options: dict[str, Any]
+
+
+@functools.lru_cache(maxsize=1024)  # the two launches follow each other closely only if little happens between them
+def _column_launches(
+    element: DType, outer: int, length: int, inner: int, kind: str, overlap: bool
+) -> tuple[_Launch, ...]:
+    """What reduces [outer, length, inner] over its middle axis: one launch, or two, which `overlap` if the GPU can.
 
     Many CTAs that load once and end share the memory evenly; as many as fit, each with its part, end one by one.
     """
-    element, block, warps = source.element, min(128, max(16, next_power_of_2(inner))), _WARPS
+    block, warps = min(128, max(16, next_power_of_2(inner))), _WARPS
     strips, vectors = cdiv(inner, block) * outer, _VECTORS
     while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _ENOUGH:
         warps, vectors = max(4, warps // 2), vectors if warps > 4 else vectors // 2
@@ -97,14 +124,13 @@ def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int,
     if share > lines * vectors:
         vectors = _VECTORS // 2  # there are two sets of them in a loop
     pieces = cdiv(length, share)
-    dependent = pieces > 1 and source.place is not None and device(source.place.ordinal).capability >= (9, 0)
-    partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32) if pieces > 1 else out
-    first = _Columns(block, warps, vectors, 1 if dependent else 0)
-    first.launch(source.base, element, partial, (outer, length, inner), share, factor if pieces == 1 else 1.0, kind)
-    if pieces > 1:
-        # What is left is small: all pieces are loaded at once, up to 512.
-        rest = _Columns(min(32 if pieces <= 256 else 16, block), 4 if pieces <= 128 else 8, 8, 2 if dependent else 0)
-        rest.launch(partial, dtypes.float32, out, (outer, pieces, inner), pieces, factor, kind)
+    dependent = pieces > 1 and overlap
+    first = _Columns(block, warps, vectors, 1 if dependent else 0).launch(element, (outer, length, inner), share, kind)
+    if pieces == 1:
+        return (first,)
+    # What is left is small: all pieces are loaded at once, up to 512.
+    rest = _Columns(min(32 if pieces <= 256 else 16, block), 4 if pieces <= 128 else 8, 8, 2 if dependent else 0)
+    return first, rest.launch(dtypes.float32, (outer, pieces, inner), pieces, kind)
 
 
 def _lines(element: DType, block: int, warps: int) -> int:
@@ -121,18 +147,17 @@ class _Columns:
     vectors: int
     step: int  # of a reduction in two launches that overlap: 1, 2; 0 otherwise
 
-    def launch(
-        self, x: Any, element: DType, out: Any, shape: tuple[int, int, int], share: int, factor: float, kind: str
-    ) -> None:
-        """Reduce `share` rows at a time of x [outer, length, inner]."""
+    def launch(self, element: DType, shape: tuple[int, int, int], share: int, kind: str) -> _Launch:
+        """Reduce `share` rows at a time of [outer, length, inner]."""
         outer, length, inner = shape
         lines = _lines(element, self.block, self.warps)
         rows = lines * self.vectors
         # With a limit the assembler does not save registers by waiting for some vectors before it loads the others.
         options: dict[str, Any] = {"maxnreg": min(255, _REGISTERS // (2 * 32 * self.warps))}
         options |= {"dependent_launch": True} if self.step == 2 else {}
-        gpu_rows.reduce_columns[(cdiv(inner, self.block), cdiv(length, share), outer)](
-            x, out, length, share, inner, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind],
-            ROWS=rows, LINES=lines, BLOCK=self.block, WHOLE=share <= rows, MASK_R=length % share + share % rows != 0,
-            MASK=inner % self.block != 0, STEP=self.step, num_warps=self.warps, **options,
-        )  # fmt: skip
+        options |= {
+            "KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "ROWS": rows, "LINES": lines,
+            "BLOCK": self.block, "WHOLE": share <= rows, "MASK_R": length % share + share % rows != 0,
+            "MASK": inner % self.block != 0, "STEP": self.step, "num_warps": self.warps,
+        }  # fmt: skip
+        return _Launch((cdiv(inner, self.block), cdiv(length, share), outer), share, options)
