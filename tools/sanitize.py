@@ -4,16 +4,19 @@ python tools/sanitize.py                                      the library's test
 python tools/sanitize.py --tool racecheck tests/device/test_rows.py --processes 8
 python tools/sanitize.py --limit 90 --logs build/sanitize     what has not run after 90 s is named
 
-The tests run once without a tool, which compiles their kernels into a folder that the other runs read.
+The tests run once without a tool, which compiles their kernels into a folder that the other runs read. With several
+GPUs every process keeps to one, in turn.
 Needs compute-sanitizer (a part of the CUDA toolkit) on the PATH and a GPU. Only kernels of tilewright are watched:
-their names begin with tw_. Tests run in small batches, so that a limit cuts few of them. Exits with 0 if every test
-has run, passed, and nothing was reported.
+their names begin with tw_. Tests run in small batches, so that a limit cuts few of them; a batch whose process dies
+without a word of its tests or of the tool is begun once more, and named. Exits with 0 if every test has run, passed,
+and nothing was reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import queue
 import re
 import shutil
 import signal
@@ -61,6 +64,12 @@ class Outcome:
         return self.batch.tool != NO_TOOL and not re.search("SUMMARY: 0 ", self.summary)
 
     @property
+    def died(self) -> bool:
+        """Whether neither pytest nor the sanitizer came to its summary of errors."""
+        told = re.search(r"\d (passed|failed|skipped|error)", self.tests), re.search("SUMMARY: [1-9]", self.summary)
+        return self.code not in (None, 0) and not any(told)
+
+    @property
     def clean(self) -> bool:
         return self.code == 0 and not self.reported
 
@@ -77,7 +86,29 @@ def last_line(path: Path) -> str:
     return lines[-1].strip("= ") if lines else ""
 
 
-def run(batch: Batch, logs: Path, end: float) -> Outcome:
+def visible_gpus() -> list[str]:
+    """The GPUs that processes may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return chosen.split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return [str(number) for number, _ in enumerate(listed.splitlines())] or ["0"]
+
+
+def run(batch: Batch, logs: Path, end: float, gpus: queue.SimpleQueue[str]) -> Outcome:
+    """The batch on the GPU that is next in line, unless the time is over; again if it died without a word."""
+    gpu = gpus.get()
+    try:
+        outcome = run_on(gpu, batch, logs, end)
+        if outcome.died:
+            print(f"{batch.name}: died with exit code {outcome.code} ({outcome.summary}); begun again", flush=True)
+            outcome = run_on(gpu, batch, logs, end)
+        return outcome
+    finally:
+        gpus.put(gpu)
+
+
+def run_on(gpu: str, batch: Batch, logs: Path, end: float) -> Outcome:
     seconds = end - time.monotonic()
     if seconds <= 0:
         return Outcome(batch, None)
@@ -85,12 +116,13 @@ def run(batch: Batch, logs: Path, end: float) -> Outcome:
     sanitizer = ["compute-sanitizer", "--tool", batch.tool, "--kernel-name", "kns=tw_", "--print-limit", "20",
                  "--error-exitcode", str(REPORTED), "--log-file", str(report)]  # fmt: skip
     # One seed: sizes that are drawn, and with them the kernels, are the same in every run.
-    tests = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", "--seed", "1",
-             "--kept-cache", str(logs / "cache"), *batch.tests]  # fmt: skip
+    tests = [sys.executable, "-u", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short",
+             "--seed", "1", "--kept-cache", str(logs / "cache"), *batch.tests]  # fmt: skip
     command = tests if batch.tool == NO_TOOL else [*sanitizer, *tests]
     with text.open("w", encoding="utf-8") as stream:
         # A session of its own: the sanitizer starts Python as a child, which has to end with it.
-        process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+                                   env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu})  # fmt: skip
         try:
             code = process.wait(None if seconds == float("inf") else seconds)
         except subprocess.TimeoutExpired:
@@ -144,10 +176,13 @@ def main() -> int:
     # Every count-th test: neighbours, which are alike and equally slow, go to different batches.
     parts = [tuple(tests[number::count]) for number in range(count)]
     outcomes = []
+    gpus, names = queue.SimpleQueue[str](), visible_gpus()
+    for number in range(options.processes):
+        gpus.put(names[number % len(names)])
     with ThreadPoolExecutor(options.processes) as pool:
         for tools in ((NO_TOOL,), options.tool or TOOLS):
             batches = [Batch(tool, number, part) for number, part in enumerate(parts) for tool in tools]
-            for future in as_completed([pool.submit(run, batch, options.logs, end) for batch in batches]):
+            for future in as_completed([pool.submit(run, batch, options.logs, end, gpus) for batch in batches]):
                 outcomes.append(outcome := future.result())
                 print(f"{outcome.batch.name}: {outcome.tests or 'cut'} | {outcome.summary}", flush=True)
     return 0 if told(outcomes, options.logs) else 1

@@ -155,3 +155,25 @@ def test_signatures_depend_on_the_sources_of_their_target_alone(monkeypatch: pyt
     for family, other in (("cuda", "cpu"), ("cpu", "nvidia")):
         llvm_cache.kernel_digest.__wrapped__(family)
         assert without["without"] == {other}
+
+
+@tilewright.jit
+def sums_of_rows(x, out, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
+    a, b, c = tl.arange(0, A), tl.arange(0, B), tl.arange(0, C)
+    value = tl.load(x + (a[:, None, None] * B + b[None, :, None]) * C + c[None, None, :])
+    tl.store(out + a[:, None] * B + b[None, :], tl.sum(value, 2))
+
+
+def test_lanes_with_copies_write_the_same_outside_the_block() -> None:
+    """Each lane has the sums; of 16 columns, 4 are of no block: what lanes hold there differs."""
+    binary = sums_of_rows.compile(
+        {"x": "*f32", "out": "*f32"},
+        {"A": 16, "B": 12, "C": 256},
+        {name: Parameter(name, divisibility=16) for name in ("x", "out")},
+        "cuda:sm_90a",
+        {"num_warps": 2, "keep_texts": True},
+    )
+    assert isinstance(binary, CudaKernel)
+    stores = re.findall(r"st\.shared\.v4\.b32\s.*\{(.*)\}", binary.dump("ptx"))
+    # The padded half of every other vector is zeros.
+    assert stores and sum(store.endswith("0, 0") for store in stores) == len(stores) // 2

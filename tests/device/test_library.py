@@ -142,7 +142,7 @@ def test_choices_are_timed_once_and_kept(torch: Any, seed: int, tmp_path: Path) 
     with settings.scope(cache_directory=tmp_path):  # a kept cache would hold the choice of the last run
         products._PLANS.clear()
         plan = ops.plan_matmul(a, b.T, effort=1)
-        assert plan.choice is not None and plan.choice.source == "timed" and plan.seconds < 20
+        assert plan.choice is not None and plan.choice.source == "timed"
         assert "us measured" in plan.explain()
         products._PLANS.clear()
         again = ops.plan_matmul(a, b.T, effort=1)

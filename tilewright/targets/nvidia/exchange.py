@@ -45,7 +45,7 @@ def width_of(type_text: str) -> int:
 def to_bits(lowering: KernelLowering, register: LLVMValue) -> LLVMValue:
     """A register as an integer of 8, 16, 32 or 64 bits."""
     wanted = f"i{width_of(register.type)}"
-    if register.text == "undef":
+    if not _is_real(register):
         return LLVMValue(wanted, "undef")
     if register.type == "i1":
         return lowering.builder.cast("zext", register, "i8")
@@ -201,7 +201,10 @@ def _through_memory(
         for access in plan.store.accesses:
             if access.step == step:
                 values = [registers[number] for number in access.registers]
-                store_shared(lowering, _place(lowering, base, starts[0], access, size), values)
+                if any(_is_real(value) for value in values):
+                    # Threads with copies write to one place: all of them the same, also outside the real block.
+                    written = [value if _is_real(value) else LLVMValue(value.type, "0") for value in values]
+                    store_shared(lowering, _place(lowering, base, starts[0], access, size), written)
         if plan.scope == "warp":
             lowering.reconverge()
         else:
@@ -212,6 +215,11 @@ def _through_memory(
                 values = load_shared(lowering, pointer, f"i{8 * size}", len(access.registers))
                 loaded.update(zip(access.registers, values, strict=True))
     return [loaded[number] for number in plan.registers]
+
+
+def _is_real(register: LLVMValue) -> bool:
+    """Whether a register is of the real block."""
+    return register.text != "undef"
 
 
 def _place(lowering: KernelLowering, base: LLVMValue, start: LLVMValue, access: Access, size: int) -> LLVMValue:
