@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tilewright.cli import peers, tensors
+from tilewright.cli import peers, placement, tensors
 from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption, TargetOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.insight.report import report
@@ -63,7 +62,7 @@ def bench(
     profile: Annotated[bool, typer.Option("--profile", help="Time each step of the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Time an engine: min, mean, median, p90, p99, throughput."""
+    """Time an engine: min, mean, median, p90, p99, throughput. On a GPU inputs and outputs stay in its memory."""
     from tilewright.engine import Engine
 
     names = [name.strip() for name in vs.split(",") if name.strip()]
@@ -75,22 +74,22 @@ def bench(
     loaded = Engine.load(engine, target=target)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
-    runs: dict[str, Callable[[], Any]] = {"tilewright": lambda: loaded.run(arrays)}
+    ours = placement.timed(loaded, arrays)
+    runs: dict[str, Callable[[], Any]] = {"tilewright": ours.call}
     missing: dict[str, str] = {}
     for name in names:
         try:
-            peer = peers.load_peer(name, loaded, model, settings.threads)
-            runs[name] = lambda peer=peer: peer(arrays)  # type: ignore[misc]
+            runs[name] = peers.timed_peer(name, loaded, model, settings.threads, arrays)
         except (MissingDependencyError, ImportModelError) as error:
             missing[name] = str(error)
     results = measure(runs, seconds)
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     steps = profiled(loaded, arrays, sizes) if profile else []
     if as_json:
-        print(json.dumps({"engine": str(engine), "inputs": shapes, "threads": settings.threads, "milliseconds": results,
-                          "missing": missing, "steps": steps}, indent=2))  # fmt: skip
+        print(json.dumps({"engine": str(engine), "inputs": shapes, "where": ours.where, "threads": settings.threads,
+                          "milliseconds": results, "missing": missing, "steps": steps}, indent=2))  # fmt: skip
         return
-    show(Console(), engine, shapes, results, missing, steps)
+    show(Console(), f"{engine.name}, {ours.where}, inputs {shapes}", results, missing, steps)
 
 
 def profiled(loaded: Engine, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> list[dict[str, Any]]:
@@ -123,14 +122,13 @@ def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dic
 
 def show(
     console: Console,
-    engine: Path,
-    shapes: dict[str, list[int]],
+    title: str,
     results: dict[str, dict[str, float]],
     missing: dict[str, str],
     steps: list[dict[str, Any]],
 ) -> None:
     """Print the tables."""
-    console.print(f"{engine.name}, {settings.threads} threads, inputs {shapes}", highlight=False)
+    console.print(title, markup=False, highlight=False)
     table = Table("ms", "min", "mean", "median", "p90", "p99", "calls/s", "/ ours")
     ours = results["tilewright"]["median"]
     for name, row in results.items():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.cli.placement import numpy_array, torch_tensor, torch_with_gpu
 from tilewright.errors import ImportModelError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -26,6 +29,44 @@ def load_peer(name: str, engine: Engine, model: Path | None, threads: int) -> Ru
     """
     if name == "reference":
         return _reference(engine)
+    path = _source(name, engine, model)
+    return _onnxruntime(path, threads) if name == "onnxruntime" else _torch(path, threads)
+
+
+def timed_peer(
+    name: str, engine: Engine, model: Path | None, threads: int, arrays: Mapping[str, np.ndarray]
+) -> Callable[[], Any]:
+    """A call of ``onnxruntime`` or ``torch`` on these inputs, which returns when the results are there.
+
+    Beside an engine for a GPU, PyTorch runs on the GPU, on tensors in its memory; ONNX Runtime is not timed there.
+    Raises `MissingDependencyError` and `ImportModelError`.
+    """
+    gpu = engine.target.startswith("cuda")
+    if name == "onnxruntime":
+        if gpu:
+            raise MissingDependencyError(
+                "ONNX Runtime is timed beside engines for CPUs alone, and this one is for a GPU"
+            )
+        run = _onnxruntime(_source(name, engine, model), threads)
+        return lambda: run(arrays)
+    path = _source(name, engine, model)
+    torch = torch_with_gpu() if gpu else _import_torch()
+    if torch is None:
+        raise MissingDependencyError("the engine is for a GPU, and there is no PyTorch here that uses it")
+    place = "cuda" if gpu else "cpu"
+    call = _torch_call(torch, path, threads, place)
+    tensors = {key: torch_tensor(torch, array).to(place) for key, array in arrays.items()}
+    if not gpu:
+        return lambda: call(tensors)
+
+    def call_and_wait() -> None:
+        call(tensors)
+        torch.cuda.synchronize()
+
+    return call_and_wait
+
+
+def _source(name: str, engine: Engine, model: Path | None) -> Path:
     path = model or (Path(engine.source) if engine.source else None)
     if path is None or not path.exists():
         raise ImportModelError(
@@ -33,7 +74,7 @@ def load_peer(name: str, engine: Engine, model: Path | None, threads: int) -> Ru
             + (f"; {path} is not there" if path else "")
             + ". Name it with --model."
         )
-    return _onnxruntime(path, threads) if name == "onnxruntime" else _torch(path, threads)
+    return path
 
 
 def _reference(engine: Engine) -> Run:
@@ -55,6 +96,11 @@ def _onnxruntime(path: Path, threads: int) -> Run:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     wanted = {entry.name for entry in session.get_inputs()}
+    for entry in (*session.get_inputs(), *session.get_outputs()):
+        if "bfloat16" in entry.type or "float8" in entry.type:
+            raise ImportModelError(
+                f"ONNX Runtime hands over no arrays of {entry.type}, which {entry.name} of {path.name} is"
+            )
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(zip(names, session.run(names, {k: v for k, v in inputs.items() if k in wanted}), strict=True))
@@ -62,14 +108,22 @@ def _onnxruntime(path: Path, threads: int) -> Run:
     return run
 
 
-def _torch(path: Path, threads: int) -> Run:
+def _import_torch() -> ModuleType:
     try:
         import torch
     except ImportError:
         raise MissingDependencyError("PyTorch is not installed: pip install 'tilewright[torch]'") from None
+    return torch
+
+
+def _torch_call(torch: ModuleType, path: Path, threads: int, place: str = "cpu") -> Callable[[Mapping[str, Any]], Any]:
+    """The model in PyTorch, as a function of its inputs by name, tensors on the device `place`."""
     torch.set_num_threads(threads)
     if path.suffix == ".pt2":
-        module = torch.export.load(path).module()
+        program = torch.export.load(path)
+        if place != "cpu":
+            program = importlib.import_module("torch.export.passes").move_to_device_pass(program, place)
+        module = program.module()
     elif path.is_dir():
         try:
             import transformers
@@ -77,17 +131,26 @@ def _torch(path: Path, threads: int) -> Run:
             raise MissingDependencyError(
                 "PyTorch runs a checkpoint folder through transformers: pip install transformers"
             ) from None
-        module = transformers.AutoModel.from_pretrained(str(path)).eval()
+        module = transformers.AutoModel.from_pretrained(str(path)).eval().to(place)
     else:
         raise ImportModelError(f"PyTorch runs .pt2 files and checkpoint folders, and the engine's model is {path.name}")
 
-    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    def call(tensors: Mapping[str, Any]) -> Any:
         with torch.inference_mode():
-            results = module(*tensors.values()) if path.suffix == ".pt2" else module(**tensors)
+            return module(*tensors.values()) if path.suffix == ".pt2" else module(**tensors)
+
+    return call
+
+
+def _torch(path: Path, threads: int) -> Run:
+    torch = _import_torch()
+    call = _torch_call(torch, path, threads)
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        results = call({name: torch_tensor(torch, array) for name, array in inputs.items()})
         if isinstance(results, torch.Tensor):
             results = (results,)
         pairs = results.items() if hasattr(results, "items") else enumerate(results)
-        return {str(name): value.numpy() for name, value in pairs if isinstance(value, torch.Tensor)}
+        return {str(name): numpy_array(torch, value) for name, value in pairs if isinstance(value, torch.Tensor)}
 
     return run

@@ -1,0 +1,86 @@
+"""The command line with engines for GPUs, on the stand-in for one: built, run, timed step by step, shown as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.host.cuda_stand_in import Driver
+from tilewright.cli import placement
+from tilewright.cli.main import application
+from tilewright.cli.peers import load_peer
+from tilewright.dtypes import float16
+from tilewright.engine.builder import build
+from tilewright.errors import ImportModelError
+from tilewright.graph.build import GraphBuilder
+
+
+def tilewright(*arguments: str) -> Result:
+    return CliRunner().invoke(application(), arguments, catch_exceptions=False)
+
+
+@pytest.fixture
+def engine(driver: Driver, rng: np.random.Generator, tmp_path: Path) -> Path:
+    """A product and a softmax, for the CPU and the stand-in."""
+    b = GraphBuilder("scores")
+    x = b.input("x", float16, (b.symbol("rows", 1, 64), 48))
+    w = b.constant((rng.standard_normal((48, 32)) / 7).astype(np.float16))
+    b.output(b.op("softmax", [b.op("matmul", [x, w])], axis=1), "y")
+    path = tmp_path / "scores.engine"
+    build(b.finish(), ["cpu", "cuda:sm_90a"]).save(path)
+    return path
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_both_programs_of_an_engine_run(engine: Path, target: str) -> None:
+    found = tilewright("run", str(engine), "--target", target, "--compare", "reference", "--size", "rows=7")
+    assert found.exit_code == 0 and "agrees" in found.output
+
+
+def test_bench_times_an_engine_on_tensors_in_the_gpus_memory(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "torch_with_gpu", lambda: None)
+    arguments = ("bench", str(engine), "--target", "cuda", "--seconds", "0", "--profile", "--vs", "torch,onnxruntime")
+    data = json.loads(tilewright(*arguments, "--json", "--model", __file__).output)
+    assert "stand-in" in data["where"] and "in its memory" in data["where"]
+    assert [step["bound"] for step in data["steps"]] and all(step["milliseconds"] >= 0 for step in data["steps"])
+    assert "for a GPU" in data["missing"]["onnxruntime"] and "no PyTorch here that uses it" in data["missing"]["torch"]
+    assert "softmax" in tilewright(*arguments).output
+    there = json.loads(tilewright("bench", str(engine), "--target", "cpu", "--seconds", "0", "--json").output)
+    assert there["where"].endswith("threads")
+
+
+def test_the_page_of_an_engine_for_a_gpu(engine: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for arguments in ((), ("--profile",)):
+        assert tilewright("inspect", str(engine), "--target", "cuda", "--html", str(page), *arguments).exit_code == 0
+        assert "softmax" in page.read_text() and "cuda:sm_90a" in page.read_text()
+
+
+def test_onnx_runtime_is_refused_what_it_takes_no_arrays_of(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, [4]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
+    path = tmp_path / "same.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9), path)
+    with pytest.raises(ImportModelError, match=r"no arrays of tensor\(bfloat16\), which x of same.onnx is"):
+        load_peer("onnxruntime", SimpleNamespace(source=str(path)), None, 1)
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_arrays_become_tensors_of_pytorch_and_arrays_again(rng: np.random.Generator, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    import ml_dtypes
+
+    array = (rng.standard_normal((3, 5)) * 4).astype(getattr(ml_dtypes, name, name))
+    tensor = placement.torch_tensor(torch, array.T)
+    assert tensor.dtype == getattr(torch, name) and tuple(tensor.shape) == (5, 3)
+    np.testing.assert_array_equal(tensor.float().numpy(), array.T.astype(np.float32))
+    back = placement.numpy_array(torch, tensor)
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array.T)
