@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int64
+from tilewright.dtypes import DType, float32, int32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph
@@ -353,12 +353,64 @@ def residual_convolution(b: Builder) -> Groups:
     return [("movement", []), ("contraction", ["conv", "add", "relu"]), ("reduction", ["reduce_mean"])]
 
 
+def written_out(b: Builder) -> Groups:
+    """Activations as their formulas: GELU of both forms, SiLU of both, and a softmax; one branch that nobody reads."""
+    x = b.x(6, 48)
+    half, one, two = (b.number(value) for value in (0.5, 1.0, 2.0**0.5))
+    y = b.op("multiply", [b.op("multiply", [x, half]), b.op("add", [b.op("erf", [b.op("divide", [x, two])]), one])])
+    cube = b.op("multiply", [b.op("multiply", [y, y]), y])
+    inner = b.op("multiply", [b.op("add", [y, b.op("multiply", [cube, b.number(0.044715)])]), b.number(0.7978845608)])
+    y = b.op("multiply", [b.op("multiply", [y, half]), b.op("add", [b.op("tanh", [inner]), one])])
+    b.op("cos", [y])
+    y = b.op("multiply", [y, b.op("sigmoid", [y])])
+    y = b.op("divide", [y, b.op("add", [b.op("exp", [b.op("negate", [y])]), one])])
+    powers = b.op("exp", [b.op("subtract", [y, b.op("reduce_max", [y], axes=(1,), keepdims=True)])])
+    b.output(b.op("divide", [powers, b.op("reduce_sum", [powers], axes=(1,), keepdims=True)]), "y")
+    return [("reduction", ["gelu", "gelu", "silu", "silu", "softmax"])]
+
+
+def norms_written_out(b: Builder) -> Groups:
+    """A layer norm and an RMS norm from means, products and roots."""
+    x, epsilon = b.x(6, 40), b.number(1e-2)
+    centred = b.op("subtract", [x, b.op("reduce_mean", [x], axes=(1,), keepdims=True)])
+    spread = b.op("reduce_mean", [b.op("multiply", [centred, centred])], axes=(1,), keepdims=True)
+    y = b.op("divide", [centred, b.op("sqrt", [b.op("add", [spread, epsilon])])])
+    y = b.op("add", [b.op("multiply", [y, b.weights(40)]), b.weights(40)])
+    y = b.linear(y, 40)
+    square = b.op("reduce_mean", [b.op("multiply", [y, y])], axes=(1,), keepdims=True)
+    y = b.op("multiply", [y, b.op("rsqrt", [b.op("add", [square, epsilon])])])
+    b.output(b.op("multiply", [y, b.weights(40)]), "y")
+    return [("reduction", ["layer_norm"]), ("contraction", ["matmul"]), ("reduction", ["rms_norm"])]
+
+
+def position_bias(b: Builder) -> Groups:
+    """Attention with a large bias that follows from positions alone: in a model that is 32 times as large it is
+    computed once, when the engine is built."""
+    q, k, v = (b.x(1, 1, 182, 16, name=name) for name in "qkv")
+    rows, columns = (b.op("iota", shape=(1, 1, 182, 182), axis=axis, dtype=int32) for axis in (2, 3))
+    distance = b.op("cast", [b.op("absolute", [b.op("subtract", [rows, columns])])], dtype=b.dtype)
+    context = b.op("attention", [q, k, v, b.op("multiply", [distance, b.number(-0.0625)])], scale=0.25)
+    b.output(b.linear(b.linear(b.op("reshape", [context], shape=(182, 16)), 2048), 1024), "y")
+    return [("attention", ["attention"]), ("contraction", ["matmul"]), ("contraction", ["matmul"])]
+
+
+def many_outputs(b: Builder) -> Groups:
+    """A result twice, an input as a result, a constant, and one subexpression written twice."""
+    x = b.x(5, 24)
+    first, second = (b.op("exp", [b.op("multiply", [x, b.number(0.5)])]) for _ in range(2))
+    y = b.op("reduce_sum", [b.op("add", [first, second])], axes=(1,))
+    for name, value in (("y", y), ("again", y), ("same", x), ("fixed", b.weights(7))):
+        b.output(value, name)
+    return [("reduction", ["multiply", "exp", "add", "reduce_sum"]), *[("movement", ["copy"])] * 3]
+
+
 CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
         residual_stream, embedding_norm, decomposed_attention, single_softmax, sequence_first_attention,
         window_attention, excitation, several_loops, cross_entropy, experts, chain, residual_convolution,
+        written_out, norms_written_out, position_bias, many_outputs,
     )
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ from tests.fusion_cases import CASES, Case, case, groups_of
 from tests.host.cuda_stand_in import Driver
 from tilewright.dtypes import float16
 from tilewright.engine.builder import build
+from tilewright.graph.pipeline import PASSES
+from tilewright.graph.printer import print_graph
 from tilewright.graph.reference import run
 
 
@@ -25,6 +27,19 @@ def compare(found: Case, target: str, rng: np.random.Generator) -> None:
 def test_groups(name: str, rng: np.random.Generator) -> None:
     found = case(name, rng)
     assert groups_of(found.fused()) == found.groups
+
+
+def test_every_pass_of_the_pipeline_changes_a_case(rng: np.random.Generator) -> None:
+    """So that `tests/device/test_fusions.py` runs what each of them does on a GPU."""
+    idle = dict.fromkeys(PASSES)
+    for name in CASES:
+        graph = case(name, rng, float16).graph
+        for transform in PASSES:
+            result = transform(graph)
+            if print_graph(result) != print_graph(graph):
+                idle.pop(transform, None)
+            graph = result
+    assert not idle
 
 
 def test_sums_of_a_stream_are_rounded_half_as_often(rng: np.random.Generator) -> None:
