@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves
-from tilewright.frontend.compiled import CompiledKernel, full_grid
+from tilewright.frontend.compiled import GREATEST_EXTENT, CompiledKernel, full_grid
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.tracer import leaf_names, spelled_names
 from tilewright.frontend.values import Group
@@ -111,7 +111,7 @@ class SkippedLaunch:
 
 _RUN = """\
 def run(grid, arguments, slots):
-    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and 0 <= grid[0] <= 2147483647:
+    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and 0 <= grid[0] <= {greatest}:
         x = total = grid[0]
         y = z = 1
     else:
@@ -204,7 +204,8 @@ class CPULaunch:
         slots = "".join(
             f"*leaves{index}(slots[{index}]), " if index in groups else f"slots[{index}], " for index in interface.kinds
         )
-        exec(compile(_RUN.format(checks=checks, slots=slots), f"<run of {kernel.name}>", "exec"), names)
+        text = _RUN.format(checks=checks, slots=slots, greatest=GREATEST_EXTENT)
+        exec(compile(text, f"<run of {kernel.name}>", "exec"), names)
         run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
         return run
 
