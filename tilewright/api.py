@@ -35,8 +35,9 @@ def compile(
 
     Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times
     nothing, 1 (the default) the close ones, 3 all; `timing_cache` names recorded times (a file of `tilewright tune`,
-    or an engine) to use before others; `reproducible` lets recorded times alone decide.  With `vendor`, PyTorch's
-    products and convolutions are candidates as well, taken where they are faster; such an engine needs PyTorch.
+    or an engine) to use before others; `reproducible` lets recorded times alone decide.  With `vendor`, products of
+    cuBLASLt, convolutions of cuDNN and PyTorch's are candidates as well where their packages are installed, taken where
+    they are faster; such an engine needs the package.
 
     Raises `UnsupportedOperationError` listing every operation that no rule knows, `ImportModelError`
     when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`

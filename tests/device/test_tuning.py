@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tilewright import Engine
-from tilewright.dtypes import float16
+from tilewright.dtypes import DType, bfloat16, float16
 from tilewright.engine import trials
 from tilewright.engine.builder import build
 from tilewright.engine.tuning import Tuning
@@ -129,6 +129,45 @@ def test_library_calls_work_inside_plans(torch: Any, rng, monkeypatch, tmp_path:
             exact = run(graph, {"x": given})["y"]
             found = built(torch.from_numpy(given).cuda()).double().cpu().numpy()
             assert np.max(np.abs(found - exact)) <= 2.0**-8 * np.max(np.abs(exact))
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_bindings_of_libraries_work_inside_plans(rng, monkeypatch, tmp_path: Path, dtype: DType) -> None:
+    """cuBLASLt and cuDNN without PyTorch: with epilogues, batches, turned operands, sizes known at run time."""
+    pytest.importorskip("nvmath.bindings")
+    pytest.importorskip("cudnn")
+
+    class BindingsFirst(trials.Trials):
+        def microseconds(self, candidates: Any, sizes: Any) -> Any:
+            times, failures = super().microseconds(candidates, sizes)
+            assert not failures, failures
+            return {n: time / 1e3 if candidates[n].name.startswith("cu") else time for n, time in times.items()}, {}
+
+    monkeypatch.setattr(trials, "Trials", BindingsFirst)
+    b = GraphBuilder("bindings")
+    count = b.symbol("batch", 1, 16)
+    x = b.input("x", dtype, (count, 14, 14, 32))
+    w, bias, v, c, u = (
+        b.constant((rng.standard_normal(shape) / 8).astype(dtype.numpy))
+        for shape in ((64, 32, 3, 3), (64,), (64, 48), (48,), (40, 48))
+    )
+    window = {"strides": (2, 1), "padding": ((1, 1), (0, 0)), "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
+    y = b.op("relu", [b.op("conv", [x, w, bias], **window)])
+    y = b.op("relu", [b.op("add", [b.op("matmul", [y, v]), c])])
+    y = b.op("reshape", [b.op("matmul", [y, u], transpose_b=True)], shape=(count, 84, 40))
+    b.output(b.op("matmul", [y, y], transpose_b=True), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda", tuning=Tuning(1, libraries=True))
+    names = [engine.kernel_name(step.choices[0].kernel) for step in engine.plan.steps]
+    assert names == ["cudnn.convolution", "cublaslt.product", "cublaslt.product", "cublaslt.product"]
+    engine.save(tmp_path / "bindings.engine")
+    for built in (engine, Engine.load(tmp_path / "bindings.engine")):
+        for batch in (3, 16, 3, 3):
+            given = rng.standard_normal((batch, 14, 14, 32)).astype(dtype.numpy)
+            exact, rounded = run(graph, {"x": given})["y"], run(graph, {"x": given}, dtype=None)["y"]
+            found = built(DeviceArray.from_numpy(given)).numpy().astype(np.float64)
+            own = np.max(np.abs(np.asarray(rounded, np.float64) - exact))
+            assert np.max(np.abs(found - exact)) <= 3 * own
 
 
 def experts(rng: np.random.Generator, width: int = 1024) -> Graph:

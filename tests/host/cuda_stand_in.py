@@ -290,17 +290,19 @@ def _without_machine_text(operation: Operation) -> None:
 
 
 def _library(function: str, arrays: list[np.ndarray], options: Mapping[str, Any]) -> None:
-    """What PyTorch's functions compute, the last array is the result."""
+    """What other libraries' functions compute, the last array is the result."""
     *operands, out = arrays
     wide = [operand.astype(np.float64) for operand in operands]
-    if function != "convolution":
-        out[...] = wide[0] @ wide[1] + (wide[2] if function == "addmm" else 0)
-        return
-    import torch
+    bias = wide[2] if len(wide) > 2 else 0
+    assert (len(wide) > 2) == options.get("bias", function == "addmm")
+    if function.endswith("convolution"):
+        import torch
 
-    sizes = (options["strides"], options["padding"], options["dilation"], options["groups"])
-    result = torch.nn.functional.conv2d(*map(torch.from_numpy, wide), None, *sizes)
-    out[...] = result.numpy()
+        sizes = (options["strides"], options["padding"], options["dilation"], options["groups"])
+        result = torch.nn.functional.conv2d(*map(torch.from_numpy, wide[:2]), None, *sizes).numpy() + bias
+    else:
+        result = wide[0] @ wide[1] + bias
+    out[...] = np.maximum(result, 0) if options.get("relu") else result
 
 
 def _interpreted(type_: TensorType, value: Any) -> Any:

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tilewright import Engine
-from tilewright.dtypes import float32
+from tilewright.dtypes import DType, float16, float32
 from tilewright.engine import precompile, trials, tuning
 from tilewright.engine.builder import build
 from tilewright.engine.precompile import compile_ahead
 from tilewright.engine.tuning import Tuning, closest
-from tilewright.errors import DeviceError, LaunchError, MissingTimingError, SettingsError
+from tilewright.errors import DeviceError, LaunchError, MissingDependencyError, MissingTimingError, SettingsError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
@@ -28,6 +28,7 @@ from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.timing import shortened
 from tilewright.settings import settings
 from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Stage
+from tilewright.tactics.gpu import library
 from tilewright.tactics.select import candidates
 from tilewright.targets.registry import get_target
 from tilewright.tune.cache import FILE_NAME, TimingCache
@@ -157,12 +158,13 @@ def test_candidates_that_do_not_run_are_left_out(driver, timed, rng, monkeypatch
     assert len(failed) == 1 and evidence["choice"]["number"] not in failed
 
 
-def library_graph(rng: np.random.Generator) -> Graph:
+def library_graph(rng: np.random.Generator, dtype: DType = float32) -> Graph:
     """A convolution with a bias and relu, a product with a bias, one alone, and one of batches."""
     b = GraphBuilder("library")
-    x = b.input("x", float32, (2, 9, 7, 8))
+    x = b.input("x", dtype, (2, 9, 7, 8))
     weights = [
-        rng.standard_normal(shape).astype(np.float32) for shape in ((12, 8, 3, 3), (12,), (12, 16), (16,), (16, 24))
+        (rng.standard_normal(shape) / 4).astype(dtype.numpy)
+        for shape in ((12, 8, 3, 3), (12,), (12, 16), (16,), (16, 24))
     ]
     w, bias, v, c, u = (b.constant(array) for array in weights)
     window = {"strides": (2, 1), "padding": ((1, 1), (0, 0)), "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
@@ -201,6 +203,37 @@ def test_library_calls_are_taken_where_they_are_allowed_and_faster(driver, timed
     engine.save(tmp_path / "library.engine")
     for built in (ours, engine, Engine.load(tmp_path / "library.engine")):
         np.testing.assert_allclose(built(x), exact, rtol=1e-4, atol=1e-4 * np.max(np.abs(exact)))
+
+
+def test_libraries_are_called_through_their_own_bindings(driver, timed, rng, monkeypatch, tmp_path) -> None:
+    """Where these are installed: with bias and relu in one call, and PyTorch's functions beside them."""
+    (torch,) = (each for each in library.installed() if each.name == "PyTorch")
+    bindings = (
+        library.Library("cuBLASLt", "nvmath-python", "1.0", {"matmul": library._cublaslt_product}),
+        library.Library("cuDNN", "nvidia-cudnn-frontend", "1.0", {"conv": library._cudnn_convolution}),
+    )
+    monkeypatch.setattr(library, "installed", lambda: (*bindings, torch))
+
+    class Bindings(trials.Trials):
+        def microseconds(self, candidates: Any, sizes: Any) -> Any:
+            super().microseconds(candidates, sizes)
+            names = [each.name for each in candidates]
+            return {n: 1.0 if name.startswith("cu") else 2.0 for n, name in enumerate(names)}, {}
+
+    monkeypatch.setattr(trials, "Trials", Bindings)
+    graph = library_graph(rng, float16)
+    x = rng.standard_normal((2, 9, 7, 8)).astype(np.float16)
+    exact = run(graph, {"x": x})["y"]
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(1, libraries=True))
+    names = [engine.kernel_name(step.choices[0].kernel) for step in engine.plan.steps]
+    assert names == ["cudnn.convolution", "cublaslt.product", "cublaslt.product", "cublaslt.product"]
+    assert {each["name"] for each in engine.plan.steps[0].evidence["candidates"]} >= {"cuDNN", "PyTorch"}
+    engine.save(tmp_path / "library.engine")
+    for built in (engine, Engine.load(tmp_path / "library.engine")):
+        np.testing.assert_allclose(built(x), exact, rtol=1e-2, atol=1e-2 * np.max(np.abs(exact)))
+    monkeypatch.setattr(library, "installed", lambda: ())
+    with pytest.raises(MissingDependencyError, match="nvmath-python, nvidia-cudnn-frontend or PyTorch"):
+        build(graph, "cuda:sm_90a", tuning=Tuning(1, libraries=True))
 
 
 def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cache(driver, rng, monkeypatch) -> None:

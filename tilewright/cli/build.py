@@ -41,8 +41,8 @@ ReproducibleOption = Annotated[
 VendorOption = Annotated[
     str,
     typer.Option(
-        help="allow: PyTorch's products and convolutions (cuBLAS, cuDNN) may be taken where they are faster; the "
-        "engine then needs PyTorch on the GPU. never: only our own kernels."
+        help="allow: products of cuBLASLt (nvmath-python), convolutions of cuDNN (nvidia-cudnn-frontend) and both of "
+        "PyTorch may be taken where they are faster; the engine then needs that package. never: only our own kernels."
     ),
 ]
 

@@ -26,6 +26,11 @@ PACKAGES = {  # distribution -> (what it is for, how to get it)
     "cuda-bindings": ("running on NVIDIA GPUs", "pip install 'tilewright[cuda]'"),
     "nvidia-cuda-nvcc": ("assembling code for NVIDIA GPUs", "pip install 'tilewright[cuda]'"),
     "nvidia-cuda-nvdisasm": ("showing machine code of NVIDIA GPUs", "pip install 'tilewright[cuda]'"),
+    "nvmath-python": ("products of cuBLASLt in engines (build --vendor allow)", "pip install 'nvmath-python[cu13]'"),
+    "nvidia-cudnn-frontend": (
+        "convolutions of cuDNN in engines (build --vendor allow)",
+        "pip install nvidia-cudnn-frontend nvidia-cudnn-cu13",
+    ),
     "tokenizers": ("the demo", "pip install 'tilewright[demo]'"),
     "onnxruntime": ("comparing with ONNX Runtime", "pip install onnxruntime"),
 }

@@ -51,7 +51,7 @@ class Tuning:
 
     `effort`: 0 by estimate alone, 1 the close ones are timed, 2 more of them, 3 all. `recorded` are times that are
     looked up besides those of the cache directory, and before them. `reproducible`: times on record alone decide.
-    `libraries`: calls of PyTorch's products and convolutions are candidates, for engines that run where it is.
+    `libraries`: products and convolutions of other libraries are candidates, for engines that run where these are.
     Raises `SettingsError` for another effort.
     """
 

@@ -48,7 +48,8 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph; `options` may hold ``target``, ``effort`` and ``vendor`` (as in `tilewright.compile`).
 
-    The mode ``max-autotune`` stands for an effort of 2 with PyTorch's own products and convolutions as candidates.
+    The mode ``max-autotune`` stands for an effort of 2 with products and convolutions of PyTorch (and of cuBLASLt and
+    cuDNN, where their bindings are installed) as candidates.
     Never raises for a model that it cannot compile: the graph's own `forward` is returned and the
     reason is logged.  An unknown option raises `TilewrightError`.
     """

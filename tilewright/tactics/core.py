@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 from tilewright.graph.core import Value
+from tilewright.runtime.cuda.extern import function_name
 from tilewright.symbolic import Size
 from tilewright.tune.cost import Cost
 
@@ -67,7 +68,7 @@ class ExternKernel:
 
     @property
     def __name__(self) -> str:
-        return f"torch.{self.function}"
+        return function_name(self.function)
 
 
 @dataclass(frozen=True)

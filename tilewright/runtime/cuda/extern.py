@@ -1,4 +1,5 @@
-"""Steps of a plan that another library computes: PyTorch's products and convolutions, cuBLAS and cuDNN behind them.
+"""Steps of a plan that another library computes: products of cuBLASLt (`cublaslt.py`), convolutions of cuDNN
+(`cudnn.py`), and PyTorch's, which has both libraries behind it.
 
     start = extern_start("extern mm {…}", device)         # as a kernel's launcher
     start(1, 1, 1, stream, (address, shape, strides), …)  # operands in order, the result last
@@ -34,17 +35,26 @@ def is_extern(key: str) -> bool:
 
 
 def extern_name(key: str) -> str:
-    """The function of a key, for people: ``torch.mm``."""
-    return f"torch.{key.split(' ', 2)[1]}"
+    """The function of a key, for people: ``torch.mm``, ``cublaslt.product``."""
+    return function_name(key.split(" ", 2)[1])
+
+
+def function_name(function: str) -> str:
+    """PyTorch's functions go by their names alone."""
+    return function if "." in function else f"torch.{function}"
 
 
 def extern_start(key: str, device: Device) -> Callable[..., None]:
     """What starts a step, like `runtime.cuda.launch.launcher`.
 
-    Raises `MissingDependencyError` where PyTorch cannot use the GPU, and `ValueError` for a key that is malformed.
+    Raises `MissingDependencyError` where the library cannot use the GPU, and `ValueError` for a key that is malformed.
     """
     _, function, text = key.split(" ", 2)
     facts = json.loads(text)
+    if function in _BINDINGS:
+        module, name = _BINDINGS[function]
+        step: Callable[..., Callable[..., None]] = getattr(importlib.import_module(module), name)
+        return step([str(dtype) for dtype in facts["dtypes"]], facts["options"], device)
     if function not in _FUNCTIONS:
         raise ValueError(f"unknown library function {function!r}")
     return _Step(function, [str(name) for name in facts["dtypes"]], facts["options"], _torch(key), device)
@@ -143,4 +153,8 @@ _FUNCTIONS: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], None]] =
     "mm": _mm,
     "addmm": _addmm,
     "convolution": _convolution,
+}
+_BINDINGS = {  # modules that are imported where a plan wants them
+    "cublaslt.product": ("tilewright.runtime.cuda.cublaslt", "ProductStep"),
+    "cudnn.convolution": ("tilewright.runtime.cuda.cudnn", "ConvolutionStep"),
 }

@@ -1,15 +1,19 @@
-"""Products and convolutions by another library's functions: PyTorch's, with cuBLAS and cuDNN behind them.
+"""Products and convolutions by other libraries' functions: cuBLASLt and cuDNN through NVIDIA's Python bindings, and
+PyTorch's, where these packages are installed.
 
 They are candidates where the user allows them, and are taken when they were timed and are faster: their estimate is
-never the least.  A bias of columns is part of a product; everything else around it is computed by generated kernels.
+never the least.  A bias of columns is part of a product, with the bindings relu too, and one of channels of cuDNN's
+convolutions; everything else around them is computed by generated kernels.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
+from tilewright.errors import MissingDependencyError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.packing import order_recipe
@@ -26,50 +30,83 @@ from tilewright.tune.gpu import LAUNCH, gpu_of
 _BEHIND = 1.02  # times the least estimate of our own kernels
 
 
+@dataclass(frozen=True)
+class Library:
+    """A package, the version that is installed, and its functions: each makes the call for a group with that anchor, or
+    raises `NotImplementedError`."""
+
+    name: str
+    package: str
+    version: str
+    calls: Mapping[str, Callable[[Group, Graph], KernelCall]]
+
+
+@cache
+def installed() -> tuple[Library, ...]:
+    """The libraries whose packages are there: times are those of one version."""
+    found = []
+    for name, package, calls in (
+        ("cuBLASLt", "nvmath-python", {"matmul": _cublaslt_product}),
+        ("cuDNN", "nvidia-cudnn-frontend", {"conv": _cudnn_convolution}),
+        ("PyTorch", "torch", {"matmul": _product, "conv": _convolution}),
+    ):
+        try:
+            found.append(Library(name, package, version(package), calls))
+        except PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
 def library_candidates(group: Group, graph: Graph, target: Target, own_seconds: float) -> list[Candidate]:
-    """The library's ways to compute a contraction group, none where it has no function for it.
+    """The libraries' ways to compute a contraction group, none where they have no function for it.
 
     `own_seconds` is the least estimate of our own kernels.
     """
     assert group.anchor is not None
+    if not installed():
+        raise MissingDependencyError(
+            "calls of other libraries are allowed, and there are none here: install nvmath-python, "
+            "nvidia-cudnn-frontend or PyTorch, or build without --vendor allow"
+        )
     if group.anchor.op != "matmul":
         group = with_bias_in_epilogue(group)
-    try:
+    assert group.anchor is not None
+    found = []
+    for library in installed():
+        if group.anchor.op not in library.calls:
+            continue
+        whole = partial(_whole, library)
         try:
-            found = _whole(group, graph, target)
-        except NotImplementedError as reason:
-            found = split_group(group, graph, target, _whole, str(reason))
-    except NotImplementedError:
-        return []
-    return [
-        replace(each, name="PyTorch", cost=replace(each.cost, seconds=max(each.cost.seconds, _BEHIND * own_seconds)))
-        for each in found
-    ]
+            try:
+                made = whole(group, graph, target)
+            except NotImplementedError as reason:
+                made = split_group(group, graph, target, whole, str(reason))
+        except NotImplementedError:
+            continue
+        found += [
+            replace(
+                each, name=library.name, cost=replace(each.cost, seconds=max(each.cost.seconds, _BEHIND * own_seconds))
+            )
+            for each in made
+        ]
+    return found
 
 
-def _whole(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """A product, with a bias behind it, or a convolution; raises `NotImplementedError` for all else."""
+def _whole(library: Library, group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """A product or a convolution, with as much behind it as the library computes; raises `NotImplementedError` for all
+    else."""
     anchor = group.anchor
     assert anchor is not None
     if not anchor.output.dtype.is_float or anchor.output.dtype.bits not in (16, 32):
         raise NotImplementedError(f"the library multiplies no {anchor.output.dtype}")
-    call = _product(group, graph) if anchor.op == "matmul" else _convolution(group, graph)
+    call = library.calls[anchor.op](group, graph)
     flops = simplify(lift(product(anchor.output.shape)) * _depth(anchor) * 2)
     gpu = gpu_of(target)
     rate = gpu.processors * gpu.rate(anchor.output.dtype) * 1e9
     moved = total_bytes(group.inputs, group.outputs)
     seconds = LAUNCH + max(expected(moved) / gpu.memory, expected(flops) / rate)
-    reasons = {"function": call.kernel.__name__, "version": _version()}
-    return [Candidate("PyTorch", (Stage((call,)),), Cost(moved, flops, seconds), (), reasons)]
-
-
-@cache
-def _version() -> str:
-    """The version of PyTorch that is installed: times are those of one version."""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "none"
+    reasons = {"function": call.kernel.__name__, "version": library.version}
+    return [Candidate(library.name, (Stage((call,)),), Cost(moved, flops, seconds), (), reasons)]
 
 
 def _depth(anchor: Node) -> Size:
@@ -96,6 +133,38 @@ def _product(group: Group, graph: Graph) -> KernelCall:
         operands["bias"] = TiledOperand(bias, (problem.columns,), (1,), ())
     operands["out"] = _dense(out, problem)
     return _call("mm" if bias is None else "addmm", operands)
+
+
+def _cublaslt_product(group: Group, graph: Graph) -> KernelCall:
+    anchor = group.anchor
+    assert anchor is not None
+    problem = describe(anchor, graph, 0)
+    bias, relu = _behind(group, anchor)
+    operands: dict[str, Operand] = {"a": _left(problem), "b": _right(problem)}
+    if bias is not None:
+        operands["bias"] = TiledOperand(bias, (problem.columns,), (1,), ())
+    operands["out"] = _dense(group.outputs[-1], problem)
+    return _call("cublaslt.product", operands, bias=bias is not None, relu=relu)
+
+
+def _behind(group: Group, anchor: Node) -> tuple[Value | None, bool]:
+    """A bias of the last axis, and whether relu comes behind it, where that is all there is; raises
+    `NotImplementedError` where there is more."""
+    value, bias, relu = anchor.output, None, False
+    for node in group.nodes[1:] if group.nodes[0] is anchor else ():
+        others = [item for item in node.inputs if item is not value]
+        if node.op == "add" and bias is None and not relu and len(others) == 1 and others[0] is not None:
+            bias = others[0]
+            if bias.shape != value.shape[-1:] or bias.dtype != value.dtype:
+                break
+        elif node.op == "relu" and not relu:
+            relu = True
+        else:
+            break
+        value = node.output
+    if group.outputs != [value] or len(group.nodes) != 1 + (bias is not None) + relu:
+        raise NotImplementedError("the library has no such epilogue")
+    return bias, relu
 
 
 def _bias(group: Group) -> Value | None:
@@ -166,6 +235,27 @@ def _convolution(group: Group, graph: Graph) -> KernelCall:
         "convolution", operands, padding=padding, strides=list(attributes["strides"]),
         dilation=list(attributes["dilation"]), groups=attributes["groups"],
     )  # fmt: skip
+
+
+def _alone(anchor: Node) -> Group:
+    inputs = [value for value in anchor.inputs if value is not None]
+    return Group("contraction", [anchor], inputs, [anchor.output], anchor)
+
+
+def _cudnn_convolution(group: Group, graph: Graph) -> KernelCall:
+    anchor, x, w = checked_convolution(group)
+    bias, relu = _behind(group, anchor)
+    if anchor.output.dtype.bits != 16:
+        raise NotImplementedError("cuDNN rounds float32 to tf32")
+    call = _convolution(_alone(anchor), graph)
+    *given, (_, out) = call.operands.items()
+    operands = dict(given)
+    if bias is not None:
+        channels = bias.shape[0]
+        operands["bias"] = TiledOperand(bias, (1, channels, 1, 1), (channels, 1, channels, channels), ())
+    assert isinstance(out, TiledOperand)
+    operands["out"] = replace(out, value=group.outputs[-1])
+    return _call("cudnn.convolution", operands, **call.constants, bias=bias is not None, relu=relu)
 
 
 def _channels_last(value: Value | PackedConstant, shape: tuple[Size, ...]) -> TiledOperand:
