@@ -85,6 +85,7 @@ def test_options_are_part_of_the_key() -> None:
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"num_wraps": 8}, "no option 'num_wraps'; did you mean 'num_warps'"), ({"num_warps": 0}, "num_warps is 1, 2, 4"),
+    ({"num_stages": -1}, "num_stages is 1 or more"),
 ])  # fmt: skip
 def test_options_that_there_are_not_are_told(options: dict[str, int], message: str) -> None:
     with pytest.raises(CompilationError, match=message):

@@ -291,7 +291,7 @@ class Ptxas:
             done = subprocess.run(command, capture_output=True, text=True)
             log = done.stdout + done.stderr
             if done.returncode or not result.exists():
-                raise _refused(self.description, log.replace(str(source), "kernel.ptx"), ptx)
+                raise _refused(self.description, log.replace(str(source), "kernel.ptx"), ptx, options.ptxas_options)
             return result.read_bytes(), log
 
 
@@ -332,14 +332,15 @@ class DriverAssembler:
         return cubin, log
 
 
-def _refused(assembler: str, log: str, ptx: str) -> CompilationError:
-    """The error of code that does not assemble, with the lines of PTX that the messages name."""
+def _refused(assembler: str, log: str, ptx: str, given: Sequence[str] = ()) -> CompilationError:
+    """The error of code that does not assemble, with the lines of PTX that they name; `given`: ptxas_options."""
     lines = ptx.splitlines()
     named = sorted({int(number) for number in re.findall(r"kernel\.ptx, line (\d+)", log)})[:5]
     shown = "".join(f"\n  line {number}: {lines[number - 1].strip()}" for number in named if number <= len(lines))
     return CompilationError(
         f"{assembler} refuses the kernel's code:\n{_shortened(log.splitlines())}{shown}\n"
-        "If the kernel has inline assembly or asks for much shared memory, look there; else this is a bug of "
+        + (f"It was given ptxas_options={' '.join(given)!r}: try without. " if given else "")
+        + "If the kernel has inline assembly or asks for much shared memory, look there; else this is a bug of "
         "tilewright: please report it with the text of kernel.dump('ptx')."
     )
 

@@ -64,7 +64,7 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     if not options.get("maxnreg"):
         assignment = recompute_after_reductions(assignment, warps)
     # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
-    stages = options.get("num_stages") or DEFAULT_STAGES
+    stages = _stages(options)
     memory = plan_memory(assignment, stages, target.shared_bytes)
     if memory.size > target.shared_bytes:
         assignment = assign(function, target, warps, warpgroups=False)
@@ -92,6 +92,14 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
         remarks=tuple(lowering.remarks),
         assigned=assignment.function,
     )
+
+
+def _stages(options: Mapping[str, Any]) -> int:
+    """How many iterations' tiles a loop has room for, where it does not say so itself."""
+    stages = options.get("num_stages")
+    if stages is not None and not (isinstance(stages, int) and stages >= 0):
+        raise CompilationError(f"num_stages is 1 or more (0: the compiler's choice), not {stages!r}")
+    return stages or DEFAULT_STAGES
 
 
 @dataclass(frozen=True)
