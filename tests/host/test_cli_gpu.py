@@ -11,13 +11,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.host.cuda_stand_in import Driver
-from tilewright.cli import placement
+from tilewright import Engine
+from tilewright.cli import doctor, placement
 from tilewright.cli.main import application
 from tilewright.cli.peers import load_peer
 from tilewright.dtypes import float16
+from tilewright.engine import rebuild
 from tilewright.engine.builder import build
-from tilewright.errors import ImportModelError
+from tilewright.errors import DeviceError, ImportModelError
 from tilewright.graph.build import GraphBuilder
+from tilewright.runtime.cuda import device as devices
+from tilewright.tune.cache import Timing, TimingCache
 
 
 def tilewright(*arguments: str) -> Result:
@@ -59,6 +63,42 @@ def test_the_page_of_an_engine_for_a_gpu(engine: Path, tmp_path: Path) -> None:
     for arguments in ((), ("--profile",)):
         assert tilewright("inspect", str(engine), "--target", "cuda", "--html", str(page), *arguments).exit_code == 0
         assert "softmax" in page.read_text() and "cuda:sm_90a" in page.read_text()
+
+
+def test_an_engine_is_built_again_for_what_it_was_built_for(engine: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.engine"
+    assert "for cpu, cuda:sm_90a" in tilewright("build", str(engine), "-o", str(again)).output
+    assert Engine.read(again).targets == ("cpu", "cuda:sm_90a")
+    assert "for cpu\n" in tilewright("build", str(engine), "-o", str(again), "--target", "auto").output
+    damaged = tmp_path / "damaged.engine"
+    damaged.write_bytes(engine.read_bytes().replace(b'"producer"', b'"producex"', 1))
+    assert Engine.load(damaged, rebuild=True).targets == ("cpu", "cuda:sm_90a")
+    assert Engine.load(damaged, rebuild=True, target="cuda").targets == ("cuda:sm_90a",)
+
+
+def test_an_engine_for_a_gpu_is_built_for_the_cpu_where_there_is_no_gpu(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = tmp_path / "only.engine"
+    assert tilewright("build", str(engine), "-o", str(only), "--target", "cuda:sm_90a").exit_code == 0
+
+    def missing() -> None:
+        raise DeviceError("no GPU here")
+
+    monkeypatch.setattr(devices, "current_device", missing)
+    monkeypatch.setattr(rebuild, "current_device", missing)
+    assert Engine.load(only, rebuild=True).targets == ("cpu",)
+
+
+def test_brackets_are_text(driver: Driver, tmp_path: Path) -> None:
+    """In tables too: shapes, and what to install."""
+    path = tmp_path / "times.jsonl"
+    TimingCache([Timing("GPU", "key", "softmax f16[batch,512]", {"row kernel": 1.0}, {}, "")]).write(path)
+    assert "softmax f16[batch,512]" in tilewright("tune", "show", str(path)).output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "PACKAGES", {"no-such-package": ("nothing", "pip install 'none[at-all]'")})
+        patch.setattr(doctor, "targets", list)
+        assert "none[at-all]" in tilewright("doctor").output
 
 
 def test_onnx_runtime_is_refused_what_it_takes_no_arrays_of(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tilewright.cli import peers, placement, tensors
+from tilewright.cli.console import terminal
 from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption, TargetOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.insight.report import report
@@ -89,7 +91,7 @@ def bench(
         print(json.dumps({"engine": str(engine), "inputs": shapes, "where": ours.where, "threads": settings.threads,
                           "milliseconds": results, "missing": missing, "steps": steps}, indent=2))  # fmt: skip
         return
-    show(Console(), f"{engine.name}, {ours.where}, inputs {shapes}", results, missing, steps)
+    show(terminal(), f"{engine.name}, {ours.where}, inputs {shapes}", results, missing, steps)
 
 
 def profiled(loaded: Engine, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> list[dict[str, Any]]:
@@ -128,7 +130,7 @@ def show(
     steps: list[dict[str, Any]],
 ) -> None:
     """Print the tables."""
-    console.print(title, markup=False, highlight=False)
+    console.print(title)
     table = Table("ms", "min", "mean", "median", "p90", "p99", "calls/s", "/ ours")
     ours = results["tilewright"]["median"]
     for name, row in results.items():
@@ -136,7 +138,7 @@ def show(
         table.add_row(name, *cells, f"{row['calls_per_second']:.1f}", f"{row['median'] / ours:.2f}")
     console.print(table)
     for name, reason in missing.items():
-        console.print(f"[yellow]{name} was not timed:[/] {reason}")
+        console.print(Text.assemble((f"{name} was not timed:", "yellow"), f" {reason}"))
     if steps:
         titles = ("step", "ms", "share", "bound", "of roofline", "GFLOP/s", "GB/s", "kernel")
         table = Table(*titles, box=None, padding=(0, 1, 0, 0))

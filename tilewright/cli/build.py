@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from tilewright.cli.console import terminal
 from tilewright.cli.progress import BuildProgress
 from tilewright.errors import EngineError
 
@@ -77,12 +77,13 @@ def build(
         typer.Option(help="Sizes of an input, e.g. x:1..64x128; ranges stay dynamic. Repeat per input."),
     ] = None,
     target: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="What to compile for: auto, cpu, cuda, cuda:sm_90a …; several, with commas, share one file. With "
-            "+tf32 behind it a GPU multiplies float32 as tf32."
+            help="What to compile for: auto (this CPU), cpu, cuda (this GPU), cuda:sm_90a …; several, with commas, "
+            "share one file. With +tf32 behind it a GPU multiplies float32 as tf32. By default auto; for an engine, "
+            "what it was built for."
         ),
-    ] = "auto",
+    ] = None,
     effort: EffortOption = None,
     timing_cache: TimingCacheOption = None,
     reproducible: ReproducibleOption = False,
@@ -96,18 +97,21 @@ def build(
     path = output or Path(f"{model.resolve().stem}.engine")
     _check_output(model, path, given=output is not None)
     from tilewright.engine import builder
+    from tilewright.engine.rebuild import targets_of
     from tilewright.engine.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
 
     tuning = Tuning(effort, _recorded(model, timing_cache, reproducible), reproducible, vendor == "allow")
 
-    progress = BuildProgress(f"Building {path.name}", Console(stderr=True, quiet=quiet))
+    progress = BuildProgress(f"Building {path.name}", terminal(stderr=True, quiet=quiet))
     with progress:
         progress("import", str(model), 0.0)
         graph, source = _read(model)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, target=target.split(","), progress=progress, source=source, tuning=tuning)
+        again = targets_of(model) if model.suffix == ".engine" else []
+        targets = target.split(",") if target is not None else again or ["auto"]
+        engine = builder.build(graph, target=targets, progress=progress, source=source, tuning=tuning)
         progress("save", path.name, 0.0)
         engine.save(path)
     if timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible:
@@ -116,13 +120,14 @@ def build(
 
         TimingCache([*tuning.recorded, *read_timings(path)]).write(timing_cache)
     if not quiet:
-        console = Console()
-        console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps", highlight=False)
+        console = terminal()
+        size = f"{path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps"
+        console.print(f"{path}: {size}, for {', '.join(engine.targets)}")
         for spec in (*engine.inputs, *engine.outputs):
             kind = "input " if spec in engine.inputs else "output"
-            console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]", markup=False)
+            console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
         for text in _choices(path, engine.targets):
-            console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {text}", soft_wrap=True)
 
 
 def _choices(path: Path, targets: Sequence[str]) -> Iterator[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from tilewright.cli.console import terminal
 
 if TYPE_CHECKING:
     from tilewright.frontend.jit import JITFunction
@@ -40,9 +41,9 @@ def compile(
     built = build(kernel, parse_signature(kernel, signature, _parse_constants(constants or [])), out_name, target)
     object_file, header = built.write(output)
     prototype = next(line for line in built.header.splitlines() if line.startswith("int "))
-    console = Console()
-    console.print(f"{object_file}: {len(built.image)} bytes", highlight=False)
-    console.print(f"{header}: {prototype}", highlight=False, markup=False, soft_wrap=True)
+    console = terminal()
+    console.print(f"{object_file}: {len(built.image)} bytes")
+    console.print(f"{header}: {prototype}", soft_wrap=True)
 
 
 def load_kernel(file: Path, name: str) -> JITFunction:

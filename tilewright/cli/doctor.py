@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from tilewright.cli.console import terminal
 from tilewright.errors import MissingDependencyError, TilewrightError
 from tilewright.settings import settings
 
@@ -164,9 +165,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    console = Console()
+    console = terminal()
     for key in ("tilewright", "python", "platform", "threads", "threading", "cache"):
-        console.print(f"{key:12} {found[key]}", highlight=False, soft_wrap=True)
+        console.print(f"{key:12} {found[key]}", soft_wrap=True)
     table = Table("target", "state", "description", title="Targets", title_justify="left")
     for row in found["targets"]:
         table.add_row(row["target"], row["state"], row["reason"] or row["description"])
@@ -174,5 +175,5 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
     table = Table("package", "version", "for", "how to get it", title="Packages", title_justify="left")
     for name, version in found["packages"].items():
         purpose, command = PACKAGES[name]
-        table.add_row(name, version or "[yellow]missing[/]", purpose, "" if version else command)
+        table.add_row(name, version or Text("missing", "yellow"), purpose, "" if version else command)
     console.print(table)

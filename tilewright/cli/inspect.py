@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tilewright.cli import tensors
+from tilewright.cli.console import terminal
 from tilewright.cli.run import EngineArgument, SizeOption, TargetOption
 from tilewright.insight.page import page
 from tilewright.insight.report import least_arena_bytes, report, short, transposes
@@ -41,13 +43,13 @@ def inspect(
     if html is not None:
         rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None
         html.write_text(page(report(loaded, sizes, rows)), encoding="utf-8")
-        Console().print(f"{html}: {html.stat().st_size / 1e3:.0f} kB", highlight=False, soft_wrap=True)
+        terminal().print(f"{html}: {html.stat().st_size / 1e3:.0f} kB", soft_wrap=True)
         return
     data = describe(loaded, sizes)
     if as_json:
         print(json.dumps(data, indent=2))
         return
-    show(Console(), data, evidence)
+    show(terminal(), data, evidence)
 
 
 def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
@@ -98,15 +100,15 @@ def range_text(low: int, high: int) -> str:
 
 def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     """Print the plan as tables."""
-    console.print(f"target {data['target']}  producer {data['producer']}", highlight=False)
+    console.print(f"target {data['target']}  producer {data['producer']}")
     others = [name for name in data["targets"] if name != data["target"]]
     if others:
-        console.print(f"also for {', '.join(others)} (--target shows it)", highlight=False)
+        console.print(f"also for {', '.join(others)} (--target shows it)")
     ranges = ", ".join(
         f"{name} {range_text(low, high)} (shown for {data['sizes'][name]})"
         for name, (low, high) in data["ranges"].items()
     )
-    console.print(f"sizes: {ranges or 'fixed'}", highlight=False)
+    console.print(f"sizes: {ranges or 'fixed'}")
     console.print(
         f"weights {data['weight_bytes'] / 1e6:.1f} MB, arena {data['arena_bytes'] / 1e6:.2f} MB a call"
         f"{_over(data['arena_bytes'], data['arena_least_bytes'])}, "
@@ -115,9 +117,9 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     )
     moved = data["transposes"]
     if moved["steps"]:
-        console.print(f"{moved['steps']} steps only transpose: {moved['bytes'] / 1e6:.2f} MB", highlight=False)
+        console.print(f"{moved['steps']} steps only transpose: {moved['bytes'] / 1e6:.2f} MB")
     else:
-        console.print("no step only transposes", highlight=False)
+        console.print("no step only transposes")
     table = Table("#", "step", "kernel", "grid", "fused operations", "MB", "MFLOP", box=None, padding=(0, 1, 0, 0))
     for index, step in enumerate(data["steps"]):
         grid = "x".join(map(str, step["grid"]))
@@ -126,8 +128,8 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
         table.add_row(str(index), step["name"], step["kernel"], grid, operations, *figures)
     console.print(table)
     for remark in data["remarks"]:
-        console.print(f"note: {remark}", markup=False, highlight=False)
+        console.print(f"note: {remark}")
     if evidence:
         for step in data["steps"]:
-            console.print(f"[bold]{step['name']}[/]")
+            console.print(Text(step["name"], "bold"))
             console.print_json(json.dumps(step["evidence"]))

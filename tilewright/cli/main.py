@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+from tilewright.cli.console import terminal
 from tilewright.errors import TilewrightError
 
 
@@ -41,11 +42,12 @@ def main() -> None:
     try:
         application()()
     except TilewrightError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        terminal(stderr=True).print(Text(type(error).__name__, "bold red"), end=": ")
         print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         sys.exit(1)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        Console(stderr=True).print(f"[bold red]error[/]: {error.strerror}: {error.filename}", highlight=False)
+        text = f": {error.strerror}: {error.filename}"
+        terminal(stderr=True).print(Text.assemble(("error", "bold red"), text), soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

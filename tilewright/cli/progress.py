@@ -10,6 +10,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
+from tilewright.cli.console import terminal
+
 
 class BuildProgress:
     """Shows the events `(stage, item, seconds)` that `engine.builder.build` reports.
@@ -21,7 +23,7 @@ class BuildProgress:
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title
-        self.console = console or Console(stderr=True)
+        self.console = console or terminal(stderr=True)
         self._began = time.perf_counter()
         self._stages: dict[str, tuple[float, int]] = {}  # stage -> (seconds before it was taken up last, items done)
         self._current = ("", "")

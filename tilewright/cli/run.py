@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.cli import peers, tensors
+from tilewright.cli.console import terminal
 from tilewright.settings import settings
 
 EngineArgument = Annotated[Path, typer.Argument(help="Engine file.")]
@@ -46,7 +47,7 @@ def run(
         raise typer.BadParameter("--random and --input exclude each other")
     if compare is not None and compare not in peers.NAMES:
         raise typer.BadParameter(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
-    console = Console()
+    console = terminal()
     loaded = Engine.load(engine, target=target)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from tilewright.cli.console import terminal
 
 FilesArgument = Annotated[
     list[Path], typer.Argument(help="Timing caches, or engines, whose times are taken; later ones win.")
@@ -27,7 +28,7 @@ def merge(
 
     merged = TimingCache(timing for file in files for timing in read_timings(file))
     merged.write(output)
-    Console().print(f"{output}: {len(merged)} problems", highlight=False, soft_wrap=True)
+    terminal().print(f"{output}: {len(merged)} problems", soft_wrap=True)
 
 
 @commands.command("show")
@@ -38,7 +39,7 @@ def show(files: FilesArgument) -> None:
 
     recorded = TimingCache(timing for file in files for timing in read_timings(file))
     if not len(recorded):
-        Console().print("no times are on record there: nothing was timed", highlight=False)
+        terminal().print("no times are on record there: nothing was timed")
         return
     table = Table("problem", "GPU", "timed", "failed", "fastest", "us", box=None, padding=(0, 1, 0, 0))
     for timing in recorded:
@@ -46,4 +47,4 @@ def show(files: FilesArgument) -> None:
         time = f"{timing.microseconds[best]:.2f}" if best else ""
         counts = (str(len(timing.microseconds)), str(len(timing.failures)))
         table.add_row(timing.what, timing.device, *counts, best, time)
-    Console().print(table)
+    terminal().print(table)

@@ -55,9 +55,9 @@ class Engine:
         """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
         pairs = list(zip(self._package.manifest["programs"], self._misfits, strict=True))
         if target is not None:
-            pairs = [pair for pair in pairs if target in (pair[0]["target"]["name"], _target_name(pair[0]["target"]))]
+            pairs = [pair for pair in pairs if _is_meant(target, target_name(pair[0]["target"]))]
             if not pairs:
-                known = ", ".join(map(_target_name, (p["target"] for p in self._package.manifest["programs"])))
+                known = ", ".join(map(target_name, (p["target"] for p in self._package.manifest["programs"])))
                 raise EngineTargetError(f"{self._origin} has no program for {target}: it has {known}. {REBUILD}")
         fitting = [program for program, reason in pairs if reason is None]
         return fitting[0] if fitting else pairs[0][0]
@@ -114,7 +114,7 @@ class Engine:
                 raise
             from tilewright.engine.rebuild import rebuild_engine
 
-            return rebuild_engine(path, error, progress)
+            return rebuild_engine(path, error, progress, target)
 
     @classmethod
     def read(cls, path: str | Path, target: str | None = None) -> Engine:
@@ -207,12 +207,12 @@ class Engine:
     @property
     def target(self) -> str:
         """What the machine code is for."""
-        return _target_name(self._program["target"])
+        return target_name(self._program["target"])
 
     @property
     def targets(self) -> tuple[str, ...]:
         """What the file has machine code for."""
-        return tuple(_target_name(program["target"]) for program in self._package.manifest["programs"])
+        return tuple(target_name(program["target"]) for program in self._package.manifest["programs"])
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -317,10 +317,18 @@ def _misfit(target: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _target_name(target: Mapping[str, Any]) -> str:
-    """A program's target as `build` takes it: ``cpu``, ``cuda:sm_90a``."""
+def target_name(target: Mapping[str, Any]) -> str:
+    """A program's target as `build` takes it: ``cpu``, ``cuda:sm_90a``, ``cuda:sm_90a+tf32``."""
     architecture = target.get("architecture")
-    return f"{target['name']}:{architecture}" if architecture else str(target["name"])
+    choice = "+tf32" if target.get("tf32") else ""
+    return f"{target['name']}:{architecture}{choice}" if architecture else str(target["name"])
+
+
+def _is_meant(asked: str, name: str) -> bool:
+    """Whether a target's name is what was asked for, or begins with it: ``cuda`` and ``cuda:sm_90a`` mean
+    ``cuda:sm_90a+tf32`` too."""
+    plain = name.partition("+")[0]
+    return asked in (name, plain, plain.partition(":")[0])
 
 
 def _platform(triple: str) -> tuple[str, str]:

@@ -50,8 +50,8 @@ _EXTRA_ID = 0xD935  # the zip extra field that alignment tools use
 _ZIP64_EXTRA = 20
 _DAMAGE = "Build the engine again, or copy the file again from where it came"
 REBUILD = (
-    "Build it again from the graph inside it: `tilewright build OLD.engine -o NEW.engine` on the command line, "
-    "Engine.load(path, rebuild=True) in Python."
+    "Build it again from the graph inside it: `tilewright build OLD.engine -o NEW.engine` on the command line (with "
+    "--target for something else than it was built for), Engine.load(path, rebuild=True) in Python."
 )
 
 
@@ -135,6 +135,17 @@ def read_source(path: Path) -> tuple[bytes, Weights, str]:
     except ValueError as error:
         raise archive.damaged(f"{WEIGHTS}: {error}") from error
     return bytes(archive.members[GRAPH]), weights, _recorded_source(archive)
+
+
+def read_targets(path: Path) -> list[Mapping[str, Any]]:
+    """What an engine's programs were built for, as its manifest has it, whatever else is wrong with that; none when
+    it cannot be read. Raises `EngineDamagedError` for what is no zip file."""
+    archive = Archive(path)
+    try:
+        found = [program["target"] for program in json.loads(bytes(archive.members[MANIFEST]))["programs"]]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return []
+    return [target for target in found if isinstance(target, dict)]
 
 
 def _recorded_source(archive: Archive) -> str:
