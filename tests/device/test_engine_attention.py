@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.host.test_engine_gpu_attention import decoding, packed
+from tests.host.test_engine_gpu_attention import appended, appending, decoding, packed
 from tilewright.dtypes import bfloat16, float16
 from tilewright.engine.builder import build
 from tilewright.graph.core import Graph
@@ -53,8 +53,12 @@ def test_packed_attention(name: str, torch: Any, rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize(
     ("heads", "key_heads", "keys", "masked", "size"),
-    [(32, 8, 2048, True, 128), (8, 2, 1990, True, 64), (3, 3, 2048, False, 64), (4, 1, 90, True, 256)],
-)
+    [
+        (32, 8, 2048, True, 128), (8, 2, 1990, True, 64), (3, 3, 2048, False, 64), (4, 1, 90, True, 256),
+        (4, 4, 1, False, 128), (16, 1, 100, False, 128), (12, 1, 2049, True, 128), (8, 1, 8192, True, 64),
+        (8, 2, 8192, False, 128), (4, 2, 700, True, 96), (64, 1, 300, False, 128), (2, 2, 2049, False, 256),
+    ],
+)  # fmt: skip
 def test_one_query_reads_a_cache(
     heads: int, key_heads: int, keys: int, masked: bool, size: int, torch: Any, rng: np.random.Generator
 ) -> None:
@@ -68,9 +72,39 @@ def test_one_query_reads_a_cache(
         }
         inputs = {name: rng.standard_normal(shape).astype(bfloat16.numpy) for name, shape in shapes.items()}
         if masked:
-            seen = np.arange(keys) < keys - 37
+            seen = np.arange(keys) < keys - keys // 3
             inputs["mask"] = np.where(seen, 0, -np.inf).astype(bfloat16.numpy).reshape(1, 1, 1, keys)
         exact = run(graph, inputs)["y"]
         found = engine.run(inputs)["y"].astype(np.float64)
         assert np.max(np.abs(found - exact)) <= 2.0**-6 * np.max(np.abs(exact))
         np.testing.assert_array_equal(found, engine.run(inputs)["y"].astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "keys", "size"),
+    [(32, 8, 2048, 128), (8, 2, 300, 64), (2, 2, 1000, 256), (16, 1, 5000, 128), (4, 4, 1, 64)],
+)
+def test_a_cache_is_read_before_its_last_row(
+    heads: int, key_heads: int, keys: int, size: int, torch: Any, rng: np.random.Generator
+) -> None:
+    """The written row counts in every call, wherever it is; calls follow each other without a pause."""
+    graph = appending(heads, key_heads, keys, size)
+    engine = build(graph, "cuda")
+    for batch, calls in ((1, 6), (2, 2)):
+        inputs = appended(graph, batch, [0], rng)
+        given = {name: torch.from_numpy(array.view(np.int16) if array.dtype != np.int64 else array).cuda()
+                 for name, array in inputs.items()}  # fmt: skip
+        given = {name: array if name == "place" else array.view(torch.bfloat16) for name, array in given.items()}
+        places = [int(place) for place in rng.integers(0, keys, calls)]
+        found = []
+        for place in places:
+            given["place"].fill_(place)
+            found.append(engine.run(given)["y"].float().clone())
+        for place, result in zip(places, found, strict=True):
+            inputs["place"] = np.asarray([place])
+            wanted = run(graph, inputs)
+            exact = wanted["y"]
+            error = np.max(np.abs(result.cpu().numpy().astype(np.float64) - exact))
+            assert error <= 2.0**-6 * np.max(np.abs(exact)), place
+            for target in graph.mutations:
+                inputs[target.name] = wanted[target.name].astype(inputs[target.name].dtype)

@@ -10,6 +10,8 @@ from tilewright.ir.core import Function
 from tilewright.kernels.hopper.attention import attention
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
 from tilewright.kernels.hopper.grouped import grouped_matmul
+from tilewright.kernels.hopper.decoding import decoding
+from tilewright.kernels.hopper.decoding_forms import DecodingForm
 from tilewright.kernels.hopper.matmul import matmul
 
 
@@ -69,6 +71,20 @@ def attention_reference(
         seen = column < length
         if causal:
             seen = seen & (column <= row + length - rows)
+def traced_decoding(form: DecodingForm) -> Function:
+    """The Tile IR of attention of few queries for a form."""
+    form.check()
+    blocks = {"q": form.query_block, "k": form.key_block, "v": form.key_block, "k_rows": form.fresh_block,
+              "v_rows": form.fresh_block}  # fmt: skip
+    types: dict[str, Any] = {name: tensor_map(block, form.TYPE) for name, block in blocks.items()}
+    types |= {"fresh": "*k i64", "out": f"*{form.TYPE.element.text}", "scale": "f32"}
+    types |= {**dict.fromkeys(("out_batch", "out_head", "out_row"), "i64"),
+              **dict.fromkeys(("queries", "keys", "heads"), "i32")}  # fmt: skip
+    if form.BIAS:
+        types["bias"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "f32")
+    return decoding.trace(types, {"FORM": form})
+
+
         if window:
             seen = seen & (column > row + length - rows - window)
         scores[batch][:, ~np.broadcast_to(seen, scores.shape[2:])] = -np.inf

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver
-from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine.builder import build
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.graph.build import GraphBuilder
@@ -117,22 +118,86 @@ def decoding(heads: int, key_heads: int, keys: int, masked: bool, size: int = 64
 
 
 @pytest.mark.parametrize(
-    ("heads", "key_heads", "keys", "masked", "launches"),
-    [(4, 1, 1990, True, 2), (3, 3, 2048, False, 2), (4, 2, 90, True, 1)],
-)
+    ("heads", "key_heads", "keys", "masked", "size", "launches"),
+    [
+        (4, 1, 1990, True, 64, 1), (3, 3, 2048, False, 64, 1), (4, 2, 90, True, 64, 1),
+        (12, 1, 130, True, 128, 1), (2, 2, 1, False, 64, 1), (4, 2, 700, False, 96, 2),
+    ],
+)  # fmt: skip
 def test_one_query_reads_a_cache_in_parts(
-    heads: int, key_heads: int, keys: int, masked: bool, launches: int, driver: Driver, rng: np.random.Generator
-) -> None:
-    graph = decoding(heads, key_heads, keys, masked)
+    heads: int, key_heads: int, keys: int, masked: bool, size: int, launches: int, driver: Driver,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    graph = decoding(heads, key_heads, keys, masked, size)
     engine = build(graph, "cuda:sm_90a")
-    assert {step.evidence["chosen"] for step in engine.plan.steps} == {"hopper decoding"}
-    assert len(engine.plan.steps) == launches
+    name = "hopper decoding in clusters" if launches == 1 else "hopper decoding"
+    assert [step.evidence["chosen"] for step in engine.plan.steps] == [name] * launches
     for batch in (1, 3):
-        shapes = {"q": (batch, 1, heads * 64), "k": (batch, key_heads, keys, 64), "v": (batch, key_heads, keys, 64)}
+        cache = (batch, key_heads, keys, size)
+        shapes = {"q": (batch, 1, heads * size), "k": cache, "v": cache}
         inputs = {name: rng.standard_normal(shape).astype(bfloat16.numpy) for name, shape in shapes.items()}
         if masked:
-            seen = np.arange(keys) < keys - 37
+            seen = np.arange(keys) < keys - keys // 3
             inputs["mask"] = np.where(seen, 0, -np.inf).astype(bfloat16.numpy).reshape(1, 1, 1, keys)
         found = engine.run(inputs)["y"].astype(np.float64)
         exact = run(graph, inputs)["y"]
+        assert np.max(np.abs(found - exact)) <= 2.0**-6 * np.max(np.abs(exact))
+
+
+def appending(
+    heads: int, key_heads: int, keys: int, size: int, dtype=bfloat16, rows: int = 1, twice: bool = False
+) -> Graph:
+    """As `decoding`, with new keys and values written to places of the cache in front of it."""
+    b = GraphBuilder("appending")
+    batch = b.symbol("batch", 1, 3)
+    q = b.op("reshape", [b.input("q", dtype, (batch, 1, heads * size))], shape=(batch, 1, heads, size))
+    place = b.input("place", int64, (rows,))
+    caches = [b.input(name, dtype, (batch, key_heads, keys, size)) for name in ("k", "v")]
+    added = []
+    for name, cache in zip(("k", "v"), caches, strict=True):
+        update = b.input(f"{name}_added", dtype, (batch, key_heads, rows, size))
+        new = b.op("scatter_update", [cache, place, b.op("add", [update, update])], axis=2)
+        if twice:
+            new = b.op("scatter_update", [new, b.input(f"{name}_place", int64, (1,)), update], axis=2)
+        b.mutate(cache, new)
+        added.append(new)
+    y = b.op("attention", [b.op("permute", [q], order=(0, 2, 1, 3)), *added], scale=size**-0.5, causal=False)
+    b.output(b.op("reshape", [b.op("permute", [y], order=(0, 2, 1, 3))], shape=(batch, 1, heads * size)), "y")
+    return b.finish()
+
+
+def appended(graph: Graph, batch: int, place: Sequence[int], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Inputs in which the written rows matter: their keys are those of the queries, more or less."""
+    inputs = {}
+    for value in graph.inputs:
+        shape = tuple(evaluate(extent, {"batch": batch}) for extent in value.shape)
+        if value.dtype == int64:
+            inputs[value.name] = np.asarray(place[: shape[0]])
+        else:
+            scale = 2.0 if value.name.endswith("added") else 1.0
+            inputs[value.name] = (scale * rng.standard_normal(shape)).astype(value.dtype.numpy)
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("graph", "ahead"),
+    [
+        (appending(4, 1, 300, 64), True), (appending(2, 2, 200, 128, float16), True),
+        (appending(4, 1, 200, 64, rows=2), False), (appending(4, 1, 200, 64, twice=True), False),
+    ],
+    ids=["one row", "fp16", "two rows", "twice"],
+)  # fmt: skip
+def test_a_cache_is_read_before_its_last_row(
+    graph: Graph, ahead: bool, driver: Driver, rng: np.random.Generator
+) -> None:
+    """Where one row of a cache is written in place, the rest of it is there before; else nothing is read early."""
+    engine = build(graph, "cuda:sm_90a")
+    step = engine.plan.steps[-1]
+    assert step.evidence["chosen"] == "hopper decoding in clusters"
+    assert ("loaded ahead" in step.evidence["candidates"][0]["label"]) == ahead
+    keys = int(graph.inputs[2].shape[2])
+    for batch, place in ((1, keys - 1), (3, 0), (2, 64), (1, 63)):
+        inputs = appended(graph, batch, [place, (place + 70) % keys], rng)
+        exact = run(graph, inputs)["y"]
+        found = engine.run({name: array.copy() for name, array in inputs.items()})["y"].astype(np.float64)
         assert np.max(np.abs(found - exact)) <= 2.0**-6 * np.max(np.abs(exact))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,12 @@ class CudaSession:
             starts = {key: launcher(program, device) for key, program in programs.items()}
             others = {choice.kernel for step in plan.steps for choice in step.choices if is_extern(choice.kernel)}
             starts |= {key: extern_start(key, device) for key in others}
+            # A call begins when all in front of it has ended: no kernel that starts early meets those of earlier calls.
+            first = {choice.kernel for step in plan.steps[:1] for choice in step.choices} - others
+            self._behind_all = {
+                key: launcher(replace(programs[key], dependent_launch=False), device)
+                for key in first if programs[key].dependent_launch
+            }  # fmt: skip
             self._tables = DeviceTables(device)
             self._binder = Binder(starts, numbers, self._address, self._tables)
             self._weight_memory, self._weights = self._upload(weights)
@@ -299,7 +305,10 @@ class CudaSession:
                 self.graphs.clear()
                 self._launches.clear()
                 self._tables.clear()
-            found = self._binder.launches([taken(step, symbols) for step in self.plan.steps], symbols)
+            choices = [taken(step, symbols) for step in self.plan.steps]
+            found = self._binder.launches(choices, symbols)
+            if choices and choices[0].kernel in self._behind_all:
+                found[0] = replace(found[0], start=self._behind_all[choices[0].kernel])
             self._launches[call.values] = found
         return found
 

@@ -3,19 +3,23 @@ stride, bias and element type."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.errors import LaunchError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.views import View, dense_view
 from tilewright.kernels.gpu_attention import attention, combine_parts
 from tilewright.kernels.hopper import attention as hopper
+from tilewright.kernels.hopper import decoding as hopper_decoding
 from tilewright.kernels.hopper.attention_choice import FEW_QUERIES, AttentionProblem, attention_forms
-from tilewright.kernels.hopper.forms import AttentionForm
+from tilewright.kernels.hopper.decoding_forms import CLUSTER, DecodingForm
+from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm
 from tilewright.symbolic import (
     Size,
     ceil_divide,
@@ -41,18 +45,22 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage, Table
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.gpu.block_attention import block_attention
+from tilewright.tactics.movement import updates_in_place
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost
-from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of
+from tilewright.tune.gpu import GPU_CACHE_BYTES, GPU_CLOCK, LAUNCH, gpu_of
 
 SMALLEST = 16  # rows, columns and depth of an instruction
 _TYPICAL = 512  # queries and keys that a run-time number is taken for
 _CANDIDATES = 3  # forms that are worth timing
 _PAIRS = 1 << 15  # of batches and heads, that an entry of the schedule counts; it counts as many tiles of queries
 _MOST_PARTS = 32  # of the keys, for one query
+_LEAST_KEYS = 64  # of a CTA of a cluster
+_STAGES = 4  # blocks of keys under way that are worth their memory
 _TENSOR_RATE = 4096 * 0.7  # operations of a multiprocessor and clock that attention reaches
 _TILE_CLOCKS = 1500.0
 _BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
+_FEW_CLOCKS, _KEY_CLOCKS = 500.0, 7.0  # of a block, and of each of its keys, where these are the rows of products
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -62,7 +70,7 @@ def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]
     plain = strided_candidate(group, target, _calls)
     (call,) = plain.stages[0].calls
     cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
-    strided = [*(_decoding(group, target) or _hopper(group, call, target)), replace(plain, cost=cost)]
+    strided = [*(_decoding(group, graph, target) or _hopper(group, call, target)), replace(plain, cost=cost)]
     return [*blocks, *(_behind(copies, candidate) for candidate in strided)]
 
 
@@ -233,9 +241,10 @@ def _hopper_call(
 # -- One query --------------------------------------------------------------------------------------------------------
 
 
-def _decoding(group: Group, target: Target) -> list[Candidate]:
-    """One query for each head against many keys: heads that share keys are the rows of one tile, and where there are
-    few of them the keys are divided into parts, whose results a second launch puts together."""
+def _decoding(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """One query for each head against many keys: heads that share keys are the queries of one tile, and where there are
+    few of them the keys are divided into parts, whose results the CTAs of a cluster put together, or a second
+    launch."""
     anchor = group.anchor
     assert anchor is not None
     strided = strided_operands(group)
@@ -243,12 +252,19 @@ def _decoding(group: Group, target: Target) -> list[Candidate]:
     if packed is None or not getattr(target, "wgmma", False) or not _is_tiled(anchor, strided):
         return []
     k = packed.views["k"]
-    if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= _PAIRS:
-        return []
     pairs = _middle(product(k.shape[:2]))
+    late = _written_late(packed, graph)
+    found = [
+        _clustered_candidate(group, packed, form, late, target)
+        for form in _clustered_forms(packed, late, pairs, target)
+    ]
+    if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= _PAIRS:
+        return found
     block = 128 if packed.views["q"].shape[3] != 256 else 64
-    found = []
+    clustered = bool(found)
     for splits in _splits(pairs, _typical(k.shape[2]), block, gpu_of(target).processors):
+        if clustered and splits <= CLUSTER:
+            continue  # they would need a second launch for what a cluster does
         found.append(_decoding_candidate(group, packed, block, splits, target))
     return found
 
@@ -286,6 +302,123 @@ def _splits(pairs: int, keys: int, block: int, processors: int) -> list[int]:
         used[splits] = -(-tiles // processors) * (blocks + 1) + (2 if splits > 1 else 0)
     ranked = sorted(used, key=lambda splits: (used[splits], splits))
     return ranked[:_CANDIDATES]
+
+
+@dataclass(frozen=True)
+class _Late:
+    """What of keys and values kernels of the same call write: all (not `ahead`), none, or the row whose number `row`
+    holds."""
+
+    ahead: bool
+    row: Value | None = None
+
+
+def _written_late(packed: Strided, graph: Graph) -> _Late:
+    """Finds inputs of the graph, as they are or with one row written in place.
+
+    A kernel that starts early may read these before the kernels in front of it have ended: those of earlier calls have,
+    for the first kernel of a call does not start early (`CudaSession`).
+    """
+    rows = {_row_written(packed.sources[name], packed.views[name], graph) for name in ("k", "v")}
+    if len(rows) > 1:
+        return _Late(False)
+    (row,) = rows
+    return row or _Late(False)
+
+
+def _row_written(source: Value, view: View, graph: Graph) -> _Late | None:
+    """What is written of one operand."""
+    if source in graph.inputs:
+        return None if source in graph.mutations else _Late(True)
+    node = next((node for node in graph.nodes if source in node.outputs), None)
+    if node is None or node.op != "scatter_update" or not updates_in_place(node, graph):
+        return None
+    cache, row = node.inputs[:2]
+    axis = node.attributes["axis"]
+    strides = dense_view(source.shape).strides
+    if cache not in graph.inputs or list(graph.mutations.values()).count(source) != 1:
+        return None
+    if row not in graph.inputs or row in graph.mutations or row.shape != (1,) or view.offset != 0:
+        return None
+    if source.shape[axis] != view.shape[2] or strides[axis] != view.strides[2]:
+        return None
+    return _Late(True, row)
+
+
+def _clustered_forms(packed: Strided, late: _Late, pairs: int, target: Target) -> list[DecodingForm]:
+    """Forms whose CTAs put their results together themselves, the one expected to be fastest first."""
+    _, _, rows, size = packed.views["q"].shape
+    assert isinstance(rows, int) and isinstance(size, int)
+    keys = _typical(packed.views["k"].shape[2])
+    form = DecodingForm(
+        D=size, ROWS=max(8, next_power_of_2(rows)), BIAS=packed.bias_form > 0, AHEAD=late.ahead,
+        FRESH=late.row is not None, TYPE=tl.dtype(packed.sources["q"].dtype),
+    )  # fmt: skip
+    found = []
+    for splits, block in itertools.product((1, 2, 4, CLUSTER), (64, 128, 256)):
+        length = -(-keys // splits)
+        if (splits > 1 and length <= _LEAST_KEYS) or (block > 64 and block >= 2 * length):
+            continue
+        blocks = -(-length // block)
+        stages = range(min(blocks, 2), min(blocks, _STAGES) + 1)
+        forms = [form._replace(SPLITS=splits, BN=block, STAGES=count) for count in stages]
+        if possible := list(filter(_is_possible, forms)):
+            found.append(min(possible, key=lambda form: _clustered_seconds(form, pairs, keys, target)))
+    return sorted(found, key=lambda form: _clustered_seconds(form, pairs, keys, target))[:2]
+
+
+def _is_possible(form: DecodingForm) -> bool:
+    try:
+        form.check()
+    except LaunchError:
+        return False
+    return True
+
+
+def _clustered_seconds(form: DecodingForm, pairs: int, keys: int, target: Target) -> tuple[float, float, int]:
+    """The expected time: of memory, of what a processor loads, or of products one after the other; and what tells
+    equals apart, the time of products and the stages, of which more are better."""
+    gpu = gpu_of(target)
+    blocks = -(-keys // (form.BN * form.SPLITS))
+    ctas = -(-pairs * form.SPLITS // gpu.processors)  # of the busiest processor, some of them at once
+    waves = -(-ctas // max(1, SHARED_BYTES // form.shared_bytes))
+    row_bytes = form.D * form.TYPE.itemsize
+    memory = 2 * keys * pairs * row_bytes / gpu.memory
+    own = ctas * blocks * 2 * form.BN * row_bytes / GPU_CACHE_BYTES / GPU_CLOCK
+    products = waves * (_TILE_CLOCKS + blocks * (_FEW_CLOCKS + _KEY_CLOCKS * form.BN)) / GPU_CLOCK
+    return LAUNCH + max(memory, own, products), products, -form.STAGES
+
+
+def _clustered_candidate(group: Group, packed: Strided, form: DecodingForm, late: _Late, target: Target) -> Candidate:
+    """One launch, of a cluster for each batch and head of keys."""
+    anchor = group.anchor
+    assert anchor is not None
+    q, k = packed.views["q"], packed.views["k"]
+    batches, key_heads, rows, size = q.shape
+    sources, strides, scale = packed.sources, packed.out_strides, float(anchor.attributes["scale"])
+    operands: dict[str, Operand] = {
+        "q": _tiled(sources["q"], q, form.query_block), "k": _tiled(sources["k"], k, form.key_block),
+        "v": _tiled(sources["v"], packed.views["v"], form.key_block),
+        "k_rows": _tiled(sources["k"], k, form.fresh_block),
+        "v_rows": _tiled(sources["v"], packed.views["v"], form.fresh_block),
+        "fresh": packed.out if late.row is None else late.row, "out": packed.out,
+        "out_batch": strides[0], "out_head": strides[1], "out_row": strides[2],
+        "queries": rows, "keys": k.shape[2], "heads": key_heads, "scale": scale * math.log2(math.e),
+    }  # fmt: skip
+    types = dict.fromkeys(("out_batch", "out_head", "out_row"), "i64")
+    types |= {**dict.fromkeys(("queries", "keys", "heads"), "i32"), "scale": "f32"}
+    if packed.bias is not None:
+        operands |= {"bias_0": packed.bias, "bias_1": packed.bias_strides[0], "bias_2": packed.bias_strides[1]}
+        operands["bias_3"] = 1 / scale
+        types |= {"bias_1": "i64", "bias_2": "i64", "bias_3": "f32"}
+    grid = (simplify(lift(batches) * key_heads * form.SPLITS), 1, 1)
+    call = KernelCall(hopper_decoding.decoding, operands, types, {"FORM": form}, grid)
+    flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
+    seconds, *_ = _clustered_seconds(form, _middle(product(k.shape[:2])), _typical(k.shape[2]), target)
+    cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+    reasons = {"queries": f"{rows} heads x {form.BN} keys, {form.SPLITS} parts in a cluster"}
+    reasons["keys"] = "loaded ahead" if form.AHEAD else "asked for ahead"
+    return Candidate("hopper decoding in clusters", (Stage((call,)),), cost, (), reasons)
 
 
 def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, target: Target) -> Candidate:
