@@ -8,7 +8,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.hopper_support import traced_attention, traced_grouped, traced_matmul
+from tests.host.hopper_support import traced_attention, traced_grouped, traced_matmul, unit_rows
 from tilewright.errors import LaunchError, MissingDependencyError
 from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm, MatmulForm
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
@@ -43,6 +43,12 @@ FORMS = {
     ),
     "depth split, loaded apart": MatmulForm(
         BM=64, CONSUMERS=1, BN=64, BK=128, A_ROWS=8, SPLIT=2, STAGES=12, DEPENDENT=True, FLIGHT=3
+    ),
+    "few rows, normed": MatmulForm(
+        BM=64, CONSUMERS=1, BN=224, A_ROWS=8, STAGES=7, SINGLE=True, DEPENDENT=True, FLIGHT=2, NORM=unit_rows
+    ),
+    "depth split, normed": MatmulForm(
+        BM=64, CONSUMERS=1, BN=96, BK=128, A_ROWS=8, SPLIT=2, STAGES=8, DEPENDENT=True, FLIGHT=3, NORM=unit_rows
     ),
     "depth split by four": MatmulForm(BN=144, SPLIT=4, STAGES=6),
     "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
@@ -99,7 +105,8 @@ def test_matmul(name: str) -> None:
     assert lowered.shared_bytes == form.shared_bytes <= SHARED_BYTES
     assert not assembly.remarks and lowered.dependent_launch == form.DEPENDENT
     steps = form.BK * form.INPUT.itemsize // 32
-    assert assembly.ptx.count("wgmma.mma_async") == form.rows // 64 * steps
+    products = form.rows // 64 * (1 if form.NORM is None else 2)  # of A's rows with each other, too
+    assert assembly.ptx.count("wgmma.mma_async") == products * steps
     if form.OUTPUT.itemsize == 2 and form.BN % 16 == 0 and form.SPLIT == 1 and form.STORED == 128:
         assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == form.rows // 16 * form.BN // 64
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.compile.test_nvidia_explicit_library import FORMS
 from tests.device.test_explicit_cases import slot
-from tests.host.hopper_support import attention_reference, traced_attention, traced_matmul
+from tests.host.hopper_support import attention_reference, normed, traced_attention, traced_matmul
 from tilewright.ir.core import Function
 from tilewright.kernels.hopper.forms import AttentionForm, attention_schedule
 from tilewright.runtime.cuda.device import Device
@@ -56,6 +56,7 @@ def test_matmul(name: str, processors: int, gpu: Device, rng: np.random.Generato
     b = drawn(rng, (*lead, *((depth, columns) if form.B_TRANSPOSED else (columns, depth))), form.INPUT.element.numpy)
     left, right = a.astype(np.float64), b.astype(np.float64)
     left = left.swapaxes(-1, -2) if form.A_TRANSPOSED else left
+    left = left if form.NORM is None else normed(left)
     expected = left @ (right if form.B_TRANSPOSED else right.swapaxes(-1, -2))
     there = [DeviceArray.from_numpy(x) for x in (a, b)]
     results = []

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+import tilewright
+import tilewright.language as tl
 from tilewright.ir.core import Function
 from tilewright.kernels.hopper.attention import attention
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
@@ -13,6 +15,17 @@ from tilewright.kernels.hopper.grouped import grouped_matmul
 from tilewright.kernels.hopper.decoding import decoding
 from tilewright.kernels.hopper.decoding_forms import DecodingForm
 from tilewright.kernels.hopper.matmul import matmul
+
+
+@tilewright.jit
+def unit_rows(squares):  # type: ignore[no-untyped-def]
+    """Rows are divided by their lengths."""
+    return tl.rsqrt(squares + 1e-6)
+
+
+def normed(rows: np.ndarray) -> np.ndarray:
+    """The same in float64."""
+    return np.asarray(rows / np.sqrt((rows * rows).sum(-1, keepdims=True) + 1e-6))
 
 
 def tensor_map(block: tuple[int, ...], dtype: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 
 import tilewright
 import tilewright.language as tl
-from tests.host.hopper_support import attention_reference, traced_attention, traced_matmul
+from tests.host.hopper_support import attention_reference, normed, traced_attention, traced_matmul, unit_rows
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
@@ -23,6 +23,7 @@ from tilewright.settings import settings
 PROCESSORS = 4
 PRODUCT = MatmulForm(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
 NARROW = PRODUCT._replace(BM=64, CONSUMERS=1)
+NORMED = NARROW._replace(A_ROWS=8, NORM=unit_rows)
 TURNS = PRODUCT._replace(BM=64, TURNS=True, STAGES=3)
 ATTENTION = AttentionForm(D=64, BN=32, CONSUMERS=2)
 
@@ -59,6 +60,7 @@ def operands(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
     a = numbers(rng, (*lead, *((K, M) if form.A_TRANSPOSED else (M, K))), form.INPUT)
     b = numbers(rng, (*lead, *((K, N) if form.B_TRANSPOSED else (N, K))), form.INPUT)
     left = a.astype(np.float64).swapaxes(-1, -2) if form.A_TRANSPOSED else a.astype(np.float64)
+    left = left if form.NORM is None else normed(left)
     right = b.astype(np.float64) if form.B_TRANSPOSED else b.astype(np.float64).swapaxes(-1, -2)
     return [a, b, left @ right]
 
@@ -102,6 +104,11 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
         (NARROW._replace(SINGLE=True, STAGES=3, BN=112, A_ROWS=16, DEPENDENT=True), (16, 330, 600)),
         (NARROW._replace(BN=112, STAGES=5, A_ROWS=16, DEPENDENT=True, FLIGHT=2), (16, 330, 600)),
         (NARROW._replace(SPLIT=2, STAGES=6, A_ROWS=8, DEPENDENT=True, FLIGHT=2, BN=64), (5, 128, 1000)),
+        (NORMED._replace(BN=48, STAGES=3), (1, 200, 264)),
+        (NORMED._replace(BN=112, STAGES=4, SINGLE=True, DEPENDENT=True), (8, 330, 600)),
+        (NORMED._replace(BN=56, STAGES=6, SINGLE=True, DEPENDENT=True, FLIGHT=2, BK=128), (5, 168, 1000)),
+        (NORMED._replace(SPLIT=2, STAGES=6, DEPENDENT=True, FLIGHT=2, BN=96), (7, 200, 1000)),
+        (NORMED._replace(SPLIT=4, STAGES=8, BN=40, A_ROWS=16), (13, 80, 1000)),
         (PRODUCT._replace(BN=144, STAGES=6, SPLIT=4, DEPENDENT=True), (128, 300, 600)),
         (PRODUCT._replace(BN=224, STAGES=4, SPLIT=2, DEPENDENT=True), (128, 300, 600)),
         (PRODUCT._replace(SINGLE=True, STAGES=3, SHARE_A=2, BN=112), (128, 330, 300)),
@@ -130,10 +137,11 @@ def test_batches_of_products(rng: np.random.Generator):
 @pytest.mark.parametrize(
     "form",
     [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), TURNS._replace(BN=80),
-     NARROW._replace(SHARE_A=2, DEPENDENT=True, FLIGHT=1), NARROW._replace(SPLIT=2, DEPENDENT=True, FLIGHT=1)],
+     NARROW._replace(SHARE_A=2, DEPENDENT=True, FLIGHT=1), NARROW._replace(SPLIT=2, DEPENDENT=True, FLIGHT=1),
+     NORMED._replace(SPLIT=2, STAGES=4, DEPENDENT=True, FLIGHT=1)],
 )  # fmt: skip
 def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
-    multiply(form, rng, 136, 72, 136, 1, orders=50)
+    multiply(form, rng, form.A_ROWS or 136, 72, 136, 1, orders=50)
 
 
 def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator):
@@ -149,13 +157,32 @@ def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator)
 
 
 @tilewright.jit
+def stored_too(value, row, column, mask, extra):
+    exact, stride = extra
+    tl.store(exact + row * stride + column, value, mask=mask)
+    return value
+
+
+@pytest.mark.parametrize(
+    "form", [NARROW._replace(A_ROWS=8, BN=40), NARROW._replace(A_ROWS=8, BN=96, SPLIT=2, STAGES=6)]
+)
+def test_an_epilogue_that_stores_sums_unrounded(form: MatmulForm, rng: np.random.Generator):
+    function = simplify(traced_matmul(form._replace(EPILOGUE=stored_too), ("*f32", "i32")))
+    a, b, product = operands(form, rng, 5, 96, 200, 1)
+    c, exact = np.zeros(product.shape, a.dtype), np.zeros(product.shape, np.float32)
+    run(function, [a, b, c, c, 5, 96, 200, 1, exact, 96], form.grid(5, 96, 1, PROCESSORS), order=1)
+    np.testing.assert_allclose(exact, product, rtol=1e-5, atol=1e-4)
+    assert np.array_equal(c, exact.astype(c.dtype))
+
+
+@tilewright.jit
 def swish(gate, up):
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
-def test_a_gate_joins_interleaved_columns(rng: np.random.Generator):
-    form = PRODUCT._replace(BN=160, GATE=swish)
-    M, N, K = 140, 176, 72
+@pytest.mark.parametrize("form", [PRODUCT._replace(BN=160, GATE=swish), NORMED._replace(BN=80, GATE=swish)], ids=str)
+def test_a_gate_joins_interleaved_columns(form: MatmulForm, rng: np.random.Generator):
+    M, N, K = form.A_ROWS or 140, 176, 72
     a, b, product = operands(form, rng, M, N, K, 1)
     c = np.zeros((M, N // 2), a.dtype)
     function = simplify(traced_matmul(form))

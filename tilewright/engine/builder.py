@@ -33,6 +33,7 @@ from tilewright.errors import ShapeError, TargetError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.pipeline import optimize
 from tilewright.kernels import packing
 from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
@@ -97,6 +98,8 @@ class _Builder:
         check_constant_indices(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
+            if any(map(_norms_in_products, targets)):
+                self.graph = prepare_norms(self.graph)
         _check_sizes(self.graph)
         self.target = targets[0]  # and its kernels, while its program is made
         self.kernels = KernelSet(self.target, progress)
@@ -112,11 +115,11 @@ class _Builder:
 
     def build(self) -> Engine:
         with self._stage("fuse", self.graph.name):
-            fused = fuse(self.graph)
-        programs = [self._program(target, fused) for target in self.targets]
+            fusions = {each: fuse(self.graph, each) for each in dict.fromkeys(map(_norms_in_products, self.targets))}
+        programs = [self._program(target, fusions[_norms_in_products(target)]) for target in self.targets]
         self._store_remaining_constants()
         with self._stage("link", self.graph.name):
-            package = self._package(programs, fused)
+            package = self._package(programs, list(fusions.values()))
             return Engine(package)
 
     def _program(self, target: Target, fused: FusedGraph) -> _Program:
@@ -251,7 +254,7 @@ class _Builder:
 
     # -- The package ----------------------------------------------------------------------------
 
-    def _package(self, programs: Sequence[_Program], fused: FusedGraph) -> Package:
+    def _package(self, programs: Sequence[_Program], fusions: Sequence[FusedGraph]) -> Package:
         weights = Weights.pack(self.weights)
         objects: dict[str, bytes] = {}
         entries = []
@@ -268,10 +271,15 @@ class _Builder:
             "name": self.graph.name,
             "source": self.source,
             "remarks": [*self.import_remarks, *remarks],
-            "fusion": list(fused.remarks),
+            "fusion": list(dict.fromkeys(remark for fused in fusions for remark in fused.remarks)),
             "programs": entries,
         }
         return Package(manifest, weights, graph_to_json(self.graph, self.placements), objects)
+
+
+def _norms_in_products(target: Target) -> bool:
+    """Whether a target's kernels of products compute norms of few rows (`graph.passes.fuse_norms`)."""
+    return bool(getattr(target, "wgmma", False))
 
 
 def _cpu_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -57,6 +57,13 @@ def gate_halves(group: Group) -> tuple[Node, Node] | None:
     return left, right
 
 
+def norm_in_front(group: Group) -> Node | None:
+    """The RMS norm that a product of few rows computes of them itself (`graph.passes.fuse_norms`)."""
+    assert group.anchor is not None
+    rows = group.anchor.inputs[0]
+    return next((node for node in group.prologue if node.output is rows and node.op == "rms_norm"), None)
+
+
 def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots:
     """The epilogue of a group's anchor. The last output is what the kernel stores.
 

@@ -7,6 +7,7 @@ The rules, in this order:
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
    Residual sums in float16 are theirs, not the products'; every second one is computed by two norms, not stored.
+   Norms of few rows are computed by the products that read them, where the target has such kernels.
    The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
@@ -29,16 +30,18 @@ from tilewright.graph.inference import Shape
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
+from tilewright.graph.passes.fuse_norms import take_norms
 from tilewright.graph.passes.fuse_stores import join_stores
 from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
 
 FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
 
 
-def fuse(graph: Graph) -> FusedGraph:
+def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
 
     Every node belongs to one group; views and cheap nodes may be repeated in the groups that read them.
+    `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`).
     """
     drafts = Drafts(graph)
     remarks = list(graph.remarks)
@@ -49,6 +52,8 @@ def fuse(graph: Graph) -> FusedGraph:
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
     join_excitations(drafts, remarks)
+    if norms_in_products:
+        take_norms(drafts, remarks)  # before sums are left to norms that are no kernels then
     leave_sums_to_norms(drafts, remarks)
     for draft in list(drafts.all()):
         if draft.kind == "reduction":

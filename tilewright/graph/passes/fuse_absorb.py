@@ -12,6 +12,7 @@ from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import is_block_attention
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.passes.fuse_norms import reads_memory
 from tilewright.graph.views import dense_view, follow_all, rotation
 from tilewright.symbolic import Size, lift, modulo, simplify
 
@@ -180,7 +181,7 @@ def _reaches(drafts: Drafts, index: int, reader: int, vanishing: set[int]) -> bo
     draft = drafts.owner[reader]
     if reader in vanishing or index in draft.copies:
         return True
-    if draft.kind == "contraction" and reader == draft.anchor:
+    if reads_memory(drafts, draft, reader):
         return False
     return reads_through(drafts, draft)
 
@@ -211,9 +212,8 @@ def _destinations(drafts: Drafts, readers: list[int], vanishing: set[int]) -> se
 
 def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) -> None:
     """Copy producers into the group, from its inputs upwards; a contraction's own operands stay in memory."""
-    kept = set()
-    if draft.kind == "contraction" and draft.anchor is not None:
-        kept = {item for item in drafts.nodes[draft.anchor].inputs if item is not None}
+    readers = [index for index in draft.nodes if reads_memory(drafts, draft, index)]
+    kept = {item for index in readers for item in drafts.nodes[index].inputs if item is not None}
     waiting = [value for value in drafts.inputs(draft) if value not in kept]
     while waiting:
         value = waiting.pop()

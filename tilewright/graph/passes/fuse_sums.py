@@ -79,7 +79,8 @@ def _is_worth_it(value: Value) -> bool:
 def _norm_of(drafts: Drafts, value: Value) -> Draft | None:
     """The one norm along whole rows that reads a value."""
     readers = [reader for reader in drafts.readers.get(value, []) if is_whole_row(drafts.nodes[reader])]
-    return drafts.owner[readers[0]] if len(readers) == 1 else None
+    owner = drafts.owner[readers[0]] if len(readers) == 1 else None
+    return owner if owner is not None and owner.kind == "reduction" else None  # others are computed by products
 
 
 def _is_for_two_norms(drafts: Drafts, index: int, reader: int) -> bool:

@@ -65,6 +65,7 @@ class MatmulForm(NamedTuple):
     DEPENDENT: bool = False  # weights (B) may be read before the kernels in front of this one have ended
     FLIGHT: int = 0  # of the weights that are read so, stages at once: a thread of their own loads them
     PROMOTE: Any = None  # (partial, rows, first column, stage, extra) -> what is added to the sum in float32
+    NORM: Any = None  # sums of the squares of A's rows -> what the rows of sums are multiplied by, before all else
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
@@ -152,8 +153,11 @@ class MatmulForm(NamedTuple):
 
     @property
     def stored_rows(self) -> int:
-        """Rows that a consumer stores at once."""
-        return self.rows // self.SPLIT if self.SPLIT > 1 else 64
+        """Rows that a consumer stores at once; of a part of the depth no more than there are."""
+        if self.SPLIT == 1:
+            return 64
+        least = 1 << (-(-self.loaded_rows // self.SPLIT) - 1).bit_length()
+        return min(self.rows // self.SPLIT, max(8, least)) if self.A_ROWS else self.rows // self.SPLIT
 
     @property
     def chunk(self) -> int:
@@ -222,6 +226,11 @@ class MatmulForm(NamedTuple):
         return int(((1 << (last - 1).bit_length()) - last) * self.rows * 4)
 
     @property
+    def norm_bytes(self) -> int:
+        """Shared memory of sums of squares over a part of the depth."""
+        return int(self.rows * self.SUM.itemsize) if self.NORM is not None and self.SPLIT > 1 else 0
+
+    @property
     def staging_bytes(self) -> int:
         """Shared memory of whole chunks of results on their way out."""
         return int(self.CONSUMERS * self.stored_rows * self.BUFFERS * self.chunk * self.OUTPUT.itemsize)
@@ -244,7 +253,7 @@ class MatmulForm(NamedTuple):
             lefts, tail = max(lefts, tail), 0
         tiles = [(lefts, ATOM), (rights, ATOM)]
         tiles += [(staging, swizzle_of(self.chunk * self.OUTPUT.itemsize))] * (staging > 0)
-        tiles += [(tail, swizzle_of(self.tail * self.OUTPUT.itemsize))] * (tail > 0)
+        tiles += [(tail, swizzle_of(self.tail * self.OUTPUT.itemsize))] * (tail > 0) + [(self.norm_bytes, 0)]
         end = 0
         for extent, swizzle in sorted(tiles, key=lambda tile: not tile[1]):
             unit = 1024 if swizzle else 128
@@ -261,6 +270,7 @@ class MatmulForm(NamedTuple):
         whole_rows = self.BM % (64 * self.sharers) == 0
         entry = min(255, 65536 // (128 * (self.CONSUMERS + 1)) // 8 * 8)
         most = 104 if self.CONSUMERS == 3 else 208
+        normed = self.A_ROWS in (8, 16, 32) and self.sharers == 1 and self.INPUT.itemsize == 2 and not self.PROMOTE
         rules = [
             (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.sharers} consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
@@ -295,6 +305,7 @@ class MatmulForm(NamedTuple):
                 "FLIGHT is for dependent products by one consumer",
             ),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
+            (self.NORM is None or normed, "NORM is for up to 32 rows of 16 bits, a power of two of A_ROWS, unpromoted"),
         ]
         for holds, reason in rules:
             if not holds:

@@ -267,18 +267,34 @@ def operands(lefts, rights, stage, copy, FORM: tl.constexpr):
 
 
 @tilewright.jit
+def diagonal(products):
+    """Of products of rows with the first of them, each row's with itself; zero for those that are not among these."""
+    row = tl.arange(0, products.shape[0])[:, None]
+    column = tl.arange(0, products.shape[1])[None, :]
+    return tl.sum(tl.where(row == column, products, 0.0), 1)
+
+
+@tilewright.jit
 def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM: tl.constexpr):
-    """The product of one tile, and the position behind it."""
+    """The product of one tile, and the position behind it.
+
+    With `NORM` the rows of A are multiplied with each other, too, which gives the sums of their squares where the sums
+    of their products are. Where CTAs share the depth both sums are returned, else the product is scaled.
+    """
     take_turn(copy, tile, task, FORM.TURNS)
     if FORM.PROMOTE is None:
         acc = tx.accumulator((FORM.rows, FORM.BN), FORM.SUM)
         before = position
+        if FORM.NORM is not None:
+            norms = tx.accumulator((FORM.rows, FORM.loaded_rows), FORM.SUM)
         for k in range(task.blocks):
             ring.wait_full(position)
             left, right = operands(lefts, rights, position.stage, copy, FORM)
+            if FORM.NORM is not None:
+                norms = tx.wgmma(left, left.T, norms, keep=k > 0)
             acc = tx.wgmma(left, right, acc, keep=k > 0)
             # The product before this one has ended, and its stage is free.
-            tx.wgmma_wait(outstanding=1)
+            tx.wgmma_wait(outstanding=1 if FORM.NORM is None else 2)
             if k > 0:
                 release(ring, before, task, FORM)
             before = position
@@ -287,6 +303,9 @@ def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM
         total = tx.wgmma_wait(acc)
         if FORM.SPLIT == 1:
             release(ring, before, task, FORM)
+        if FORM.NORM is not None:
+            squares = diagonal(tx.wgmma_wait(norms))
+            total = (total, squares) if FORM.SPLIT > 1 else total * FORM.NORM(squares)[:, None]
     else:
         total = tl.zeros((FORM.rows, FORM.BN), FORM.SUM)
         row = place[1] + tl.arange(0, FORM.rows)[:, None]
@@ -433,7 +452,22 @@ def sum_parts(partials, copy, first, task, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, task, M, N, extra, FORM: tl.constexpr):
+def sum_squares(norms, first, task, FORM: tl.constexpr):
+    """The sums of squares over the CTAs that share the depth, in their order, of some rows; for each chunk of columns,
+    whose threads have rows of their own."""
+    mine = norms.slice(first, FORM.stored_rows)
+    totals = ()
+    for _ in tl.static_range(tl.cdiv(FORM.BN, FORM.chunk)):
+        total = mine.remote(task.peer).load()
+        for part in tl.static_range(1, FORM.SPLIT):
+            total += mine.remote(task.peer + part * FORM.shared).load()
+        totals = totals + (total,)
+    return totals
+
+
+@tilewright.jit
+def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, norms, task, M, N, extra,
+                  FORM: tl.constexpr):  # fmt: skip
     """The multiplying role when CTAs share the depth: one tile; each stores the sums of a part of its rows."""
     CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
     place = consumer_place(task.first, copy, task, FORM)
@@ -441,16 +475,24 @@ def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, t
     position = tx.consumer_start(FORM.STAGES)
     total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, FORM)
     tx.named_sync(1, 128 * FORM.CONSUMERS)  # the partial sums lie where the stages were
+    if FORM.NORM is not None:
+        norms.store(total[1])
+        total = total[0]
     partials[copy].store(total)
     tx.cluster_arrive()
     tx.cluster_wait()
     first = task.group // FORM.shared * FORM.stored_rows
     row = first_row + first
+    if FORM.NORM is not None:
+        squares = sum_squares(norms, first, task, FORM)
     totals = sum_parts(partials, copy, first, task, FORM)
     for chunk in tl.static_range(CHUNKS):
         STORE: tl.constexpr = FORM.stores[chunk]
         column = first_column + chunk * FORM.chunk
-        value = finished(totals[chunk], batch, row, column, M, N, extra, FORM)
+        value = totals[chunk]
+        if FORM.NORM is not None:
+            value = value * FORM.NORM(squares[chunk])[:, None]
+        value = finished(value, batch, row, column, M, N, extra, FORM)
         if STORE[0] < FORM.BUFFERS:
             store_chunk(value, c, outs[STORE[0] * FORM.CONSUMERS + copy], batch, row, column, STORE[1], False)
         else:
@@ -487,8 +529,11 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
     if FORM.SPLIT > 1:
         partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
                              over=rights if FORM.sums_right else lefts)  # fmt: skip
+        norms = partials
+        if FORM.NORM is not None:
+            norms = tx.shared((FORM.rows,), FORM.SUM)
         multiplying = tx.role(
-            multiply_part, (c, c_tail, lefts, rights, ring, outs, tails, partials, task, M, N, extra, FORM),
+            multiply_part, (c, c_tail, lefts, rights, ring, outs, tails, partials, norms, task, M, N, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
     else:

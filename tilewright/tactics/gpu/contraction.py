@@ -6,17 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.dtypes import float32
-from tilewright.graph.core import Graph, Value
-from tilewright.graph.fusion import Group
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group, read_outside
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.tactics.blocks import Blocks, row_ranges
-from tilewright.tactics.contraction import Problem, Slots, as_sum_of_products, describe, epilogue_slots, gemm_call
+from tilewright.tactics.contraction import (
+    Problem,
+    Slots,
+    as_sum_of_products,
+    describe,
+    epilogue_slots,
+    gemm_call,
+    norm_in_front,
+)
 from tilewright.tactics.core import Candidate, KernelCall, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.gate import gate_slots
 from tilewright.tactics.gpu.hopper_products import gated_products, hopper_products
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.tile_epilogue import plain_work
+from tilewright.tactics.split import split_group
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import GPU_CLOCK, Product, Tile, gpu_of, ranked_tiles
@@ -32,6 +41,9 @@ def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidat
     assert group.anchor is not None
     if group.anchor.output.dtype.is_integer:
         return gpu_reduction(as_sum_of_products(group), graph, target)
+    norm = norm_in_front(group)
+    if norm is not None:
+        return _normed(group, norm, graph, target)
     problem = describe(group.anchor, graph, 0)
     gate = gate_slots(group, graph)
     if gate is not None:
@@ -40,6 +52,41 @@ def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidat
             raise NotImplementedError("the halves of this product do not meet in one kernel")
         return found
     return product_candidates(problem, epilogue_slots(group, graph), group, target, graph)
+
+
+def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
+    """A product that normalises the few rows that it reads; where its kernel cannot, a norm and a product."""
+    assert group.anchor is not None and norm.inputs[0] is not None
+    nodes = [node for node in group.nodes if node is not norm]
+    bare = Group(group.kind, nodes, read_outside(nodes), group.outputs, group.anchor, group.name)
+    problem = replace(describe(group.anchor, graph, 0), a=norm.inputs[0])
+    gate = gate_slots(bare, graph)
+    if gate is not None:
+        found = gated_products(problem, gate, group, target, norm)
+    else:
+        found = hopper_products(problem, epilogue_slots(bare, graph), group, target, graph, norm)
+    return found or _behind_norm(bare, norm, graph, target)
+
+
+def _behind_norm(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
+    """A norm by a kernel of its own, then each candidate of the product that reads it."""
+    inputs = [value for value in norm.inputs if value is not None]
+    first, *_ = gpu_reduction(Group("reduction", [norm], inputs, [norm.output], norm, group.name), graph, target)
+    try:
+        products = gpu_contraction(group, graph, target)
+    except NotImplementedError as reason:
+        products = split_group(group, graph, target, gpu_contraction, str(reason))
+    reasons = {"norm": "by a kernel of its own: none of products takes it"}
+    return [
+        Candidate(
+            f"norm and {found.name}",
+            (*first.stages, *found.stages),
+            replace(found.cost, seconds=first.cost.seconds + found.cost.seconds),
+            (norm.output, *found.temporaries),
+            {**found.reasons, **reasons},
+        )
+        for found in products
+    ]
 
 
 def product_candidates(

@@ -1,4 +1,5 @@
-"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, gates, early starts.
+"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, gates, norms of the
+rows that are read, early starts.
 
 A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the plan's
 step then has one choice for each.  Weights that are constants are read before the kernels ahead have ended.
@@ -13,11 +14,11 @@ from typing import Any
 import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.frontend.jit import JITFunction
-from tilewright.graph.core import Graph, Value
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.hopper import matmul as hopper
+from tilewright.kernels.hopper.choice import FEW_ROWS, close_forms, dependent, filled
 from tilewright.kernels.hopper.choice import Problem as HopperProblem
-from tilewright.kernels.hopper.choice import close_forms, dependent
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.packing import halves_recipe
 from tilewright.symbolic import (
@@ -59,6 +60,7 @@ class _Product:
     ready: bool  # b is a constant
     epilogue: TileEpilogue
     gate: JITFunction | None = None
+    norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
 
     @property
     def dtype(self) -> DType:
@@ -70,24 +72,27 @@ class _Product:
 
 
 def hopper_products(
-    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None
-) -> list[Candidate]:
+    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None,
+    norm: Node | None = None,
+) -> list[Candidate]:  # fmt: skip
     """The Hopper product in several forms; none where tensor copies cannot read the operands or it would change the
-    precision. `graph` tells which operands are constants."""
+    precision. `graph` tells which operands are constants, `norm` how the few rows of A are normalised first."""
     b = problem.b
     if not isinstance(b, (Value, PackedConstant)):
         return []
     ready = isinstance(b, PackedConstant) or (graph is not None and b in graph.constants)
-    return _candidates(_described(problem, b, ready, slots), group, target)
+    return _candidates(_described(problem, b, ready, slots, norm=norm), group, target)
 
 
-def gated_products(problem: Problem, slots: GateSlots, group: Group, target: Target) -> list[Candidate]:
+def gated_products(
+    problem: Problem, slots: GateSlots, group: Group, target: Target, norm: Node | None = None
+) -> list[Candidate]:
     """The same of a gated product with constant weights, whose halves are interleaved in memory."""
     if not isinstance(problem.b, Value):
         return []
     transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
     weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
-    found = _described(problem, weights, True, slots.rest, 2)
+    found = _described(problem, weights, True, slots.rest, 2, norm)
     if found is None:
         return []
     gate = tile_function(slots.gate, found.slots.stored.dtype)
@@ -96,7 +101,7 @@ def gated_products(problem: Problem, slots: GateSlots, group: Group, target: Tar
 
 
 def _described(
-    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, sums: int = 1
+    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, sums: int = 1, norm: Node | None = None
 ) -> _Product | None:
     """The product, if the kernel can compute it; `sums` go into one result."""
     columns, depth = problem.columns, problem.depth
@@ -108,12 +113,22 @@ def _described(
     if not aligned or problem.a.dtype not in inputs or b_type != problem.a.dtype or slots.stored.dtype not in outputs:
         return None
     epilogue = tile_epilogue(slots, columns // sums)
-    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, epilogue)
+    factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
+    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, epilogue, norm=factors)
+
+
+@lru_cache(maxsize=1024)
+def rms_factors(depth: int, epsilon: float) -> JITFunction:
+    """`factors(squares)`: what an RMS norm multiplies rows of `depth` elements by. Always the same for the same."""
+    source = f"def rms_factors(squares):\n    return tl.rsqrt(squares * {1 / depth!r} + {epsilon!r})\n"
+    return JITFunction.from_source(source, "rms_factors", {"tl": tl})
 
 
 def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
-    if found is None or not getattr(target, "wgmma", False) or len(group.outputs) != 1:
+    if found is None or not getattr(target, "wgmma", False):
         return []
+    if len(group.outputs) > 1 and upper_bound(found.rows) > FEW_ROWS:
+        return []  # others than the last are stored by threads, element by element
     spans = _spans(found.rows)
     ranked = [_forms(found, example, at_most) for example, at_most in spans]
     candidates = []
@@ -122,6 +137,8 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
         reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
         if found.gate is not None:
             reasons["gate"] = found.gate.__name__
+        if found.norm is not None:
+            reasons["norm"] = "of the rows that are read: their sums are scaled"
         for (_, at_most), (form, _) in zip(spans, forms, strict=True):
             last = at_most is None or at_most >= upper_bound(found.rows)
             condition = None if at_most is None or last else (found.rows, at_most)
@@ -198,12 +215,13 @@ def _forms(found: _Product, example: int, at_most: int | None) -> tuple[tuple[Ma
         found.transposed, work=found.epilogue.work, at_most=most,
     )  # fmt: skip
     epilogue = found.epilogue
-    return _usable_forms(problem, found.gate is not None, epilogue.column_loads > 0, epilogue.element_loads > 0)
+    by_column, by_element = epilogue.column_loads > 0, epilogue.element_loads > 0
+    return _usable_forms(problem, found.gate is not None, by_column, by_element, found.norm)
 
 
 @lru_cache(maxsize=1024)
 def _usable_forms(
-    problem: HopperProblem, gated: bool, by_column: bool, by_element: bool
+    problem: HopperProblem, gated: bool, by_column: bool, by_element: bool, norm: JITFunction | None
 ) -> tuple[tuple[MatmulForm, float], ...]:
     """The forms worth timing, the one to take untimed first."""
 
@@ -213,6 +231,7 @@ def _usable_forms(
             return None
         # Of operands for each column, few registers hold many; those of each element are as many as the sums.
         together = by_column and not (by_element or gated or many) and form.SPLIT == 1
-        return form._replace(TOGETHER=2 if together else 1)
+        form = form._replace(TOGETHER=2 if together else 1, NORM=norm)
+        return filled(form) if form.norm_bytes else form
 
     return tuple(close_forms(problem, finish=usable, count=HOPPER_FORMS))

@@ -18,7 +18,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.packing import order_recipe
 from tilewright.symbolic import Size, lift, product, simplify
-from tilewright.tactics.contraction import Problem, describe
+from tilewright.tactics.contraction import Problem, describe, norm_in_front
 from tilewright.tactics.convolution import checked_convolution, with_bias_in_epilogue
 from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.tactics.elementwise import total_bytes
@@ -68,6 +68,8 @@ def library_candidates(group: Group, graph: Graph, target: Target, own_seconds: 
             "calls of other libraries are allowed, and there are none here: install nvmath-python, "
             "nvidia-cudnn-frontend or PyTorch, or build without --vendor allow"
         )
+    if norm_in_front(group) is not None:
+        return []  # of few rows, which our kernel normalises
     if group.anchor.op != "matmul":
         group = with_bias_in_epilogue(group)
     assert group.anchor is not None
