@@ -10,10 +10,10 @@ import tilewright
 import tilewright.language as tl
 from tilewright.ir.core import Function
 from tilewright.kernels.hopper.attention import attention
-from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
-from tilewright.kernels.hopper.grouped import grouped_matmul
 from tilewright.kernels.hopper.decoding import decoding
 from tilewright.kernels.hopper.decoding_forms import DecodingForm
+from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
+from tilewright.kernels.hopper.grouped import grouped_matmul
 from tilewright.kernels.hopper.matmul import matmul
 
 
@@ -71,19 +71,6 @@ def traced_attention(form: AttentionForm) -> Function:
     return attention.trace(types, {"FORM": form})
 
 
-def attention_reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, causal: bool, window: int, bias: Any = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d), lengths [b, 2]; `bias` is
-    added to the scores [b, h, s, keys]."""
-    queries, group = q.shape[2], q.shape[1] // k.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
-    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + bias
-    row, column = np.arange(queries)[:, None], np.arange(k.shape[2])[None, :]
-    for batch, (rows, length) in enumerate(lengths):
-        seen = column < length
-        if causal:
-            seen = seen & (column <= row + length - rows)
 def traced_decoding(form: DecodingForm) -> Function:
     """The Tile IR of attention of few queries for a form."""
     form.check()
@@ -98,6 +85,19 @@ def traced_decoding(form: DecodingForm) -> Function:
     return decoding.trace(types, {"FORM": form})
 
 
+def attention_reference(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, causal: bool, window: int, bias: Any = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results and logarithms of the sums, [b, h, s, d] and [b, h, s]; scale 1 / sqrt(d), lengths [b, 2]; `bias` is
+    added to the scores [b, h, s, keys]."""
+    queries, group = q.shape[2], q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + bias
+    row, column = np.arange(queries)[:, None], np.arange(k.shape[2])[None, :]
+    for batch, (rows, length) in enumerate(lengths):
+        seen = column < length
+        if causal:
+            seen = seen & (column <= row + length - rows)
         if window:
             seen = seen & (column > row + length - rows - window)
         scores[batch][:, ~np.broadcast_to(seen, scores.shape[2:])] = -np.inf
