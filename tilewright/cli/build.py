@@ -97,7 +97,6 @@ def build(
     path = output or Path(f"{model.resolve().stem}.engine")
     _check_output(model, path, given=output is not None)
     from tilewright.engine import builder
-    from tilewright.engine.rebuild import targets_of
     from tilewright.engine.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
 
@@ -109,9 +108,7 @@ def build(
         graph, source = _read(model)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        again = targets_of(model) if model.suffix == ".engine" else []
-        targets = target.split(",") if target is not None else again or ["auto"]
-        engine = builder.build(graph, target=targets, progress=progress, source=source, tuning=tuning)
+        engine = builder.build(graph, _targets(model, target), progress, source, tuning)
         progress("save", path.name, 0.0)
         engine.save(path)
     if timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible:
@@ -128,6 +125,15 @@ def build(
             console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
         for text in _choices(path, engine.targets):
             console.print(f"  {text}", soft_wrap=True)
+
+
+def _targets(model: Path, asked: str | None) -> list[str]:
+    """What to build for: what was asked for, else what the engine that is built again was built for."""
+    from tilewright.engine.rebuild import targets_of
+
+    if asked is not None:
+        return asked.split(",")
+    return (targets_of(model) if model.suffix == ".engine" else []) or ["auto"]
 
 
 def _choices(path: Path, targets: Sequence[str]) -> Iterator[str]:
