@@ -137,6 +137,11 @@ class MatmulForm(NamedTuple):
         return self.left_stage_bytes + self.right_stage_bytes
 
     @property
+    def full_bytes(self) -> int:
+        """Those of them that come with B: A may be loaded apart."""
+        return self.right_stage_bytes if self.apart else self.stage_bytes
+
+    @property
     def left_stage_bytes(self) -> int:
         """Bytes of A that come to a stage."""
         return int(self.loaded_rows * self.BK * self.INPUT.itemsize)

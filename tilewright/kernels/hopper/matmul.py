@@ -161,61 +161,35 @@ def load_right(b, rights, full, stage, place, k, task, FORM: tl.constexpr):
 
 @tilewright.jit
 def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
-    """The loading role: one thread."""
+    """The loading role: one thread, of both operands, or of B alone when A comes apart.
+
+    Weights of the first stages come at once, activations from the kernels before. When B comes apart, this thread waits
+    for no other kernel, and of the first stages only `FLIGHT` are under way at once. That is enough for all of the
+    memory's rate; were all asked for at once, whatever the kernels in front still read would queue behind them.
+    """
     position = tx.producer_start(FORM.STAGES)
     ahead = task.blocks * 0
     if FORM.DEPENDENT:
-        # The first stages take their weights at once; activations come from the kernels before.
         ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
         place = tile_place(task.first, task, FORM)
         for k in range(ahead):
-            ring.full[k].expect(FORM.stage_bytes)
+            if FORM.apart:
+                if k >= FORM.FLIGHT:
+                    ring.full[k - FORM.FLIGHT].wait(0)
+            ring.full[k].expect(FORM.full_bytes)
             load_right(b, rights, ring.full[k], k, place, k, task, FORM)
-        tx.grid_wait()
+        if not FORM.apart:
+            tx.grid_wait()
     for tile in range(task.first, task.tiles, task.step):
         place = tile_place(tile, task, FORM)
         for k in range(task.blocks):
             full = ring.full[position.stage]
-            if FORM.DEPENDENT:
-                if k >= ahead:
-                    ring.wait_empty(position)
-                    full.expect(FORM.stage_bytes)
-                    load_right(b, rights, full, position.stage, place, k, task, FORM)
-            else:
+            if not FORM.DEPENDENT or k >= ahead:
                 ring.wait_empty(position)
-                full.expect(FORM.stage_bytes)
+                full.expect(FORM.full_bytes)
                 load_right(b, rights, full, position.stage, place, k, task, FORM)
-            load_left(a, lefts, full, position.stage, place, k, task, FORM)
-            position = position.next()
-        ahead = task.blocks * 0
-    if FORM.SPLIT > 1:
-        tx.cluster_arrive()
-        tx.cluster_wait()
-
-
-@tilewright.jit
-def load_weights(copy, b, rights, ring, task, FORM: tl.constexpr):
-    """The loading role of B when it comes apart: one thread, which waits for no other kernel.
-
-    Of the first stages only `FLIGHT` are under way at once. That is enough for all of the memory's rate; were all asked
-    for at once, whatever the kernels in front still read would queue behind them.
-    """
-    position = tx.producer_start(FORM.STAGES)
-    ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
-    place = tile_place(task.first, task, FORM)
-    for k in range(ahead):
-        if k >= FORM.FLIGHT:
-            ring.full[k - FORM.FLIGHT].wait(0)
-        ring.full[k].expect(FORM.right_stage_bytes)
-        load_right(b, rights, ring.full[k], k, place, k, task, FORM)
-    for tile in range(task.first, task.tiles, task.step):
-        place = tile_place(tile, task, FORM)
-        for k in range(task.blocks):
-            if k >= ahead:
-                ring.wait_empty(position)
-                full = ring.full[position.stage]
-                full.expect(FORM.right_stage_bytes)
-                load_right(b, rights, full, position.stage, place, k, task, FORM)
+            if not FORM.apart:
+                load_left(a, lefts, full, position.stage, place, k, task, FORM)
             position = position.next()
         ahead = task.blocks * 0
     if FORM.SPLIT > 1:
@@ -543,7 +517,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
             copies=FORM.CONSUMERS, registers=FORM.registers[1],
         )  # fmt: skip
     if FORM.apart:
-        weights = tx.role(load_weights, (b, rights, ring, task, FORM), warps=1, elected=True)
+        weights = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), warps=1, elected=True)
         activations = tx.role(load_activations, (a, lefts, ring, task, FORM), warps=1, elected=True)
         tx.warp_roles(multiplying, weights, activations)
     else:
