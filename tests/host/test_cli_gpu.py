@@ -76,6 +76,17 @@ def test_an_engine_is_built_again_for_what_it_was_built_for(engine: Path, tmp_pa
     assert Engine.load(damaged, rebuild=True, target="cuda").targets == ("cuda:sm_90a",)
 
 
+def test_tf32_is_part_of_what_an_engine_was_built_for(engine: Path, tmp_path: Path) -> None:
+    both, again = tmp_path / "both.engine", tmp_path / "again.engine"
+    targets = ("cuda:sm_90a+tf32", "cuda:sm_90a")
+    assert tilewright("build", str(engine), "-o", str(both), "--target", ",".join(targets)).exit_code == 0
+    assert "target cuda:sm_90a+tf32" in tilewright("inspect", str(both)).output
+    assert [Engine.load(both, target=name).target for name in ("cuda", *targets)] == ["cuda:sm_90a+tf32", *targets]
+    assert tilewright("build", str(both), "-o", str(again)).exit_code == 0
+    assert Engine.read(again).targets == targets
+    assert Engine.read(again, "cuda:sm_90a+tf32").target == "cuda:sm_90a+tf32"
+
+
 def test_an_engine_for_a_gpu_is_built_for_the_cpu_where_there_is_no_gpu(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

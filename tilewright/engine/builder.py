@@ -316,7 +316,9 @@ def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dic
         resources = dataclasses.asdict(entry.binary.resources)
         described[key] = {**_described(entry), "launch": json.loads(json.dumps(launch)), "resources": resources}
     objects = {cuda_program.member(key): entry.binary.image for key, entry in kernels.items()}
-    facts = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
+    facts: dict[str, Any] = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
+    if target.tf32:
+        facts["tf32"] = True
     entry_data = {
         "target": {**facts, "features": [target.architecture]},
         "plan": data,

@@ -55,7 +55,9 @@ class Engine:
         """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
         pairs = list(zip(self._package.manifest["programs"], self._misfits, strict=True))
         if target is not None:
-            pairs = [pair for pair in pairs if _is_meant(target, target_name(pair[0]["target"]))]
+            named = [(pair, target_name(pair[0]["target"])) for pair in pairs]
+            pairs = [pair for pair, name in named if name == target]
+            pairs = pairs or [pair for pair, name in named if _is_meant(target, name)]
             if not pairs:
                 known = ", ".join(map(target_name, (p["target"] for p in self._package.manifest["programs"])))
                 raise EngineTargetError(f"{self._origin} has no program for {target}: it has {known}. {REBUILD}")
