@@ -11,10 +11,10 @@ plan must be right for every value of the symbols, so offsets are symbolic as we
 
 Tensors whose size is a multiple of the same product of symbols form a family: inside it offsets are
 integer multiples of that product, packed like plain integers (each at the lowest gap where it fits,
-largest tensors first), which is exact for all values at once.  Other tensors share slots: a slot is
-as large as the maximum of its tenants, which never live at the same time.  Families and slots lie
-one after the other.  A tensor whose multiple is small and not aligned may be in its family, rounded up
-for every one, or have a slot, rounded up once: what takes less for the largest sizes is done.
+largest tensors first), which is exact for all values at once.  A multiple that is not aligned is
+rounded up, and what lies above in the meantime moves up by one alignment, however large the symbols
+are.  Other tensors share slots: a slot is as large as the maximum of its tenants, which never live
+at the same time.  Families and slots lie one after the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from tilewright.symbolic import (
 ALIGNMENT = 64
 _TRIES = 64  # of an order
 _TRIED_PAIRS = 400_000  # of tensors, over all tries of an order
-_LEAST_FACTOR = 1024  # rounding a smaller factor up to the alignment would waste more than 6 percent
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,10 @@ class MemoryPlan:
 
 def plan_memory(intervals: Sequence[Interval]) -> MemoryPlan:
     """A place for every interval; two that are alive together never overlap, for all symbol values."""
-    plan = _planned(intervals, _LEAST_FACTOR)
-    if all(_family(item.bytes, _LEAST_FACTOR) or not _family(item.bytes, 0) for item in intervals):
-        return plan
-    return min(plan, _planned(intervals, 0), key=lambda plan: upper_bound(plan.total))
-
-
-def _planned(intervals: Sequence[Interval], least_factor: int) -> MemoryPlan:
-    """A plan in which multiples from `least_factor` on, and aligned ones, are in families."""
     families: dict[Monomial, list[tuple[Interval, int]]] = {}
     others: list[Interval] = []
     for item in intervals:
-        found = _family(item.bytes, least_factor)
+        found = _family(item.bytes)
         if found is None:
             others.append(item)
         else:
@@ -99,14 +90,32 @@ def _planned(intervals: Sequence[Interval], least_factor: int) -> MemoryPlan:
     for monomial, members in families.items():
         places, extent = _pack(members)
         unit = lift(1) if monomial == () else lift(0) + _product(monomial)
+        levels, most = _levels(members, places)
         for name, place in places.items():
-            offsets[name] = simplify(lift(base) + lift(unit) * place)
-        base = simplify(lift(base) + lift(unit) * extent)
+            offsets[name] = _above(base, lift(unit) * place, levels[name])
+        base = _above(base, lift(unit) * extent, most)
     for tenants, size in _slots(others):
         for item in tenants:
             offsets[item.name] = base
         base = simplify(lift(base) + size)
     return MemoryPlan(offsets, base, tuple(intervals))
+
+
+def _above(base: Size, distance: Size, levels: int) -> Size:
+    """`base` and at least `distance`, aligned, and so many alignments more."""
+    return simplify(lift(base) + round_up(simplify(distance), ALIGNMENT) + levels * ALIGNMENT)
+
+
+def _levels(members: list[tuple[Interval, int]], places: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """How many alignments each moves up, and the end, because what lies below was rounded up: one for each that lies
+    below another, at a place that is not aligned whatever the symbols are."""
+    found: dict[str, int] = {}
+    done: list[Interval] = []
+    for item, _ in sorted(members, key=lambda member: places[member[0].name]):
+        below = [other.name for other in done if other.overlaps(item)]
+        found[item.name] = max((found[name] + (places[name] % ALIGNMENT > 0) for name in below), default=0)
+        done.append(item)
+    return found, max((level + (places[name] % ALIGNMENT > 0) for name, level in found.items()), default=0)
 
 
 def _product(monomial: Monomial) -> Size:
@@ -115,19 +124,15 @@ def _product(monomial: Monomial) -> Size:
     return Expression(((monomial, 1),))
 
 
-def _family(size: Size, least_factor: int) -> tuple[Monomial, int] | None:
-    """The product of symbols that a size is a multiple of, and the aligned factor."""
+def _family(size: Size) -> tuple[Monomial, int] | None:
+    """The product of symbols that a size is a multiple of, and the factor; that of a number is aligned."""
     terms = lift(size).terms
     if not terms:
         return (), 0
-    if len(terms) != 1:
+    if len(terms) != 1 or lower_bound(_product(terms[0][0])) < 0:
         return None
     monomial, factor = terms[0]
-    if monomial != () and (factor < least_factor and factor % ALIGNMENT):
-        return None
-    if lower_bound(_product(monomial)) < 0:
-        return None
-    return monomial, -(-factor // ALIGNMENT) * ALIGNMENT
+    return monomial, factor if monomial else -(-factor // ALIGNMENT) * ALIGNMENT
 
 
 def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
