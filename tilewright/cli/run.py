@@ -20,6 +20,7 @@ InputOption = Annotated[
     list[str] | None, typer.Option("--input", help="NAME=FILE.npy; inputs not given are drawn at random.")
 ]
 SizeOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=NUMBER: a dynamic size, e.g. batch=4.")]
+TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2}  # of outputs that are rounded, and were computed of such
 TargetOption = Annotated[
     str | None,
     typer.Option(help="Which of the engine's programs: cpu, cuda, cuda:sm_90a … Without it the first that fits."),
@@ -37,7 +38,13 @@ def run(
     seed: SeedOption = 0,
     compare: Annotated[str | None, typer.Option(help=f"Compare with one of: {', '.join(peers.NAMES)}.")] = None,
     model: ModelOption = None,
-    tolerance: Annotated[float, typer.Option(help="Largest difference allowed, relative to the largest value.")] = 1e-3,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest difference allowed, relative to the largest value: by default 0.001, for float16 0.01, for "
+            "bfloat16 0.05."
+        ),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write each output to FOLDER/NAME.npy.")] = None,
 ) -> None:
     """Run an engine once."""
@@ -73,7 +80,7 @@ def _compare(
     name: str,
     ours: dict[str, np.ndarray],
     theirs: dict[str, np.ndarray],
-    tolerance: float,
+    tolerance: float | None,
     updated: Collection[str] = (),
 ) -> bool:
     """Print the differences; outputs are matched by name, the rest in order. Any that only one side has differ,
@@ -94,7 +101,7 @@ def _compare(
             fits = False
             continue
         difference, relative = differences(array, other)
-        good = relative <= tolerance
+        good = relative <= (TOLERANCES.get(array.dtype.name, 1e-3) if tolerance is None else tolerance)
         fits &= good
         table.add_row(label, f"{difference:.3g}", f"{relative:.3g}", "agrees" if good else "differs")
     for label in others:
