@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from tilewright.errors import EngineDamagedError, EngineTargetError, InputError,
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
+from tilewright.runtime.cuda import session
 from tilewright.targets.nvidia.assemble import find_assembler
+from tilewright.targets.nvidia.binary import CudaBinary
 
 
 @pytest.fixture
@@ -318,3 +321,20 @@ def test_steps_are_timed(driver, rng):
     assert len(rows) == len(engine.plan.steps)
     # Every pair of events is half a millisecond apart there, those around the whole graph, too.
     assert sum(row["milliseconds"] for row in rows) == pytest.approx(0.5)
+
+
+def test_the_first_kernel_of_a_call_waits_for_all_calls_before(driver, rng, monkeypatch):
+    """The others may start early: they meet kernels of their own call alone."""
+    started: list[bool] = []
+    stand_in, program = session.launcher, CudaBinary.program
+
+    def launcher(found, device):
+        start = stand_in(found, device)
+        return lambda *arguments: (started.append(found.dependent_launch), start(*arguments))
+
+    monkeypatch.setattr(session, "launcher", launcher)
+    monkeypatch.setattr(CudaBinary, "program", lambda *given: replace(program(*given), dependent_launch=True))
+    engine = build(perceptron(rng), "cuda:sm_90a")
+    engine.run({"x": rng.standard_normal((3, 24)).astype(np.float32)})
+    steps = len(engine.plan.steps)
+    assert steps > 1 and started[:steps] == [False] + [True] * (steps - 1)
