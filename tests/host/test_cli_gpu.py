@@ -76,6 +76,13 @@ def test_an_engine_is_built_again_for_what_it_was_built_for(engine: Path, tmp_pa
     assert Engine.load(damaged, rebuild=True, target="cuda").targets == ("cuda:sm_90a",)
 
 
+def test_options_that_change_nothing_on_the_cpu_are_told(engine: Path, tmp_path: Path) -> None:
+    arguments = ("build", str(engine), "-o", str(tmp_path / "again.engine"), "--target", "cpu")
+    assert "not timed" not in tilewright(*arguments).output
+    for option in (("--effort", "3"), ("--vendor", "allow"), ("--reproducible",)):
+        assert "kernels for cpu: by estimate (CPU kernels are not timed" in tilewright(*arguments, *option).output
+
+
 def test_tf32_is_part_of_what_an_engine_was_built_for(engine: Path, tmp_path: Path) -> None:
     both, again = tmp_path / "both.engine", tmp_path / "again.engine"
     targets = ("cuda:sm_90a+tf32", "cuda:sm_90a")

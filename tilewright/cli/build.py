@@ -123,7 +123,7 @@ def build(
         for spec in (*engine.inputs, *engine.outputs):
             kind = "input " if spec in engine.inputs else "output"
             console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
-        for text in _choices(path, engine.targets):
+        for text in _choices(path, engine.targets, asked=tuning != Tuning()):
             console.print(f"  {text}", soft_wrap=True)
 
 
@@ -136,12 +136,15 @@ def _targets(model: Path, asked: str | None) -> list[str]:
     return (targets_of(model) if model.suffix == ".engine" else []) or ["auto"]
 
 
-def _choices(path: Path, targets: Sequence[str]) -> Iterator[str]:
-    """For each target that lets kernels be timed, how many were chosen how."""
+def _choices(path: Path, targets: Sequence[str], asked: bool) -> Iterator[str]:
+    """For each target that lets kernels be timed, how many were chosen how; for the others that nothing was timed, if
+    something was `asked` for that has to do with it."""
     from tilewright.engine import Engine
 
     for target in targets:
         if not target.startswith("cuda"):
+            if asked:
+                yield f"kernels for {target}: by estimate (CPU kernels are not timed, and no other library is called)"
             continue
         chosen = {re.sub(r"\.\d+$", "", step.name): step.evidence.get("choice")
                   for step in Engine.read(path, target).plan.steps}  # fmt: skip
