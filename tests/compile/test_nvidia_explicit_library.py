@@ -111,6 +111,21 @@ def test_matmul(name: str) -> None:
         assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == form.rows // 16 * form.BN // 64
 
 
+@tilewright.jit
+def stored_too(value, row, column, mask, extra):  # type: ignore[no-untyped-def]
+    tl.store(extra[0] + row * 512 + column, value, mask=mask)
+    return value
+
+
+@pytest.mark.parametrize(
+    "name", ["few rows, loaded apart", "depth split, loaded apart", "odder depth split", "one tile"]
+)
+def test_an_epilogue_stores_from_the_threads_that_have_the_sums(name: str) -> None:
+    """The tiles leave no memory to exchange them in."""
+    form = FORMS[name]._replace(EPILOGUE=stored_too)
+    assert lower(traced_matmul(form, ("*f32",)), TARGET, {}).shared_bytes == form.shared_bytes
+
+
 @pytest.mark.parametrize("columns", [200, 208])
 def test_products_too_wide_for_their_registers_are_refused(columns: int) -> None:
     """Before ptxas does: an instruction needs its sums and some more in the registers that a thread has at entry."""

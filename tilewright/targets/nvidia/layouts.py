@@ -53,6 +53,7 @@ _HEAVY = frozenset("divide remainder power exp exp2 log log2 sin cos tanh erf sq
 _HEAVY_COST = 8
 _SMALL = 8  # a load of so much less than the largest access waits for what it is combined with
 _FLEXIBLE_COST = 32  # operations that may be repeated for each layout
+_SECTOR_ITEM = 4  # bytes of an element of which four threads with sums of a row beside each other fill a sector
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class Assigner:
         self.stored: dict[Operation, Operation] = {}  # reductions whose results are only stored, and where
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
         self.direct_loads = False  # in the layout of what they are combined with, at any price
+        self.direct_stores = False  # of sums of products from the threads that have them, which fill whole sectors
         self.warpgroups = target.wgmma  # whether products may be warpgroups'
 
     def region(self, region: Region) -> None:
@@ -352,7 +354,9 @@ class Assigner:
         homes = [self.home[value] for value in operands if value in self.home]
         access = self.accesses[operation]
         gathered = [transfer.gathered(home, access.axis, min(access.elements, 16 // access.itemsize)) for home in homes]
-        candidates = dict.fromkeys([*gathered, own, *homes])  # shuffles before exchanges: they need no shared memory
+        direct = self.direct_stores and operation.opcode == "store" and access.itemsize >= _SECTOR_ITEM and homes
+        # Shuffles before exchanges: they need no shared memory.
+        candidates = dict.fromkeys([*gathered, *([] if direct else [own]), *homes])
         return min(candidates, key=lambda layout: self.access_cost(operation, layout) + self.moved(operands, layout))
 
 

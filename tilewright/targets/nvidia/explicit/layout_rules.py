@@ -106,13 +106,14 @@ def _roles(assigner: Assigner, operation: Operation) -> None:
     """Every role has its own number of warps."""
     assigner.finish()  # what stands before them belongs to all warps
     all_warps = assigner.warps
-    assigner.direct_loads = True  # tiles leave no memory to convert what an epilogue reads
+    assigner.direct_loads = True  # tiles leave no memory to convert what an epilogue reads or stores
     for role, region in zip(roles.table(operation), operation.regions, strict=True):
         assigner.warps = role.warps
+        assigner.direct_stores = any(inner.opcode == "wgmma" for each in region.operations for inner in each.walk())
         assigner.region(region)
         assigner.finish()
     assigner.warps = all_warps
-    assigner.direct_loads = False
+    assigner.direct_loads = assigner.direct_stores = False
 
 
 RULES: dict[str, Rule] = {
