@@ -10,6 +10,7 @@ from tests.normed_products import block
 from tilewright.dtypes import DType, bfloat16, float16, float32, int64
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
+from tilewright.engine.kernels import KernelSet
 from tilewright.engine.tuning import Tuning
 from tilewright.errors import MissingDependencyError
 from tilewright.graph.build import GraphBuilder
@@ -18,7 +19,10 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import FEW_ROWS, prepare_norms
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
+from tilewright.runtime.plan import BufferReference
+from tilewright.tactics.select import candidates
 from tilewright.targets.nvidia.assemble import find_assembler
+from tilewright.targets.registry import get_target
 
 
 @pytest.fixture
@@ -104,11 +108,12 @@ def test_a_norm_with_two_readers_stays(rng: np.random.Generator) -> None:
     assert normed(b.finish()) == [False]
 
 
-def test_engines(assembler: None, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("rows", [1, 4, FEW_ROWS])
+def test_engines(rows: int, assembler: None, rng: np.random.Generator) -> None:
     """No step is a norm's, nothing spills, and reasons say so; other targets keep their norms, and are as exact."""
-    graph = block(4, rng)
+    graph = block(rows, rng)
     engine = build(graph, ["cpu", "cuda:sm_90a"])
-    inputs = {"x": rng.standard_normal((1, 4, 512)).astype(ml_dtypes.bfloat16)}
+    inputs = {"x": rng.standard_normal((1, rows, 512)).astype(ml_dtypes.bfloat16)}
     exact, rounded = run(graph, inputs)["y"], run(graph, inputs, dtype=None)["y"].astype(np.float64)
     error = np.linalg.norm(engine.run(inputs)["y"].astype(np.float64) - exact)
     assert error <= 1.5 * np.linalg.norm(rounded - exact) and kernels(engine).count("normalize") == 3
@@ -118,6 +123,16 @@ def test_engines(assembler: None, rng: np.random.Generator) -> None:
     assert [reason is not None for reason in reasons] == [True, False, True, False, True]
     resources = [kernel["resources"] for kernel in gpu._program["kernels"].values()]
     assert all(taken["spill_stores"] == taken["spill_loads"] == 0 for taken in resources)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_all_candidates_compile(rows: int, assembler: None, rng: np.random.Generator) -> None:
+    target, graph = get_target("cuda:sm_90a"), prepare_norms(optimize(block(rows, rng)))
+    kernels = KernelSet(target, lambda stage, item, seconds: None)
+    for group in fuse(graph, norms_in_products=True).groups:
+        for candidate in candidates(group, graph, target):
+            for call in (call for stage in candidate.stages for call in stage.calls):
+                kernels.choice(call, lambda operand: BufferReference("arena", "anywhere", 0))
 
 
 def test_products_that_no_kernel_takes_whole_read_what_a_norm_stored(assembler: None, rng: np.random.Generator) -> None:

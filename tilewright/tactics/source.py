@@ -351,8 +351,10 @@ class Writer:
         computed = compute_type(dtype)
         return "" if computed == dtype else f".to(tl.{computed.name})"
 
-    def store(self, value: Value, index: Index, item: Expression, guards: Guards = ()) -> None:
-        """A store of one result."""
+    def store(self, value: Value, index: Index, item: Expression, guards: Guards = (), along: str = "") -> None:
+        """A store of one result; its places have the extent of the variable `along`, though there be one only."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
-        text = self._typed(item)
-        self.lines.append(f"tl.store({pointer} + {self._offset(index)}, {text}{self.load_mask(guards)})")
+        text, offset = self._typed(item), self._offset(index)
+        if along not in offset:
+            offset += f" + {along} * 0"
+        self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
