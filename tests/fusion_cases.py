@@ -404,13 +404,23 @@ def many_outputs(b: Builder) -> Groups:
     return [("reduction", ["multiply", "exp", "add", "reduce_sum"]), *[("movement", ["copy"])] * 3]
 
 
+def pooled(b: Builder) -> Groups:
+    """Pools with what follows them: a residual and an activation, a difference, one that keeps the image's size."""
+    x, r = b.x(2, 9, 8, 16), b.x(2, 5, 4, 16, name="r")
+    window = {"kernel": (3, 3), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "layout": "NHWC"}
+    mixed = b.op("subtract", [b.op("average_pool", [x], strides=(1, 1), **window), x])
+    largest = b.op("max_pool", [mixed], strides=(2, 2), **window)
+    b.output(b.op("relu", [b.op("add", [b.op("multiply", [largest, b.weights(16)]), r])]), "y")
+    return [("pool", ["average_pool", "subtract"]), ("pool", ["max_pool", "multiply", "add", "relu"])]
+
+
 CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
         residual_stream, embedding_norm, decomposed_attention, single_softmax, sequence_first_attention,
         window_attention, excitation, several_loops, cross_entropy, experts, chain, residual_convolution,
-        written_out, norms_written_out, position_bias, many_outputs,
+        written_out, norms_written_out, position_bias, many_outputs, pooled,
     )
 }  # fmt: skip
 

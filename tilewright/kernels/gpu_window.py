@@ -137,11 +137,12 @@ def few_channels(x, w, out, images, columns, height, width, out_height, out_widt
 
 
 @tilewright.jit
-def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOWEST: tl.constexpr,
+def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *extra, LOWEST: tl.constexpr,
              KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
              PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-             ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The largest element of each window; what lies outside the image never wins.
+             ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+             EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """EPILOGUE of the largest element of each window; what lies outside the image never wins.
 
     Grid: (blocks of `ROWS` pixels, blocks of `BLOCK` channels).
     """
@@ -159,16 +160,18 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOW
             mask = inside & (x_position >= 0) & (x_position < width)
             value = tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=LOWEST)
             best = maximum_of(best, value)
-    tl.store(out + pixel.to(tl.int64) * channels + channel, best, mask=there)
+    row = pixel.to(tl.int64)
+    tl.store(out + row * channels + channel, EPILOGUE(best.to(TYPE), row, channel, there, extra), mask=there)
 
 
 @tilewright.jit
-def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
+def average_pool(x, out, pixels, channels, height, width, out_height, out_width, *extra,
                  KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
                  PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
                  COUNT_Y: tl.constexpr, COUNT_X: tl.constexpr, COUNT_END_Y: tl.constexpr, COUNT_END_X: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32):  # fmt: skip
-    """The mean of each window; see `kernels.pool.average_pool` for the divisor.
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+                 EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """EPILOGUE of the mean of each window; see `kernels.pool.average_pool` for the divisor.
 
     Grid: (blocks of `ROWS` pixels, blocks of `BLOCK` channels).
     """
@@ -189,4 +192,5 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
             count += counted.to(tl.int32)
             mask = inside & (x_position >= 0) & (x_position < width)
             total += tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=0.0).to(TYPE)
-    tl.store(out + pixel.to(tl.int64) * channels + channel, total / count.to(TYPE), mask=there)
+    row = pixel.to(tl.int64)
+    tl.store(out + row * channels + channel, EPILOGUE(total / count.to(TYPE), row, channel, there, extra), mask=there)

@@ -9,15 +9,17 @@ import tilewright
 import tilewright.language as tl
 from tilewright.kernels.convolution import window_origins
 from tilewright.kernels.masks import within
+from tilewright.kernels.matmul import identity
 from tilewright.kernels.reduce import maximum_of
 
 
 @tilewright.jit
-def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOWEST: tl.constexpr,
+def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *extra, LOWEST: tl.constexpr,
              KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
              PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-             ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
-    """The largest element of each window; what lies outside the image never wins.
+             ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+             EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """EPILOGUE of the largest element of each window; what lies outside the image never wins.
 
     Grid: (pixel blocks, channel blocks); `ROWS` output pixels a program, `BLOCK` channels at once.
     """
@@ -36,17 +38,18 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, LOW
                     if (x_position >= 0) & (x_position < width):
                         value = tl.load(x + ((base + y) * width + x_position) * channels + column, mask=mask)
                         best = maximum_of(best, value)
-        tl.store(out + pixel.to(tl.int64) * channels + column, best, mask=mask)
+        row = pixel.to(tl.int64)
+        tl.store(out + row * channels + column, EPILOGUE(best.to(TYPE), row, column, mask, extra), mask=mask)
 
 
 @tilewright.jit
-def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
+def average_pool(x, out, pixels, channels, height, width, out_height, out_width, *extra,
                  KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
                  PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
                  COUNT_Y: tl.constexpr, COUNT_X: tl.constexpr, COUNT_END_Y: tl.constexpr, COUNT_END_X: tl.constexpr,
                  ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
-                 TYPE: tl.constexpr = tl.float32):  # fmt: skip
-    """The mean of each window.
+                 TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """EPILOGUE of the mean of each window.
 
     Taps count in the divisor up to `COUNT_*` pixels before the image and `COUNT_END_*` after it.
     Grid: (pixel blocks, channel blocks).
@@ -69,4 +72,6 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
                 if (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width):
                     value = tl.load(x + ((base + y) * width + x_position) * channels + column, mask=mask)
                     total += value.to(TYPE)
-        tl.store(out + pixel.to(tl.int64) * channels + column, total / count.to(TYPE), mask=mask)
+        row = pixel.to(tl.int64)
+        result = EPILOGUE(total / count.to(TYPE), row, column, mask, extra)
+        tl.store(out + row * channels + column, result, mask=mask)

@@ -1,4 +1,4 @@
-"""Pool groups: windows of channels-last images."""
+"""Pool groups: windows of channels-last images, and what follows them element by element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.kernels.pool import average_pool, max_pool
 from tilewright.symbolic import ceil_divide, lift, product, simplify
-from tilewright.tactics.binding import bind_sizes
+from tilewright.tactics.binding import bind_extra, bind_sizes
+from tilewright.tactics.contraction import epilogue_slots
 from tilewright.tactics.convolution import window_blocks, window_constants, window_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
@@ -32,14 +33,15 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
             f"{anchor.op} (from {anchor.source or 'the graph'}) of {x!r}: there are kernels for one and two spatial "
             "dimensions"
         )
-    if attributes["layout"] != "NHWC" or group.nodes != [anchor]:
+    if attributes["layout"] != "NHWC" or any(x in node.outputs for node in group.prologue):
         raise NotImplementedError("channels-first pooling")
+    slots = epilogue_slots(group, graph)
     channels = x.shape[-1]
     sizes = {**window_sizes(x, anchor.output), "channels": channels}
     rows, block, options = window_blocks(sizes["pixels"], channels, target)
     constants: dict[str, Any] = {
         **window_constants(attributes["kernel"], attributes), "ROWS": rows, "BLOCK": block,
-        "MASK": simplify(lift(channels) % block) != 0,
+        "MASK": simplify(lift(channels) % block) != 0, "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
     }  # fmt: skip
     if anchor.op == "max_pool":
         lowest = float("-inf") if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
@@ -49,11 +51,11 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         counted = attributes["padding"] if attributes["count_include_pad"] else ()
         for letter, (low, high) in zip("YX", (((0, 0), (0, 0)) + tuple(counted))[-2:], strict=True):
             constants[f"COUNT_{letter}"], constants[f"COUNT_END_{letter}"] = low, high
-        constants["TYPE"] = language_type(x.dtype)
         kernel = average_pool
-    operands: dict[str, Operand] = {"x": x, "out": anchor.output}
+    operands: dict[str, Operand] = {"x": x, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(channels, block), 1)
     call = KernelCall(kernel, operands, types, constants, grid, options=options)
     taps = int(np.prod(attributes["kernel"]))

@@ -4,6 +4,7 @@ The rules, in this order:
 1. A contraction takes the elementwise ops that follow it, as long as one tensor leaves the group.
    (Bias, activation, scale and residual add are done while the result is in registers.)  A product whose
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
+   A pool takes what follows it in the same way.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
    Residual sums in float16 are theirs, not the products'; every second one is computed by two norms, not stored.
@@ -45,7 +46,7 @@ def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
     """
     drafts = Drafts(graph)
     remarks = list(graph.remarks)
-    for kind in ("contraction", "reduction"):
+    for kind in ("contraction", "pool", "reduction"):
         for draft in list(drafts.all()):
             if draft.kind == kind:
                 _take_epilogue(drafts, draft, remarks)

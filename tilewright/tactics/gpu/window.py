@@ -104,7 +104,8 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     block = channel_block(x.shape[-1])
     rows = max(1, _CTA_ELEMENTS // block)
     kernel = gpu_window.max_pool if anchor.op == "max_pool" else gpu_window.average_pool
-    constants = {**call.constants, "ROWS": rows, "BLOCK": block}
+    function = tile_function(call.constants["EPILOGUE"], group.outputs[-1].dtype)
+    constants = {**call.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": function}
     del constants["MASK"]
     grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(x.shape[-1], block), 1)
     call = replace(call, kernel=kernel, constants=constants, grid=grid, options={"num_warps": _warps(rows * block)})
