@@ -119,6 +119,9 @@ def test_a_reproducible_build_takes_recorded_times_alone(driver, timed, rng, tmp
         shipped = build(graph, "cuda:sm_90a", tuning=Tuning(1, engine.timings, reproducible=True))
         recorded = TimingCache.read(tmp_path / FILE_NAME)
         named = build(graph, "cuda:sm_90a", tuning=Tuning(1, tuple(recorded), reproducible=True))
+    for name, each in (("shipped", shipped), ("named", named)):
+        each.save(tmp_path / name)
+    assert (tmp_path / "shipped").read_bytes() == (tmp_path / "named").read_bytes()
     assert not timed and len(engine.timings) == 2
     assert [e["number"] for e in chosen(shipped)] == [e["number"] for e in chosen(named)] == \
         [e["number"] for e in chosen(engine)]  # fmt: skip

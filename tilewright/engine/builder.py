@@ -342,7 +342,7 @@ def _arena(storage: Storage) -> list[list[Any]]:
 
 
 def _described(entry: KernelEntry) -> dict[str, Any]:
-    return {"name": entry.name, "constants": entry.constants, "seconds": round(entry.seconds, 4)}
+    return {"name": entry.name, "constants": entry.constants}
 
 
 def _source(array: np.ndarray, recipe: packing.Recipe | None) -> WeightSource:

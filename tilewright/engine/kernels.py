@@ -31,7 +31,6 @@ class KernelEntry:
     binary: Binary
     name: str
     constants: dict[str, Any]
-    seconds: float
 
 
 @dataclass
@@ -86,7 +85,7 @@ class KernelSet:
             seconds = time.perf_counter() - started
             binary = compiled.binary
             constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
-            self.entries.setdefault(binary.key, KernelEntry(binary, name, constants, seconds))
+            self.entries.setdefault(binary.key, KernelEntry(binary, name, constants))
             self.remarks += [
                 f"{name}: {remark.message} ({remark.file}:{remark.line})"
                 for remark in compiled.remarks
