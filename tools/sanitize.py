@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck", "synccheck")
 LIBRARY = tuple(f"tests/device/test_{name}.py" for name in (
     "library", "explicit_library", "explicit_cases", "rows", "convolution", "warpgroup_products", "plain_random",
+    "engine_attention", "engine_norms",
 ))  # fmt: skip
 NO_TOOL = "compile"
 REPORTED = 9  # the exit code that the sanitizer is asked for when it has something to say
