@@ -58,7 +58,7 @@ def decode(
         (FORM._replace(ROWS=64, D=128), (1, 1, 40, 300)),
         (FORM._replace(D=256, SPLITS=8), (1, 1, 4, 300)),
         (FORM._replace(AHEAD=True, SPLITS=2), (1, 1, 4, 300)),
-        (FORM._replace(D=128, BN=256, STAGES=1, WARPGROUPS=2, BIAS=True), (1, 1, 4, 900)),
+        (FORM._replace(D=128, BN=256, STAGES=1, BIAS=True), (1, 1, 4, 900)),
         (FORM._replace(AHEAD=True, BN=256, STAGES=1, SPLITS=2), (1, 1, 4, 900)),
     ],
     ids=str,
@@ -73,7 +73,7 @@ def test_one_key_is_read_late(fresh: int, rng: np.random.Generator) -> None:
     decode(FRESH._replace(SPLITS=2, BIAS=fresh % 2 > 0), (1, 1, 4, 350), rng, fresh=fresh)
 
 
-CLEAN = [FORM._replace(BIAS=True), FRESH, FRESH._replace(D=128, BN=128, WARPGROUPS=2)]
+CLEAN = [FORM._replace(BIAS=True), FRESH, FRESH._replace(D=128, BN=128)]
 
 
 @pytest.mark.parametrize("form", CLEAN, ids=str)
@@ -93,7 +93,6 @@ def test_growing_maxima_and_hidden_keys(rng: np.random.Generator) -> None:
         ({"D": 96}, "D is 64"), ({"BN": 32}, "BN is 64"), ({"SPLITS": 3}, "make a cluster"),
         ({"FRESH": True}, "written late"), ({"STAGES": 20}, "shared memory"), ({"ROWS": 12}, "queries are counted"),
         ({"TYPE": tl.float32}, "16 bits"), ({"D": 256, "BN": 256, "ROWS": 64}, "fit the registers"),
-        ({"WARPGROUPS": 2}, "64 rows of every product"), ({"WARPGROUPS": 3}, "one or two warpgroups"),
     ],
 )  # fmt: skip
 def test_forms_that_cannot_be(change: dict, reason: str) -> None:

@@ -263,17 +263,15 @@ def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.te
         results = tx.shared((FORM.D, FORM.ROWS), tl.float32)
         maxima = tx.shared((1, FORM.ROWS), tl.float32)
         sums = tx.shared((1, FORM.ROWS), tl.float32)
-    warps: tl.constexpr = 4 * FORM.WARPGROUPS
     memory = Memory(query_tile, keys_, values, weights, results, maxima, sums, tx.barriers(1, 1),
-                    tx.make_ring(FORM.STAGES, warps), tx.make_ring(FORM.STAGES, warps), tx.barriers(1, 1))  # fmt: skip
+                    tx.make_ring(FORM.STAGES, 4), tx.make_ring(FORM.STAGES, 4), tx.barriers(1, 1))  # fmt: skip
     part = part_of(keys, heads, fresh, FORM)
     place, factor = out, scale
     if FORM.BIAS:
         place = bias[0] + (part.batch.to(tl.int64) * bias[1] + part.head * bias[2] + part.first)
         factor = bias[3]
     tx.grid_launch_dependents()
-    attending = tx.role(attend, (out, out_batch, out_head, out_row, queries, memory, part, place, factor, scale, FORM),
-                        warps=warps)  # fmt: skip
+    attending = tx.role(attend, (out, out_batch, out_head, out_row, queries, memory, part, place, factor, scale, FORM))
     loading = tx.role(load_tiles, (q, k, v, k_rows, v_rows, memory, part, FORM), warps=1, elected=True)
     tx.warp_roles(attending, loading)
     if FORM.SPLITS > 1:

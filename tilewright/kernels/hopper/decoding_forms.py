@@ -14,8 +14,7 @@ CLUSTER = 8  # CTAs that every Hopper GPU can run together
 
 
 class DecodingForm(NamedTuple):
-    """Attention of few queries by `SPLITS` CTAs of a cluster for each head of keys: a warp that loads, and one
-    or two warpgroups.
+    """Attention of few queries by `SPLITS` CTAs of a cluster for each head of keys: a warp that loads, and a warpgroup.
 
     Keys are the rows of the products and queries their columns, of which there may be as few as 8 (`ROWS`).  `BN` keys
     make a block; `STAGES` blocks are under way at once.
@@ -30,7 +29,6 @@ class DecodingForm(NamedTuple):
     BIAS: bool = False  # a number for each key is added to its scores
     AHEAD: bool = False  # keys and values are read before the kernels in front have ended …
     FRESH: bool = False  # … which may write those of one number, in every batch and head
-    WARPGROUPS: int = 1  # that divide the rows of products
 
     @property
     def query_block(self) -> tuple[int, int, int, int]:
@@ -67,13 +65,11 @@ class DecodingForm(NamedTuple):
             (self.BN in (64, 128, 256), "BN is 64, 128 or 256"),
             (self.ROWS in (8, 16, 32, 64), "queries are counted as 8, 16, 32 or 64"),
             (
-                self.ROWS * (2 * self.BN + self.D) <= 160 * 128 * self.WARPGROUPS,
+                self.ROWS * (2 * self.BN + self.D) <= 160 * 128,
                 "exponentials, sums and results fit the registers",
             ),
             (self.SPLITS in (1, 2, 4, CLUSTER), f"1, 2, 4 or {CLUSTER} CTAs make a cluster"),
             (self.AHEAD or not self.FRESH, "what is written late matters to those who read early"),
-            (self.WARPGROUPS in (1, 2), "one or two warpgroups divide the rows of products"),
-            (min(self.BN, self.D) >= 64 * self.WARPGROUPS, "each warpgroup has 64 rows of every product"),
             (self.STAGES >= 1, "there is one stage at least"),
             (self.TYPE.itemsize == 2, "operands have 16 bits"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
