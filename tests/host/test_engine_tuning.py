@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +25,8 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
-from tilewright.runtime.cuda.device import current_device
+from tilewright.runtime.cuda.device import Device, current_device
+from tilewright.runtime.cuda.extern import extern_key, extern_start
 from tilewright.runtime.cuda.timing import shortened
 from tilewright.settings import settings
 from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Stage
@@ -237,6 +239,21 @@ def test_libraries_are_called_through_their_own_bindings(driver, timed, rng, mon
     monkeypatch.setattr(library, "installed", lambda: ())
     with pytest.raises(MissingDependencyError, match="nvmath-python, nvidia-cudnn-frontend or PyTorch"):
         build(graph, "cuda:sm_90a", tuning=Tuning(1, libraries=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "module", "package"),
+    [
+        ("cublaslt.product", "nvmath.bindings.cublasLt", "nvmath-python"),
+        ("cudnn.convolution", "cudnn", "nvidia-cudnn-frontend"),
+        ("mm", "torch", "PyTorch"),
+    ],
+)
+def test_what_a_librarys_calls_need_is_told(monkeypatch, function: str, module: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    key = extern_key(function, ["f16"] * 3, {"bias": False, "relu": False})
+    with pytest.raises(MissingDependencyError, match=f"{package}.*--vendor never"):
+        extern_start(key, Device(0, "stand-in", (9, 0), 132, 50 << 20, 1 << 37, 227 << 10, True))
 
 
 def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cache(driver, rng, monkeypatch) -> None:
