@@ -117,7 +117,8 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     )
     moved = data["transposes"]
     if moved["steps"]:
-        console.print(f"{moved['steps']} steps only transpose: {moved['bytes'] / 1e6:.2f} MB")
+        counted = "1 step only transposes" if moved["steps"] == 1 else f"{moved['steps']} steps only transpose"
+        console.print(f"{counted}: {moved['bytes'] / 1e6:.2f} MB")
     else:
         console.print("no step only transposes")
     table = Table("#", "step", "kernel", "grid", "fused operations", "MB", "MFLOP", box=None, padding=(0, 1, 0, 0))
