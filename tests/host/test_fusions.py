@@ -7,7 +7,7 @@ import pytest
 
 from tests.fusion_cases import CASES, Case, case, groups_of
 from tests.host.cuda_stand_in import Driver
-from tilewright.dtypes import float16
+from tilewright.dtypes import DType, bfloat16, float16
 from tilewright.engine.builder import build
 from tilewright.graph.pipeline import PASSES
 from tilewright.graph.printer import print_graph
@@ -51,6 +51,18 @@ def test_sums_of_a_stream_are_rounded_half_as_often(rng: np.random.Generator) ->
     result = build(found.graph, "cpu").run(inputs)["y"]
     error, own = (np.linalg.norm(np.asarray(item, np.float64) - exact) for item in (result, rounded))
     assert error < 0.85 * own
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_rounds_as_the_graph_says(name: str, dtype: DType, rng: np.random.Generator) -> None:
+    """Op by op in the graph's own types: what the tests on a GPU measure errors by."""
+    found = case(name, rng, dtype)
+    inputs = found.inputs(rng)
+    exact, rounded = run(found.graph, inputs), run(found.graph, inputs, dtype=None)
+    for key, wanted in exact.items():
+        error = np.abs(np.asarray(rounded[key], np.float64) - wanted).max()
+        assert error <= 0.2 * (1 + np.abs(wanted).max()), (key, error)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -373,7 +373,7 @@ def _pooled(inputs: Arrays, attributes: Attributes, reduce: Callable[[Array, lis
 
 def max_pool(inputs: Arrays, attributes: Attributes) -> Array:
     def reduce(image: Array, extents: list[int]) -> Array:
-        least = -np.inf if image.dtype.kind == "f" else np.iinfo(image.dtype).min
+        least = np.iinfo(image.dtype).min if image.dtype.kind in "iu" else -np.inf  # bfloat16 is of another kind
         view = _pool_windows(image, extents, attributes, least)
         return view.max(axis=tuple(range(2 + len(extents), view.ndim)))
 
