@@ -95,6 +95,8 @@ def visible_gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return chosen.split(",")
+    if shutil.which("nvidia-smi") is None:
+        return ["0"]
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     return [str(number) for number, _ in enumerate(listed.splitlines())] or ["0"]
 
