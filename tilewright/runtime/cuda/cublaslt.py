@@ -15,9 +15,9 @@ import numpy as np
 
 from tilewright.errors import LaunchError, MissingDependencyError
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.extern import Operand
+from tilewright.runtime.cuda.staging import Workspaces
 
-Operand = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, extents, strides in elements
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
 _FLOAT = 0
 _ALIGNMENT = 16  # bytes that operands start at multiples of
@@ -27,12 +27,12 @@ _EPILOGUES = {(False, False): "DEFAULT", (True, False): "BIAS", (False, True): "
 
 @dataclass(frozen=True)
 class _Plan:
-    """A product of known sizes: handles of its description and its matrices, the algorithm, its workspace."""
+    """A product of known sizes: handles of its description and its matrices, the algorithm, bytes of its workspace."""
 
     description: int
     matrices: tuple[int, int, int]  # b, a, out
     algorithm: np.ndarray
-    workspace: DeviceArray | None
+    workspace: int
 
 
 class ProductStep:
@@ -55,7 +55,7 @@ class ProductStep:
         self._types = [_TYPES[text] for text in dtypes]
         self._epilogue = _EPILOGUES[bool(options["bias"]), bool(options["relu"])]
         self._bias = bool(options["bias"])
-        self._device = device
+        self._workspaces = Workspaces(device)
         self._factors = np.array([1, 0], np.float32)
         self._plans: dict[Any, _Plan] = {}
 
@@ -63,23 +63,16 @@ class ProductStep:
         shapes = tuple(operand[1:] for operand in operands)
         plan = self._plans.get(shapes)
         if plan is None:
-            plan = self._plans[shapes] = self._checked(shapes)
+            plan = self._plans[shapes] = self._plan(shapes)
         a, b, out = (operands[position][0] for position in (0, 1, -1))
         if self._bias:
             self._describe(plan.description, "BIAS_POINTER", operands[2][0], np.int64)
-        size = 0 if plan.workspace is None else plan.workspace.nbytes
         factors = self._factors.ctypes.data
         self._library.matmul(
             self._handle, plan.description, factors, b, plan.matrices[0], a, plan.matrices[1], factors + 4, out,
             plan.matrices[2], out, plan.matrices[2], plan.algorithm.ctypes.data,
-            0 if plan.workspace is None else plan.workspace.address, size, stream,
+            self._workspaces.address(stream, plan.workspace), plan.workspace, stream,
         )  # fmt: skip
-
-    def _checked(self, shapes: Any) -> _Plan:
-        try:
-            return self._plan(shapes)
-        except self._library.cuBLASLtError as error:
-            raise LaunchError(f"cuBLASLt does not multiply {shapes[0][0]} by {shapes[1][0]}: {error}") from error
 
     def _plan(self, shapes: Any) -> _Plan:
         library = self._library
@@ -104,9 +97,7 @@ class ProductStep:
         library.matmul_preference_destroy(preference)
         if not count[0]:
             raise LaunchError(f"cuBLASLt has no algorithm for the product of {shapes[0][0]} and {shapes[1][0]}")
-        size = int(found["workspace_size"][0])
-        workspace = DeviceArray((size,), np.uint8, self._device.ordinal) if size else None
-        return _Plan(description, (b, a, out), found, workspace)
+        return _Plan(description, (b, a, out), found, int(found["workspace_size"][0]))
 
     def _preference(self) -> int:
         found = self._library.matmul_preference_create()

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from tilewright.errors import LaunchError, MissingDependencyError
+from tilewright.errors import MissingDependencyError
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.extern import Operand
+from tilewright.runtime.cuda.staging import Workspaces
 
-Operand = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, extents, strides in elements
 _TYPES = {"f16": "HALF", "bf16": "BFLOAT16"}
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A graph of cuDNN for known sizes, its tensors in the order of the operands, and its workspace."""
+    """A graph of cuDNN for known sizes, its tensors in the order of the operands, and bytes of its workspace."""
 
     graph: Any
     tensors: tuple[Any, ...]
-    workspace: DeviceArray
+    workspace: int
 
 
 class ConvolutionStep:
@@ -44,45 +43,43 @@ class ConvolutionStep:
         _HANDLES[device.ordinal] = self._handle
         self._types = [getattr(self._library.data_type, _TYPES[text]) for text in dtypes]
         self._options = options
-        self._device = device
+        self._workspaces = Workspaces(device)
         self._plans: dict[Any, _Plan] = {}
 
     def __call__(self, x: int, y: int, z: int, stream: int, *operands: Operand) -> None:
         shapes = tuple(operand[1:] for operand in operands)
-        plan = self._plans.get(shapes)
-        if plan is None:
-            plan = self._plans[shapes] = self._plan(shapes)
-        self._library.set_stream(handle=self._handle, stream=stream)
-        places = {tensor: operand[0] for tensor, operand in zip(plan.tensors, operands, strict=True)}
-        plan.graph.execute(places, plan.workspace.address, handle=self._handle)
+        with _TURN:
+            plan = self._plans.get(shapes)
+            if plan is None:
+                plan = self._plans[shapes] = self._plan(shapes)
+            self._library.set_stream(handle=self._handle, stream=stream)
+            places = {tensor: operand[0] for tensor, operand in zip(plan.tensors, operands, strict=True)}
+            plan.graph.execute(places, self._workspaces.address(stream, plan.workspace), handle=self._handle)
 
     def _plan(self, shapes: Any) -> _Plan:
         library, options = self._library, self._options
         real = library.data_type.FLOAT
-        try:
-            graph = library.pygraph(
-                io_data_type=self._types[0], intermediate_data_type=real, compute_data_type=real, handle=self._handle
-            )
-            given = [
-                graph.tensor(name=f"operand_{number}", dim=list(shape), stride=list(strides), data_type=dtype)
-                for number, ((shape, strides), dtype) in enumerate(zip(shapes[:-1], self._types[:-1], strict=True))
-            ]
-            padding = list(options["padding"])
-            result = graph.conv_fprop(
-                image=given[0], weight=given[1], pre_padding=padding, post_padding=padding,
-                stride=list(options["strides"]), dilation=list(options["dilation"]),
-            )  # fmt: skip
-            if options["bias"]:
-                result = graph.bias(input=result, bias=given[2])
-            if options["relu"]:
-                result = graph.relu(input=result)
-            result.set_output(True).set_data_type(self._types[-1])
-            result.set_dim(list(shapes[-1][0])).set_stride(list(shapes[-1][1]))
-            graph.build([library.heur_mode.A, library.heur_mode.FALLBACK])
-            size = max(int(graph.get_workspace_size()), 1)
-        except Exception as error:  # cuDNN's own, of several classes
-            raise LaunchError(f"cuDNN has no convolution of {shapes[0][0]} with {shapes[1][0]}: {error}") from error
-        return _Plan(graph, (*given, result), DeviceArray((size,), np.uint8, self._device.ordinal))
+        graph = library.pygraph(
+            io_data_type=self._types[0], intermediate_data_type=real, compute_data_type=real, handle=self._handle
+        )
+        given = [
+            graph.tensor(name=f"operand_{number}", dim=list(shape), stride=list(strides), data_type=dtype)
+            for number, ((shape, strides), dtype) in enumerate(zip(shapes[:-1], self._types[:-1], strict=True))
+        ]
+        padding = list(options["padding"])
+        result = graph.conv_fprop(
+            image=given[0], weight=given[1], pre_padding=padding, post_padding=padding,
+            stride=list(options["strides"]), dilation=list(options["dilation"]),
+        )  # fmt: skip
+        if options["bias"]:
+            result = graph.bias(input=result, bias=given[2])
+        if options["relu"]:
+            result = graph.relu(input=result)
+        result.set_output(True).set_data_type(self._types[-1])
+        result.set_dim(list(shapes[-1][0])).set_stride(list(shapes[-1][1]))
+        graph.build([library.heur_mode.A, library.heur_mode.FALLBACK])
+        return _Plan(graph, (*given, result), max(int(graph.get_workspace_size()), 1))
 
 
 _HANDLES: dict[int, Any] = {}  # by GPU
+_TURN = threading.Lock()  # of threads at a handle, which has one stream

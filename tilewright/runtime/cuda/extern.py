@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright.dtypes import BY_TEXT
-from tilewright.errors import MissingDependencyError
+from tilewright.errors import LaunchError, MissingDependencyError, TilewrightError
 from tilewright.runtime.cuda.device import Device
 
+Operand = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, extents, strides in elements
 _PREFIX = "extern "
 _TYPES = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}  # memory of a size, to be seen as another type
 _KEPT = 4096  # tensors of a step that are kept by address and shape
@@ -45,7 +46,7 @@ def function_name(function: str) -> str:
 
 
 def extern_start(key: str, device: Device) -> Callable[..., None]:
-    """What starts a step, like `runtime.cuda.launch.launcher`.
+    """What starts a step, like `runtime.cuda.launch.launcher`; it raises `LaunchError` for what the library refuses.
 
     Raises `MissingDependencyError` where the library cannot use the GPU, and `ValueError` for a key that is malformed.
     """
@@ -54,10 +55,29 @@ def extern_start(key: str, device: Device) -> Callable[..., None]:
     if function in _BINDINGS:
         module, name = _BINDINGS[function]
         step: Callable[..., Callable[..., None]] = getattr(importlib.import_module(module), name)
-        return step([str(dtype) for dtype in facts["dtypes"]], facts["options"], device)
+        return _told(key, step([str(dtype) for dtype in facts["dtypes"]], facts["options"], device))
     if function not in _FUNCTIONS:
         raise ValueError(f"unknown library function {function!r}")
-    return _Step(function, [str(name) for name in facts["dtypes"]], facts["options"], _torch(key), device)
+    dtypes = [str(name) for name in facts["dtypes"]]
+    return _told(key, _Step(function, dtypes, facts["options"], _torch(key), device))
+
+
+def _told(key: str, step: Callable[..., None]) -> Callable[..., None]:
+    """A step whose library's errors, which are of many classes, are ours, and say what was to be computed."""
+
+    def start(x: int, y: int, z: int, stream: int, *operands: Operand) -> None:
+        try:
+            step(x, y, z, stream, *operands)
+        except TilewrightError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(list(operand[1])) for operand in operands)
+            raise LaunchError(
+                f"{extern_name(key)} failed for tensors of {shapes}: {type(error).__name__}: {error}. Without calls "
+                "of other libraries: build the engine with --vendor never"
+            ) from error
+
+    return start
 
 
 def _torch(key: str) -> Any:
@@ -105,7 +125,7 @@ class _Step:
             with torch.cuda.stream(self._streams[stream]):
                 self._run(torch, tensors, self._options)
 
-    def _tensor(self, number: int, operand: tuple[int, tuple[int, ...], tuple[int, ...]]) -> Any:
+    def _tensor(self, number: int, operand: Operand) -> Any:
         """A tensor of PyTorch on the plan's memory: address, extents and strides in elements."""
         key = (number, operand)
         if key not in self._tensors:

@@ -1,4 +1,4 @@
-"""Memory that engines keep on a GPU: buffers that grow, and page-locked host memory for copies."""
+"""Memory that engines keep on a GPU: buffers that grow, workspaces, and page-locked host memory for copies."""
 
 from __future__ import annotations
 
@@ -36,6 +36,25 @@ class DeviceBuffer:
         if size > self.bytes:
             self._memory = None
             self._memory = DeviceArray((-(-size // _PAGE) * _PAGE,), np.uint8, self._device.ordinal)
+
+
+class Workspaces:
+    """Memory that calls of another library take while they run: one for each stream, on which they come one after the
+    other. What was given out stays, for graphs that were captured know its address."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._given: dict[int, list[DeviceArray]] = {}
+
+    def address(self, stream: int, size: int) -> int:
+        """Of at least `size` bytes, 0 for none. Raises `DeviceError`."""
+        if not size:
+            return 0
+        given = self._given.setdefault(stream, [])
+        last = given[-1].nbytes if given else 0
+        if size > last:  # at least doubled, so that all that stays is less than twice the last
+            given.append(DeviceArray((max(size, 2 * last),), np.uint8, self._device.ordinal))
+        return given[-1].address
 
 
 class PinnedBuffer:
