@@ -125,19 +125,19 @@ def _call(function: str, operands: dict[str, Operand], **options: object) -> Ker
 
 
 def _product(group: Group, graph: Graph) -> KernelCall:
-    anchor = group.anchor
-    assert anchor is not None
-    problem = describe(anchor, graph, 0)
-    bias = _bias(group)
-    out = group.outputs[-1]
-    operands: dict[str, Operand] = {"a": _left(problem), "b": _right(problem)}
-    if bias is not None:
-        operands["bias"] = TiledOperand(bias, (problem.columns,), (1,), ())
-    operands["out"] = _dense(out, problem)
-    return _call("mm" if bias is None else "addmm", operands)
+    operands, relu = _operands(group, graph)
+    if relu:
+        raise NotImplementedError("PyTorch's products have no relu")
+    return _call("addmm" if "bias" in operands else "mm", operands)
 
 
 def _cublaslt_product(group: Group, graph: Graph) -> KernelCall:
+    operands, relu = _operands(group, graph)
+    return _call("cublaslt.product", operands, bias="bias" in operands, relu=relu)
+
+
+def _operands(group: Group, graph: Graph) -> tuple[dict[str, Operand], bool]:
+    """A product's operands, a bias of columns among them if there is one, and whether relu comes behind it."""
     anchor = group.anchor
     assert anchor is not None
     problem = describe(anchor, graph, 0)
@@ -146,7 +146,7 @@ def _cublaslt_product(group: Group, graph: Graph) -> KernelCall:
     if bias is not None:
         operands["bias"] = TiledOperand(bias, (problem.columns,), (1,), ())
     operands["out"] = _dense(group.outputs[-1], problem)
-    return _call("cublaslt.product", operands, bias=bias is not None, relu=relu)
+    return operands, relu
 
 
 def _behind(group: Group, anchor: Node) -> tuple[Value | None, bool]:
@@ -167,22 +167,6 @@ def _behind(group: Group, anchor: Node) -> tuple[Value | None, bool]:
     if group.outputs != [value] or len(group.nodes) != 1 + (bias is not None) + relu:
         raise NotImplementedError("the library has no such epilogue")
     return bias, relu
-
-
-def _bias(group: Group) -> Value | None:
-    """The bias of columns that is all there is behind a product; raises `NotImplementedError` where there is more."""
-    anchor = group.anchor
-    assert anchor is not None
-    if group.nodes == [anchor] and group.outputs == [anchor.output]:
-        return None
-    if len(group.nodes) == 2 and group.nodes[0] is anchor and len(group.outputs) == 1:
-        node = group.nodes[1]
-        others = [value for value in node.inputs if value is not anchor.output]
-        bias = others[0] if node.op == "add" and len(others) == 1 else None
-        if bias is not None and bias.shape == anchor.output.shape[-1:]:
-            if bias.dtype == node.output.dtype == anchor.output.dtype:
-                return bias
-    raise NotImplementedError("the library's product has no such neighbours")
 
 
 def _left(problem: Problem) -> TiledOperand:
