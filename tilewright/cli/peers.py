@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.cli.placement import numpy_array, torch_tensor, torch_with_gpu
+from tilewright.cli.placement import torch_tensor, torch_with_gpu
 from tilewright.errors import ImportModelError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def _torch_call(torch: ModuleType, path: Path, threads: int, place: str = "cpu")
 
 def _torch(path: Path, threads: int) -> Run:
     torch = _import_torch()
+    from tilewright.importers.torch_fx import to_numpy
+
     call = _torch_call(torch, path, threads)
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -151,6 +153,6 @@ def _torch(path: Path, threads: int) -> Run:
         if isinstance(results, torch.Tensor):
             results = (results,)
         pairs = results.items() if hasattr(results, "items") else enumerate(results)
-        return {str(name): numpy_array(torch, value) for name, value in pairs if isinstance(value, torch.Tensor)}
+        return {str(name): to_numpy(value) for name, value in pairs if isinstance(value, torch.Tensor)}
 
     return run

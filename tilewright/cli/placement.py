@@ -11,18 +11,14 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
+from tilewright import dtypes
+from tilewright.runtime.tensors import torch_dtype
 from tilewright.settings import settings
 
 if TYPE_CHECKING:
     from tilewright.engine import Engine
-
-_EXTENDED: dict[str, np.dtype[Any]] = {
-    name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-}
-_CARRIERS = {1: "uint8", 2: "int16"}  # by bytes: the types as which NumPy and PyTorch hand these over
 
 
 @dataclass(frozen=True)
@@ -70,17 +66,9 @@ def torch_with_gpu() -> ModuleType | None:
 
 def torch_tensor(torch: ModuleType, array: np.ndarray) -> Any:
     """An array as PyTorch's tensor in the host's memory, of NumPy's types and of bfloat16 and fp8."""
-    if array.dtype.name in _EXTENDED:
-        carrier = np.ascontiguousarray(array).view(np.dtype(_CARRIERS[array.dtype.itemsize]))
-        return torch.from_numpy(carrier).view(getattr(torch, array.dtype.name))
-    return torch.from_numpy(array)
-
-
-def numpy_array(torch: ModuleType, tensor: Any) -> np.ndarray:
-    """The inverse of `torch_tensor`, from anywhere."""
-    tensor = tensor.detach().cpu()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name in _EXTENDED:
-        carrier = getattr(torch, _CARRIERS[tensor.element_size()])
-        return np.asarray(tensor.contiguous().view(carrier).numpy()).view(_EXTENDED[name])
-    return np.asarray(tensor.numpy())
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # bfloat16 and fp8, which NumPy has by extension only
+        carrier = {1: np.uint8, 2: np.int16}[array.itemsize]
+        bits = torch.from_numpy(np.asarray(array, order="C").view(carrier))
+        return bits.view(torch_dtype(dtypes.from_numpy(array.dtype).name))
