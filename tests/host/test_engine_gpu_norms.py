@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.host.cuda_stand_in import Driver
 from tests.normed_products import block
 from tilewright.dtypes import DType, bfloat16, float16, float32, int64
 from tilewright.engine.builder import build
@@ -14,7 +15,7 @@ from tilewright.engine.kernels import KernelSet
 from tilewright.engine.tuning import Tuning
 from tilewright.errors import MissingDependencyError
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import FEW_ROWS, prepare_norms
 from tilewright.graph.pipeline import optimize
@@ -145,3 +146,30 @@ def test_products_that_no_kernel_takes_whole_read_what_a_norm_stored(assembler: 
     engine = build(b.finish(), "cuda:sm_90a")
     assert kernels(engine)[0] == "normalize"
     assert "a kernel of its own" in engine.plan.steps[0].evidence["reasons"]["norm"]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_gates_between_norms(biased: bool, driver: Driver, rng: np.random.Generator) -> None:
+    """A gate that ends in the sum stores it once; what no kernel takes behind a norm (a bias before the halves) is
+    computed apart."""
+    b = GraphBuilder("gates")
+
+    def drawn(*shape: int) -> Value:
+        return b.constant((rng.standard_normal(shape) / 8).astype(ml_dtypes.bfloat16))
+
+    x = b.input("x", bfloat16, (1, 3, 64))
+    for _ in range(2):
+        both = b.op("matmul", [b.op("rms_norm", [x, drawn(64)], axis=2, epsilon=1e-5), drawn(64, 128)])
+        both = b.op("add", [both, drawn(128)]) if biased else both
+        left, right = (b.op("slice", [both], axis=2, start=start, stop=start + 64) for start in (0, 64))
+        x = b.op("add", [x, b.op("multiply", [b.op("silu", [left]), right])])
+    b.output(b.op("matmul", [b.op("rms_norm", [x], axis=2, epsilon=1e-5), drawn(64, 48)]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    chosen = [step.evidence["chosen"] for step in engine.plan.steps]
+    assert chosen.count("hopper gated matmul") == (0 if biased else 2)
+    assert kernels(engine).count("normalize") == (2 if biased else 0)
+    inputs = {"x": rng.standard_normal((1, 3, 64)).astype(ml_dtypes.bfloat16)}
+    exact, rounded = run(graph, inputs)["y"], run(graph, inputs, dtype=None)["y"].astype(np.float64)
+    error = np.linalg.norm(engine.run(inputs)["y"].astype(np.float64) - exact)
+    assert error <= 1.5 * np.linalg.norm(rounded - exact)

@@ -55,7 +55,7 @@ def _normalised_sums(graph: Graph) -> set[Value]:
 
 
 def _unrounded(value: Value | None, rewriter: Rewriter) -> Value:
-    """A value in float32, before it was rounded if it is such a sum."""
+    """A value in float32, as it was before it was rounded, if it was."""
     assert value is not None
     rounding = rewriter.producer(value, "cast")
     exact = rounding.inputs[0] if rounding is not None else None
@@ -90,6 +90,8 @@ def _round_at_once(drafts: Drafts, value: Value | None, remarks: list[str]) -> N
     if source is None or exact is None or drafts.owner[source].kind != "contraction":
         return
     earlier, later = drafts.owner[source], drafts.owner[index]
+    if any(drafts.nodes[each].op == "slice" for each in earlier.nodes):
+        return  # a gate's kernel stores one tensor
     if drafts.outputs(earlier) == [exact] and drafts.may_merge(earlier, later):
         drafts.merge(earlier, later)
         remarks.append(f"%{exact.name} is stored in float32, and rounded, by the product that ends in it")

@@ -60,11 +60,14 @@ def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Cand
     nodes = [node for node in group.nodes if node is not norm]
     bare = Group(group.kind, nodes, read_outside(nodes), group.outputs, group.anchor, group.name)
     problem = replace(describe(group.anchor, graph, 0), a=norm.inputs[0])
-    gate = gate_slots(bare, graph)
-    if gate is not None:
-        found = gated_products(problem, gate, group, target, norm)
-    else:
-        found = hopper_products(problem, epilogue_slots(bare, graph), group, target, graph, norm)
+    try:
+        gate = gate_slots(bare, graph)
+        if gate is not None:
+            found = gated_products(problem, gate, group, target, norm)
+        else:
+            found = hopper_products(problem, epilogue_slots(bare, graph), group, target, graph, norm)
+    except NotImplementedError:  # of what comes behind the product
+        found = []
     return found or _behind_norm(bare, norm, graph, target)
 
 
