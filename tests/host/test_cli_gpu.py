@@ -114,9 +114,10 @@ def test_brackets_are_text(driver: Driver, tmp_path: Path) -> None:
     TimingCache([Timing("GPU", "key", "softmax f16[batch,512]", {"row kernel": 1.0}, {}, "")]).write(path)
     assert "softmax f16[batch,512]" in tilewright("tune", "show", str(path)).output
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doctor, "PACKAGES", {"no-such-package": ("nothing", "pip install 'none[at-all]'")})
+        patch.setattr(doctor, "PACKAGES", {"no-such-package": ("nothing", "pip install 'none[at-all]'" + "x" * 80)})
         patch.setattr(doctor, "targets", list)
-        assert "none[at-all]" in tilewright("doctor").output
+        found = tilewright("doctor").output
+        assert "none[at-all]" in found and "\N{HORIZONTAL ELLIPSIS}" not in found  # nor is advice cut
 
 
 def test_onnx_runtime_is_refused_what_it_takes_no_arrays_of(tmp_path: Path) -> None:

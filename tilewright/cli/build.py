@@ -123,7 +123,8 @@ def build(
         for spec in (*engine.inputs, *engine.outputs):
             kind = "input " if spec in engine.inputs else "output"
             console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
-        for text in _choices(path, engine.targets, asked=tuning != Tuning()):
+        asked = effort is not None or timing_cache is not None or reproducible or vendor == "allow"
+        for text in _choices(path, engine.targets, asked):
             console.print(f"  {text}", soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tilewright.cli.console import terminal
@@ -172,8 +172,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
     for row in found["targets"]:
         table.add_row(row["target"], row["state"], row["reason"] or row["description"])
     console.print(table)
-    table = Table("package", "version", "for", "how to get it", title="Packages", title_justify="left")
+    # Names and advice are to be copied: whole, and as few lines as there is room for.
+    package, command = Column("package", no_wrap=True), Column("how to get it", overflow="fold", min_width=22)
+    table = Table(package, "version", "for", command, title="Packages", title_justify="left")
     for name, version in found["packages"].items():
-        purpose, command = PACKAGES[name]
-        table.add_row(name, version or Text("missing", "yellow"), purpose, "" if version else command)
+        purpose, advice = PACKAGES[name]
+        table.add_row(name, version or Text("missing", "yellow"), purpose, "" if version else advice)
     console.print(table)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from tilewright.cli.console import terminal
 
@@ -41,7 +41,8 @@ def show(files: FilesArgument) -> None:
     if not len(recorded):
         terminal().print("no times are on record there: nothing was timed")
         return
-    table = Table("problem", "GPU", "timed", "failed", "fastest", "us", box=None, padding=(0, 1, 0, 0))
+    problem, fastest = Column("problem", overflow="fold"), Column("fastest", overflow="fold")
+    table = Table(problem, "GPU", "timed", "failed", fastest, "us", box=None, padding=(0, 1, 0, 0))
     for timing in recorded:
         best = min(timing.microseconds, key=lambda name: timing.microseconds[name], default="")
         time = f"{timing.microseconds[best]:.2f}" if best else ""
