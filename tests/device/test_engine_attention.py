@@ -87,7 +87,8 @@ def test_one_query_reads_a_cache(
 def test_a_cache_is_read_before_its_last_row(
     heads: int, key_heads: int, keys: int, size: int, torch: Any, rng: np.random.Generator
 ) -> None:
-    """The written row counts in every call, wherever it is; calls follow each other without a pause."""
+    """The written row counts in every call, wherever it is, counted from either end; calls follow each other without a
+    pause."""
     graph = appending(heads, key_heads, keys, size)
     engine = build(graph, "cuda")
     for batch, calls in ((1, 6), (2, 2)):
@@ -95,7 +96,7 @@ def test_a_cache_is_read_before_its_last_row(
         given = {name: torch.from_numpy(array.view(np.int16) if array.dtype != np.int64 else array).cuda()
                  for name, array in inputs.items()}  # fmt: skip
         given = {name: array if name == "place" else array.view(torch.bfloat16) for name, array in given.items()}
-        places = [int(place) for place in rng.integers(0, keys, calls)]
+        places = [int(place) for place in rng.integers(-keys, keys, calls)]
         found = []
         for place in places:
             given["place"].fill_(place)

@@ -64,7 +64,8 @@ def part_of(keys, heads, fresh, FORM: tl.constexpr):
     own = tl.maximum(tl.minimum(keys - first, length), 0)
     late = own * 0 - 1
     if FORM.FRESH:
-        local = tl.load(fresh) - first
+        number = tl.load(fresh)
+        local = tl.where(number < 0, number + keys, number) - first
         late = tl.where((local >= 0) & (local < tl.minimum(own, FORM.STAGES * FORM.BN)), local, -1).to(tl.int32)
     return Part(batch, pair - batch * heads, first, own, tl.cdiv(own, FORM.BN), late)
 
@@ -247,8 +248,9 @@ def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.te
     The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` and `FORM.key_block`; `out` is a
     pointer to such a tensor with strides over batches, heads and queries, and `FORM.ROWS` or fewer queries.  With
     `BIAS` the scores get a bias: `bias` are its pointer, its strides over batches and heads (keys follow each other),
-    and ln 2 / scale.  With `FRESH` key number `fresh[0]` may be written by the kernels in front (no other key may with
-    `AHEAD`), and `k_rows` and `v_rows` are maps as k and v with tiles of `FORM.fresh_block`.
+    and ln 2 / scale.  With `FRESH` key number `fresh[0]`, from the end where that is negative, may be written by the
+    kernels in front (no other key may with `AHEAD`), and `k_rows` and `v_rows` are maps as k and v with tiles of
+    `FORM.fresh_block`.
     Grid: (batches * heads * FORM.SPLITS,).
     """
     if FORM.SPLITS > 1:
