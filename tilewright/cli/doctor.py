@@ -173,8 +173,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
         table.add_row(row["target"], row["state"], row["reason"] or row["description"])
     console.print(table)
     # Names and advice are to be copied: whole, and as few lines as there is room for.
-    package, command = Column("package", no_wrap=True), Column("how to get it", overflow="fold", min_width=22)
-    table = Table(package, "version", "for", command, title="Packages", title_justify="left")
+    package, command = Column("package", no_wrap=True), Column("how to get it", overflow="fold")
+    table = Table(
+        package, "version", "for", command, title="Packages", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
     for name, version in found["packages"].items():
         purpose, advice = PACKAGES[name]
         table.add_row(name, version or Text("missing", "yellow"), purpose, "" if version else advice)
