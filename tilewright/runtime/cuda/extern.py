@@ -4,8 +4,8 @@
     start = extern_start("extern mm {…}", device)         # as a kernel's launcher
     start(1, 1, 1, stream, (address, shape, strides), …)  # operands in order, the result last
 
-The library works on the plan's memory and on the plan's stream, which may be captured into a graph: what it allocates
-besides comes from a pool that lives as long as the step.
+The library works on the plan's memory and on the plan's stream, which may be captured into a graph: what it takes
+besides, from a pool of PyTorch's or as workspaces, lives as long as the step.
 """
 
 from __future__ import annotations
