@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.host.random_graphs import RandomGraph
+from tests.host.test_engine_branches import experts
 from tilewright import Engine
 from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine import file
@@ -321,7 +322,8 @@ def test_steps_are_timed(driver, rng):
     assert sum(row["milliseconds"] for row in rows) == pytest.approx(0.5)
 
 
-def test_the_first_kernel_of_a_call_waits_for_all_calls_before(driver, rng, monkeypatch):
+@pytest.mark.parametrize("lanes", [False, True])
+def test_the_first_kernels_of_a_call_wait_for_all_calls_before(lanes, driver, rng, monkeypatch):
     """The others may start early: they meet kernels of their own call alone."""
     started: list[bool] = []
     stand_in, program = session.launcher, CudaBinary.program
@@ -332,7 +334,11 @@ def test_the_first_kernel_of_a_call_waits_for_all_calls_before(driver, rng, monk
 
     monkeypatch.setattr(session, "launcher", launcher)
     monkeypatch.setattr(CudaBinary, "program", lambda *given: replace(program(*given), dependent_launch=True))
-    engine = build(perceptron(rng), "cuda:sm_90a")
-    engine.run({"x": rng.standard_normal((3, 24)).astype(np.float32)})
-    steps = len(engine.plan.steps)
-    assert steps > 1 and started[:steps] == [False] + [True] * (steps - 1)
+    graph = experts(rng) if lanes else perceptron(rng)
+    engine = build(graph, "cuda:sm_90a")
+    inputs = {"x": rng.standard_normal((16, 512) if lanes else (3, 24)).astype(np.float32)}
+    engine.run(inputs)
+    begun = [not step.after and step.lane not in {other.lane for other in engine.plan.steps[:number]}
+             for number, step in enumerate(engine.plan.steps)]  # fmt: skip
+    assert sum(begun) == len({step.lane for step in engine.plan.steps}) == (3 if lanes else 1) < len(begun)
+    assert started[: len(begun)] == [not first for first in begun]

@@ -15,11 +15,14 @@ class Branches:
     """Enqueues the launches of a plan on the lanes that its steps have; lane 0 is the caller's stream.
 
     Others leave it and come back to it, so that they may be captured with it. A context is current.
+    `first` are the numbers of the steps that wait for none of their call.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._lanes = [step.lane for step in plan.steps]
         self._after = [step.after for step in plan.steps]
+        begun = [self._lanes.index(lane) for lane in dict.fromkeys(self._lanes)]
+        self.first = [number for number in begun if not self._after[number]]
         last = {lane: number for number, lane in enumerate(self._lanes)}
         self._joined = [number for lane, number in last.items() if lane]
         self._marked = {*self._joined, *(number for after in self._after for number in after)}

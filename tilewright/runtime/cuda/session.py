@@ -70,7 +70,7 @@ class CudaSession:
             others = {choice.kernel for step in plan.steps for choice in step.choices if is_extern(choice.kernel)}
             starts |= {key: extern_start(key, device) for key in others}
             # A call begins when all in front of it has ended: no kernel that starts early meets those of earlier calls.
-            first = {choice.kernel for step in plan.steps[:1] for choice in step.choices} - others
+            first = {choice.kernel for number in self._branches.first for choice in plan.steps[number].choices} - others
             self._behind_all = {
                 key: launcher(replace(programs[key], dependent_launch=False), device)
                 for key in first if programs[key].dependent_launch
@@ -307,8 +307,9 @@ class CudaSession:
                 self._tables.clear()
             choices = [taken(step, symbols) for step in self.plan.steps]
             found = self._binder.launches(choices, symbols)
-            if choices and choices[0].kernel in self._behind_all:
-                found[0] = replace(found[0], start=self._behind_all[choices[0].kernel])
+            for number in self._branches.first:
+                if choices[number].kernel in self._behind_all:
+                    found[number] = replace(found[number], start=self._behind_all[choices[number].kernel])
             self._launches[call.values] = found
         return found
 
