@@ -351,10 +351,11 @@ class Writer:
         computed = compute_type(dtype)
         return "" if computed == dtype else f".to(tl.{computed.name})"
 
-    def store(self, value: Value, index: Index, item: Expression, guards: Guards = (), along: str = "") -> None:
-        """A store of one result; its places have the extent of the variable `along`, though there be one only."""
+    def store(
+        self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = ()
+    ) -> None:
+        """A store of one result; its places have the extents of the variables `along`, though there be one only."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
         text, offset = self._typed(item), self._offset(index)
-        if along not in offset:
-            offset += f" + {along} * 0"
+        offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
