@@ -8,7 +8,6 @@ import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.kernels.hopper.forms import SHARED_BYTES
 
-MOST_ROWS = 64  # queries that share keys
 FRESH_ROWS = 8  # that a copy into a tile has at least
 CLUSTER = 8  # CTAs that every Hopper GPU can run together
 
