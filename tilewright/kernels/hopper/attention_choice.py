@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
-from tilewright.kernels.hopper.forms import AttentionForm
+from tilewright.kernels.hopper.forms import AttentionForm, is_possible
 
 FEW_QUERIES = 64  # that one warpgroup has
 
@@ -57,9 +56,7 @@ def attention_forms(problem: AttentionProblem) -> list[AttentionForm]:
         )  # fmt: skip
         if (problem.bias, limit, consumers) in _TOO_MUCH or (problem.window and consumers > 2):
             continue
-        try:
-            form.check()
-        except LaunchError:
+        if not is_possible(form):
             continue
         queries, keys = (-(-problem.queries // form.BM) * form.BM, -(-problem.keys // block) * block)
         found.append((queries * keys / rate, form))

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
-from tilewright.kernels.hopper.forms import ATOM, SHARED_BYTES, MatmulForm
+from tilewright.kernels.hopper.forms import ATOM, SHARED_BYTES, MatmulForm, is_possible
 
 FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
@@ -181,9 +180,7 @@ def dependent(form: MatmulForm) -> MatmulForm:
 
 def buildable(form: MatmulForm, problem: Problem, gpu: Gpu) -> bool:
     """Whether a form can be built, and every CTA of a split product has something to do."""
-    try:
-        form.check()
-    except LaunchError:
+    if not is_possible(form):
         return False
     if form.rows // 64 * form.BN // 2 > (208 if form.TURNS else 128):
         return False  # more accumulators than leave registers for the rest

@@ -13,10 +13,9 @@ from math import prod
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
 from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.hopper.convolution_forms import UNIT_PIXELS, ConvolutionForm
-from tilewright.kernels.hopper.forms import SHARED_BYTES
+from tilewright.kernels.hopper.forms import SHARED_BYTES, is_possible
 
 _BESIDE = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
 _ALONE = 116_736  # with more than these, two CTAs do not fit a processor
@@ -137,7 +136,7 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
             CONSUMERS=consumers, SPLIT=split, TURNS=turns, INPUT=problem.input, OUTPUT=problem.output,
         )  # fmt: skip
         for staged in _with_epilogues(form, problem):
-            forms += [built for built in _with_stages(staged) if _buildable(built)]
+            forms += [built for built in _with_stages(staged) if is_possible(built)]
     return forms
 
 
@@ -177,14 +176,6 @@ def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:
 def _slots(cluster: int, gpu: Gpu) -> int:
     """CTAs that run at once with one on a processor."""
     return 120 if cluster == 8 else gpu.slots(cluster)
-
-
-def _buildable(form: ConvolutionForm) -> bool:
-    try:
-        form.check()
-    except LaunchError:
-        return False
-    return True
 
 
 @lru_cache(maxsize=1024)

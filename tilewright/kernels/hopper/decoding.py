@@ -20,6 +20,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
+from tilewright.kernels.hopper.attention import load_ring_block
 from tilewright.kernels.hopper.forms import swizzle_of
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
@@ -71,24 +72,14 @@ def part_of(keys, heads, fresh, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def load_block(source, ring, tiles, step, part, FORM: tl.constexpr):
-    """Start loading a block of keys or values, once its stage is empty."""
-    position = tx.ring_at(step, FORM.STAGES)
-    ring.empty[position.stage].wait(1 - position.parity)
-    tile = tiles[position.stage]
-    ring.full[position.stage].expect(tile.bytes)
-    tx.tma_load(source, (part.batch, part.head, part.first + step * FORM.BN, 0), tile, ring.full[position.stage])
-
-
-@tilewright.jit
 def load_blocks(k, v, memory, start, stop, part, FORM: tl.constexpr):
     """Start loading blocks in their order, values one block behind the keys."""
     if start < stop:
-        load_block(k, memory.key_ring, memory.keys, start, part, FORM)
+        load_ring_block(k, memory.key_ring, memory.keys, start, part, part.head, start, FORM)
     for step in range(start, stop):
         if step + 1 < stop:
-            load_block(k, memory.key_ring, memory.keys, step + 1, part, FORM)
-        load_block(v, memory.value_ring, memory.values, step, part, FORM)
+            load_ring_block(k, memory.key_ring, memory.keys, step + 1, part, part.head, step + 1, FORM)
+        load_ring_block(v, memory.value_ring, memory.values, step, part, part.head, step, FORM)
 
 
 @tilewright.jit

@@ -6,7 +6,7 @@ A form is a NamedTuple, so that kernels take it as one compile-time parameter an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,22 @@ ATOM = 128  # bytes: a row of the widest swizzle
 def swizzle_of(row_bytes: int) -> int:
     """The widest swizzle that rows of so many bytes are made of; 0 for none."""
     return next((width for width in (128, 64, 32) if row_bytes % width == 0), 0)
+
+
+class Checked(Protocol):
+    """A form of one of the kernels."""
+
+    def check(self) -> object:
+        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+
+
+def is_possible(form: Checked) -> bool:
+    """Whether a form can be built."""
+    try:
+        form.check()
+    except LaunchError:
+        return False
+    return True
 
 
 class MatmulForm(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16, float32
-from tilewright.errors import LaunchError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.views import View, dense_view
@@ -19,7 +18,7 @@ from tilewright.kernels.hopper import attention as hopper
 from tilewright.kernels.hopper import decoding as hopper_decoding
 from tilewright.kernels.hopper.attention_choice import FEW_QUERIES, AttentionProblem, attention_forms
 from tilewright.kernels.hopper.decoding_forms import CLUSTER, DecodingForm
-from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm
+from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm, is_possible
 from tilewright.symbolic import (
     Size,
     ceil_divide,
@@ -330,7 +329,7 @@ def _row_written(source: Value, view: View, graph: Graph) -> _Late | None:
     """What is written of one operand."""
     if source in graph.inputs:
         return None if source in graph.mutations else _Late(True)
-    node = next((node for node in graph.nodes if source in node.outputs), None)
+    node = graph.producers().get(source)
     if node is None or node.op != "scatter_update" or not updates_in_place(node, graph):
         return None
     cache, row = node.inputs[:2]
@@ -362,17 +361,9 @@ def _clustered_forms(packed: Strided, late: _Late, pairs: int, target: Target) -
         blocks = -(-length // block)
         stages = range(min(blocks, 2), min(blocks, _STAGES) + 1)
         forms = [form._replace(SPLITS=splits, BN=block, STAGES=count) for count in stages]
-        if possible := list(filter(_is_possible, forms)):
+        if possible := list(filter(is_possible, forms)):
             found.append(min(possible, key=lambda form: _clustered_seconds(form, pairs, keys, target)))
     return sorted(found, key=lambda form: _clustered_seconds(form, pairs, keys, target))[:2]
-
-
-def _is_possible(form: DecodingForm) -> bool:
-    try:
-        form.check()
-    except LaunchError:
-        return False
-    return True
 
 
 def _clustered_seconds(form: DecodingForm, pairs: int, keys: int, target: Target) -> tuple[float, float, int]:

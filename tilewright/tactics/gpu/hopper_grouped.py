@@ -8,11 +8,10 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16, float32, int32
-from tilewright.errors import LaunchError
 from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.hopper.choice import Problem, filled, seconds_of
-from tilewright.kernels.hopper.forms import MatmulForm
+from tilewright.kernels.hopper.forms import MatmulForm, is_possible
 from tilewright.kernels.hopper.grouped import grouped_matmul, list_tiles
 from tilewright.symbolic import Size, ceil_divide, lift, minimum, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes
@@ -74,11 +73,7 @@ def _forms(problem: Problem, groups: int) -> list[tuple[MatmulForm, float]]:
                 B_TRANSPOSED=problem.b_transposed,
             )  # fmt: skip
             form = filled(form)
-            try:
-                form.check()
-            except LaunchError:
-                continue
-            if not form.tail and (not problem.b_transposed or problem.depth % form.BK == 0):
+            if is_possible(form) and not form.tail and (not problem.b_transposed or problem.depth % form.BK == 0):
                 yield form, seconds_of(form, padded)
 
     best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
