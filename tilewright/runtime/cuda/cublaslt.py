@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import LaunchError, MissingDependencyError
+from tilewright.errors import LaunchError
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.extern import Operand
+from tilewright.runtime.cuda.extern import Operand, unusable
 from tilewright.runtime.cuda.staging import Workspaces
 
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
@@ -45,11 +45,8 @@ class ProductStep:
             cublas = importlib.import_module("nvmath.bindings.cublas")
             self._handle = _HANDLES.get(device.ordinal) or self._library.create()
         except Exception as error:  # whatever keeps the library from being used
-            raise MissingDependencyError(
-                "the engine was built with calls of cuBLASLt and needs the package nvmath-python, with a cuBLAS that "
-                f"it finds ({type(error).__name__}: {error}): pip install 'nvmath-python[cu13]', or build the engine "
-                "with --vendor never"
-            ) from error
+            needs = "the package nvmath-python, with a cuBLAS that it finds"
+            raise unusable("cuBLASLt", needs, "'nvmath-python[cu13]'", error) from error
         _HANDLES[device.ordinal] = self._handle
         self._compute = int(cublas.ComputeType.COMPUTE_32F)
         self._types = [_TYPES[text] for text in dtypes]

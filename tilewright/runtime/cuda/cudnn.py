@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.errors import MissingDependencyError
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.extern import Operand
+from tilewright.runtime.cuda.extern import Operand, unusable
 from tilewright.runtime.cuda.staging import Workspaces
 
 _TYPES = {"f16": "HALF", "bf16": "BFLOAT16"}
@@ -35,11 +34,8 @@ class ConvolutionStep:
             self._library = importlib.import_module("cudnn")
             self._handle = _HANDLES.get(device.ordinal) or self._library.create_handle()
         except Exception as error:  # whatever keeps the library from being used
-            raise MissingDependencyError(
-                "the engine was built with calls of cuDNN and needs the package nvidia-cudnn-frontend and a cuDNN that "
-                f"it finds ({type(error).__name__}: {error}): pip install nvidia-cudnn-frontend nvidia-cudnn-cu13, "
-                "or build the engine with --vendor never"
-            ) from error
+            needs = "the package nvidia-cudnn-frontend and a cuDNN that it finds"
+            raise unusable("cuDNN", needs, "nvidia-cudnn-frontend nvidia-cudnn-cu13", error) from error
         _HANDLES[device.ordinal] = self._handle
         self._types = [getattr(self._library.data_type, _TYPES[text]) for text in dtypes]
         self._options = options

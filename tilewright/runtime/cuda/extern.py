@@ -62,6 +62,14 @@ def extern_start(key: str, device: Device) -> Callable[..., None]:
     return _told(key, _Step(function, dtypes, facts["options"], _torch(key), device))
 
 
+def unusable(library: str, needs: str, install: str, error: Exception) -> MissingDependencyError:
+    """What is told where a library's Python package, or what it finds by itself, keeps the library from being used."""
+    return MissingDependencyError(
+        f"the engine was built with calls of {library} and needs {needs} ({type(error).__name__}: {error}): "
+        f"pip install {install}, or build the engine with --vendor never"
+    )
+
+
 def _told(key: str, step: Callable[..., None]) -> Callable[..., None]:
     """A step whose library's errors, which are of many classes, are ours, and say what was to be computed."""
 
