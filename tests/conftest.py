@@ -18,6 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tilewright.errors import MissingDependencyError
+from tilewright.targets.nvidia.assemble import find_assembler
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -25,6 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
     parser.addoption("--kept-cache", type=Path, default=None, help="where device tests keep what they compile")
     parser.addoption("--seed", type=int, default=None, help="seed of the random numbers (default: a fresh one)")
+
+
+@pytest.fixture
+def assembler() -> None:
+    """Skips where no cubin can be made."""
+    try:
+        find_assembler()
+    except MissingDependencyError as error:
+        pytest.skip(f"no assembler: {error}")
 
 
 @pytest.fixture

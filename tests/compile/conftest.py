@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.errors import MissingDependencyError
-from tilewright.targets.nvidia.assemble import find_assembler
-
 
 @pytest.fixture(autouse=True)
-def assembler(request: pytest.FixtureRequest) -> None:
+def assembler_of_gpu_files(request: pytest.FixtureRequest) -> None:
     """Tests of files named test_nvidia_* are skipped where there is none, and say so."""
     if request.path.name.startswith("test_nvidia_"):
-        try:
-            find_assembler()
-        except MissingDependencyError as error:
-            pytest.skip(f"no assembler: {error}")
+        request.getfixturevalue("assembler")

@@ -15,22 +15,12 @@ from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine import file
 from tilewright.engine.builder import build
 from tilewright.engine.file import Package, write_package
-from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, MissingDependencyError, ShapeError
+from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.runtime.cuda import session
-from tilewright.targets.nvidia.assemble import find_assembler
 from tilewright.targets.nvidia.binary import CudaBinary
-
-
-@pytest.fixture
-def assembler() -> None:
-    """Skips where no cubin can be made."""
-    try:
-        find_assembler()
-    except MissingDependencyError as error:
-        pytest.skip(f"no assembler: {error}")
 
 
 def perceptron(rng: np.random.Generator, dtype=float32, width: int = 40) -> Graph:

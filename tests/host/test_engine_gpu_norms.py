@@ -13,7 +13,6 @@ from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
 from tilewright.engine.kernels import KernelSet
 from tilewright.engine.tuning import Tuning
-from tilewright.errors import MissingDependencyError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
@@ -22,17 +21,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
 from tilewright.runtime.plan import BufferReference
 from tilewright.tactics.select import candidates
-from tilewright.targets.nvidia.assemble import find_assembler
 from tilewright.targets.registry import get_target
-
-
-@pytest.fixture
-def assembler() -> None:
-    """Skips where no cubin can be made."""
-    try:
-        find_assembler()
-    except MissingDependencyError as error:
-        pytest.skip(f"no assembler: {error}")
 
 
 def normed(graph: Graph) -> list[bool]:

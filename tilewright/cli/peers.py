@@ -42,14 +42,12 @@ def timed_peer(
     Raises `MissingDependencyError` and `ImportModelError`.
     """
     gpu = engine.target.startswith("cuda")
-    if name == "onnxruntime":
-        if gpu:
-            raise MissingDependencyError(
-                "ONNX Runtime is timed beside engines for CPUs alone, and this one is for a GPU"
-            )
-        run = _onnxruntime(_source(name, engine, model), threads)
-        return lambda: run(arrays)
+    if name == "onnxruntime" and gpu:
+        raise MissingDependencyError("ONNX Runtime is timed beside engines for CPUs alone, and this one is for a GPU")
     path = _source(name, engine, model)
+    if name == "onnxruntime":
+        run = _onnxruntime(path, threads)
+        return lambda: run(arrays)
     torch = torch_with_gpu() if gpu else _import_torch()
     if torch is None:
         raise MissingDependencyError("the engine is for a GPU, and there is no PyTorch here that uses it")

@@ -76,9 +76,9 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     if bias is not None and rewriter.constant(bias) is None:
         return None
-    scaled = data.astype(np.float64) * scale.reshape(-1, *[1] * (data.ndim - 1))
     if weight.dtype.bits < 32 and weight.shape[1] == 1 and conv.attributes["groups"] > 1:
         return None
+    scaled = data.astype(np.float64) * scale.reshape(-1, *[1] * (data.ndim - 1))
     inputs = [image, _rounded(scaled, weight, rewriter)]
     if bias is not None:
         inputs.append(_bias(rewriter.constants[bias].astype(np.float64) * scale, image, rewriter))
