@@ -194,6 +194,8 @@ class Tracer:
                 moved[axis] = bounded(shifted, source.shape[axis])
                 conditions.append(Guard(shifted.expanded(), source.shape[axis]))
         inner = self.trace(source, tuple(moved), guards + tuple(conditions))
+        if not conditions:
+            return inner
         return Choice(tuple(conditions), inner, Literal(node.attributes["value"], source.dtype))
 
     def _concat(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
