@@ -433,6 +433,43 @@ def integers_wanted(x, out, KIND: tl.constexpr):
         tl.store(out, tl.reduce_or(value, 0))
 
 
+@tilewright.jit
+def wrong_constants(x, out, DO: tl.constexpr, ZERO: tl.constexpr):
+    index = tl.arange(0, 16)
+    if DO == "sort":
+        tl.store(out + index, tl.sort(tl.load(x + index), dim="x"))
+    elif DO == "topk":
+        tl.store(out + tl.arange(0, 4), tl.topk(tl.load(x + index), 4, dim=0.5))
+    elif DO == "divide":
+        tl.store(out + index, index // ZERO)
+    elif DO == "remainder":
+        tl.store(out + index, index % 0)
+    elif DO == "divide by a scalar":
+        none = tl.full((), 0, tl.int32)
+        tl.store(out + index, index // none)
+    else:
+        for step in range(1, 2, 3, 4):
+            tl.store(out + index, step)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("sort", "dim must be a compile-time integer, got the constant 'x'"),
+        ("topk", "dim must be a compile-time integer, got the constant 0.5"),
+        ("divide", "integer division by the constant 0"),
+        ("remainder", "integer division by the constant 0"),
+        ("divide by a scalar", "integer division by the constant 0"),
+        ("range", "range() takes a start, an end and a step, got 4 values"),
+    ],
+)
+def test_wrong_constants_are_told_at_the_line_of_the_user(what: str, message: str) -> None:
+    with pytest.raises(CompilationError) as caught:
+        wrong_constants.trace({"x": "*f32", "out": "*f32"}, {"DO": what, "ZERO": 0})
+    assert caught.value.message == message and caught.value.advice
+    assert caught.value.location is not None and caught.value.location.file == __file__
+
+
 @pytest.mark.parametrize("kind", ["max", "histogram", "atomic_poll", "xor_sum", "reduce_or"])
 def test_functions_of_integers_give_advice(kind: str) -> None:
     assert "\n  help: " in compile_error(integers_wanted, {"x": "*f32", "out": "*f32"}, KIND=kind)

@@ -106,6 +106,16 @@ def _breakpoint(*arguments: Any, **keywords: Any) -> None:
     )
 
 
+def _range(*bounds: Any, **options: Any) -> core.range:
+    """Python's range has three numbers at most; the options that tl.range takes behind them go by name."""
+    if len(bounds) > 3:
+        raise LanguageError(
+            f"range() takes a start, an end and a step, got {len(bounds)} values",
+            "options go by name: tl.range(start, end, step, num_stages=3)",
+        )
+    return core.range(*bounds, **options)
+
+
 def _has_attribute(value: Any, name: str) -> bool:
     return hasattr(value, name)
 
@@ -123,7 +133,7 @@ PYTHON_BUILTINS: dict[str, Any] = {
     "max": PythonBuiltin("max", _extremum("max")),
     "len": PythonBuiltin("len", _length),
     "abs": PythonBuiltin("abs", _absolute),
-    "range": PythonBuiltin("range", core.range),
+    "range": PythonBuiltin("range", _range),
     "print": PythonBuiltin("print", _print),
     "isinstance": PythonBuiltin("isinstance", _is_instance),
     "hasattr": PythonBuiltin("hasattr", _has_attribute),

@@ -44,7 +44,7 @@ def _stages(extent):
 @constexpr_function
 def _position(rank, dim):
     """The axis to sort along: the last one by default."""
-    axis = rank - 1 if dim is None else dim
+    axis = rank - 1 if dim is None else core.shapes.static_int(dim, "dim")
     if not -rank <= axis < rank:
         raise core.convert.LanguageError(
             f"dim {axis} is out of range for a block of rank {rank}", "axes count from 0, or from -1 backwards"

@@ -184,6 +184,9 @@ def _integer_division(left: Any, right: Any, symbol: str) -> tuple[tensor, tenso
     first, second = promote_operands(left, right, symbol, division=True)
     if first.number.is_bool:
         first, second = cast(first, dtypes.int32), cast(second, dtypes.int32)
+    divisor = unwrap(right)  # before it was broadcast
+    if first.number.is_integer and (divisor.constant if isinstance(divisor, tensor) else divisor) == 0:
+        raise LanguageError("integer division by the constant 0", "mask the zero with tl.where before dividing")
     return first, second
 
 
@@ -192,7 +195,7 @@ def floor_divide(left: Any, right: Any) -> tensor:
     first, second = _integer_division(left, right, "//")
     if first.number.is_float:
         raise LanguageError("'//' is for integers", "use tl.floor(x / y) for floats")
-    folded = _fold_division(first, second, _truncating_quotient)
+    folded = _fold(_truncating_quotient, first, second)
     return emit("divide", [first, second]) if folded is None else folded
 
 
@@ -201,7 +204,7 @@ def remainder(left: Any, right: Any) -> tensor:
     first, second = _integer_division(left, right, "%")
     if first.number.is_float:
         return emit("remainder", [first, second])
-    folded = _fold_division(first, second, _truncating_remainder)
+    folded = _fold(_truncating_remainder, first, second)
     return emit("remainder", [first, second]) if folded is None else folded
 
 
@@ -212,12 +215,6 @@ def _truncating_quotient(left: int, right: int) -> int:
 
 def _truncating_remainder(left: int, right: int) -> int:
     return left - right * _truncating_quotient(left, right)
-
-
-def _fold_division(left: tensor, right: tensor, function: Callable[[int, int], int]) -> tensor | None:
-    if right.constant == 0 and right.number.is_integer:
-        raise LanguageError("integer division by the constant 0", "mask the zero with tl.where before dividing")
-    return _fold(function, left, right)
 
 
 def bitwise(opcode: str, left: Any, right: Any) -> tensor:
