@@ -233,6 +233,21 @@ def _without_lines(text: str) -> str:
     return re.sub(r"(\.py):\d+", r"\1:LINE", text) + "\n"
 
 
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x + torch.randn_like(x), "random numbers"),
+        (torch.nonzero, "the result's size depends on the data"),
+        (lambda x: torch.fft.rfft(x).abs(), "a Fourier transform"),
+        (lambda x: torch.cond(x.sum() > 0, torch.relu, torch.sin, (x,)), "control flow that depends on data"),
+    ],
+)
+def test_what_no_graph_can_express_says_why(function: Any, why: str) -> None:
+    with pytest.raises(UnsupportedOperationError, match=f"why:    {why}") as error:
+        import_model(Function(function), (torch.randn(2, 4),))
+    assert "add a rule" not in str(error.value) and "eval_with_key" not in str(error.value)
+
+
 def test_missing_example_and_unexportable_model() -> None:
     with pytest.raises(ImportModelError, match="needs example_inputs"):
         import_model(nn.Linear(2, 2))

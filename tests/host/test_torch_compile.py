@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import tilewright.engine.builder  # noqa: E402
 from tests.host.model_support import specification  # noqa: E402
 from tilewright.errors import TilewrightError  # noqa: E402
-from tilewright.importers.torch_compile import _target_on  # noqa: E402
+from tilewright.importers.torch_compile import MOST_ENGINES, _target_on  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -97,6 +97,63 @@ def test_changes_around_the_version_counter_are_seen(built: list[Any], way: str)
     assert len(built) == 2
 
 
+def test_parameters_that_change_too_often_are_told_of_once(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    module = Network().eval()
+    run = compiled(module)
+    x = torch.randn(4, 6)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, logger="tilewright"):
+        for _ in range(MOST_ENGINES + 3):
+            module.second.weight.mul_(1.25)
+            torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert len(built) == MOST_ENGINES
+    assert caplog.text.count("this graph runs in PyTorch") == 1
+
+
+class Statistics(nn.Module):
+    """A mean that moves: by the graph itself, or by code that Dynamo does not see."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside
+        self.scale = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inside:
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return self.scale(x) - self.mean
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_buffers_that_change_are_inputs(inside: bool, built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    module = Statistics(inside).eval()
+    expected = Statistics(inside).eval()
+    expected.load_state_dict(module.state_dict())
+    run = compiled(module)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, logger="tilewright"):
+        for _ in range(6):
+            x = torch.randn(4, 6)
+            torch.testing.assert_close(run(x), expected(x), **TOLERANCE)
+            torch.testing.assert_close(module.mean, expected.mean, **TOLERANCE)
+            if not inside:
+                module.mean.add_(1)
+                expected.mean.add_(1)
+    assert len(built) == (1 if inside else 2)
+    assert len(built[-1].inputs) == 2
+    assert ("buffers changed" in caplog.text) == (not inside)
+
+
+def test_numbers_that_change_are_inputs(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.softmax(x * scale, -1)
+
+    run, x = compiled(function), torch.randn(4, 6)
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        for scale in (1.0, 0.5, 2.5, 3.25):
+            torch.testing.assert_close(run(x, scale), function(x, scale), **TOLERANCE)
+    assert len(built) == 2 and not caplog.records
+
+
 def test_dynamic_shapes_need_one_engine(built: list[Any]) -> None:
     module = Network().eval()
     run = compiled(module, dynamic=True)
@@ -150,6 +207,24 @@ def test_unsupported_operations_fall_back_with_a_report(built: list[Any], caplog
     assert "stays with PyTorch" in caplog.text and "aten.kthvalue" in caplog.text
 
 
+def test_results_on_another_device_stay_with_pytorch(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        found = compiled(lambda x: x.relu().to("meta"))(torch.randn(3))
+    assert found.device.type == "meta" and not built
+    assert "is on meta, its inputs on cpu" in caplog.text
+
+
+def test_other_classes_of_tensors_stay_with_pytorch(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    class Image(torch.Tensor):
+        pass
+
+    x = torch.randn(3).as_subclass(Image)
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        torch.testing.assert_close(compiled(torch.relu)(x), x.relu())
+    assert not built
+    assert "of the class Image" in caplog.text
+
+
 def test_a_failure_without_a_message_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,6 +252,14 @@ def test_unknown_options() -> None:
 
     with pytest.raises(TilewrightError, match="unknown options"):
         backend(torch.fx.symbolic_trace(nn.Identity()), [torch.randn(2)], options={"novel": 1})
+
+
+@pytest.mark.parametrize("options", [{"effort": 7}, {"target": "gpu"}])
+def test_options_without_meaning(options: dict[str, Any]) -> None:
+    from tilewright.importers.torch_compile import backend
+
+    with pytest.raises(TilewrightError, match=r"effort 7|unknown target 'gpu'"):
+        backend(torch.fx.symbolic_trace(nn.Identity()), [torch.randn(2)], options=options)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])

@@ -1,9 +1,9 @@
 """`torch.compile(model, backend="tilewright")`.
 
 Dynamo hands over one graph at a time (graph breaks stay with PyTorch).  Each inference graph goes
-through AOT functionalisation to ATen and becomes an engine: parameters and buffers are its constants,
-dynamic sizes its symbols.  What cannot be compiled runs in PyTorch, with a report on the logger
-"tilewright" that says which graph, which operations and why.
+through AOT functionalisation to ATen and becomes an engine: parameters and buffers are its constants
+(buffers that change are inputs), dynamic sizes its symbols.  What cannot be compiled runs in PyTorch,
+with a report on the logger "tilewright" that says which graph, which operations and why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tilewright.engine.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, a_kind
@@ -28,6 +29,7 @@ from tilewright.importers.torch_export import KEPT, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_symbols import SymbolTable
+from tilewright.targets.registry import get_target
 
 logger = logging.getLogger("tilewright")
 
@@ -51,7 +53,7 @@ def backend(
     The mode ``max-autotune`` stands for an effort of 2 with products and convolutions of PyTorch (and of cuBLASLt and
     cuDNN, where their bindings are installed) as candidates.
     Never raises for a model that it cannot compile: the graph's own `forward` is returned and the
-    reason is logged.  An unknown option raises `TilewrightError`.
+    reason is logged.  An unknown option raises `TilewrightError`, and so does an effort or a target that does not exist.
     """
     settings = dict(options or {})
     target = settings.pop("target", "auto")
@@ -60,11 +62,13 @@ def backend(
     if settings:
         known = "target, effort, vendor"
         raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: {known}")
+    tuning = Tuning(effort, libraries=vendor)
+    if target != "auto":
+        get_target(target)
     try:
         device = _check_inference(gm, example_inputs)
         static = _static_positions(gm, example_inputs)
-        tuning = Tuning(effort, libraries=vendor)
-        compiler: Any = _Compiler(static, _target_on(device) if target == "auto" else str(target), tuning)
+        compiler: Any = _Compiler(static, device, _target_on(device) if target == "auto" else str(target), tuning)
         return aot_module_simplified(gm, example_inputs, fw_compiler=compiler, decompositions=decompositions())
     except (_Declined, TilewrightError) as reason:
         if isinstance(reason, MissingDependencyError):
@@ -92,6 +96,10 @@ def _check_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     tensors = [item for item in (*example_inputs, *gm.parameters(), *gm.buffers()) if isinstance(item, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise _Declined("it is a training graph (gradients are enabled); call the model under torch.no_grad()")
+    odd = {type(tensor) for tensor in tensors if not isinstance(tensor, torch.nn.Parameter)}
+    odd -= {torch.Tensor, FakeTensor}
+    if odd:
+        raise _Declined(f"it has tensors of the class {min(kind.__name__ for kind in odd)}; call it with plain tensors")
     devices = sorted({str(tensor.device) for tensor in tensors if tensor.ndim or tensor.device.type != "cpu"})
     kinds = {name.partition(":")[0] for name in devices}
     if len(devices) > 1:
@@ -121,8 +129,9 @@ def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list
 class _Compiler:
     """AOT's inner compiler for one graph."""
 
-    def __init__(self, static: Sequence[int], target: str, tuning: Tuning) -> None:
+    def __init__(self, static: Sequence[int], device: str, target: str, tuning: Tuning) -> None:
         self.static = static
+        self.device = device
         self.target = target
         self.tuning = tuning
 
@@ -130,13 +139,35 @@ class _Compiler:
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         if self.static and max(self.static) >= len(placeholders):
             raise _Declined("its arguments were rearranged by AOT")
-        return _Runner(gm, self.static, self.target, self.tuning)
+        self._check_results(gm)
+        changed = _changed_by_graph()
+        constant = [position for position in self.static if position not in changed]
+        return _Runner(gm, constant, self.target, self.tuning)
+
+    def _check_results(self, gm: fx.GraphModule) -> None:
+        """Engines give their results where their inputs are; raises `_Declined` for results on another device."""
+        (output,) = [node for node in gm.graph.nodes if node.op == "output"]
+        for node in output.args[0]:
+            fake = node.meta.get("val") if isinstance(node, fx.Node) else None
+            if isinstance(fake, torch.Tensor) and fake.device.type != self.device:
+                raise _Declined(
+                    f"its result {node.name!r} is on {fake.device}, its inputs on {self.device}; "
+                    "this backend compiles graphs for one device"
+                )
+
+
+def _changed_by_graph() -> set[int]:
+    """Positions, in AOT's argument order, of what the graph that is being compiled changes in place."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return set() if metadata is None else {i for i, item in enumerate(metadata.input_info) if item.mutates_data}
 
 
 class _Runner:
     """Runs the engine of one graph; engines are kept by the state of the parameters (`_Watched`).
 
-    An entry of None stands for parameters whose engine could not be built.
+    An entry of None stands for parameters whose engine could not be built.  Buffers that change while the
+    parameters stay as they were are inputs of the engine from then on.
     """
 
     def __init__(self, gm: fx.GraphModule, static: Sequence[int], target: str, tuning: Tuning) -> None:
@@ -148,6 +179,7 @@ class _Runner:
         self.watched: dict[int, _Watched] = {}
         self.kept: list[Any] = []  # parameters of all engines: their addresses must not be used again
         self.names: list[tuple[int, str]] = []  # argument position and engine input
+        self.given_up = False  # the parameters change too often
         (output,) = [node for node in gm.graph.nodes if node.op == "output"]
         self.results = list(output.args[0])
         self.orders = [_stride_order(node) for node in self.results]
@@ -188,21 +220,40 @@ class _Runner:
 
     def _build(self, key: Any, arguments: Sequence[Any]) -> Any:
         from tilewright.engine.builder import build
+        from tilewright.runtime.cuda.device import gpu_of
 
-        if len(self.engines) >= MOST_ENGINES:
-            logger.warning("torch.compile: parameters changed %d times; this graph now runs in PyTorch", MOST_ENGINES)
+        if self.engines and self._release_buffers(key, arguments):
+            logger.warning("torch.compile: buffers changed; they become inputs of the engine, which is built again")
+            key = tuple(self._state(position, arguments[position]) for position in self.static)
+        elif len(self.engines) >= MOST_ENGINES:
+            if not self.given_up:
+                text = "torch.compile: parameters changed %d times; from now on this graph runs in PyTorch for others"
+                logger.warning(text, MOST_ENGINES)
+            self.given_up = True
             return None
-        if self.engines:
+        elif self.engines:
             logger.warning("torch.compile: parameters changed; building the engine again")
         graph = self._graph({position: arguments[position] for position in self.static})
         self.kept += [arguments[position].untyped_storage() for position in self.static]
         try:
-            self.engines[key] = build(graph, target=self.target, tuning=self.tuning)
+            with gpu_of(arguments):  # whose kernels are timed there
+                self.engines[key] = build(graph, target=self.target, tuning=self.tuning)
         except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
             reason = error if isinstance(error, TilewrightError) else repr(error)
             logger.warning("torch.compile: a graph stays with PyTorch: the engine was not built: %s", reason)
             self.engines[key] = None
         return self.engines[key]
+
+    def _release_buffers(self, key: Any, arguments: Sequence[Any]) -> bool:
+        """Make inputs of the buffers that changed since the last engine was built, where no parameter did."""
+        last = list(self.engines)[-1]
+        changed = {position for position, old, new in zip(self.static, last, key, strict=True) if old != new}
+        if any(isinstance(arguments[position], torch.nn.Parameter) for position in changed):
+            return False
+        self.static = tuple(position for position in self.static if position not in changed)
+        self.engines.clear()
+        self.kept.clear()
+        return True
 
     def _graph(self, static: Mapping[int, torch.Tensor | None]) -> Graph:
         """Import the ATen graph; raises `UnsupportedOperationError` and `_Declined`."""

@@ -21,7 +21,8 @@ from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter, Scalar
-from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Problem, Report, Unsupported
+from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsupported
+from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size
 
@@ -161,7 +162,7 @@ class Walker:
             elif name == "getitem":
                 self._getitem(node)
             elif rule is None:
-                raise Unsupported(NO_RULE)
+                raise without_rule(name)
             elif all(argument in self.values for argument in node.all_input_nodes):
                 self._apply(rule, node)
             else:
@@ -251,6 +252,7 @@ def source_of(node: fx.Node) -> str:
         parts.append(f"{path or 'model'} ({kind.rsplit('.', 1)[-1]})")
     places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     if places:
+        places = [(file, line) for file, line in places if not file.startswith("<eval_with_key>")]  # code of FX itself
         written = [(file, line) for file, line in places if "/torch/" not in file.replace("\\", "/")]
         file, line = (written or places)[-1]  # the user's own line rather than one of PyTorch's
         name = file.replace("\\", "/").rsplit("/", 1)[-1]

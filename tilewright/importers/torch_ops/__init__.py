@@ -29,5 +29,9 @@ SECTIONS: tuple[RuleTable, ...] = (
     recurrent.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)
-# Operations of other packages: transformers has one where PyTorch's own does not take an element type.
-FOREIGN: dict[str, Rule] = {"transformers.grouped_mm_fallback.default": contraction.grouped_matmul}
+# Operations that are not ATen's: transformers has one where PyTorch's own does not take an element type; numbers that
+# Dynamo made tensors of, because they changed from call to call, are cast by one of its primitives.
+FOREIGN: dict[str, Rule] = {
+    "transformers.grouped_mm_fallback.default": contraction.grouped_matmul,
+    "prims.convert_element_type.default": elementwise.copy_as,
+}
