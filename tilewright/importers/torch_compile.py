@@ -53,7 +53,7 @@ def backend(
     The mode ``max-autotune`` stands for an effort of 2 with products and convolutions of PyTorch (and of cuBLASLt and
     cuDNN, where their bindings are installed) as candidates.
     Never raises for a model that it cannot compile: the graph's own `forward` is returned and the
-    reason is logged.  An unknown option raises `TilewrightError`, and so does an effort or a target that does not exist.
+    reason is logged.  An unknown option raises `TilewrightError`, and so does an effort or target that does not exist.
     """
     settings = dict(options or {})
     target = settings.pop("target", "auto")
