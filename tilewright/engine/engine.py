@@ -165,7 +165,17 @@ class Engine:
         the first input.  `out` gives memory for outputs; `threads` overrides `settings.threads`.
         Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed.
         """
-        return self._session.run(inputs, out, threads)
+        session: Session | CudaSession = self.__dict__.get("_session") or self._link(inputs)
+        return session.run(inputs, out, threads)
+
+    def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession:
+        """The session; one that is not there yet begins on the GPU that holds the inputs, or the current one."""
+        if self._program["target"]["name"] != "cuda":
+            return self._session
+        from tilewright.runtime.cuda.device import gpu_of
+
+        with gpu_of(inputs.values()):
+            return self._session
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run on inputs in order or by name; returns the only output, or all of them as a tuple."""
@@ -280,8 +290,9 @@ class Engine:
 
         Raises `RuntimeError` where native code can't read a clock.
         """
-        times = self._session.step_times(inputs, runs, threads, len(self.plan.steps))
-        sizes = self._session.symbols(inputs)
+        session = self._link(inputs)
+        times = session.step_times(inputs, runs, threads, len(self.plan.steps))
+        sizes = session.symbols(inputs)
         rows = []
         for number, step in enumerate(self.plan.steps):
             taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)

@@ -9,7 +9,8 @@ with device.active():                      # its primary context is current in t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,31 @@ def primary_context(ordinal: int) -> Any:
     return check(cuda.cuDevicePrimaryCtxRetain(handle), f"starting a context on GPU {ordinal}")
 
 
+def torch_on_gpus() -> Any:
+    """PyTorch, where it is imported and works on GPUs already; else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+@contextmanager
+def gpu_of(values: Iterable[Any]) -> Iterator[None]:
+    """Make the GPU current on which the first of PyTorch's CUDA tensors among `values` is; none changes nothing."""
+    torch = torch_on_gpus()
+    places = (value.device for value in values if torch is not None and isinstance(value, torch.Tensor))
+    place = next((place for place in places if place.type == "cuda"), None)
+    if torch is None or place is None:
+        yield
+        return
+    with torch.cuda.device(place):
+        yield
+
+
 def current_device() -> Device:
-    """The GPU whose context is current in this thread; the first one where none is."""
+    """PyTorch's current GPU where PyTorch works on GPUs; else that whose context is current in this thread; the first
+    one where none is."""
+    torch = torch_on_gpus()
+    if torch is not None:  # which makes its choice the driver's only when it needs it
+        return device(torch.cuda.current_device())
     cuda = api()
     context = check(cuda.cuCtxGetCurrent(), "asking for the current context")
     if int(context) == 0:

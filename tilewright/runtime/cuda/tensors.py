@@ -15,6 +15,10 @@ from tilewright.runtime.cuda.memory import DeviceArray, is_device_array
 from tilewright.runtime.cuda.memory import inspect as inspect_array
 
 ALIGNMENT = 16  # bytes: kernels take addresses to be multiples of it
+_ELSEWHERE = (
+    ": move it there, or load an engine for the other GPU where that one is current (with torch.cuda.device(…):), or "
+    "start the process with CUDA_VISIBLE_DEVICES"
+)
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ def view(value: Any, name: str, dtype: str, ordinal: int, role: str = "input") -
 
 def _view_torch(tensor: Any, name: str, dtype: str, ordinal: int, role: str) -> DeviceView:
     if tensor.device.type != "cuda" or tensor.device.index != ordinal:
-        raise InputError(f"{role} {name!r} is on {tensor.device}, the engine runs on cuda:{ordinal}: move it there")
+        raise InputError(f"{role} {name!r} is on {tensor.device}, the engine runs on cuda:{ordinal}{_ELSEWHERE}")
     plain = tensors.plain_torch(tensor, name, dtype, role)
     if plain.data_ptr() % ALIGNMENT:
         plain = plain.clone()
@@ -85,7 +89,7 @@ def _view_array(value: Any, name: str, dtype: str, ordinal: int, role: str) -> D
             f"{role} {name!r} is {found.element.name}, the engine was built for {dtype}: convert it before the call"
         )
     if found.place.ordinal != ordinal:
-        raise InputError(f"{role} {name!r} is on {found.place}, the engine runs on GPU {ordinal}: move it there")
+        raise InputError(f"{role} {name!r} is on {found.place}, the engine runs on GPU {ordinal}{_ELSEWHERE}")
     step = 1
     for extent, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
         if extent != 1 and stride != step or found.address % ALIGNMENT:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.runtime.cuda.device import current_device, device, primary_context
+from tilewright.runtime.cuda.device import current_device, device, primary_context, torch_on_gpus
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.graphs import capture
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -21,21 +20,15 @@ _NOTICEABLE = 2e-6  # seconds: less than a kernel takes to start and end
 
 def in_use() -> bool:
     """Whether this process works on a GPU: PyTorch has begun to, or a kernel of ours was loaded."""
-    return _torch() is not None or primary_context.cache_info().currsize > 0
-
-
-def _torch() -> Any:
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_initialized() else None
+    return torch_on_gpus() is not None or primary_context.cache_info().currsize > 0
 
 
 class Timer:
     """Times calls on the current GPU, with its L2 flushed before each."""
 
     def __init__(self) -> None:
-        torch = _torch()
-        self.ordinal = torch.cuda.current_device() if torch is not None else current_device().ordinal
-        self._stream = current_stream(TORCH) if torch is not None else lambda ordinal: LEGACY_DEFAULT
+        self.ordinal = current_device().ordinal
+        self._stream = current_stream(TORCH) if torch_on_gpus() is not None else lambda ordinal: LEGACY_DEFAULT
         self._flush = DeviceArray((_FLUSH_BYTES,), np.int8, self.ordinal)
 
     def synchronize(self) -> None:
