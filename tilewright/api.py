@@ -11,7 +11,7 @@ from tilewright.engine.engine import Engine
 from tilewright.engine.timings import read_timings
 from tilewright.engine.tuning import Tuning
 from tilewright.importers import import_model
-from tilewright.runtime.cuda.device import gpu_of
+from tilewright.runtime.cuda.device import on_gpu_of
 
 
 def compile(
@@ -47,7 +47,7 @@ def compile(
     source = str(Path(model).resolve()) if isinstance(model, (str, Path)) else type(model).__qualname__
     graph = import_model(model, example_inputs, dynamic_shapes)
     recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
-    with gpu_of(_values(example_inputs)):  # kernels are timed where they will run
+    with on_gpu_of(_values(example_inputs)):  # kernels are timed where they will run
         return build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
 
 

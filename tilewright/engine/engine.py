@@ -172,9 +172,9 @@ class Engine:
         """The session; one that is not there yet begins on the GPU that holds the inputs, or the current one."""
         if self._program["target"]["name"] != "cuda":
             return self._session
-        from tilewright.runtime.cuda.device import gpu_of
+        from tilewright.runtime.cuda.device import on_gpu_of
 
-        with gpu_of(inputs.values()):
+        with on_gpu_of(inputs.values()):
             return self._session
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -220,7 +220,7 @@ class _Runner:
 
     def _build(self, key: Any, arguments: Sequence[Any]) -> Any:
         from tilewright.engine.builder import build
-        from tilewright.runtime.cuda.device import gpu_of
+        from tilewright.runtime.cuda.device import on_gpu_of
 
         if self.engines and self._release_buffers(key, arguments):
             logger.warning("torch.compile: buffers changed; they become inputs of the engine, which is built again")
@@ -236,7 +236,7 @@ class _Runner:
         graph = self._graph({position: arguments[position] for position in self.static})
         self.kept += [arguments[position].untyped_storage() for position in self.static]
         try:
-            with gpu_of(arguments):  # whose kernels are timed there
+            with on_gpu_of(arguments):  # whose kernels are timed there
                 self.engines[key] = build(graph, target=self.target, tuning=self.tuning)
         except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
             reason = error if isinstance(error, TilewrightError) else repr(error)

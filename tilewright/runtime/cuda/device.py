@@ -93,7 +93,7 @@ def torch_on_gpus() -> Any:
 
 
 @contextmanager
-def gpu_of(values: Iterable[Any]) -> Iterator[None]:
+def on_gpu_of(values: Iterable[Any]) -> Iterator[None]:
     """Make the GPU current on which the first of PyTorch's CUDA tensors among `values` is; none changes nothing."""
     torch = torch_on_gpus()
     places = (value.device for value in values if torch is not None and isinstance(value, torch.Tensor))
