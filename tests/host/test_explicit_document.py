@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tilewright.errors import ExecutionError
 from tilewright.language import explicit
+from tilewright.language.function import SourceFunction
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "explicit.md").read_text(encoding="utf-8")
 PROGRAM = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)[0]
@@ -37,6 +39,21 @@ def test_mistake_is_told_as_written(tmp_path: Path):
 def test_vocabulary_is_complete():
     classes = {"barrier", "barrier_array", "ring_barriers", "ring_position", "shared_tile"}
     assert {name for name in set(explicit.__all__) - classes if f"{name}" not in DOCUMENT} == set()
+
+
+def test_arguments_may_be_named_as_in_the_vocabulary():
+    table = DOCUMENT.split("| `tx` | does |")[1].split("\n\n")[0]
+    objects = {"bar": explicit.barrier, "tile": explicit.shared_tile}
+    checked = 0
+    for owner, name, arguments in re.findall(r"`(?:(bar|tile)\.)?(\w+)\(([^)]*)\)`", table):
+        function = getattr(objects[owner] if owner else explicit, name)
+        known = (
+            function.argument_names if isinstance(function, SourceFunction) else inspect.signature(function).parameters
+        )
+        named = [word.strip().lstrip("*") for word in arguments.split(",") if word.strip()]
+        assert [word for word in named if word not in known] == [], name
+        checked += 1
+    assert checked > 30
 
 
 def test_files_named_exist():

@@ -147,6 +147,22 @@ def wrong(a: tx.tensor_map, n, CASE: tl.constexpr):
         tx.tma_store(a, (0, 0), tile, kind="mul")
     elif CASE == "registers":
         tx.warp_roles(tx.role(quiet, registers=100))
+    elif CASE == "accumulator of another shape":
+        tx.wgmma(tile, tile.T, tx.accumulator((64, 32), tl.float32), keep=False)
+    elif CASE == "accumulator of 16 bits":
+        tx.accumulator((64, 64), tl.float16)
+    elif CASE == "no barrier":
+        tx.tma_load(source=a, coordinates=(0, 0), tile=tile)
+    elif CASE == "barriers for barrier":
+        tx.tma_load(source=a, coordinates=(0, 0), tile=tile, barrier=full)
+    elif CASE == "byte count":
+        tx.named_sync(1.5, 128)
+    elif CASE == "dtype":
+        tx.shared((64, 64), 16)
+    elif CASE == "part":
+        tx.block_slice(tile.load(), 1, 60, 8)
+    elif CASE == "pointer":
+        tx.prefetch(n, 64)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +191,19 @@ def wrong(a: tx.tensor_map, n, CASE: tl.constexpr):
         ("ring for tile", "help: one tile (of a ring: ring[stage])"),
         ("kind", "kind='mul' is not one of '', 'add', 'min'"),
         ("registers", "help: 104, or 0 for what there is"),
+        ("accumulator of another shape", "help: tx.accumulator((64, 64), dtype)"),
+        ("accumulator of 16 bits", "help: two axes, of tl.float32 for floats"),
+        ("no barrier", "tx.tma_load: missing a required argument: 'barrier'"),
+        ("barriers for barrier", "help: choose one of them: full[stage]"),
+        ("byte count", "the barrier's number must be a scalar integer, got fp32"),
+        ("dtype", "help: a tile or tensor map has one: a.dtype"),
+        ("part", "60 .. 67 is outside axis 1"),
+        ("pointer", "prefetch takes one pointer, got int32"),
     ],
 )
 def test_errors_stand_at_the_line(case: str, reason: str):
     text = compile_error(wrong, MAPS, CASE=case)
-    assert reason in text and text.startswith("FILE:"), text
+    assert reason in text and text.startswith("FILE:") and "\n  help: " in text, text
 
 
 @tilewright.jit

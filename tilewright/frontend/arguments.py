@@ -253,7 +253,10 @@ _TENSOR_MAPS: dict[int, tuple[Any, ArgumentClass]] = {}  # by the identity of a 
 
 def _tensor_map_class(kind: Any, value: Any) -> ArgumentClass:
     if not isinstance(kind, Group) or not isinstance(kind.kind, DescriptorForm):
-        raise LaunchError(f"a tensor map is made of a TensorDescriptor, got {a_kind(value)}")
+        raise LaunchError(
+            f"a tensor map is made of a TensorDescriptor, got {a_kind(value)}; pass "
+            "tilewright.TensorDescriptor.from_tensor(tensor, block_shape)"
+        )
     if kind.kind.padding != "zero":
         raise LaunchError("a tensor map reads zeros outside of its tensor: the descriptor's padding must be 'zero'")
     (base, *_) = kind.entries

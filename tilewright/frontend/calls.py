@@ -102,7 +102,8 @@ class Calls(Expressions):
         return instance
 
     def _call_builtin(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        name = f"tl.{getattr(function, '__name__', 'function')}"
+        level = "tx" if getattr(function, "__module__", "").startswith("tilewright.language.explicit") else "tl"
+        name = f"{level}.{getattr(function, '__name__', 'function')}"
         _check_arguments(function, name, arguments, keywords)
         if function in (core.device_assert, core.expect_zero) and not self.session.debug:
             return arguments[0] if function is core.expect_zero else None

@@ -68,11 +68,11 @@ def _barrier(operand: TensorType) -> None:
 def shared_alloc(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     shape, dtype, swizzle = attributes["shape"], attributes["dtype"], attributes["swizzle"]
     check_shape(shape)
-    require(bool(shape), "shared memory has at least one axis")
-    require(dtype.kind != "void" and not dtype.is_bool, f"shared memory does not hold {dtype}")
+    require(bool(shape), "shared memory has at least one axis", "tx.shared((1,), dtype) holds one element")
+    require(dtype.kind != "void" and not dtype.is_bool, f"shared memory does not hold {dtype}", "keep conditions as i8")
     require(swizzle in SWIZZLES, f"swizzle {swizzle} is not one of {SWIZZLES}")
     if swizzle:
-        require(len(shape) >= 2, "a swizzled tile has at least two axes")
+        require(len(shape) >= 2, "a swizzled tile has at least two axes", "leave swizzle out for a row of its own")
         row = shape[-1] * dtype.itemsize
         advice = f"a swizzle that divides the row, or rows of a multiple of {swizzle // dtype.itemsize} elements"
         require(row % swizzle == 0, f"rows of {row} bytes are no multiple of the swizzle, {swizzle} bytes", advice)
@@ -96,8 +96,9 @@ def shared_slice(operands: Types, attributes: Attributes, regions: Regions) -> l
     tile = _shared(operands[0])
     _number(operands[1], int32, "the start")
     axis, extent, rank = attributes["axis"], attributes["extent"], len(tile.shape)
-    require(0 <= axis < rank, f"axis {axis} is outside {operands[0]}")
-    require(0 < extent <= tile.shape[axis], f"extent {extent} does not fit axis {axis} of {operands[0]}")
+    require(0 <= axis < rank, f"axis {axis} is outside {operands[0]}", "axes count from 0")
+    fits = 0 < extent <= tile.shape[axis]
+    require(fits, f"extent {extent} does not fit axis {axis} of {operands[0]}", "parts lie inside of the tile")
     unit = slice_unit(tile, axis)
     require(
         extent % unit == 0,
@@ -119,7 +120,7 @@ def slice_unit(tile: SharedType, axis: int) -> int:
 
 def shared_transpose(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     tile = _shared(operands[0])
-    require(len(tile.shape) >= 2, f"{operands[0]} has one axis")
+    require(len(tile.shape) >= 2, f"{operands[0]} has one axis", "give tx.shared a second extent")
     shape = (*tile.shape[:-2], tile.shape[-1], tile.shape[-2])
     return [scalar(SharedType(shape, tile.element, tile.swizzle, not tile.transposed, tile.remote))]
 
@@ -249,7 +250,8 @@ def prefetch(operands: Types, attributes: Attributes, regions: Regions) -> list[
 
 
 def tma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    require(attributes["outstanding"] >= 0, "the number of groups that may be outstanding is not negative")
+    what = "the number of groups that may be outstanding is not negative"
+    require(attributes["outstanding"] >= 0, what, "0 waits for all of them")
     return []
 
 
@@ -258,7 +260,9 @@ def tma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[
 
 def wgmma_start(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     shape, dtype = attributes["shape"], attributes["dtype"]
-    require(len(shape) == 2 and dtype.name in PRODUCTS.values(), f"{dtype} of shape {shape} is no accumulator")
+    advice = "two axes, of tl.float32 for floats and tl.int32 for int8"
+    fits = len(shape) == 2 and dtype.name in PRODUCTS.values()
+    require(fits, f"{dtype} of shape {list(shape)} is no accumulator", advice)
     return [scalar(PendingType(shape, dtype))]
 
 
@@ -318,10 +322,10 @@ def wgmma_wait(operands: Types, attributes: Attributes, regions: Regions) -> lis
 def block_slice(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     (block,), axis = operands, attributes["axis"]
     require(not block.is_handle, f"{block} is no block")
-    require(0 <= axis < block.rank, f"axis {axis} is outside {block}")
+    require(0 <= axis < block.rank, f"axis {axis} is outside {block}", "axes count from 0")
     start, extent = attributes["start"], attributes["extent"]
     fits = start >= 0 and extent > 0 and start + extent <= block.shape[axis]
-    require(fits, f"{start} .. {start + extent - 1} is outside axis {axis} of {block}")
+    require(fits, f"{start} .. {start + extent - 1} is outside axis {axis} of {block}", "parts lie inside of the block")
     return [block.with_shape((*block.shape[:axis], extent, *block.shape[axis + 1 :]))]
 
 
@@ -340,7 +344,7 @@ def warp_roles(operands: Types, attributes: Attributes, regions: Regions) -> lis
     for warps, copies, registers in zip(
         attributes["warps"], attributes["copies"], attributes["registers"], strict=True
     ):
-        require(warps > 0 and copies > 0, "a role has at least one copy of one warp")
+        require(warps > 0 and copies > 0, "a role has at least one copy of one warp", "leave out roles that nobody has")
         fits = registers == 0 or (24 <= registers <= 256 and registers % 8 == 0)
         text = f"{registers} registers are not a multiple of 8 in 24 .. 256"
         require(fits, text, f"{min(max(24, -(-registers // 8) * 8), 256)}, or 0 for what there is")

@@ -71,7 +71,10 @@ def run_explicit(
     assert isinstance(shape, tuple)
     cluster = tuple(int(extent) for extent in shape)  # type: ignore[arg-type]
     if any(extent % size for extent, size in zip(extents, cluster, strict=True)):
-        raise LaunchError(f"the grid {extents} of '{function.name}' is not made of clusters of {cluster}")
+        raise LaunchError(
+            f"the grid {extents} of '{function.name}' is not made of clusters of {cluster}; round its extents up to "
+            "multiples of the cluster's"
+        )
     counts = [extent // size for extent, size in zip(extents, cluster, strict=True)]
     for number in range(prod(counts)):
         place = (number % counts[0], number // counts[0] % counts[1], number // counts[0] // counts[1])
@@ -291,7 +294,9 @@ class _Machine:
     def peer(self, rank: int, what: str) -> Cta:
         """A CTA of the cluster that has not ended."""
         if not 0 <= rank < len(self.ctas):
-            raise ExecutionError(f"{what}: there is no CTA {rank} in a cluster of {len(self.ctas)}")
+            raise ExecutionError(
+                f"{what}: there is no CTA {rank} in a cluster of {len(self.ctas)}", "tx.cluster says how many there are"
+            )
         if self.ctas[rank].exited:
             raise ExecutionError(
                 f"{what}: CTA {rank} of the cluster has ended",

@@ -84,7 +84,9 @@ class Tile:
         """One tile of a ring."""
         first, end = self.box[self.dropped]
         if not 0 <= index < end - first:
-            raise ExecutionError(f"index {index} is outside {self.name}, which has {end - first} tiles")
+            raise ExecutionError(
+                f"index {index} is outside {self.name}, which has {end - first} tiles", "take the stage of a position"
+            )
         box = (*self.box[: self.dropped], (first + index, first + index + 1), *self.box[self.dropped + 1 :])
         return Tile(self.buffer, box, self.dropped + 1, self.transposed, self.remote)
 
@@ -96,9 +98,15 @@ class Tile:
         place = self.dropped + axis
         first, end = self.box[place]
         if start < 0 or first + start + extent > end:
-            raise ExecutionError(f"the slice {start}:{start + extent} of {self.name} is outside its {end - first}")
+            raise ExecutionError(
+                f"the slice {start}:{start + extent} of {self.name} is outside its {end - first}",
+                "a slice counts from the tile's start, not from the tensor's",
+            )
         if start % unit:
-            raise ExecutionError(f"the slice of {self.name} starts at {start}, which is no multiple of {unit}")
+            raise ExecutionError(
+                f"the slice of {self.name} starts at {start}, which is no multiple of {unit}",
+                f"only multiples of {unit} are there without moving elements",
+            )
         part = (first + start, first + start + extent)
         return Tile(
             self.buffer, (*self.box[:place], part, *self.box[place + 1 :]), self.dropped, self.transposed, self.remote

@@ -155,7 +155,8 @@ def barrier_alloc(agent: Agent, operation: Operation, operands: list[Any]) -> li
 def barrier_index(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     barriers, index = operands[0], int(operands[1])
     if not 0 <= index < len(barriers):
-        raise ExecutionError(f"index {index} is outside the {len(barriers)} barriers of {barriers[0].name}")
+        name = barriers[0].name.removesuffix("[0]")
+        raise ExecutionError(f"index {index} is outside the {len(barriers)} barriers of {name}", "they count from 0")
     return [barriers[index]]
 
 

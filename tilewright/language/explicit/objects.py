@@ -43,7 +43,9 @@ def integer(value: Any, what: str, element: DType = dtypes.int32) -> tensor:
     """A scalar integer; raises `LanguageError` for anything else."""
     number = to_tensor(unwrap(value))
     if number.shape or number.is_pointer or not number.number.is_integer:
-        raise LanguageError(f"{what} must be a scalar integer, got {type_text(number)}")
+        raise LanguageError(
+            f"{what} must be a scalar integer, got {type_text(number)}", "reduce a block, or cast with .to(tl.int32)"
+        )
     return cast(number, element)
 
 
@@ -185,15 +187,30 @@ def element_of(value: Any) -> DType:
     """The element type that a `tl` dtype stands for."""
     found = unwrap(value)
     if not isinstance(found, dtype) or not isinstance(found.element, DType):
-        raise LanguageError(f"a dtype such as tl.bfloat16 is needed here, got {type_text(found)}")
+        raise LanguageError(
+            f"a dtype such as tl.bfloat16 is needed here, got {type_text(found)}",
+            "a tile or tensor map has one: a.dtype",
+        )
     return found.element
 
 
-def needs(value: Any, kind: type, what: str) -> Any:
+_WHERE_FROM = {
+    shared_tile: "tx.shared(shape, dtype, swizzle=128) makes tiles",
+    barrier: "tx.barriers(count, arrivals)[number] is one",
+    tensor_map: "a parameter annotated with tx.tensor_map, for which the host passes a TensorDescriptor",
+    pending: "tx.accumulator(shape, dtype) begins a sum, tx.wgmma adds to it",
+}
+
+
+def needs(value: Any, kind: type[Object], what: str) -> Any:
     """A value of one of the classes above; raises `LanguageError` for another."""
     found = unwrap(value)
     if not isinstance(found, kind):
-        advice = "wait for it first: tx.wgmma_wait" if isinstance(found, pending) else ""
+        advice = _WHERE_FROM[kind]
+        if isinstance(found, pending):
+            advice = "wait for it first: tx.wgmma_wait"
+        elif kind is barrier and isinstance(found, barrier_array):
+            advice = "choose one of them: full[stage]"
         shown = found if isinstance(found, Object) else type_text(found)
         raise LanguageError(f"{what} must be a tx.{kind.__name__}, got {shown}", advice)
     return found
@@ -208,5 +225,5 @@ def truth(value: Any, what: str) -> tensor | bool:
     if number.constant is not None:
         return bool(number.constant)
     if number.shape or number.is_pointer or not number.number.is_bool:
-        raise LanguageError(f"{what} must be a condition, got {type_text(number)}")
+        raise LanguageError(f"{what} must be a condition, got {type_text(number)}", "compare: k > 0")
     return number

@@ -10,8 +10,8 @@ from tilewright.ir.core import Attribute, Region, Value
 from tilewright.ir.types import scalar
 from tilewright.language.context import LanguageError, active
 from tilewright.language.core import builtin
+from tilewright.language.explicit.objects import barrier as mbarrier
 from tilewright.language.explicit.objects import (
-    barrier,
     barrier_array,
     element_of,
     integer,
@@ -98,7 +98,10 @@ def _coordinates(source: tensor_map, coordinates: Any) -> list[tensor]:
     entries = unwrap(coordinates)
     listed = list(entries) if isinstance(entries, (tuple, list)) else [entries]
     if len(listed) != len(source.block_shape):
-        raise LanguageError(f"{source} needs {len(source.block_shape)} coordinates, got {len(listed)}")
+        raise LanguageError(
+            f"{source} needs {len(source.block_shape)} coordinates, got {len(listed)}",
+            "one for each axis of the tensor: where the tile's first element lies",
+        )
     return [integer(entry, "a coordinate") for entry in listed]
 
 
@@ -107,7 +110,7 @@ def tma_load(
     source: tensor_map,
     coordinates: Any,
     tile: shared_tile,
-    barrier_: barrier,
+    barrier: mbarrier,
     multicast: Any = None,
     eviction: str = "",
 ) -> None:
@@ -119,7 +122,7 @@ def tma_load(
     """
     source = needs(source, tensor_map, "the source")
     operands = [source.handle, *_coordinates(source, coordinates)]
-    operands += [needs(tile, shared_tile, "the tile").handle, needs(barrier_, barrier, "the barrier").handle]
+    operands += [needs(tile, shared_tile, "the tile").handle, needs(barrier, mbarrier, "the barrier").handle]
     if unwrap(multicast) is not None:
         operands.append(integer(multicast, "the multicast mask", dtypes.int16))
     emit_many("tma_load", operands, {"eviction": str(unwrap(eviction) or "")})
@@ -145,7 +148,9 @@ def prefetch(address: tensor, size: Any) -> None:
     """
     start = unwrap(address)
     if not isinstance(start, tensor) or not start.is_pointer or start.shape:
-        raise LanguageError(f"prefetch takes one pointer, got {type_text(start)}")
+        raise LanguageError(
+            f"prefetch takes one pointer, got {type_text(start)}", "pass an array to the kernel, and add an offset"
+        )
     emit_many("prefetch", [start, integer(size, "the number of bytes")])
 
 
@@ -199,11 +204,19 @@ def wgmma(a: Any, b: shared_tile, accumulator: Any = None, keep: Any = True) -> 
         left = needs(left, shared_tile, "operand a").handle
     operands = [left, needs(b, shared_tile, "operand b").handle]
     before, kept = unwrap(accumulator), truth(keep, "keep")
+    if before is not None:
+        before = before if isinstance(before, tensor) else needs(before, pending, "the accumulator")
     if before is not None and kept is not False:
-        operands.append(before if isinstance(before, tensor) else needs(before, pending, "the accumulator").handle)
+        operands.append(before if isinstance(before, tensor) else before.handle)
         if isinstance(kept, tensor):
             operands.append(kept)
-    return made(pending, "wgmma", operands)
+    result = made(pending, "wgmma", operands)
+    if before is not None and tuple(before.shape) != result.shape:  # where its value is left out the IR does not see it
+        raise LanguageError(
+            f"the accumulator of shape {list(before.shape)} is not that of a product of shape {list(result.shape)}",
+            f"tx.accumulator({result.shape}, dtype)",
+        )
+    return result
 
 
 @builtin
@@ -250,7 +263,10 @@ def role(
     """
     body = unwrap(function)
     if not isinstance(body, SourceFunction):
-        raise LanguageError(f"a role needs a @tilewright.jit function, got {type_text(body)}")
+        raise LanguageError(
+            f"a role needs a @tilewright.jit function, got {type_text(body)}",
+            "its first parameter is the number of the copy: def load(copy, …)",
+        )
     given = unwrap(arguments)
     numbers = {
         "warps": static_int(warps, "warps"),
@@ -294,7 +310,10 @@ def cluster(shape: Sequence[int]) -> None:
     for extent in extents:
         size *= extent
     if not 1 <= len(extents) <= 3 or not 1 <= size <= 16:
-        raise LanguageError(f"a cluster has 1 to 16 CTAs along up to three axes, got {list(extents)}")
+        raise LanguageError(
+            f"a cluster has 1 to 16 CTAs along up to three axes, got {list(extents)}",
+            "8 run on every GPU with clusters: tx.cluster((2, 1, 1))",
+        )
     active().builder.attributes["cluster"] = (*extents, 1, 1)[:3]
 
 
@@ -333,5 +352,5 @@ def warp_any(condition: tensor) -> tensor:
     """True in a warp if any of its elements is; for an `if` that changes nothing where the condition is false."""
     found = unwrap(condition)
     if not isinstance(found, tensor) or found.is_pointer or not found.number.is_bool:
-        raise LanguageError(f"warp_any takes a block of conditions, got {type_text(found)}")
+        raise LanguageError(f"warp_any takes a block of conditions, got {type_text(found)}", "compare: x > limit")
     return emit("warp_any", [found])
