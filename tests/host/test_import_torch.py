@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import tilewright  # noqa: E402
 from tilewright import dtypes  # noqa: E402
-from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
+from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
@@ -257,6 +258,38 @@ def test_missing_example_and_unexportable_model() -> None:
 
     with pytest.raises(ImportModelError, match="PyTorch cannot export Function"):
         import_model(Function(branch), (torch.randn(2),))
+
+
+def test_sizes_that_are_multiples() -> None:
+    """What torch.export calls derived dimensions: as a U-Net has, whose images are halved and doubled."""
+
+    class Skip(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, y[:, None].expand(-1, 4, -1).flatten(0, 1)], 1)[1:]
+
+    tiles, module = torch.export.Dim("tiles", min=2, max=16), Skip().eval()
+    example = torch.randn(12, 5), torch.randn(3, 2)
+    engine = tilewright.compile(module, example, {"x": {0: 4 * tiles}, "y": {0: tiles}})
+    for count in (2, 7, 16):
+        x, y = torch.randn(4 * count, 5), torch.randn(count, 2)
+        torch.testing.assert_close(engine(x, y), module(x, y))
+    with pytest.raises(ShapeError, match="dimension 0 is 29, the engine takes 4\\*tiles with tiles = 7"):
+        engine(torch.randn(29, 5), torch.randn(7, 2))
+    alone = tilewright.compile(nn.ReLU().eval(), (torch.randn(12, 5),), ({0: 4 * tiles},))
+    assert "4*tiles" in repr(alone)
+    with pytest.raises(ShapeError, match=r"dimension 0 is 68, which makes tiles 17, outside the engine's range"):
+        alone(torch.randn(68, 5))
+
+
+def test_a_program_that_pytorch_cannot_decompose(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),))
+
+    def fail(*arguments: Any) -> Any:
+        raise AssertionError("expected sympy.Symbol")
+
+    monkeypatch.setattr(type(program), "run_decompositions", fail)
+    with pytest.raises(ImportModelError, match=r"cannot decompose the exported program .*expected sympy\.Symbol"):
+        import_model(program)
 
 
 def test_unknown_names_in_dynamic_shapes() -> None:

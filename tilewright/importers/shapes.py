@@ -3,7 +3,7 @@
     {"input_ids": {0: ("batch", 1, 64), 1: "sequence"}, "image": {2: 224}}
 
 For each input and axis: ``(name, low, high)``, ``(low, high)``, a name, an int (fixed), or a
-`torch.export.Dim` (anything with `__name__`, `min` and `max`).
+`torch.export.Dim` (anything with `__name__`, `min` and `max`), which may be derived: `8 * Dim("tiles")`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ _log = logging.getLogger("tilewright")
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dynamic dimension: its symbol's name and inclusive range."""
+    """A dynamic dimension: its symbol's name and inclusive range.
+
+    `derived`: the size follows from the symbol (``8*tiles``); the range is that of the size.
+    """
 
     name: str
     low: int = 1
     high: int = LARGEST
+    derived: bool = False
 
 
 Axes = dict[int, "Dimension | int"]
@@ -52,7 +56,7 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None) -> dict[str, 
             dimension = _parse(entry, f"{name}_{axis}", f"dynamic_shapes[{name!r}][{axis!r}]")
             if dimension is None:
                 continue
-            if isinstance(dimension, Dimension):
+            if isinstance(dimension, Dimension) and not dimension.derived:
                 dimension = _merge(seen, dimension)
             parsed[int(axis)] = dimension
         result[name] = parsed
@@ -65,6 +69,8 @@ def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
         return entry
     if isinstance(entry, int) and not isinstance(entry, bool):
         return entry
+    if hasattr(entry, "root"):
+        return Dimension(entry.root.__name__, int(entry.min), min(LARGEST, int(entry.max)), derived=True)
     name, low, high = _fields(entry, symbol_name(default_name))
     numbers = isinstance(low, int) and isinstance(high, int) and 0 <= low <= high
     if not (numbers and isinstance(name, str) and name.isidentifier()):
@@ -105,7 +111,7 @@ def _merge(seen: dict[str, Dimension], dimension: Dimension) -> Dimension:
 
 
 def _latest(seen: Mapping[str, Dimension], entry: Dimension | int) -> Dimension | int:
-    return seen[entry.name] if isinstance(entry, Dimension) else entry
+    return seen[entry.name] if isinstance(entry, Dimension) and not entry.derived else entry
 
 
 def symbol_name(text: str) -> str:

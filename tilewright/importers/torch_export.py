@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -279,9 +280,17 @@ def import_program(
     """Import an exported program: the signature gives inputs, constants, outputs and mutations.
 
     `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic.
+    Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
-    with torch.no_grad():
-        program = program.run_decompositions(decompositions())
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
+            program = program.run_decompositions(decompositions())
+    except Exception as error:  # PyTorch's own faults, such as those with programs read from files
+        raise ImportModelError(
+            f"PyTorch cannot decompose the exported program {name!r} ({type(error).__name__}: {error}); "
+            "give tilewright.compile the module itself, with dynamic_shapes as in the export"
+        ) from error
     builder = GraphBuilder(name)
     symbols = SymbolTable(builder, program.range_constraints)
     report = Report(name)
@@ -321,10 +330,10 @@ class _ProgramImporter:
         """Placeholders: user inputs first (they name the symbols), then parameters, buffers, constants."""
         nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
         specs = self.program.graph_signature.input_specs
-        for spec in specs:
-            if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
-                node = nodes[spec.arg.name]
-                self._name_symbols(node)
+        given = [s for s in specs if s.kind == InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+        for derived in (False, True):  # a size that is a symbol names it before one that follows from it
+            for spec in given:
+                self._name_symbols(nodes[spec.arg.name], derived)
         for spec in specs:
             if isinstance(spec.arg, ConstantArgument):
                 continue
@@ -337,10 +346,11 @@ class _ProgramImporter:
             elif spec.target is not None and isinstance(spec.arg, TensorArgument):
                 self.walker.values[node] = self.walker.constant(self._data(spec), str(spec.target))
 
-    def _name_symbols(self, node: fx.Node) -> None:
+    def _name_symbols(self, node: fx.Node, derived: bool) -> None:
+        """Name the symbols that are sizes of an input, or those of which its sizes are linear functions."""
         axes = self.dimensions.get(node.name, {})
         for axis, extent in enumerate(node.meta["val"].shape):
-            if isinstance(extent, torch.SymInt):
+            if isinstance(extent, torch.SymInt) and bool(extent.node.expr.is_Symbol) != derived:
                 entry = axes.get(axis)
                 dimension = entry if isinstance(entry, Dimension) else None
                 self.symbols.name(extent.node.expr, dimension, f"{node.name}_{axis}")

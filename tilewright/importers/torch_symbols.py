@@ -23,15 +23,23 @@ class SymbolTable:
         self.sizes: dict[str, Size] = {}
 
     def name(self, expression: Any, dimension: Dimension | None, default: str) -> None:
-        """Give the symbol that `expression` consists of its name and range; others are left alone."""
-        if not isinstance(expression, sympy.Symbol) or str(expression) in self.sizes:
+        """Give the symbol of a size its name, and the range that the size's own range leaves it.
+
+        The size is the symbol or linear in it (``8*s``); those with several symbols are left alone.
+        """
+        (symbol, *others) = sorted(expression.free_symbols, key=str) or [None]
+        if symbol is None or others or str(symbol) in self.sizes:
             return
-        low, high = self._range(str(expression))
+        slope, start = expression.coeff(symbol), expression.subs(symbol, 0)
+        if not (slope.is_Integer and slope > 0 and expression - slope * symbol == start):
+            return
+        low, high = self._range(str(symbol))
         name = default
         if dimension is not None:
             name = dimension.name
-            low, high = max(low, dimension.low), min(high, dimension.high)
-        self.sizes[str(expression)] = self.builder.symbol(name, low, high)
+            low = max(low, -((int(start) - dimension.low) // int(slope)))
+            high = min(high, (dimension.high - int(start)) // int(slope))
+        self.sizes[str(symbol)] = self.builder.symbol(name, low, high)
 
     def _range(self, name: str) -> tuple[int, int]:
         """The exported range. PyTorch's default lower bound of 2 stands for "not specialised": 1 is allowed."""

@@ -77,7 +77,7 @@ class Shapes:
                 elif symbol is None:
                     later.append((spec, axis, extent, size))
                 elif symbol.name not in values:
-                    values[symbol.name] = self._in_range(symbol, extent, spec, axis)
+                    values[symbol.name] = self._in_range(symbol, extent, spec, axis, extent)
                     origins[symbol.name] = f"dimension {axis} of {spec.name!r}"
                 elif values[symbol.name] != extent:
                     raise ShapeError(
@@ -88,13 +88,14 @@ class Shapes:
             self._check_expression(values, spec, axis, extent, size)
         return tuple(values[name] for name in self.plan.symbols)
 
-    def _in_range(self, symbol: Symbol, extent: int, spec: TensorSpec, axis: int) -> int:
-        if not symbol.low <= extent <= symbol.high:
+    def _in_range(self, symbol: Symbol, value: int, spec: TensorSpec, axis: int, extent: int) -> int:
+        if not symbol.low <= value <= symbol.high:
+            found = f"({symbol}) is {extent}" if extent == value else f"is {extent}, which makes {symbol} {value}"
             raise ShapeError(
-                f"input {spec.name!r}: dimension {axis} ({symbol}) is {extent}, outside the engine's range "
+                f"input {spec.name!r}: dimension {axis} {found}, outside the engine's range "
                 f"{symbol.low}..{symbol.high}; rebuild the engine with a wider range, or pad or split the input"
             )
-        return extent
+        return value
 
     def _check_expression(
         self, values: dict[str, int], spec: TensorSpec, axis: int, extent: int, size: Expression
@@ -105,7 +106,7 @@ class Shapes:
             symbol = unknown[0]
             value = _solve(size, symbol, extent, values)
             if value is not None:
-                values[symbol.name] = self._in_range(symbol, value, spec, axis)
+                values[symbol.name] = self._in_range(symbol, value, spec, axis, extent)
         if any(symbol.name not in values for symbol in unknown) or evaluate(size, values) != extent:
             known = ", ".join(f"{symbol} = {values[symbol.name]}" for symbol in free_symbols(size) - set(unknown))
             raise ShapeError(
