@@ -16,6 +16,7 @@ import tilewright.language as tl  # noqa: E402
 from tests.models.blocks import Block  # noqa: E402
 from tilewright import Engine, ops  # noqa: E402
 from tilewright.errors import InputError  # noqa: E402
+from tilewright.importers.torch_compile import backend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
@@ -100,7 +101,7 @@ def test_engines_run_on_the_gpu_of_their_inputs(tmp_path: Path) -> None:
 def test_compiled_modules_run_where_they_are() -> None:
     for place in (SECOND, FIRST, SECOND):
         module, x = model(place)
-        compiled = torch.compile(module, backend="tilewright", options={"effort": 0})
+        compiled = torch.compile(module, backend=backend, options={"effort": 0})
         with torch.no_grad():
             values, expected = [compiled(x) for _ in range(4)], module(x)
         for value in values:
