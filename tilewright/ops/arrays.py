@@ -43,6 +43,12 @@ class View:
         return View(self.base, self.address, self.element, tuple(shape), tuple(strides), self.place)
 
     @property
+    def described(self) -> str:
+        """Its shape, for messages; with its strides where it is not contiguous."""
+        apart = "" if self.contiguous else f" with strides {list(self.strides)}: make it contiguous"
+        return f"{list(self.shape)}{apart}"
+
+    @property
     def contiguous(self) -> bool:
         """Whether elements lie in order without gaps."""
         return all(

@@ -124,7 +124,7 @@ def _tidy(found: View, size: int) -> tuple[View, str]:
     return tidy, ""
 
 
-def _scale(value: Any, name: str, length: int, blocks: tuple[int, int]) -> tuple[str, View]:
+def _scale(value: Any, name: str, length: int, blocks: tuple[int, ...]) -> tuple[str, View]:
     """The kind of a scale by its shape, and its view."""
     found = arrays.view(value, name)
     if found.element != dtypes.float32:
@@ -132,13 +132,14 @@ def _scale(value: Any, name: str, length: int, blocks: tuple[int, int]) -> tuple
     count = 1
     for extent in found.shape:
         count *= extent
-    if tuple(found.shape) == blocks and found.strides[-1] == 1:
-        return "block", found
+    if tuple(found.shape) == blocks and (found.strides[-1] == 1 or found.shape[-1] == 1):
+        return "block", found  # where depth is one block these may be the scales of rows, too: `_epilogue` knows
     if count == 1:
         return "tensor", found
     if count == length and found.contiguous:
         return ("row" if name == "scale_a" else "column"), found
-    raise LaunchError(f"{name} has one number, {length}, or blocks {list(blocks)}, contiguous; got {list(found.shape)}")
+    numbers = f"one number, {length}, or blocks {list(blocks)}" if blocks else f"one number or {length}"
+    raise LaunchError(f"{name} has {numbers}, contiguous; got {found.described}")
 
 
 def _same_kind(found: View, name: str) -> View:
@@ -157,6 +158,10 @@ def _epilogue(
         if arguments.get(name) is not None:
             across = rows if name == "scale_a" else cdiv(columns, epilogues.BLOCK)
             kinds[name], given[name] = _scale(arguments[name], name, length, (across, cdiv(depth, epilogues.BLOCK)))
+    if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block") and depth <= epilogues.BLOCK:
+        for name, length in (("scale_a", rows), ("scale_b", columns)):
+            if kinds.get(name) == "block":
+                kinds[name], given[name] = _scale(arguments[name], name, length, ())
     if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block"):
         raise LaunchError("scales of blocks go with each other: scale_a and scale_b must both be of blocks")
     for name in ("activation", "gate"):
@@ -166,17 +171,19 @@ def _epilogue(
         raise LaunchError("gate= takes columns in multiples of 16, and nothing else with it but out")
     if arguments.get("bias") is not None:
         given["bias"] = _same_kind(arrays.view(arguments["bias"], "bias"), "bias")
-        if given["bias"].shape != (columns,) or given["bias"].strides != (1,):
-            raise LaunchError(f"bias must be contiguous of shape [{columns}], got {list(given['bias'].shape)}")
+        if given["bias"].shape != (columns,) or not given["bias"].contiguous:
+            raise LaunchError(f"bias must be contiguous of shape [{columns}], got {given['bias'].described}")
     if arguments.get("residual") is not None:
         found = _same_kind(arrays.view(arguments["residual"], "residual"), "residual")
         if found.shape != tuple(arguments["shape"]):
-            raise LaunchError(f"residual must have the result's shape {list(arguments['shape'])}")
+            raise LaunchError(
+                f"residual must have the result's shape {list(arguments['shape'])}, got {found.described}"
+            )
         found = _matrices(found, "residual")
         batches, count, _ = found.shape
         stride = found.strides[1] if count > 1 else found.strides[0] if batches > 1 else columns
-        if found.strides[2] != 1 or (batches > 1 and found.strides[0] != stride * count):
-            raise LaunchError("residual must have contiguous rows, evenly apart over all batches")
+        if (found.strides[2] != 1 and columns > 1) or (batches > 1 and found.strides[0] != stride * count):
+            raise LaunchError("residual must have contiguous rows, evenly apart over all batches: make it contiguous")
         given["residual"], given["residual_stride"] = found, stride
     given["rows"], given["columns"] = rows, columns
     if kinds.get("scale_a") == "block":

@@ -12,21 +12,31 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 
 
+def _row_stride(found: View) -> int | None:
+    """The distance of an array's rows, whose leading axes are counted as one; None where it is not one number."""
+    distance, passed = None, 1
+    for extent, stride in zip(reversed(found.shape[:-1]), reversed(found.strides[:-1]), strict=True):
+        if extent == 1:
+            continue
+        if distance is None:
+            distance = stride
+        elif stride != distance * passed:
+            return None
+        passed *= extent
+    return found.shape[-1] if distance is None else distance
+
+
 def _rows_of(found: View, name: str) -> tuple[int, int, int]:
     """Rows, columns and the distance of rows of an array, whose leading axes are counted as one."""
     if not found.shape:
         raise LaunchError(f"{name} must have an axis")
-    columns, rows = found.shape[-1], 1
+    columns, rows, stride = found.shape[-1], 1, _row_stride(found)
+    if stride is None:
+        raise LaunchError(f"the rows of {name} must be evenly apart: pass {name}.contiguous()")
     for extent in found.shape[:-1]:
         rows *= extent
-    lead = found.changed(found.shape[:-1], found.strides[:-1])
-    stride = found.strides[-2] if len(found.shape) > 1 and found.shape[-2] > 1 else columns
-    if len(found.shape) > 2 and not found.contiguous:
-        expected = [stride * step for step in arrays.packed_strides(lead.shape)]
-        if any(e > 1 and s != w for e, s, w in zip(lead.shape, lead.strides, expected, strict=True)):
-            raise LaunchError(f"the rows of {name} must be evenly apart: make it contiguous")
     if columns > 1 and found.strides[-1] != 1:
-        raise LaunchError(f"the last axis of {name} must be contiguous")
+        raise LaunchError(f"the last axis of {name} must be contiguous: pass {name}.contiguous()")
     return rows, columns, stride
 
 
@@ -100,7 +110,7 @@ def _normalize(
         if value is not None:
             found = _float(arrays.view(value, name), name)
             if found.shape != (columns,) or not found.contiguous:
-                raise LaunchError(f"{name} must be contiguous of shape [{columns}], got {list(found.shape)}")
+                raise LaunchError(f"{name} must be contiguous of shape [{columns}], got {found.described}")
             present.append(found)
     residual_stride = 0
     if residual is not None:

@@ -9,7 +9,8 @@ and the others take an `out` and more, and may be called wherever nothing is tra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from tilewright import ops
 from tilewright.errors import LaunchError
+from tilewright.kernels.epilogues import ACTIVATIONS
 
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32,
@@ -44,31 +46,115 @@ def _operator(name: str, fake: Fake) -> Callable[[Callable[..., Any]], Any]:
             f"tilewright::{name} has no gradient: call it under torch.no_grad(), or on tensors that need none"
         )
 
+    def checked(*arguments: Any, **named: Any) -> Any:
+        # PyTorch asks this rule as soon as one tensor is on the device "meta", wherever the others are.
+        places = {str(value.device) for value in (*arguments, *named.values()) if isinstance(value, Tensor)}
+        _require(len(places) < 2, f"{name} got tensors on several devices: {', '.join(sorted(places))}")
+        return fake(*arguments, **named)
+
     def register(function: Callable[..., Any]) -> Any:
         # On CPU tensors the operations run in the interpreter if it is on, and else say themselves what to do.
         devices = ("cuda", "cpu")
         operator = torch.library.custom_op(f"tilewright::{name}", function, mutates_args=(), device_types=devices)
-        operator.register_fake(fake)
+        operator.register_fake(checked)
         operator.register_autograd(refuse)
         return operator
 
     return register
 
 
-def _like_first(x: Tensor, *rest: Any) -> Tensor:
+# The rules refuse what the operations would refuse when they run, as far as shapes and types tell.
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_MULTIPLIED = (*_FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LaunchError(message)
+
+
+def _require_float(name: str, x: Tensor, like: Sequence[torch.dtype] = _FLOATS) -> None:
+    kinds = " or ".join(str(kind).removeprefix("torch.") for kind in like)
+    _require(x.dtype in like, f"{name} must be {kinds}, got {x.dtype}")
+
+
+def _fits(name: str, x: Tensor | None, shape: Sequence[Any]) -> None:
+    if x is not None:
+        _require_float(name, x)
+        _require(x.dim() == len(shape), f"{name} must have the shape {list(shape)}, got {list(x.shape)}")
+        for extent, expected in zip(x.shape, shape, strict=True):
+            torch._check(extent == expected, lambda: f"{name} must have the shape {list(shape)}, got {list(x.shape)}")
+
+
+def _row_like(x: Tensor, *columns: Tensor | None) -> Tensor:
+    _require_float("x", x)
+    _require(x.dim() > 0, "x must have an axis")
+    for name, row in zip(("weight", "bias"), columns, strict=False):
+        _fits(name, row, x.shape[-1:])
     return x.new_empty(x.shape)
 
 
+def _softmaxed(x: Tensor, log: bool = False) -> Tensor:
+    return _row_like(x)
+
+
+def _layer_normed(x: Tensor, weight: Any = None, bias: Any = None, epsilon: float = 1e-5) -> Tensor:
+    return _row_like(x, weight, bias)
+
+
+def _rms_normed(x: Tensor, weight: Any = None, epsilon: float = 1e-6) -> Tensor:
+    return _row_like(x, weight)
+
+
+def _added_layer_norm(
+    x: Tensor, residual: Tensor, weight: Any = None, bias: Any = None, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    _fits("residual", residual, x.shape)
+    return _row_like(x, weight, bias), x.new_empty(x.shape)
+
+
+def _added_rms_norm(x: Tensor, residual: Tensor, weight: Any = None, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    _fits("residual", residual, x.shape)
+    return _row_like(x, weight), x.new_empty(x.shape)
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    lengths: Any = None,
+) -> Tensor:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    _require(q.dim() == k.dim() == v.dim() == 4, f"attention takes [batch, heads, rows, head size], got {shapes}")
+    pairs = [*zip(k.shape, v.shape, strict=True), (q.shape[0], k.shape[0]), (q.shape[3], k.shape[3])]
+    for one, other in pairs:
+        torch._check(one == other, lambda: f"{shapes} do not fit each other")
+    torch._check(q.shape[1] % k.shape[1] == 0, lambda: f"{shapes}: query heads are a multiple of key heads")
+    fits = q.dtype in _FLOATS[:2] and q.dtype == k.dtype == v.dtype
+    _require(fits, f"attention takes bfloat16 or float16, of one kind; got {q.dtype}, {k.dtype}, {v.dtype}")
+    _require(window >= 0, f"a window is a number of keys, 0 for all of them, not {window}")
+    _require(causal or not window, "a window is of causal attention: pass causal=True")
+    torch._check(k.shape[2] != 0, lambda: "attention needs a key")
+    if lengths is not None:
+        fits = lengths.dim() == 2 and lengths.shape[1] == 2 and lengths.dtype == torch.int32
+        _require(fits, f"lengths must be int32 [batch, 2]: queries and keys of each batch; got {list(lengths.shape)}")
+        torch._check(lengths.shape[0] == q.shape[0], lambda: f"lengths {list(lengths.shape)} of {q.shape[0]} batches")
+    return q.new_empty(q.shape)
+
+
 def _with_sums(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-def _twice(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+    return _attended(q, *rest), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _reduced(x: Tensor, kind: str = "sum", axis: int = -1) -> Tensor:
+    _require_float("x", x)
+    _require(kind in ("sum", "mean", "max", "min"), f"kind={kind!r}: there are sum, mean, max, min")
     torch._check(-x.dim() <= axis < x.dim(), lambda: f"axis {axis} of a tensor with {x.dim()} axes")
+    torch._check(x.shape[axis] != 0, lambda: "there is nothing along the axis")
     return x.new_empty([*x.shape[: axis % x.dim()], *x.shape[axis % x.dim() + 1 :]])
 
 
@@ -82,13 +168,55 @@ def _product(
     scale_b: Any = None,
     out_dtype: str | None = None,
 ) -> Tensor:
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a {list(a.shape)} and b {list(b.shape)} do not fit")
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=_dtype(out_dtype, a))
+    _factors(a, b)
+    shape = (*a.shape[:-1], b.shape[-1])
+    _fits("bias", bias, shape[-1:])
+    _fits("residual", residual, shape)
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None:
+            _require_float(name, scale, (torch.float32,))
+    known = not activation or activation in ACTIVATIONS
+    _require(known, f"activation={activation!r}: there are {', '.join(ACTIVATIONS)}")
+    return a.new_empty(shape, dtype=_dtype(out_dtype, a))
 
 
-def _gated_product(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a {list(a.shape)} and b {list(b.shape)} do not fit")
+def _factors(a: Tensor, b: Tensor) -> None:
+    """Raise for what is not multiplied: b has the batches of a, or one."""
+    shapes = f"a {list(a.shape)} and b {list(b.shape)}"
+    _require(a.dim() > 1 and b.dim() > 1, f"a and b must have two axes or more, got {shapes}")
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"{shapes} do not fit")
+    batches = math.prod(b.shape[:-2])
+    if not (isinstance(batches, int) and batches == 1):
+        torch._check(batches == math.prod(a.shape[:-2]), lambda: f"{shapes} do not fit")
+    _require(a.dtype == b.dtype, f"a and b must have one element type, got {a.dtype} and {b.dtype}")
+    _require_float("a", a, _MULTIPLIED)
+
+
+def _gated_product(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
+    _factors(a, b)
+    _require(gate in ACTIVATIONS, f"gate={gate!r}: there are {', '.join(ACTIVATIONS)}")
+    torch._check(b.shape[-1] % 16 == 0, lambda: f"gates take columns in multiples of 16, got {b.shape[-1]}")
     return a.new_empty((*a.shape[:-1], b.shape[-1] // 2))
+
+
+# Operators take tensors of any strides: what their operations do not read in place is copied.
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`x`, or a copy where its rows are not evenly apart."""
+    if x.dim() and not x.is_contiguous():
+        if x.stride(-1) == 1:
+            try:
+                x.view(-1, x.shape[-1])
+                return x
+            except RuntimeError:  # the leading axes have no common stride
+                pass
+        return x.contiguous()
+    return x
+
+
+def _row(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 @_operator("matmul", _product)
@@ -104,8 +232,8 @@ def matmul(
 ) -> Tensor:
     """`ops.matmul`; `out_dtype` by name."""
     return ops.matmul(
-        a, b, out_dtype=_dtype(out_dtype, a), bias=bias, activation=activation, residual=residual, scale_a=scale_a,
-        scale_b=scale_b,
+        a, b, out_dtype=_dtype(out_dtype, a), bias=_row(bias), activation=activation,
+        residual=None if residual is None else _rows(residual), scale_a=scale_a, scale_b=scale_b,
     )  # fmt: skip
 
 
@@ -115,7 +243,7 @@ def gated_matmul(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
     return ops.matmul(a, b, gate=gate)
 
 
-@_operator("attention", _like_first)
+@_operator("attention", _attended)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -146,39 +274,43 @@ def attention_lse(
     return result
 
 
-@_operator("softmax", _like_first)
+@_operator("softmax", _softmaxed)
 def softmax(x: Tensor, log: bool = False) -> Tensor:
     """`ops.softmax`, over the last axis."""
-    return ops.softmax(x, log=log)
+    return ops.softmax(_rows(x), log=log)
 
 
-@_operator("layer_norm", _like_first)
+@_operator("layer_norm", _layer_normed)
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
     """`ops.layer_norm`, over the last axis."""
-    return ops.layer_norm(x, weight, bias, epsilon=epsilon)
+    return ops.layer_norm(_rows(x), _row(weight), _row(bias), epsilon=epsilon)
 
 
-@_operator("rms_norm", _like_first)
+@_operator("rms_norm", _rms_normed)
 def rms_norm(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
     """`ops.rms_norm`, over the last axis."""
-    return ops.rms_norm(x, weight, epsilon=epsilon)
+    return ops.rms_norm(_rows(x), _row(weight), epsilon=epsilon)
 
 
-@_operator("add_rms_norm", _twice)
+@_operator("add_rms_norm", _added_rms_norm)
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
     """The normalised sum, and the sum."""
-    result: tuple[Tensor, Tensor] = ops.rms_norm(x, weight, epsilon=epsilon, residual=residual, return_sum=True)
+    result: tuple[Tensor, Tensor] = ops.rms_norm(
+        _rows(x), _row(weight), epsilon=epsilon, residual=_rows(residual), return_sum=True
+    )
     return result
 
 
-@_operator("add_layer_norm", _twice)
+@_operator("add_layer_norm", _added_layer_norm)
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """The normalised sum, and the sum."""
-    result: tuple[Tensor, Tensor] = ops.layer_norm(x, weight, bias, epsilon=epsilon, residual=residual, return_sum=True)
+    result: tuple[Tensor, Tensor] = ops.layer_norm(
+        _rows(x), _row(weight), _row(bias), epsilon=epsilon, residual=_rows(residual), return_sum=True
+    )
     return result
 
 
