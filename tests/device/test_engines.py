@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ SIZES: dict[str, list[dict[str, int]]] = {
     "prefill": [{"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 33}],
     "decode": [{"batch": 1, "past": 5}, {"batch": 3, "past": 40}],
 }
-ROUNDING = 6 * 2.0**-23
+ROUNDING = 4 * 2.0**-23
 
 
 @functools.cache
@@ -45,10 +47,18 @@ def largest_error(found: Any, exact: Any) -> float:
     return max(float((a.double().cpu() - b.double()).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: int, device: str = "cuda") -> None:
-    """The engine's largest error is at most four times that of PyTorch on the CPU, both against float64.
+def peers(spec: ModelSpecification, inputs: dict[str, Any]) -> list[Any]:
+    """PyTorch's own answers in float32: on the CPU, and on this GPU without tf32."""
+    there = replace(spec, module=copy.deepcopy(spec.module).cuda())
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        return [spec.run(inputs), there.run({name: tensor.cuda() for name, tensor in inputs.items()})]
 
-    A GPU's sums run along the whole depth one by one, a CPU's in as many chains as its vectors have lanes.
+
+def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: int, device: str = "cuda") -> None:
+    """The engine's largest error is at most twice that of PyTorch, both against float64.
+
+    Largest errors of two libraries differ by some 40 percent from input to input; sums that were taken as one chain
+    along the depth of ResNet-50's products were four times as far off.
     """
     inputs = spec.make_inputs(**sizes, seed=seed)
     exact = spec.run(inputs, torch.float64)
@@ -56,8 +66,9 @@ def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: 
     outputs = built.run(given)
     assert all(value.device.type == device for value in outputs.values())
     found = [*outputs.values(), *(given[name] for name in spec.mutated)]
-    allowed = 4 * largest_error(spec.run(inputs), exact) + ROUNDING
-    assert largest_error(found, exact) <= allowed
+    errors = [largest_error(peer, exact) for peer in peers(spec, inputs)]
+    print(f"{sizes}: {largest_error(found, exact):.2e}, PyTorch on the CPU and the GPU {errors[0]:.2e} {errors[1]:.2e}")
+    assert largest_error(found, exact) <= 2 * max(errors) + ROUNDING
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -409,7 +409,7 @@ def test_precision_of_products(precision, rng):
 
 @tilewright.jit
 def looped_product(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TRANSPOSED: tl.constexpr,
-                   STAGES: tl.constexpr):  # fmt: skip
+                   STAGES: tl.constexpr, PRECISION: tl.constexpr = "tf32"):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
@@ -423,11 +423,39 @@ def looped_product(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.
             y = tl.trans(tl.load(pb, mask=(columns[:, None] < n) & (inner[None, :] < left), other=0.0))
         else:
             y = tl.load(pb, mask=(inner[:, None] < left) & (columns[None, :] < n), other=0.0)
-        total = tl.dot(x, y, total)
+        total = tl.dot(x, y, total, input_precision=PRECISION)
         pa += BK
         pb += BK if TRANSPOSED else BK * n
     place = rows[:, None] * n + columns[None, :]
     tl.store(c + place, total, mask=(rows[:, None] < m) & (columns[None, :] < n))
+
+
+def check_loop(kind, sizes, constants, warps, rng):
+    """A looped product of small integers, which is exact; rows that are multiples of 16 are known as such."""
+    (m, n, k), inner = sizes, KINDS[kind][0]
+    a = draw(rng, (m, k), inner, -4, 5)
+    b = draw(rng, (n, k) if constants["TRANSPOSED"] else (k, n), inner, -4, 5)
+    found = run_loop(a, b, sizes, constants, warps)
+    exact = a.astype(np.float64) @ (b.T if constants["TRANSPOSED"] else b).astype(np.float64)
+    assert np.array_equal(found, exact), (sizes, warps)
+
+
+def run_loop(a, b, sizes, constants, warps):
+    m, n, k = sizes
+    arguments = {"a": a, "b": b, "c": np.zeros((m, n), np.float32), "m": m, "n": n, "k": k}
+    function = looped_product.trace(
+        {name: type_text(argument) for name, argument in arguments.items()},
+        constants,
+        {name: Parameter(name, 16 if isinstance(value, np.ndarray) or value % 16 == 0 else 1)
+         for name, value in arguments.items()},
+    )  # fmt: skip
+    grid = (-(-m // constants["BM"]), -(-n // constants["BN"]))
+    return run_on_gpu(function, list(arguments.values()), grid, warps)[2]
+
+
+def loop_constants(shape, transposed, stages, **more):
+    block_m, block_n, block_k = shape
+    return {"BM": block_m, "BN": block_n, "BK": block_k, "TRANSPOSED": transposed, "STAGES": stages, **more}
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "e4m3"])
@@ -436,24 +464,35 @@ def looped_product(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.
 @pytest.mark.parametrize("shape", [(64, 64, 32), (128, 64, 64), (32, 32, 32)])
 def test_products_in_loops(kind, transposed, stages, shape, rng):
     """Copied ahead where the rows are aligned; sizes that no block divides."""
-    block_m, block_n, block_k = shape
-    inner = KINDS[kind][0]
-    constants = {"BM": block_m, "BN": block_n, "BK": block_k, "TRANSPOSED": transposed, "STAGES": stages}
-    for m, n, k in ((96, 80, 208), (33, 70, 51), (64, 64, 16)):
-        a = draw(rng, (m, k), inner, -4, 5)
-        b = draw(rng, (n, k) if transposed else (k, n), inner, -4, 5)
-        arguments = {"a": a, "b": b, "c": np.zeros((m, n), np.float32), "m": m, "n": n, "k": k}
-        function = looped_product.trace(
-            {name: type_text(argument) for name, argument in arguments.items()},
-            constants,
-            {name: Parameter(name, 16 if isinstance(value, np.ndarray) or value % 16 == 0 else 1)
-             for name, value in arguments.items()},
-        )  # fmt: skip
-        grid = (-(-m // block_m), -(-n // block_n))
+    for sizes in ((96, 80, 208), (33, 70, 51), (64, 64, 16)):
         for warps in (4, 8):
-            found = run_on_gpu(function, list(arguments.values()), grid, warps)[2]
-            exact = a.astype(np.float64) @ (b.T if transposed else b).astype(np.float64)
-            assert np.array_equal(found, exact), (m, n, k, warps)
+            check_loop(kind, sizes, loop_constants(shape, transposed, stages), warps, rng)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "shape", "warps"),
+    [("f32", (128, 128, 16), 8), ("f32", (64, 128, 32), 4), ("f32", (64, 64, 32), 2), ("f32", (32, 64, 64), 4),
+     ("f32", (16, 32, 128), 4), ("f32", (4, 256, 32), 1), ("f32", (128, 4, 16), 8), ("f32", (128, 128, 32), 2),
+     ("f16", (8, 64, 32), 4), ("e4m3", (8, 32, 32), 2)],
+)  # fmt: skip
+def test_products_by_multiply_add_in_loops(kind, shape, warps, transposed, stages, rng):
+    for sizes in ((160, 144, 208), (33, 70, 51), (64, 64, 16)):
+        check_loop(kind, sizes, loop_constants(shape, transposed, stages, PRECISION="ieee"), warps, rng)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_sums_of_float32_are_no_single_chain(stages, rng):
+    """Over 4,096 results, so that the mean error says how terms were added, and not which they were."""
+    depth = 4096
+    a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((64, depth), (depth, 64)))
+    found = run_loop(a, b, (64, 64, depth), loop_constants((64, 64, 32), False, stages, PRECISION="ieee"), 4)
+    chain = np.zeros((64, 64), np.float32)
+    for step in range(depth):
+        chain = (chain + np.multiply.outer(a[:, step].astype(np.float64), b[step])).astype(np.float32)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.linalg.norm(found - exact) < 0.4 * np.linalg.norm(chain - exact)
 
 
 @tilewright.jit

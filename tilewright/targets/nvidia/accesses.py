@@ -58,3 +58,14 @@ def plan_accesses(function: Function, facts: Mapping[Value, AxisInfo]) -> dict[O
         width = transfer.common_width(runs[operation.operands[0].type.shape, axis])
         plan[operation] = Access(known, size, axis, width, known.run(axis, size))
     return plan
+
+
+def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
+    """For the shapes of blocks that are reduced along one axis: that axis."""
+    found: dict[tuple[int, ...], set[int]] = {}
+    for operation in function.walk():
+        if operation.opcode == "reduce":
+            axis = operation.attributes["axis"]
+            assert isinstance(axis, int)
+            found.setdefault(operation.operands[0].type.shape, set()).add(axis)
+    return {shape: min(axes) for shape, axes in found.items() if len(axes) == 1}

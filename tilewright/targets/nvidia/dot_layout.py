@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.layout import Blocked, LinearLayout, mma_accumulator, mma_operand
+from tilewright.layout import LinearLayout, mma_accumulator, mma_operand
 from tilewright.layout.distributed import on_threads
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.transfer import LANES, padded
@@ -161,34 +161,6 @@ def widths(operation: Operation, instruction: Instruction, streamed: bool) -> Se
         return [own]
     widest = min(_VECTOR_BYTES // a.dtype.itemsize, a.shape[1] // 8)
     return [own] if widest <= own else [own, widest]
-
-
-def scalar_layout(shape: tuple[int, ...], warps: int) -> LinearLayout:
-    """The accumulator of a product by multiply-add: squares to a thread, so that operands serve several times."""
-    extents = padded(shape)
-    rank = len(extents)
-    elements, lanes, along = [1] * rank, [1] * rank, [1] * rank
-    left = max(1, _size(extents) // (LANES * warps))
-    for axis in (rank - 1, rank - 2) * 2:
-        if left > 1 and elements[axis] < min(4, extents[axis]):
-            elements[axis] *= 2
-            left //= 2
-    room = [extent // own for extent, own in zip(extents, elements, strict=True)]
-    number = LANES
-    for axis in (rank - 1, rank - 2, *range(rank - 3, -1, -1)):
-        lanes[axis] = min(number, room[axis])
-        number //= lanes[axis]
-    lanes[0] *= number
-    along[0] = warps
-    blocked = Blocked(tuple(elements), tuple(lanes), tuple(along), tuple(range(rank - 1, -1, -1)))
-    return on_threads(blocked.layout(extents), LANES, warps)
-
-
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total
 
 
 def load_of(value: Value) -> Operation | None:

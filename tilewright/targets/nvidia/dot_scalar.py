@@ -1,22 +1,35 @@
 """Products by multiply-add: both operands lie in shared memory, and every thread walks along k for its elements.
 
 For types without a matrix instruction, for f32 whose inputs must not be rounded, and for blocks that are smaller than
-an instruction or whose extents are no powers of two.
+an instruction or whose extents are no powers of two.  Operands that a loop has copied to shared memory are read from
+there as the product comes to them; others are stored to scratch first.
+
+A sum of float32 errs by about the square root of the number of terms that are added one after the other: in a loop over
+blocks of the depth, of the whole depth.  So each block is summed by itself and then added to the sums before it, which
+leaves the square root of the length of a block, and of the number of blocks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Value
 from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.nvidia.dot_scalar_layout import in_registers
 from tilewright.targets.nvidia.exchange import from_bits, load_shared
 from tilewright.targets.nvidia.layouts import Assignment
 from tilewright.targets.nvidia.lowering import KernelLowering
-from tilewright.targets.nvidia.relocate import area_bytes, position, store_areas
-from tilewright.targets.nvidia.transfer import element_bits, padded
+from tilewright.targets.nvidia.relocate import area_bytes, position, row_shape, store_areas
+from tilewright.targets.nvidia.transfer import element_bits
 
 _UNROLL = 4
+_LONGEST = 64  # terms that are added one after the other
+_MOST_TWICE = 64  # sums of a thread that find room in its registers twice: before a block, and of the block
+_GAP_BYTES = 16  # behind a row in scratch, so that rows below each other begin in different banks
+Place = tuple[int, int]
+Step = Callable[[LLVMValue, Sequence[LLVMValue]], list[LLVMValue]]
 
 
 def accumulation_type(dtype: DType) -> DType:
@@ -25,52 +38,133 @@ def accumulation_type(dtype: DType) -> DType:
 
 
 def scalar_dot(lowering: KernelLowering, operation: Operation) -> None:
-    _ScalarDot(lowering, operation).run()
+    """The rule of a product by multiply-add."""
+    product = _ScalarDot(lowering, operation)
+    if _in_registers(lowering.assignment, operation):
+        product.from_registers()
+    else:
+        product.from_scratch()
 
 
 def scalar_dot_bytes(assignment: Assignment, operation: Operation) -> int:
-    """Scratch for both operands."""
-    return sum(area_bytes(value) for value in operation.operands[:2])
+    """Scratch for both operands, where no loop has copied them."""
+    if _in_registers(assignment, operation):
+        return 0
+    return sum(area_bytes(value, _gap(value)) for value in operation.operands[:2])
+
+
+def _in_registers(assignment: Assignment, operation: Operation) -> bool:
+    a, b = operation.operands[:2]
+    return in_registers(assignment.layouts[a], assignment.layouts[b], assignment.layouts[operation.result])
+
+
+def _gap(value: Value) -> int:
+    """Elements that are left out behind each row of an operand in scratch."""
+    return _GAP_BYTES * 8 // element_bits(value)
 
 
 class _ScalarDot:
+    """One product; `apart`: its sums are taken by themselves before they are added to those of the accumulator."""
+
     def __init__(self, lowering: KernelLowering, operation: Operation) -> None:
         self.lowering = lowering
         self.operation = operation
         self.a, self.b, self.accumulator = operation.operands
         self.dtype = accumulation_type(self.accumulator.type.dtype)
+        self.depth = self.a.type.shape[-1]
+        own = self.accumulator.type.dtype
+        self.sums = list(lowering.converter.cast_all(lowering.registers(self.accumulator), own, self.dtype))
+        self.apart = self.dtype == dtypes.float32 and len(self.sums) <= _MOST_TWICE and self.depth > 1
 
-    def run(self) -> None:
-        lowering, builder = self.lowering, self.lowering.builder
+    def define(self, sums: Sequence[LLVMValue]) -> None:
         result = self.operation.result
-        starts = store_areas(lowering, self.operation, [self.a, self.b])
-        own = result.type.dtype
-        sums = lowering.converter.cast_all(lowering.registers(self.accumulator), own, self.dtype)
+        self.lowering.define(result, self.lowering.converter.cast_all(sums, self.dtype, result.type.dtype))
+
+    def added(self, block: Sequence[LLVMValue], sums: Sequence[LLVMValue]) -> list[LLVMValue]:
+        builder = self.lowering.builder
+        return [builder.binary("fadd", total, part) for total, part in zip(sums, block, strict=True)]
+
+    # Operands in registers -----------------------------------------------------------------------
+
+    def from_registers(self) -> None:
+        """All steps one after the other; registers of operands are loaded when the first step asks for them."""
+        lowering = self.lowering
+        places = list(self.held(self.operation.result))
+        of_a, of_b = self.held(self.a), self.held(self.b)
+        left, right = lowering.registers(self.a), lowering.registers(self.b)
+        sums: Sequence[LLVMValue] | None = None if self.apart else self.sums
+        for start in range(0, self.depth, _LONGEST):
+            for k in range(start, min(start + _LONGEST, self.depth)):
+                rows = {row: self.operand(self.a, left[of_a[row, k]]) for row in dict.fromkeys(r for r, _ in places)}
+                columns = {c: self.operand(self.b, right[of_b[k, c]]) for c in dict.fromkeys(c for _, c in places)}
+                sums = self.step([(rows[row], columns[column]) for row, column in places], sums)
+            if self.apart:
+                assert sums is not None
+                self.sums, sums = self.added(sums, self.sums), None
+        self.define(self.sums if sums is None else sums)
+
+    def held(self, value: Value) -> dict[Place, int]:
+        """Positions of registers by the coordinates of their element in thread 0."""
+        layout = self.lowering.layout(value)
+        found: dict[Place, int] = {}
+        for place, number in enumerate(self.lowering.numbers(value)):
+            row, column = layout.unpack(layout.element(register=number))
+            found[row, column] = place
+        return found
+
+    def operand(self, value: Value, register: LLVMValue) -> LLVMValue:
+        return self.lowering.converter.cast(register, value.type.dtype, self.dtype)
+
+    # Operands in scratch -------------------------------------------------------------------------
+
+    def from_scratch(self) -> None:
+        """A loop over the depth, some steps at once."""
+        lowering = self.lowering
+        result = self.operation.result
+        starts = store_areas(lowering, self.operation, [self.a, self.b], [_gap(self.a), _gap(self.b)])
         layout, numbers = lowering.layout(result), lowering.numbers(result)
         rank = result.type.rank
         places = [[position(lowering, layout, axis, number) for axis in range(rank)] for number in numbers]
         rows = {(*place[:-1],): self.row_start(starts[0], place) for place in places}
         columns = {(*place[:-2], place[-1]): self.column_start(starts[1], place) for place in places}
-        depth = self.a.type.shape[-1]
-        step = _UNROLL if depth % _UNROLL == 0 else 1
-        with builder.loop(lowering.i32(0), lowering.i32(depth), step, sums, hint="dot") as loop:
+
+        def step(k: LLVMValue, sums: Sequence[LLVMValue]) -> list[LLVMValue]:
+            left = {key: self.element(self.a, start, k, 1) for key, start in rows.items()}
+            right = {key: self.element(self.b, start, k, self.row_length(self.b)) for key, start in columns.items()}
+            return self.step([(left[(*place[:-1],)], right[(*place[:-2], place[-1])]) for place in places], sums)
+
+        if not self.apart:
+            self.define(self.walk(step, lowering.i32(0), self.depth, self.sums))
+            return
+        zeros = [lowering.builder.constant(total.type, 0.0) for total in self.sums]
+        length = _LONGEST if self.depth % _LONGEST == 0 else self.depth
+        if length == self.depth:
+            self.define(self.added(self.walk(step, lowering.i32(0), length, zeros), self.sums))
+            return
+        with lowering.builder.loop(lowering.i32(0), lowering.i32(self.depth), length, self.sums, hint="blocks") as loop:
+            loop.next(self.added(self.walk(step, loop.index, length, zeros), loop.values))
+        self.define(loop.results)
+
+    def walk(self, step: Step, start: LLVMValue, length: int, sums: Sequence[LLVMValue]) -> list[LLVMValue]:
+        """`length` steps along the depth, the first at `start`."""
+        lowering = self.lowering
+        count = _UNROLL if length % _UNROLL == 0 else 1
+        with lowering.builder.loop(lowering.i32(0), lowering.i32(length), count, sums, hint="dot") as loop:
             following = list(loop.values)
-            for part in range(step):
-                k = lowering.builder.add(loop.index, part)
-                left = {key: self.element(self.a, start, k, 1) for key, start in rows.items()}
-                stride = padded(self.b.type.shape)[-1]
-                right = {key: self.element(self.b, start, k, stride) for key, start in columns.items()}
-                following = [
-                    self.multiply_add(left[(*place[:-1],)], right[(*place[:-2], place[-1])], total)
-                    for place, total in zip(places, following, strict=True)
-                ]
+            first = lowering.builder.add(start, loop.index)
+            for part in range(count):
+                following = step(lowering.builder.add(first, part), following)
             loop.next(following)
-        lowering.define(result, lowering.converter.cast_all(loop.results, self.dtype, own))
+        return list(loop.results)
+
+    def row_length(self, value: Value) -> int:
+        """Elements from one row of an operand to the next."""
+        return row_shape(value, _gap(value))[-1]
 
     def batch(self, value: Value, place: list[LLVMValue]) -> LLVMValue:
         """The number of the first element of a matrix of the batch."""
         builder, total = self.lowering.builder, self.lowering.i32(0)
-        shape = padded(value.type.shape)
+        shape = row_shape(value, _gap(value))
         for coordinate, extent in zip(place[:-2], shape[:-2], strict=True):
             total = builder.add(builder.multiply(total, self.lowering.i32(extent)), coordinate)
         return builder.multiply(total, self.lowering.i32(shape[-2] * shape[-1]))
@@ -78,9 +172,8 @@ class _ScalarDot:
     def row_start(self, start: LLVMValue, place: list[LLVMValue]) -> LLVMValue:
         """The address of a row of A."""
         builder, lowering = self.lowering.builder, self.lowering
-        stride = padded(self.a.type.shape)[-1]
-        number = builder.add(self.batch(self.a, place), builder.multiply(place[-2], lowering.i32(stride)))
-        return self.address(start, self.a, number)
+        below = builder.multiply(place[-2], lowering.i32(self.row_length(self.a)))
+        return self.address(start, self.a, builder.add(self.batch(self.a, place), below))
 
     def column_start(self, start: LLVMValue, place: list[LLVMValue]) -> LLVMValue:
         """The address of the first element of a column of B."""
@@ -97,8 +190,16 @@ class _ScalarDot:
         distance = builder.multiply(k, lowering.i32(stride * bits // 8))
         pointer = lowering.shared_pointer(builder.add(start, distance))
         (loaded,) = load_shared(lowering, pointer, f"i{bits}", 1)
-        register = from_bits(lowering, loaded, lowering.registers(value)[0].type)
-        return lowering.converter.cast(register, value.type.dtype, self.dtype)
+        return self.operand(value, from_bits(lowering, loaded, lowering.registers(value)[0].type))
+
+    # Arithmetic ----------------------------------------------------------------------------------
+
+    def step(self, factors: Sequence[tuple[LLVMValue, LLVMValue]], sums: Sequence[LLVMValue] | None) -> list[LLVMValue]:
+        """One term more for every sum; None for sums that have none yet."""
+        builder = self.lowering.builder
+        if sums is None:
+            return [builder.binary("fmul", left, right) for left, right in factors]
+        return [self.multiply_add(*pair, total) for pair, total in zip(factors, sums, strict=True)]
 
     def multiply_add(self, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
         builder = self.lowering.builder

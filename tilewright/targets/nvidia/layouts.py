@@ -32,14 +32,16 @@ from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.nvidia import dot_layout, transfer, warpgroup_layout
-from tilewright.targets.nvidia.accesses import Access, plan_accesses
+from tilewright.targets.nvidia.accesses import Access, combined_axes, plan_accesses
 from tilewright.targets.nvidia.dot_layout import instruction_of
+from tilewright.targets.nvidia.dot_scalar_layout import multiply_add
 from tilewright.targets.nvidia.explicit import layout_rules as explicit_rules
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, operand_layout, result_layout
 
 LAYOUT_ATTRIBUTE = "nvidia.layout"
 CONVERSION_ATTRIBUTE = "nvidia.conversion"
+_COPIED = "copied ahead for multiply-adds"  # conversions that are reads of what a loop has copied, and nothing else
 
 ELEMENTWISE = frozenset(
     "add subtract multiply divide remainder minimum maximum power multiply_high fma negate absolute and or xor not "
@@ -67,10 +69,13 @@ class Assignment:
     target: NvidiaTarget
 
 
-def assign(function: Function, target: NvidiaTarget, warps: int, warpgroups: bool = True) -> Assignment:
+def assign(
+    function: Function, target: NvidiaTarget, warps: int, warpgroups: bool = True, copied: bool = False
+) -> Assignment:
     """Layouts for a kernel run by `warps` warps (roles of explicit kernels: as many as the role has).
 
-    Without `warpgroups` products are done warp by warp, also where the target could do otherwise.
+    Without `warpgroups` products are done warp by warp, also where the target could do otherwise.  With `copied`,
+    products by multiply-add are laid out for operands that their loops copy ahead.
     Raises `CompilationError` at the user's line for an operation that no layout rule knows.
     """
     facts = analyze_axes(function)
@@ -79,6 +84,7 @@ def assign(function: Function, target: NvidiaTarget, warps: int, warpgroups: boo
     assigner.combined = combined_axes(function)
     assigner.stored = stored_reductions(function)
     assigner.warpgroups &= warpgroups
+    assigner.copied = copied
     assigner.region(function.region)
     assigner.finish()
     wishes = _Wishes(assigner)
@@ -88,18 +94,12 @@ def assign(function: Function, target: NvidiaTarget, warps: int, warpgroups: boo
     return Assignment(written, writer.layouts, analyze_axes(written), writer.working, target)
 
 
+def is_copied(operation: Operation) -> bool:
+    """Whether an operation is a conversion that a loop has to copy ahead for, since nothing else does it."""
+    return operation.attributes.get(CONVERSION_ATTRIBUTE) == _COPIED
+
+
 # Reductions --------------------------------------------------------------------------------------
-
-
-def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
-    """For the shapes of blocks that are reduced along one axis: that axis."""
-    found: dict[tuple[int, ...], set[int]] = {}
-    for operation in function.walk():
-        if operation.opcode == "reduce":
-            axis = operation.attributes["axis"]
-            assert isinstance(axis, int)
-            found.setdefault(operation.operands[0].type.shape, set()).add(axis)
-    return {shape: min(axes) for shape, axes in found.items() if len(axes) == 1}
 
 
 def stored_reductions(function: Function) -> dict[Operation, Operation]:
@@ -156,6 +156,8 @@ class Assigner:
         self.direct_loads = False  # in the layout of what they are combined with, at any price
         self.direct_stores = False  # of sums of products from the threads that have them, which fill whole sectors
         self.warpgroups = target.wgmma  # whether products may be warpgroups'
+        self.copied = False  # whether loops copy operands of products by multiply-add ahead
+        self.operands: set[LinearLayout] = set()  # in which such products want them
 
     def region(self, region: Region) -> None:
         for operation in region.operations:
@@ -593,9 +595,7 @@ def _dot(assigner: Assigner, operation: Operation) -> None:
     instruction = instruction_of(operation, assigner.target)
     accumulator = operation.operands[2]
     if instruction is None:
-        layout = dot_layout.scalar_layout(accumulator.type.shape, assigner.warps)
-        assigner.require(operation, [*(assigner.settle(value) for value in operation.operands[:2]), layout])
-        assigner.anchor(operation.result, layout)
+        multiply_add(assigner, operation)
         return
     rows, columns = accumulator.type.shape
     grid = dot_layout.warp_grid(rows, columns, assigner.warps, operation in assigner.chained)
@@ -787,8 +787,12 @@ class _Writer(Rebuilder):
                 self.written[old, layout] = self.convert(new, home, layout)
 
     def convert(self, value: Value, home: LinearLayout, layout: LinearLayout) -> Value:
-        tile = warpgroup_layout.is_tile(layout)
-        plan = "a tile in shared memory" if tile else str(conversion_plan(home, layout, element_bits(value)))
+        if layout in self.assigner.operands:
+            plan = _COPIED
+        elif warpgroup_layout.is_tile(layout):
+            plan = "a tile in shared memory"
+        else:
+            plan = str(conversion_plan(home, layout, element_bits(value)))
         attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}
         attributes |= {LAYOUT_ATTRIBUTE: str(layout), CONVERSION_ATTRIBUTE: plan}
         converted = self.create("permute", [value], attributes).result

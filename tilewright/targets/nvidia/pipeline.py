@@ -19,7 +19,7 @@ from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, WAIT_ATTRIBUTE, KernelLowering
 from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
-from tilewright.targets.nvidia.pipelining import Pipeline, aligned, plan_pipelines, streams_of, tile_sizes
+from tilewright.targets.nvidia.pipelining import Pipeline, aligned, all_copied, plan_pipelines, streams_of, tile_sizes
 from tilewright.targets.nvidia.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.scratch import exchanging, scratch_sizes
@@ -59,13 +59,16 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
             "leave cluster= out, or use tilewright.language.explicit"
         )
     # Every block gets registers of threads; what has to change hands is written out as conversions.
-    assignment = assign(function, target, warps)
+    assignment = assign(function, target, warps, copied=True)
     # Rows that would fill the registers stay as narrow as they were loaded.
     if not options.get("maxnreg"):
         assignment = recompute_after_reductions(assignment, warps)
     # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
     stages = _stages(options)
     memory = plan_memory(assignment, stages, target.shared_bytes)
+    if not all_copied(assignment, memory.loops):
+        assignment = assign(function, target, warps)
+        memory = plan_memory(assignment, stages, target.shared_bytes)
     if memory.size > target.shared_bytes:
         assignment = assign(function, target, warps, warpgroups=False)
         memory = plan_memory(assignment, stages, target.shared_bytes)

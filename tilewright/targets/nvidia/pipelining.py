@@ -21,7 +21,7 @@ from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
 from tilewright.targets.nvidia.accesses import access_facts, access_operands, item_size
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment, is_copied
 from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, is_padded
 from tilewright.targets.nvidia.warpgroup_layout import is_tile, tile_axis
 
@@ -194,7 +194,9 @@ def _stream(
     orders = [_order(step) for step in steps]
     if is_tile(target):
         tile, seen = _warpgroup_tile(assignment, load, orders, target), target
-    elif isinstance(conversion_plan(source, target, element_bits(operation.result)), SharedExchange):
+    elif is_copied(operation) or isinstance(
+        conversion_plan(source, target, element_bits(operation.result)), SharedExchange
+    ):
         tile = _tile(assignment, load)
         seen = tile.linear if tile is not None else target
         for order in orders:
@@ -280,6 +282,12 @@ def _slice(body: Region, streams: Sequence[Stream]) -> tuple[tuple[Operation, ..
 def streams_of(plans: Mapping[Operation, Pipeline]) -> Iterator[Stream]:
     for plan in plans.values():
         yield from plan.streams
+
+
+def all_copied(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> bool:
+    """Whether loops copy all operands ahead of which the layouts say so."""
+    streamed = {stream.conversion for stream in streams_of(plans)}
+    return all(operation in streamed for operation in assignment.function.walk() if is_copied(operation))
 
 
 def tile_sizes(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> dict[Operation, int]:

@@ -52,22 +52,31 @@ def _coordinates(lowering: KernelLowering, number: LLVMValue, shape: Sequence[in
     return result[::-1]
 
 
-def area_bytes(value: Value) -> int:
+def row_shape(value: Value, gap: int = 0) -> tuple[int, ...]:
+    """The extents of a block in scratch, where each row is followed by `gap` elements that are nothing."""
+    shape = padded(value.type.shape)
+    return (*shape[:-1], shape[-1] + gap) if shape else ()
+
+
+def area_bytes(value: Value, gap: int = 0) -> int:
     """Scratch for all elements of a block."""
-    size = prod(padded(value.type.shape)) * element_bits(value) // 8
+    size = prod(row_shape(value, gap)) * element_bits(value) // 8
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Areas:
     """The operands of an operation in scratch memory."""
 
-    def __init__(self, lowering: KernelLowering, operation: Operation, operands: Sequence[Value]) -> None:
+    def __init__(
+        self, lowering: KernelLowering, operation: Operation, operands: Sequence[Value], gaps: Sequence[int]
+    ) -> None:
         self.lowering = lowering
         self.starts: list[LLVMValue] = []
+        self.gaps = gaps
         offset = lowering.allocation.scratch[operation]
-        for value in operands:
+        for value, gap in zip(operands, gaps, strict=True):
             self.starts.append(lowering.builder.add(lowering.group.scratch, lowering.i32(offset)))
-            offset += area_bytes(value)
+            offset += area_bytes(value, gap)
 
     def store(self, number: int, value: Value) -> None:
         """Put an operand in its place."""
@@ -79,7 +88,7 @@ class _Areas:
         layout = lowering.layout(value)
         for register, place in zip(registers, lowering.numbers(value), strict=True):
             coordinates = [position(lowering, layout, axis, place) for axis in range(value.type.rank)]
-            index = row_major(lowering, coordinates, layout.shape)
+            index = row_major(lowering, coordinates, row_shape(value, self.gaps[number]))
             store_shared(lowering, self.pointer(number, value, index), [to_bits(lowering, register)])
 
     def load(self, number: int, value: Value, coordinates: Sequence[LLVMValue]) -> LLVMValue:
@@ -99,17 +108,24 @@ class _Areas:
         return lowering.shared_pointer(lowering.builder.add(self.starts[number], distance))
 
 
-def _stored(lowering: KernelLowering, operation: Operation, operands: Sequence[Value]) -> _Areas:
-    areas = _Areas(lowering, operation, operands)
+def _stored(
+    lowering: KernelLowering, operation: Operation, operands: Sequence[Value], gaps: Sequence[int] | None = None
+) -> _Areas:
+    areas = _Areas(lowering, operation, operands, gaps or [0] * len(operands))
     for number, value in enumerate(operands):
         areas.store(number, value)
     lowering.synchronize()
     return areas
 
 
-def store_areas(lowering: KernelLowering, operation: Operation, operands: Sequence[Value]) -> list[LLVMValue]:
-    """Put blocks into scratch, row by row, one after the other; their first bytes' offsets, after a barrier."""
-    return _stored(lowering, operation, operands).starts
+def store_areas(
+    lowering: KernelLowering, operation: Operation, operands: Sequence[Value], gaps: Sequence[int]
+) -> list[LLVMValue]:
+    """Put blocks into scratch, row by row, one after the other; their first bytes' offsets, after a barrier.
+
+    `gaps` are elements that are left out behind each row of a block.
+    """
+    return _stored(lowering, operation, operands, gaps).starts
 
 
 def _result_coordinates(lowering: KernelLowering, value: Value) -> list[list[LLVMValue]]:

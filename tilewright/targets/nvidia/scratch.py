@@ -10,7 +10,7 @@ from tilewright.targets.nvidia.atomics import atomic_bytes, watched_bytes
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.dot_scalar import scalar_dot_bytes
 from tilewright.targets.nvidia.exchange import exchange_bytes
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment, is_copied
 from tilewright.targets.nvidia.reduce import reduce_bytes
 from tilewright.targets.nvidia.relocate import relocation_bytes
 from tilewright.targets.nvidia.scan import scan_bytes
@@ -21,7 +21,9 @@ Size = Callable[[Assignment, Operation], int]
 
 
 def _conversion(assignment: Assignment, operation: Operation) -> int:
-    if CONVERSION_ATTRIBUTE not in operation.attributes or is_tile(assignment.layouts[operation.result]):
+    if CONVERSION_ATTRIBUTE not in operation.attributes or is_copied(operation):
+        return 0
+    if is_tile(assignment.layouts[operation.result]):
         return 0
     plan = _plan(assignment, operation)
     bits = element_bits(operation.result)
