@@ -14,6 +14,7 @@ from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.host import host_cpu
+from tilewright.symbolic import floor_divide
 
 
 @pytest.fixture
@@ -224,6 +225,22 @@ def test_unknown_targets_are_refused():
     b.output(b.op("add", [x, x]))
     with pytest.raises(TargetError, match="unknown GPU architecture"):
         build(b.finish(), target="cuda:sm_1")
+
+
+def test_reshapes_that_would_leave_elements_out_are_refused(generator, tmp_path):
+    b = GraphBuilder("pairs")
+    n = b.symbol("n", 2, 300)
+    x = b.input("x", float32, (n, 4))
+    pairs = b.op("reshape", [x], shape=(floor_divide(n, 2), 2, 4), source="pair (Pair), model.py:7")
+    b.output(b.op("reduce_sum", [b.op("reshape", [pairs], shape=(2 * floor_divide(n, 2), 4))], axes=(1,)), "y")
+    graph = b.finish()
+    engine = build(graph)
+    engine.save(tmp_path / "pairs.engine")
+    for each in (engine, Engine.load(tmp_path / "pairs.engine")):
+        check(each, graph, {"x": generator.standard_normal((6, 4), np.float32)})
+        with pytest.raises(ShapeError, match=r"sizes n = 7: the reshape .*model\.py:7\) would make 24 elements of 28"):
+            each.run({"x": np.zeros((7, 4), np.float32)})
+    assert len(engine.plan.conditions) == 1
 
 
 def test_engines_run_in_several_threads(generator):

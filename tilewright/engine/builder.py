@@ -26,6 +26,7 @@ from tilewright.engine.graph_json import Placement, graph_to_json
 from tilewright.engine.index_ranges import check_constant_indices, index_ranges
 from tilewright.engine.kernels import KernelEntry, KernelSet
 from tilewright.engine.plan_json import plan_to_json
+from tilewright.engine.size_conditions import size_conditions
 from tilewright.engine.storage import Access, Storage, Task, assign_storage, in_order
 from tilewright.engine.tuning import Selection, Tuner, Tuning, labels
 from tilewright.engine.weights import Weights, WeightSource
@@ -96,6 +97,7 @@ class _Builder:
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
         _check_symbols(graph)
         check_constant_indices(graph)
+        self.conditions = size_conditions(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
             if any(map(_norms_in_products, targets)):
@@ -188,6 +190,7 @@ class _Builder:
             scratch_bytes=scratch,
             nanoseconds=nanoseconds,
             index_ranges=index_ranges(self.graph),
+            conditions=self.conditions,
         )
 
     def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.Place]:

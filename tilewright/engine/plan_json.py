@@ -9,6 +9,7 @@ from tilewright.runtime.plan import (
     Argument,
     BufferReference,
     Choice,
+    Condition,
     IndexRange,
     Plan,
     Step,
@@ -26,7 +27,9 @@ _LANES = 63  # a plan has at most
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values; `plan_from_json` is the inverse."""
+    conditions = [[to_json(each.left), to_json(each.right), each.operation] for each in plan.conditions]
     return {
+        **({"conditions": conditions} if conditions else {}),
         "symbols": [[symbol.name, symbol.low, symbol.high] for symbol in plan.symbols.values()],
         "inputs": [_spec_to_json(spec) for spec in plan.inputs],
         "outputs": [_spec_to_json(spec) for spec in plan.outputs],
@@ -58,6 +61,10 @@ def plan_from_json(data: Any, with_steps: bool = True) -> Plan:
             scratch_bytes=_natural(data["scratch_bytes"]),
             nanoseconds=from_json(data["nanoseconds"], symbols),
             index_ranges=[_index_range_from_json(entry, symbols, inputs) for entry in data["index_ranges"]],
+            conditions=[
+                Condition(from_json(left, symbols), from_json(right, symbols), _text(operation))
+                for left, right, operation in data.get("conditions", [])
+            ],
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"the plan is malformed: {type(error).__name__} {error}") from error

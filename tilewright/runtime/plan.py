@@ -110,6 +110,15 @@ class IndexRange:
     operation: str  # for the error message
 
 
+@dataclass(frozen=True)
+class Condition:
+    """Two numbers of elements that must be equal in every call, because `operation` gives one shape for another."""
+
+    left: Size
+    right: Size
+    operation: str  # for the error message
+
+
 @dataclass
 class Plan:
     """Everything the session needs besides weights and binaries."""
@@ -122,6 +131,7 @@ class Plan:
     scratch_bytes: int  # of one worker: the largest of all binaries
     nanoseconds: Size = 0  # rough estimate of a whole run on one core; 0 when unknown
     index_ranges: list[IndexRange] = field(default_factory=list)  # checked before every run
+    conditions: list[Condition] = field(default_factory=list)  # checked when sizes are first met
 
 
 # One core, roughly: what decides whether work is worth sharing, never what is reported as speed.

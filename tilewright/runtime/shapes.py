@@ -117,6 +117,7 @@ class Shapes:
 
     def _evaluate(self, values: tuple[int, ...]) -> Binding:
         symbols = dict(zip(self.plan.symbols, values, strict=True))
+        self._check_conditions(symbols)
         nanoseconds = evaluate(self.plan.nanoseconds, symbols)
         binding = Binding(
             evaluate(self.plan.arena_bytes, symbols),
@@ -131,6 +132,17 @@ class Shapes:
             self._bindings.clear()
         self._bindings[values] = binding
         return binding
+
+    def _check_conditions(self, symbols: Mapping[str, int]) -> None:
+        """Raise `ShapeError` where an operation of the model does not take these sizes."""
+        for condition in self.plan.conditions:
+            left, right = evaluate(condition.left, symbols), evaluate(condition.right, symbols)
+            if left != right:
+                sizes = ", ".join(f"{name} = {value}" for name, value in symbols.items())
+                raise ShapeError(
+                    f"the model does not take the sizes {sizes}: {condition.operation} would make {right} elements "
+                    f"of {left}; give sizes for which these are equal"
+                )
 
 
 def _solve(size: Expression, symbol: Symbol, extent: int, values: Mapping[str, int]) -> int | None:
