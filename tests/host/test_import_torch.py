@@ -12,13 +12,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import sympy  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils._sympy.functions import FloorDiv, Mod  # noqa: E402
+from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright import dtypes  # noqa: E402
 from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
+from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
+from tilewright.importers.torch_symbols import SymbolTable  # noqa: E402
 
 
 class Function(nn.Module):
@@ -279,6 +284,48 @@ def test_sizes_that_are_multiples() -> None:
     assert "4*tiles" in repr(alone)
     with pytest.raises(ShapeError, match=r"dimension 0 is 68, which makes tiles 17, outside the engine's range"):
         alone(torch.randn(68, 5))
+
+
+@pytest.mark.parametrize(("function", "provable"), [(torch.relu, True), (lambda x: x.reshape(-1, 2, 4), False)])
+def test_conditions_that_pytorch_cannot_prove(monkeypatch: pytest.MonkeyPatch, function: Any, provable: bool) -> None:
+    """Export is asked for assertions in place of guards, which are proved here, or the first error holds."""
+    export = torch.export.export
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        if "prefer_deferred_runtime_asserts_over_guards" not in options:
+            raise ValueError("Constraints violated (n)! min(32*n, 64*n) == 32*n")
+        return export(*arguments, **options)
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    module, shapes = Function(function).eval(), (({0: torch.export.Dim("n", min=1, max=64)},),)
+    if provable:
+        (x,) = import_model(module, (torch.randn(6, 4),), shapes).inputs
+        assert str(x.shape[0]) not in ("4", "6")
+    else:
+        with pytest.raises(ImportModelError, match="Constraints violated"):
+            import_model(module, (torch.randn(6, 4),), shapes)
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("Eq(Min(32*s, 64*s), 32*s)", True),
+        ("Eq(FloorDiv(4*s, 4), s)", True),
+        ("Eq(Mod(s, 2), 0)", False),
+        ("s <= 64", True),
+        ("s < 64", False),
+        ("Ne(s, 65)", True),
+        ("Ne(s, 64)", False),
+        ("s + t > 0", False),
+    ],
+)
+def test_conditions_on_sizes(condition: str, holds: bool) -> None:
+    functions = {"FloorDiv": FloorDiv, "Mod": Mod}
+    s = sympy.Symbol("s", integer=True, positive=True)
+    table = SymbolTable(GraphBuilder("sizes"), {s: ValueRanges(1, 64)})
+    table.name(s, None, "s")
+    relation = sympy.sympify(condition, {**functions, "s": s}, evaluate=False)
+    assert table.always(relation) == holds
 
 
 def test_a_program_that_pytorch_cannot_decompose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_symbols import SymbolTable
+from tilewright.importers.torch_symbols import SymbolTable, assertions_hold
 
 logger = logging.getLogger("tilewright")
 
@@ -104,7 +104,7 @@ def import_module(
     args, kwargs = _in_range(module, args, kwargs, neutral)
     with _inference_mode(module), torch.no_grad():
         try:
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=native, strict=False)
+            program = _export(module, args, kwargs, native)
         except Exception as error:
             raise ImportModelError(
                 f"PyTorch cannot export {type(module).__name__}: {error}\n"
@@ -112,6 +112,30 @@ def import_module(
                 "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
             ) from error
     return import_program(program, neutral, name or type(module).__name__)
+
+
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """The exported module.
+
+    Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
+    ``min(32*n, 64*n) == 32*n``: then it is asked for assertions instead, and they are proved here, if they can be.
+    """
+    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes, "strict": False}
+    try:
+        return torch.export.export(module, args, kwargs, **options)
+    except Exception as error:
+        if "Constraints violated" not in str(error):
+            raise
+        try:
+            deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
+            program = torch.export.export(module, args, kwargs, **deferred)
+        except Exception:  # the first error says more
+            program = None
+        if program is None or not assertions_hold(program):
+            raise
+        return program
 
 
 def _arguments(module: torch.nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,11 +7,23 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
+from torch.export import ExportedProgram
 
 from tilewright.graph.build import GraphBuilder
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST, Dimension
-from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modulo, simplify
+from tilewright.symbolic import (
+    Size,
+    floor_divide,
+    lift,
+    lower_bound,
+    maximum,
+    minimum,
+    modulo,
+    simplify,
+    upper_bound,
+)
 
 
 class SymbolTable:
@@ -57,6 +69,21 @@ class SymbolTable:
         if isinstance(value, torch.SymInt):
             return self.size(value.node.expr)
         return simplify(self._convert(sympy.sympify(value)))
+
+    def always(self, condition: Any) -> bool:
+        """Whether a condition on sizes, a sympy relation, holds for all of them, as far as can be told here."""
+        if not isinstance(condition, sympy.core.relational.Relational):
+            return condition is sympy.true
+        try:
+            difference = self.size(condition.lhs - condition.rhs)
+        except Unsupported:
+            return False
+        low, high = lower_bound(difference), upper_bound(difference)
+        holds = {
+            "==": low == high == 0, "!=": low > 0 or high < 0,
+            "<=": high <= 0, "<": high < 0, ">=": low >= 0, ">": low > 0,
+        }  # fmt: skip
+        return holds[condition.rel_op]
 
     def shape(self, shape: Sequence[Any]) -> tuple[Size, ...]:
         """Every entry of a shape."""
@@ -112,3 +139,17 @@ class SymbolTable:
         if kind in ("Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt"):
             return parts[0]
         raise Unsupported(f"a size computed by {kind}: {expression}", "use whole-number arithmetic on sizes")
+
+
+def assertions_hold(program: ExportedProgram) -> bool:
+    """Whether all that an exported program asserts of its inputs' sizes holds for the whole of their ranges."""
+    symbols = SymbolTable(GraphBuilder("sizes"), program.range_constraints)
+    for node in program.graph.find_nodes(op="placeholder"):
+        for extent in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(extent, torch.SymInt):
+                symbols.name(extent.node.expr, None, f"size_{len(symbols.sizes)}")
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        value = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else node.args[0]
+        if not (symbols.always(value.node.expr) if isinstance(value, torch.SymBool) else value):
+            return False
+    return True
