@@ -245,6 +245,7 @@ def _without_lines(text: str) -> str:
         (lambda x: x + torch.randn_like(x), "random numbers"),
         (torch.nonzero, "the result's size depends on the data"),
         (lambda x: torch.fft.rfft(x).abs(), "a Fourier transform"),
+        (lambda x: x * x.max().item(), "a number read out of a tensor"),
         (lambda x: torch.cond(x.sum() > 0, torch.relu, torch.sin, (x,)), "control flow that depends on data"),
     ],
 )
@@ -252,6 +253,28 @@ def test_what_no_graph_can_express_says_why(function: Any, why: str) -> None:
     with pytest.raises(UnsupportedOperationError, match=f"why:    {why}") as error:
         import_model(Function(function), (torch.randn(2, 4),))
     assert "add a rule" not in str(error.value) and "eval_with_key" not in str(error.value)
+
+
+def test_operations_without_a_line_of_the_user() -> None:
+    """Export wraps what runs under autocast in a function of its own, whose code has no file."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x @ x
+        return y.float() + 1
+
+    graph = import_model(Function(forward).eval(), (torch.randn(4, 4),))
+    assert any(node.op == "matmul" for node in graph.nodes)
+    assert not any("eval_with_key" in (node.source or "") for node in graph.nodes)
+
+
+def test_numbers_among_the_examples_are_told_of() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+            return x * scale
+
+    graph = import_model(Scaled().eval(), (torch.randn(2), 2.5))
+    assert "input 'scale' is always 2.5, as in the example" in graph.remarks
 
 
 def test_missing_example_and_unexportable_model() -> None:

@@ -360,6 +360,8 @@ class _ProgramImporter:
                 self._name_symbols(nodes[spec.arg.name], derived)
         for spec in specs:
             if isinstance(spec.arg, ConstantArgument):
+                if spec.arg.value is not None:
+                    self._remark(f"input {spec.arg.name!r} is always {spec.arg.value!r}, as in the example")
                 continue
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):

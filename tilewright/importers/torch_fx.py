@@ -179,6 +179,8 @@ class Walker:
         """Report arguments that are symbolic floats or booleans; other missing ones are reported already."""
         for argument in node.all_input_nodes:
             if argument not in self.values and isinstance(argument.meta.get("val"), (torch.SymFloat, torch.SymBool)):
+                if target_name(argument.target).startswith("aten._local_scalar_dense"):
+                    raise Unsupported("a number read out of a tensor by .item()", "keep it a tensor of no dimensions")
                 raise Unsupported(f"the argument {argument.name!r} is computed from sizes as a float or boolean")
 
     def _getitem(self, node: fx.Node) -> None:
@@ -250,9 +252,9 @@ def source_of(node: fx.Node) -> str:
         kind = kind if isinstance(kind, str) else kind.__name__
         path = re.sub(r"^L\['self'\]\.?|^L__self___?", "", path)
         parts.append(f"{path or 'model'} ({kind.rsplit('.', 1)[-1]})")
-    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    found = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    places = [(file, line) for file, line in found if not file.startswith("<eval_with_key>")]  # which FX made itself
     if places:
-        places = [(file, line) for file, line in places if not file.startswith("<eval_with_key>")]  # code of FX itself
         written = [(file, line) for file, line in places if "/torch/" not in file.replace("\\", "/")]
         file, line = (written or places)[-1]  # the user's own line rather than one of PyTorch's
         name = file.replace("\\", "/").rsplit("/", 1)[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewright.errors import TargetError
+from tilewright.errors import TargetError, a_kind
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -24,6 +24,8 @@ def get_target(name: str | Target = "auto") -> Target:
     A target object is returned as it is.  Raises `TargetError` naming the known targets.
     """
     if not isinstance(name, str):
+        if not hasattr(name, "name"):
+            raise TargetError(f"a target is given by its name, such as cpu, cuda or cuda:sm_90a, not as {a_kind(name)}")
         return name
     plain, *choices = ("cpu" if name == "auto" else name).split("+")
     family, _, model = plain.partition(":")
