@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+# mypy: disable-error-code="no-untyped-def"
+
 import re
+import time
 
 import pytest
 
+import tilewright
+import tilewright.language as tl
 from tilewright.errors import CompilationError
 from tilewright.targets.nvidia.assemble import AssemblyOptions, Ptxas, assemble, find_assembler, parse_report
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
@@ -76,6 +81,40 @@ def test_spills_beside_free_registers_are_assembled_again_with_their_limit(monke
     assembly = assemble(SCALE, "scale", target, AssemblyOptions(strict=True))
     assert len(given) == 2 and ".maxnreg 255" in given[1] and ".maxnreg 255" in assembly.ptx
     assert assembly.resources.spill_stores == 0
+
+
+def test_an_assembler_that_takes_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = find_assembler()
+
+    class Slow:
+        identity = description = "slow"
+
+        def assemble(self, ptx: str, architecture: str, options: AssemblyOptions) -> tuple[bytes, str]:
+            time.sleep(0.3)
+            return real.assemble(ptx, architecture, options)
+
+    monkeypatch.setattr("tilewright.targets.nvidia.assemble.find_assembler", Slow)
+    target, symbol = NvidiaTarget.named("sm_90a"), "tw_scale_0123456789abcdef"
+    text = SCALE.replace("@scale", f"@{symbol}")
+    assemble(text, symbol, target, AssemblyOptions())
+    assert not caplog.records
+    monkeypatch.setattr("tilewright.targets.nvidia.assemble._PATIENCE", 0.01)
+    assemble(text, symbol, target, AssemblyOptions())
+    assert "working on kernel 'scale' for 0.01 s" in caplog.text and "num_warps" in caplog.text
+
+
+@tilewright.jit
+def too_large(x, y, N: tl.constexpr):
+    index = tl.arange(0, N)
+    tl.store(y + index, tl.gather(tl.load(x + index), tl.load(x + index).to(tl.int32), 0))
+
+
+def test_too_much_shared_memory_is_told_before_anything_is_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.targets.nvidia.compile.assemble", None)
+    with pytest.raises(CompilationError, match=r"kernel 'too_large' needs 262144 bytes .* sm_80 has 166912; use smal"):
+        too_large.compile({"x": "*f32", "y": "*f32"}, {"N": 65536}, target="cuda:sm_80", options={"num_warps": 32})
 
 
 def test_refused_code_shows_its_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,3 +18,9 @@ def kernel_symbol(function: Function, machine: str, options: Mapping[str, Any]) 
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
     return f"tw_{name}_{digest}"
+
+
+def kernel_name(symbol: str) -> str:
+    """The kernel's own name in a symbol of `kernel_symbol`, for people; other symbols stay as they are."""
+    found = re.fullmatch(r"tw_(.+)_[0-9a-f]{16}", symbol)
+    return found[1] if found else symbol

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,11 +29,15 @@ from tilewright.errors import CompilationError, MissingDependencyError
 from tilewright.runtime.cuda.program import Resources
 from tilewright.targets.base import Remark
 from tilewright.targets.llvm.optimize import MachineOptions, generate_assembly
+from tilewright.targets.llvm.symbols import kernel_name
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 # Messages of ptxas that tell of code much slower than what was written: setmaxnreg ignored (C7508), and wgmma
 # serialised (C7510, C7511, C7514, C7515).
 SLOW_CODE = frozenset("C7508 C7510 C7511 C7514 C7515".split())
+
+_PATIENCE = 15.0  # seconds of assembling before a log line tells of it
+_log = logging.getLogger(__name__)
 
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(.*)")
@@ -111,18 +118,35 @@ def assemble(text: str, symbol: str, target: NvidiaTarget, options: AssemblyOpti
     if options.maxnreg is not None:
         ptx = _limit_registers(ptx, symbol, options.maxnreg)
     started = time.perf_counter()
-    cubin, log = find_assembler().assemble(ptx, target.architecture, options)
-    resources, remarks = parse_report(log, symbol)
-    roomier = _roomier(ptx, symbol, resources)
-    if roomier is not None:
-        other, other_log = find_assembler().assemble(roomier, target.architecture, options)
-        better, other_remarks = parse_report(other_log, symbol)
-        if better.spill_stores < resources.spill_stores:
-            ptx, cubin, log, resources, remarks = roomier, other, other_log, better, other_remarks
+    with _told_where_slow(symbol, ptx):
+        cubin, log = find_assembler().assemble(ptx, target.architecture, options)
+        resources, remarks = parse_report(log, symbol)
+        roomier = _roomier(ptx, symbol, resources)
+        if roomier is not None:
+            other, other_log = find_assembler().assemble(roomier, target.architecture, options)
+            better, other_remarks = parse_report(other_log, symbol)
+            if better.spill_stores < resources.spill_stores:
+                ptx, cubin, log, resources, remarks = roomier, other, other_log, better, other_remarks
     seconds["ptxas"] = time.perf_counter() - started
     if options.strict:
         _check(symbol, resources, log)
     return Assembly(cubin, ptx, resources, remarks, seconds)
+
+
+@contextmanager
+def _told_where_slow(symbol: str, ptx: str) -> Iterator[None]:
+    """Log why nothing seems to happen where an assembler takes long, as it does for blocks that fit no registers."""
+    text = (
+        "the assembler has been working on kernel '%s' for %g s (%d lines of PTX): blocks of thousands of elements a "
+        "thread take it minutes; smaller blocks or more warps (num_warps) would not"
+    )
+    told = threading.Timer(_PATIENCE, _log.warning, (text, kernel_name(symbol), _PATIENCE, ptx.count("\n")))
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
 
 
 def to_ptx(text: str, target: NvidiaTarget) -> tuple[str, dict[str, float]]:
@@ -201,7 +225,7 @@ def _check(symbol: str, resources: Resources, log: str) -> None:
         )
     if slow:
         raise CompilationError(
-            f"kernel '{symbol}' compiles to slow code:\n  " + "\n  ".join(slow) + "\n"
+            f"kernel '{kernel_name(symbol)}' compiles to slow code:\n  " + "\n  ".join(slow) + "\n"
             "Use smaller blocks or more warps, or compile without strict=True to accept it."
         )
 

@@ -16,6 +16,7 @@ from tilewright.runtime.cuda.program import Resources, TensorMapUse
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
 from tilewright.targets.llvm.cache import ObjectCache, content_key
+from tilewright.targets.llvm.symbols import kernel_name
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.lowered import LoweredKernel
@@ -23,6 +24,8 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 _KEEP_TEXTS = "keep_texts"  # an option of this stage: add the texts of all stages to the binary
 _SUFFIXES = {"ir": "tile", "layouts": "layouts.tile", "llvm": "ll", "ptx": "ptx"}  # of the files in a dump directory
+
+_USERS_SHOWN = 3  # of shared memory, where there is too little
 
 
 def compile_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> CudaBinary:
@@ -68,14 +71,23 @@ def _texts(text: str, lowered: LoweredKernel, assembly: Assembly) -> dict[str, s
 def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: AssemblyOptions) -> Assembly:
     """The machine code of a lowered kernel; raises `CompilationError` where it asks for more shared memory than
     a CTA of the target may have, besides what `assemble` raises."""
+    _check_shared_memory(
+        lowered, lowered.shared_bytes, target
+    )  # at once: assemblers take minutes for blocks that large
     assembly = assemble(lowered.text, lowered.symbol, target, options)
-    shared = lowered.shared_bytes + assembly.resources.shared
-    if shared > target.shared_bytes:
-        raise CompilationError(
-            f"kernel '{lowered.symbol}' needs {shared} bytes of shared memory for a CTA, and {target.architecture} "
-            f"has {target.shared_bytes}; use smaller blocks or fewer stages"
-        )
+    _check_shared_memory(lowered, lowered.shared_bytes + assembly.resources.shared, target)
     return assembly
+
+
+def _check_shared_memory(lowered: LoweredKernel, shared: int, target: NvidiaTarget) -> None:
+    if shared > target.shared_bytes:
+        users = [note for note in lowered.remarks if note.file and "shared memory" in note.message]
+        lines = dict.fromkeys(f"\n  {note.file}:{note.line}: {note.message}" for note in users)
+        raise CompilationError(
+            f"kernel '{kernel_name(lowered.symbol)}' needs {shared} bytes of shared memory for a CTA, and "
+            f"{target.architecture} has {target.shared_bytes}; use smaller blocks or fewer stages"
+            + "".join(list(lines)[:_USERS_SHOWN])
+        )
 
 
 def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
