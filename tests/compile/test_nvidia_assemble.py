@@ -1,8 +1,8 @@
 """LLVM text becomes machine code for every NVIDIA architecture, on a machine without a GPU."""
 
-from __future__ import annotations
-
 # mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
 
 import re
 import time

@@ -71,9 +71,7 @@ def _texts(text: str, lowered: LoweredKernel, assembly: Assembly) -> dict[str, s
 def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: AssemblyOptions) -> Assembly:
     """The machine code of a lowered kernel; raises `CompilationError` where it asks for more shared memory than
     a CTA of the target may have, besides what `assemble` raises."""
-    _check_shared_memory(
-        lowered, lowered.shared_bytes, target
-    )  # at once: assemblers take minutes for blocks that large
+    _check_shared_memory(lowered, lowered.shared_bytes, target)  # assemblers take minutes for blocks so large
     assembly = assemble(lowered.text, lowered.symbol, target, options)
     _check_shared_memory(lowered, lowered.shared_bytes + assembly.resources.shared, target)
     return assembly
