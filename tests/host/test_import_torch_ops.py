@@ -373,6 +373,10 @@ add("upsample_nearest1d", floats(2, 3, 4), [8])
 add("upsample_nearest2d", IMAGE, [16, 27])
 add("upsample_nearest3d", floats(1, 2, 2, 2, 2), [4, 2, 6])
 add("upsample_bilinear2d.vec", IMAGE, None, False, [2.0, 1.5])
+for places in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]:  # mode; zeros, border, reflection
+    for align in (False, True):
+        grid = lambda: torch.rand(2, 4, 5, 2, dtype=torch.float64) * 5 - 2.5  # noqa: E731
+        add("grid_sampler_2d", floats(2, 3, 5, 6), grid, *places, align)
 add("upsample_bilinear2d.vec", IMAGE, [5, 12], True, None)
 add("upsample_bilinear2d", IMAGE, [5, 12], False)
 add("upsample_linear1d.vec", floats(2, 3, 4), [7], False, None)

@@ -12,6 +12,7 @@ from tilewright.importers.einsum import einsum
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.sampling import grid_sample
 from tilewright.symbolic import Size, lift, simplify
 
 TABLE = RuleTable("Layers")
@@ -345,3 +346,10 @@ def _nearest(call: Call, places: np.ndarray) -> np.ndarray:
     if mode == "ceil":
         return np.ceil(places)
     return np.ceil(places - 0.5) if mode == "round_prefer_floor" else np.floor(places + 0.5)
+
+
+@rule("GridSample")
+def sample_grid(call: Call) -> Value:
+    mode = str(call.attribute("mode", "linear")).replace("bi", "", 1)  # bilinear and bicubic before opset 20
+    padding, align_corners = call.attribute("padding_mode", "zeros"), call.attribute("align_corners", 0)
+    return grid_sample(call, call[0], call[1], mode, str(padding), bool(align_corners))

@@ -11,6 +11,7 @@ from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.sampling import grid_sample
 from tilewright.importers.torch_fx import Call
 from tilewright.symbolic import Size
 
@@ -127,3 +128,9 @@ def sample_places(extent: int, size: int, align_corners: bool, factor: float | N
     if align_corners:
         return target * ((extent - 1) / max(size - 1, 1))
     return (target + 0.5) * (1 / factor if factor else extent / size) - 0.5
+
+
+@rule("grid_sampler_2d.default")
+def grid_sampler(call: Call, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
+    mode_name = ("linear", "nearest", "cubic")[mode]
+    return grid_sample(call, x, grid, mode_name, ("zeros", "border", "reflection")[padding], align_corners)
