@@ -24,9 +24,8 @@ def grid_sample(emit: Emitter, x: Value, grid: Value, mode: str, padding: str, a
     across = _places(emit, emit.select(grid, 3, 0), width, padding, align_corners)
     down = _places(emit, emit.select(grid, 3, 1), height, padding, align_corners)
     pixels = emit.reshape(x, (batch, channels, product((height, width))))
-    if mode == "nearest":
-        corners = [(emit.op("round", down), emit.op("round", across), None)]
-    else:
+    corners: list[tuple[Value, Value, Value | None]] = [(emit.op("round", down), emit.op("round", across), None)]
+    if mode == "linear":
         corners = _corners(emit, down, across)
     total: Value | None = None
     for row, column, weight in corners:
