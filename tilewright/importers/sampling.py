@@ -24,9 +24,9 @@ def grid_sample(emit: Emitter, x: Value, grid: Value, mode: str, padding: str, a
     across = _places(emit, emit.select(grid, 3, 0), width, padding, align_corners)
     down = _places(emit, emit.select(grid, 3, 1), height, padding, align_corners)
     pixels = emit.reshape(x, (batch, channels, product((height, width))))
-    corners: list[tuple[Value, Value, Value | None]] = [(emit.op("round", down), emit.op("round", across), None)]
-    if mode == "linear":
-        corners = _corners(emit, down, across)
+    corners: list[tuple[Value, Value, Value | None]] = (
+        _corners(emit, down, across) if mode == "linear" else [(emit.op("round", down), emit.op("round", across), None)]
+    )
     total: Value | None = None
     for row, column, weight in corners:
         found = _pixels(emit, pixels, (row, height), (column, width))
