@@ -4,7 +4,8 @@
 
 Random weights and inputs, the same for all; contestants take turns, round by round, each round beginning with another;
 times are medians by device events over calls in a row, ratios those of the medians.  What PyTorch cannot capture is
-timed without a graph, under a name that says so.  Outputs are compared with the same module in float32 (not tf32).
+timed without a graph, under a name that says so.  Outputs are compared with the same module in float32, those in
+float32 with float64; nothing is computed in tf32.
 torch.compile is timed in its default mode; `--autotune` adds ``max-autotune``, for all cases or those whose names
 contain one of its words.  `--prepare` only fills the peers' compile caches (TORCHINDUCTOR_CACHE_DIR), several models
 at a time.  Results: benchmarks/results/models_cuda.json; cases that are not run keep the results that the file has.
@@ -41,7 +42,7 @@ from tilewright.insight.report import least_arena_bytes
 from tilewright.settings import settings
 
 PATH = common.RESULTS / "models_cuda.json"
-SETS = {"timed": timed.CASES, "unseen": unseen.CASES}
+SETS = {"timed": timed.CASES, "unseen": unseen.CASES, "float32": timed.FLOAT32}
 OURS = "tilewright"
 CEILING = 4.48e12  # bytes a second that reads reached on an H200
 
@@ -70,16 +71,15 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(found.double() - exact) / torch.linalg.vector_norm(exact))
 
 
-def in_float32(model: Model) -> torch.Tensor:
-    """The first output of the module in float32, as float64; the model keeps its precision."""
-    inputs = [t.float() if t.is_floating_point() else t.clone() for t in model.inputs]
-    model.module.float()
-    tf32 = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False  # products in tf32 are off unless asked for, convolutions on
+def in_wider(model: Model) -> torch.Tensor:
+    """The first output of the module in float32, of one in float32 in float64; as float64. The model keeps its
+    precision."""
+    wider = torch.float64 if model.dtype == torch.float32 else torch.float32
+    inputs = [t.to(wider) if t.is_floating_point() else t.clone() for t in model.inputs]
+    model.module.to(wider)
     try:
         return first(model.module(*inputs)).double()
     finally:
-        torch.backends.cudnn.allow_tf32 = tf32
         model.module.to(model.dtype)
 
 
@@ -164,8 +164,9 @@ def measure(name: str, make: Callable[[], Model], options: Any, monitor: Monitor
     """Build, check and time one model. What fails for one contestant is told in the record."""
     record: dict[str, Any] = {"name": name, "notes": {}, "errors": {}, "gpu": {}}
     torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32: for products PyTorch's default, not for convolutions
     model = make()
-    exact = in_float32(model)
+    exact = in_wider(model)
     runs: dict[str, Callable[[], Any]] = {}
     outputs: dict[str, Any] = {}
     try:

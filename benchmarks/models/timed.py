@@ -56,15 +56,15 @@ def _on_gpu(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype).cuda().eval().requires_grad_(False)
 
 
-def _resnet(batch: int) -> Model:
-    image = torch.randn(batch, 3, 224, 224, dtype=torch.float16, device="cuda")
-    return Model(_on_gpu(resnet.random_model(), torch.float16), (image,), torch.float16, 1.0)
+def _resnet(batch: int, dtype: torch.dtype = torch.float16, floor: float | None = 1.0) -> Model:
+    image = torch.randn(batch, 3, 224, 224, dtype=dtype, device="cuda")
+    return Model(_on_gpu(resnet.random_model(), dtype), (image,), dtype, floor)
 
 
-def _bert(batch: int, sequence: int) -> Model:
+def _bert(batch: int, sequence: int, dtype: torch.dtype = torch.float16, floor: float | None = 1.0) -> Model:
     spec = bert.specification(bert.random_model(BERT_BASE))
     inputs = tuple(tensor.cuda() for tensor in spec.make_inputs(batch=batch, sequence=sequence).values())
-    return Model(_on_gpu(spec.module, torch.float16), inputs, torch.float16, 1.0)
+    return Model(_on_gpu(spec.module, dtype), inputs, dtype, floor)
 
 
 def _vit(batch: int) -> Model:
@@ -107,4 +107,10 @@ CASES: dict[str, Callable[[], Model]] = {
     "Llama-8B x4 bf16 prefill 4x2048": lambda: _prefill(4, 2048),
     "Llama-8B x4 bf16 decode b1": lambda: _decode(1),
     "Llama-8B x4 bf16 decode b32": lambda: _decode(32),
+}
+FLOAT32: dict[str, Callable[[], Model]] = {
+    "ResNet-50 fp32 b1": lambda: _resnet(1, torch.float32, None),
+    "ResNet-50 fp32 b8": lambda: _resnet(8, torch.float32, None),
+    "BERT-base fp32 b1 s128": lambda: _bert(1, 128, torch.float32, None),
+    "BERT-base fp32 b8 s128": lambda: _bert(8, 128, torch.float32, None),
 }
