@@ -179,3 +179,19 @@ def test_torch_compile_on_the_gpu(caplog: pytest.LogCaptureFixture) -> None:
             x = torch.randn(rows, 64, device="cuda")
             torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
     assert "stays with PyTorch" not in caplog.text
+
+
+def test_torch_compile_with_results_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    module = Mlp(64).cuda().eval()
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = module(x)
+        return y, y.transpose(0, 1).cpu(), y.argmax(-1).cpu()
+
+    compiled = torch.compile(function, backend=backend)
+    with torch.no_grad():
+        x = torch.randn(5, 64, device="cuda")
+        for found, want in zip(compiled(x), function(x), strict=True):
+            assert found.device == want.device and found.stride() == want.stride()
+            torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+    assert "stays with PyTorch" not in caplog.text

@@ -145,11 +145,14 @@ class _Compiler:
         return _Runner(gm, constant, self.target, self.tuning)
 
     def _check_results(self, gm: fx.GraphModule) -> None:
-        """Engines give their results where their inputs are; raises `_Declined` for results on another device."""
+        """Engines give their results where their inputs are, from where they come to the host if the model says so.
+
+        Raises `_Declined` for results on another device.
+        """
         (output,) = [node for node in gm.graph.nodes if node.op == "output"]
         for node in output.args[0]:
             fake = node.meta.get("val") if isinstance(node, fx.Node) else None
-            if isinstance(fake, torch.Tensor) and fake.device.type != self.device:
+            if isinstance(fake, torch.Tensor) and fake.device.type not in (self.device, "cpu"):
                 raise _Declined(
                     f"its result {node.name!r} is on {fake.device}, its inputs on {self.device}; "
                     "this backend compiles graphs for one device"
@@ -213,6 +216,8 @@ class _Runner:
         if not isinstance(node.meta["val"], torch.Tensor):
             return int(value)
         value = torch.as_tensor(value)
+        if value.is_cuda and node.meta["val"].device.type == "cpu":
+            value = value.cpu()
         if order is None:
             return value
         inverse = [order.index(axis) for axis in range(len(order))]
