@@ -141,6 +141,24 @@ def int8(quick: bool) -> Iterator[Case]:
         yield case
 
 
+@family("float32", floor=0.8)
+def float32(quick: bool) -> Iterator[Case]:
+    """float32 multiplied as it is, by multiply-add, against cuBLAS without tf32."""
+    shapes = [(4096, 4096, 4096), (2048, 4096, 1024), (512, 4096, 4096), (1000, 1000, 1000)]
+    allowed, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        for M, N, K in shapes[:1] if quick else shapes:
+            a, b = (torch.randn(rows, K, device="cuda") for rows in (M, N))
+            ours, theirs = (torch.empty(M, N, device="cuda") for _ in range(2))
+            case = Case(f"{M}x{N}x{K}", gflop=gflop(M, N, K))
+            add_ours(case, OURS, a, b.T, ours, precision="ieee")
+            case.add("cuBLAS", lambda copy, a=a, b=b, out=theirs: torch.mm(a, b.T, out=out), lambda out=theirs: out)
+            verify(case, a.double() @ b.double().T, 5e-7)
+            yield case
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 @family("bias gelu", floor=0.97)
 def bias_gelu(quick: bool) -> Iterator[Case]:
     """bfloat16 with bias and GELU against the plain product: what the epilogue costs."""

@@ -11,6 +11,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.compile.test_nvidia_plain import built, count, integers, pointers, traced
+from tilewright.kernels.gpu_parts import sum_parts
 from tilewright.kernels.matmul import matmul
 from tilewright.layout import bank_conflicts, swizzled
 from tilewright.targets.nvidia.dot_scalar_layout import scalar_layout, scalar_operand
@@ -89,3 +90,12 @@ def test_loops_that_copy_nothing_ahead_store_operands_to_scratch(stages, stored)
     assert assembly.resources.spill_stores == 0
     assert lowered.shared_bytes == 4 * (64 * (32 + 4) + 32 * (64 + 4))
     assert count(r"\badd(\.rn)?\.f32", assembly.ptx) == 32
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_sums_of_parts_read_vectors(architecture):
+    constants = {"rows": 98, "columns": 512, "PARTS": 8, "BLOCK_M": 8, "BLOCK_N": 128, "MASK_M": True, "MASK_N": False}
+    _, assembly = built(traced(sum_parts, pointers("f32", "parts", "out"), constants), architecture)
+    loads = re.findall(r"\bld\.global\S*", assembly.ptx)
+    assert len(loads) == 8 * 2 and all(".v4." in load for load in loads)
+    assert count(r"\bst\.global\S*\.v4\.", assembly.ptx) == 2

@@ -21,12 +21,16 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
                 DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_K: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, TYPE: tl.constexpr = tl.float32,
-                PRECISION: tl.constexpr = "ieee", EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                PRECISION: tl.constexpr = "ieee", PARTS: tl.constexpr = 1,
+                EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out = EPILOGUE(convolution of x by w).  Grid: (pixel blocks, column blocks, groups).
 
-    Where `BLOCK_K` divides the channels, a block of depth is one tap, and its channels are neighbours in memory.
+    Where `BLOCK_K` divides the channels, a block of depth is one tap, and its channels are neighbours in memory.  With
+    `PARTS` of the depth there are as many groups of CTAs, each of which stores its sums behind those of the one before:
+    `gpu_parts.sum_parts` adds them.
     """
-    group = tl.program_id(2)
+    part = tl.program_id(2) % PARTS
+    group = tl.program_id(2) // PARTS
     pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
@@ -34,8 +38,10 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
     w = w + group * columns
     DEPTH: tl.constexpr = KERNEL_Y * KERNEL_X * CHANNELS
 
+    LENGTH: tl.constexpr = (DEPTH + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K
+
     acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
-    for first in range(0, DEPTH, BLOCK_K):
+    for first in range(part * LENGTH, min(part * LENGTH + LENGTH, DEPTH), BLOCK_K):
         step = first + tl.arange(0, BLOCK_K)
         if CHANNELS % BLOCK_K == 0:
             tap = first // CHANNELS
@@ -65,6 +71,8 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
             taps = tl.load(places)
         acc = tl.dot(rows, taps, acc, input_precision=PRECISION)
 
+    if PARTS > 1:
+        out += part.to(tl.int64) * pixels * (columns * GROUPS)
     store_pixels(acc, out, pixel, column, group, pixels, columns, extra, GROUPS, MASK_M, MASK_N, EPILOGUE)
 
 

@@ -32,6 +32,8 @@ from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import device
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
+from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.tune.gpu import Product, gpu_of, ranked_tiles
 
 _INPUTS = (
     dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.float8e4nv, dtypes.float8e5, dtypes.int8,
@@ -452,9 +454,20 @@ class MatmulPlan:
         launch.operands = operands  # type: ignore[attr-defined]
         return launch
 
+    def _portable_form(self) -> portable.PortableForm:
+        """The tile of the portable kernel: of exact float32 the one that the model of multiply-adds takes for best."""
+        problem = self.problem
+        if self.ordinal is None or not problem.exact:
+            return portable.form(problem.rows, problem.columns, problem.input.itemsize)
+        gpu = device(self.ordinal)
+        target = NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
+        posed = Product(problem.rows, problem.columns, problem.depth, problem.batches, dtypes.float32)
+        tile, _ = ranked_tiles((posed,), gpu_of(target))[0]
+        return portable.PortableForm(tile.rows, tile.columns, tile.depth, tile.warps)
+
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:
         problem = self.problem
-        form = portable.form(problem.rows, problem.columns, problem.input.itemsize)
+        form = self._portable_form()
         a, b, out = operands.a, operands.b, operands.out
         batched = problem.batches > 1
         numbers = (problem.rows, problem.columns, problem.depth, *a.strides[1:], *b.strides[1:], out.strides[1])

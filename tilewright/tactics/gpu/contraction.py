@@ -23,6 +23,7 @@ from tilewright.tactics.core import Candidate, KernelCall, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.gate import gate_slots
 from tilewright.tactics.gpu.hopper_products import gated_products, hopper_products
+from tilewright.tactics.gpu.parts import in_parts, product_part
 from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.tile_epilogue import plain_work
 from tilewright.tactics.split import split_group
@@ -132,7 +133,21 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
         seconds = tiles[-1][1] + behind
         cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
         found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
-    return found
+    return [*found, *_in_parts(problem, slots, group, target, behind)]
+
+
+def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behind: float) -> list[Candidate]:
+    """The product with its depth divided among CTAs, where sizes are known and tiles are few."""
+    sizes = (problem.rows, problem.columns, problem.depth)
+    if problem.batches != 1 or not all(isinstance(size, int) for size in sizes):
+        return []
+    rows, columns, depth = map(expected, sizes)
+    constants = tf32_constants(problem.a, target)
+    return in_parts(
+        Product(rows, columns, depth, 1, problem.a.dtype), slots, group, target,
+        product_cost(group, rows, columns, depth, 1, behind),
+        lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
+    )  # fmt: skip
 
 
 def tf32_constants(operand: Value, target: Target) -> dict[str, Any]:

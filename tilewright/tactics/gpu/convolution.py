@@ -42,6 +42,7 @@ from tilewright.tactics.generate import epilogue_function, next_power_of_2
 from tilewright.tactics.gpu.contraction import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.tactics.gpu.few_channels import few_channels
 from tilewright.tactics.gpu.folded_pixels import folded_pixels
+from tilewright.tactics.gpu.parts import in_parts
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue, tile_function
 from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.index import dense_strides
@@ -49,7 +50,7 @@ from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.weights import packed_weights
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
-from tilewright.tune.gpu import LAUNCH, gpu_of
+from tilewright.tune.gpu import LAUNCH, Product, Tile, gpu_of
 
 FORMS = 6  # of the Hopper kernel that become candidates
 _IMAGES = (1, 8, 32)  # up to which a run-time number of images has forms of its own
@@ -84,40 +85,57 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
                  if not copied or candidate.name != "tiled matmul"]  # fmt: skip
         found += folded_pixels(group, graph, target)
     elif not copied:
-        found = [_implicit(group, slots, weights.operand, target)]
+        found = _implicit(group, slots, weights.operand, target)
     found = [behind(moves, behind(weights, candidate)) for candidate in found]
     return [*found, *copied, *few_channels(group, moves, graph, slots, target)]
 
 
-def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """The implicit matrix product: output pixels by columns, over taps and channels."""
+def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
+    """The implicit matrix product: output pixels by columns, over taps and channels; in parts of the depth too."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
-    groups, channels = anchor.attributes["groups"], w.shape[1]
+    groups = anchor.attributes["groups"]
     columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
-    assert isinstance(columns, int) and isinstance(channels, int) and isinstance(depth, int)
+    assert isinstance(columns, int) and isinstance(depth, int)
+    pixels = window_sizes(x, anchor.output)["pixels"]
+    tile, seconds = plain_tile((expected(pixels),), (columns, depth, groups), x, target)
+    call = _implicit_call(anchor, weights, tile, 1, slots, target)
+    reasons = {"epilogue": slots.function.__name__, "pixels": str(tile)}
+    if "PRECISION" in call.constants:
+        reasons["precision"] = call.constants["PRECISION"]
+    cost = product_cost(group, pixels, columns, depth, groups, seconds)
+    found = [Candidate("implicit matmul", (Stage((call,)),), cost, (), reasons)]
+    if isinstance(pixels, int) and groups == 1:
+        found += in_parts(
+            Product(pixels, columns, depth, 1, x.dtype), slots, group, target, replace(cost, seconds=0.0),
+            lambda tile, parts, sums: _implicit_call(anchor, weights, tile, parts, sums, target),
+        )  # fmt: skip
+    return found
+
+
+def _implicit_call(anchor: Node, weights: Operand, tile: Tile, parts: int, slots: Slots, target: Target) -> KernelCall:
+    """A launch in tiles, for so many parts of the depth."""
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    groups, channels = anchor.attributes["groups"], w.shape[1]
+    columns = simplify(lift(w.shape[0]) // groups)
+    assert isinstance(columns, int) and isinstance(channels, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
     pixels = sizes["pixels"]
-    tile, seconds = plain_tile((expected(pixels),), (columns, depth, groups), x, target)
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "GROUPS": groups,
         "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth,
-        "MASK_M": not divides(tile.rows, pixels), "MASK_N": columns % tile.columns != 0,
+        "MASK_M": not divides(tile.rows, pixels), "MASK_N": columns % tile.columns != 0, "PARTS": parts,
         "TYPE": language_type(x.dtype), **tf32_constants(x, target), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups)
-    call = KernelCall(convolution, operands, types, constants, grid, options={"num_warps": tile.warps})
-    reasons = {"epilogue": slots.function.__name__, "pixels": str(tile)}
-    if "PRECISION" in constants:
-        reasons["precision"] = constants["PRECISION"]
-    cost = product_cost(group, pixels, columns, depth, groups, seconds)
-    return Candidate("implicit matmul", (Stage((call,)),), cost, (), reasons)
+    grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups * parts)
+    return KernelCall(convolution, operands, types, constants, grid, options={"num_warps": tile.warps})
 
 
 # -- The Hopper kernel ------------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""Products and convolutions of float32 in engines for GPUs: which tiles, and the depth divided where tiles are few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver
+from tilewright.dtypes import float32
+from tilewright.engine.builder import build
+from tilewright.engine.engine import Engine
+from tilewright.engine.tuning import Tuning
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.reference import run
+from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
+from tilewright.tune.gpu import Product, Tile, gpu_of, ranked_parts, ranked_tiles, seconds_of
+
+GPU = gpu_of(NvidiaTarget.named("sm_90a"))
+
+
+def linear(rng: np.random.Generator, rows: int, depth: int, columns: int, transposed: bool) -> Graph:
+    b = GraphBuilder("linear")
+    x, r = b.input("x", float32, (rows, depth)), b.input("r", float32, (rows, columns))
+    w = rng.standard_normal((columns, depth) if transposed else (depth, columns)).astype(np.float32)
+    bias = b.constant(rng.standard_normal(columns).astype(np.float32))
+    y = b.op("add", [b.op("matmul", [x, b.constant(w)], transpose_b=transposed), bias])
+    b.output(b.op("add", [b.op("gelu", [y]), r]), "y")
+    return b.finish()
+
+
+def convolution(rng: np.random.Generator, channels: int, columns: int, residual: bool) -> Graph:
+    b = GraphBuilder("convolution")
+    x = b.input("x", float32, (2, 7, 6, channels))
+    w = rng.standard_normal((columns, channels, 3, 3)).astype(np.float32)
+    bias = b.constant(rng.standard_normal(columns).astype(np.float32))
+    y = b.op(
+        "conv", [x, b.constant(w), bias], layout="NHWC", strides=(1, 1), padding=((1, 1), (1, 1)),
+        dilation=(1, 1), groups=1,
+    )  # fmt: skip
+    b.output(b.op("relu", [b.op("add", [y, b.input("r", float32, y.shape)]) if residual else y]), "y")
+    return b.finish()
+
+
+def built(graph: Graph, name: str) -> Engine:
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert name in {step.evidence.get("chosen") for step in engine.plan.steps}
+    return engine
+
+
+def check(engine: Engine, graph: Graph, rng: np.random.Generator) -> None:
+    inputs = {value.name: rng.standard_normal(value.shape).astype(np.float32) for value in graph.inputs}
+    found, exact = engine.run(inputs)["y"], run(graph, inputs)["y"]
+    assert np.max(np.abs(found - exact)) <= 2.0**-20 * np.max(np.abs(exact))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 1024, 130), (37, 2048, 96), (1, 1536, 8)])
+def test_few_tiles_of_a_product_share_its_depth(
+    driver: Driver, rng: np.random.Generator, rows: int, depth: int, columns: int, transposed: bool
+) -> None:
+    graph = linear(rng, rows, depth, columns, transposed)
+    check(built(graph, "matmul in parts"), graph, rng)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("channels", "columns"), [(160, 40), (100, 64)])
+def test_few_pixels_of_a_convolution_share_its_depth(
+    driver: Driver, rng: np.random.Generator, channels: int, columns: int, residual: bool
+) -> None:
+    """Also where blocks of the depth are of several taps, and the last part has fewer of them."""
+    graph = convolution(rng, channels, columns, residual)
+    check(built(graph, "matmul in parts"), graph, rng)
+
+
+def posed(rows: int, columns: int, depth: int) -> Product:
+    return Product(rows, columns, depth, 1, float32)
+
+
+def test_large_products_take_the_largest_rectangles_of_a_thread() -> None:
+    tile, seconds = ranked_tiles((posed(4096, 4096, 4096),), GPU)[0]
+    assert tile.rows * tile.columns == 64 * 32 * tile.warps
+    assert 2 * 4096**3 / seconds == pytest.approx(43e12, rel=0.1)  # an H200 reached 45
+    assert ranked_parts(posed(4096, 4096, 4096), GPU)[2] > seconds  # type: ignore[index]
+
+
+MEASURED: list[tuple[Any, Tile, float]] = [  # microseconds on an H200
+    ((4096, 4096, 4096), Tile(64, 128, 32, 4), 3062), ((4096, 4096, 4096), Tile(64, 64, 32, 4), 3462),
+    ((512, 4096, 4096), Tile(32, 64, 32, 2), 442), ((128, 512, 4608), Tile(32, 32, 32, 4), 70),
+    ((128, 512, 4608), Tile(64, 64, 16, 4), 184), ((1024, 1024, 1024), Tile(64, 64, 32, 4), 64),
+    ((1024, 1024, 1024), Tile(64, 128, 32, 4), 97), ((16, 4096, 4096), Tile(16, 32, 32, 2), 67),
+    ((6272, 256, 1152), Tile(128, 128, 32, 8), 117),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "tile", "measured"), MEASURED)
+def test_estimates_are_near_what_was_measured(sizes: tuple[int, int, int], tile: Tile, measured: float) -> None:
+    assert seconds_of(tile, posed(*sizes), GPU) * 1e6 == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_has_tiles(architecture: str) -> None:
+    gpu = gpu_of(NvidiaTarget.named(architecture))
+    for sizes in ((1, 8, 16), (98, 512, 4608), (8192, 8192, 8192)):
+        assert ranked_tiles((posed(*sizes),), gpu)
+    parts = ranked_parts(posed(98, 512, 4608), gpu)
+    assert parts is not None and parts[2] < ranked_tiles((posed(98, 512, 4608),), gpu)[0][1]
