@@ -211,6 +211,20 @@ def reference(torch: Any, q: Any, k: Any, v: Any, causal: bool, window: int) -> 
     return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_more_batches_than_one_launch_counts(torch: Any, causal: bool, seed: int) -> None:
+    q, k, v = (normal(torch, seed + n, 16500, 2, 16, 64) for n in range(3))
+    lengths = torch.tensor([[16, 16], [9, 12], [1, 5]], dtype=torch.int32, device="cuda").repeat(5500, 1)
+    result, sums = ops.attention(q, k, v, causal=causal, return_lse=True)
+    expected, totals = reference(torch, q, k, v, causal, 0)
+    assert relative(result, expected) <= 4e-3 and relative(result[-200:], expected[-200:]) <= 4e-3
+    assert (sums.double() - totals).abs().max() <= 1e-3
+    ragged = ops.attention(q, k, v, causal=causal, lengths=lengths)
+    assert relative(ragged[::3], expected[::3]) <= 4e-3
+    short, _ = reference(torch, q[1::3, :, :9], k[1::3, :, :12], v[1::3, :, :12], causal, 0)
+    assert relative(ragged[1::3, :, :9], short) <= 4e-3
+
+
 def test_windows_and_lengths(torch: Any, seed: int) -> None:
     for size in (64, 128):
         q, k, v = (normal(torch, seed + n, 3, 4, 400, size) for n in range(3))

@@ -22,6 +22,7 @@ from tilewright.kernels.row_forms import row_form
 from tilewright.ops import arrays, choices, products, reductions
 from tilewright.ops.candidates import candidates, close
 from tilewright.ops.problem import MatmulProblem
+from tilewright.runtime import tables
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.streams import Place
 from tilewright.settings import settings
@@ -307,6 +308,26 @@ def test_attention(causal: bool, interpreted: None, rng: np.random.Generator) ->
     total = powers.sum(-1, keepdims=True)
     check(result, powers / total @ wide(v))
     np.testing.assert_allclose(sums, (np.log(total) + greatest)[..., 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_more_batches_than_one_launch_counts(
+    causal: bool, interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "PAIRS", 5)
+    q, k, v = (normal(rng, 5, 2, 20, 32) for _ in range(3))
+    lengths = np.stack([rng.integers(1, 21, 5), np.full(5, 20)], 1).astype(np.int32)
+    result, sums = ops.attention(q, k, v, causal=causal, lengths=lengths, return_lse=True)
+    for batch, (queries, keys) in enumerate(lengths):
+        scores = wide(q[batch]) @ wide(k[batch]).swapaxes(1, 2) / math.sqrt(32)
+        if causal:
+            scores = np.where(np.arange(20)[None, :] <= np.arange(20)[:, None] + keys - queries, scores, -np.inf)
+        powers = np.exp(scores)
+        check(result[batch][:, :queries], (powers / powers.sum(-1, keepdims=True) @ wide(v[batch]))[:, :queries])
+        np.testing.assert_allclose(sums[batch, :, :queries], np.log(powers.sum(-1))[:, :queries], rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(tables, "TILES", 0)
+    with pytest.raises(LaunchError, match="one launch of attention takes at most 5 batches times heads and 0 queries"):
+        ops.attention(q[:1], k[:1], v[:1])
 
 
 def test_attention_where_copies_cannot_move(interpreted: None, rng: np.random.Generator) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tilewright.language as tl
@@ -19,6 +19,7 @@ from tilewright.kernels.hopper.forms import AttentionForm, attention_schedule
 from tilewright.kernels.hopper.launch import prepare_attention
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
+from tilewright.runtime import tables
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -72,10 +73,16 @@ class AttentionPlan:
         if gpu is not None and gpu.capability != HOPPER:
             self.reason = f"{gpu.name} is not of compute capability 9.0"
         self.form: AttentionForm | None = None
+        self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all
         if self.reason:
             self._check_portable()
             return
         self.form = choose_form(problem).check()
+        together = max(1, tables.PAIRS // problem.heads)  # batches that one launch takes
+        if problem.batches > together:
+            counts = [min(together, problem.batches - first) for first in range(0, problem.batches, together)]
+            self.portions = [plan_attention(replace(problem, batches=count), ordinal) for count in counts]
+            return
         sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
         processors = gpu.multiprocessors if gpu is not None else PROCESSORS
         self.table = attention_schedule(self.form, *sizes, processors)
@@ -94,6 +101,8 @@ class AttentionPlan:
         if self.form is None:
             return f"attention: the portable kernel: {self.reason}"
         form = self.form
+        if self.portions:
+            return "\n".join(plan.explain() for plan in self.portions)
         return (
             f"attention: {form.BM} queries by {form.BN} keys, {form.CONSUMERS} warpgroups, "
             f"{len(self.table)} CTAs with up to {self.table.shape[1] - 1} tiles"
@@ -105,6 +114,8 @@ class AttentionPlan:
         """A call on these arrays, [batch, heads, rows, size] each."""
         if self.form is None:
             return self._portable(q, k, v, out, scale)
+        if self.portions:
+            return self._in_portions((q, k, v, out, lse, lengths), scale)
         problem = self.problem
         if settings.interpret:
             return prepare_attention(
@@ -129,6 +140,22 @@ class AttentionPlan:
             stream = arrays.stream_of(views)
             self._keep_for_graphs(stream)
             start(grid, 1, 1, stream, *slots)
+
+        return run
+
+    def _in_portions(self, views: tuple[View | None, ...], scale: float) -> Callable[[], Any]:
+        """The calls of `portions`, one after the other, each on its batches."""
+        runs, first = [], 0
+        for plan in self.portions:
+            end = first + plan.problem.batches
+            q, k, v, out, lse, lengths = (None if found is None else _batches(found, first, end) for found in views)
+            assert q is not None and k is not None and v is not None and out is not None
+            runs.append(plan.runner(q, k, v, out, lse, lengths, scale))
+            first = end
+
+        def run() -> None:
+            for part in runs:
+                part()
 
         return run
 
@@ -170,6 +197,13 @@ def compiled(form: AttentionForm) -> Any:
         }  # fmt: skip
         _KERNELS[form] = hopper_attention.compile(types, {"FORM": form}, target="cuda:sm_90a")
     return _KERNELS[form]
+
+
+def _batches(found: View, first: int, end: int) -> View:
+    """Some of the batches of an array; launches go by the address, the interpreter by the array itself."""
+    base = found.base[first:end] if settings.interpret else found.base
+    address = found.address + first * found.strides[0] * found.element.itemsize
+    return replace(found, base=base, address=address, shape=(end - first, *found.shape[1:]))
 
 
 def _obstacle(named: dict[str, View]) -> str:

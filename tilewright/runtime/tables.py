@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+PAIRS = 1 << 15  # of batches and heads, that an entry of attention's schedule counts: numbers below this
+TILES = 1 << 16  # of queries, likewise
+
 _TOGETHER = 32 << 20  # bytes of keys and values that the L2 cache keeps while CTAs walk them
 
 
@@ -15,6 +18,8 @@ def attention_schedule(
     causal: int, processors: int,
 ) -> np.ndarray:  # fmt: skip
     """Each CTA's tiles of attention, [CTAs, tiles + 1] i32: ``(batch * heads + head) << 16 | tile``, then -1.
+
+    There are at most `PAIRS` of batches and heads, and `TILES` of queries; callers see to that.
 
     A tile is `tile` queries, which walk blocks of `block` keys; `group` heads share keys and values, whose rows have
     `row_bytes` bytes.  Full attention: tiles in order, dealt out evenly.  Causal: the longest tiles first, among heads

@@ -449,7 +449,15 @@ class AttentionForm(NamedTuple):
 def attention_schedule(
     form: AttentionForm, batches: int, heads: int, queries: int, keys: int, group: int = 1, processors: int = 132
 ) -> np.ndarray:
-    """Each CTA's tiles, [CTAs, tiles + 1] i32, as `runtime.tables.attention_schedule` says."""
+    """Each CTA's tiles, [CTAs, tiles + 1] i32, as `runtime.tables.attention_schedule` says.
+
+    Raises `LaunchError` for more batches and heads, or queries, than its entries count.
+    """
+    if batches * heads > tables.PAIRS or queries > tables.TILES * form.BM:
+        raise LaunchError(
+            f"one launch of attention takes at most {tables.PAIRS} batches times heads and {tables.TILES * form.BM} "
+            f"queries, got {batches} x {heads} and {queries}: divide them among several"
+        )
     row_bytes = int(form.D * form.TYPE.itemsize)
     return tables.attention_schedule(
         batches, heads, group, queries, keys, form.BM, form.BN, row_bytes, form.CAUSAL, processors
