@@ -178,3 +178,18 @@ def test_lanes_with_copies_write_the_same_outside_the_block() -> None:
     stores = re.findall(r"st\.shared\.v4\.b32\s.*\{(.*)\}", binary.dump("ptx"))
     # The padded half of every other vector is zeros.
     assert stores and sum(store.endswith("0, 0") for store in stores) == len(stores) // 2
+
+
+@tilewright.jit
+def held_rows(x, out, N: tl.constexpr):
+    index = tl.arange(0, N)
+    row = tl.load(x + index)
+    total = tl.sum(tl.exp(row), 0)
+    tl.store(out + index, row / total)
+
+
+def test_spills_are_told_with_the_name_of_the_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"maxnreg": 32, "num_warps": 1}
+    kernel = held_rows.compile({"x": "*f32", "out": "*f32"}, {"N": 4096}, target="cuda:sm_90a", options=options)
+    assert isinstance(kernel, CudaKernel) and kernel.n_spills > 0
+    assert "kernel 'held_rows': registers spill to local memory" in caplog.text

@@ -96,9 +96,9 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     traced = trace()
     _verify(traced.function)
     tracing = time.perf_counter() - started
-    _report(traced.remarks)
+    _report(request.kernel.name, traced.remarks)
     binary = target.compile(traced.function, request.options)
-    _report(binary.remarks)
+    _report(request.kernel.name, binary.remarks)
     interface = Interface(written_parameters(traced.function), traced.remarks)
     metadata = {
         "binary": binary.key,
@@ -168,10 +168,10 @@ def _kernel_class(binary: Binary) -> type[CompiledKernel]:
     return CompiledKernel
 
 
-def _report(remarks: tuple[Remark, ...]) -> None:
+def _report(kernel: str, remarks: tuple[Remark, ...]) -> None:
     for remark in remarks:
         level = logging.WARNING if remark.severity == "warning" else logging.INFO
-        place = f"{remark.file}:{remark.line}: " if remark.file else ""
+        place = f"{remark.file}:{remark.line}: " if remark.file else f"kernel '{kernel}': "
         logger.log(level, "%s%s", place, remark.message)
 
 
