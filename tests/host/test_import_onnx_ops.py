@@ -101,6 +101,12 @@ def run(case: Case) -> str:
     return reason
 
 
+def test_cubic_resampling(cases: dict[str, list[Case]]) -> None:
+    chosen = [case for case in cases["Resize"] if "cubic" in case.name and "antialias" not in case.name]
+    assert len(chosen) >= 9
+    assert {case.name: run(case) for case in chosen} == {case.name: "right" for case in chosen}
+
+
 @pytest.mark.parametrize("operation", sorted(set(RULES) - WITHOUT_CASES))
 def test_rule(operation: str, cases: dict[str, list[Case]]) -> None:
     """Each case gives the right answer or is refused with a reason; at least one is right."""

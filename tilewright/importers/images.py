@@ -128,6 +128,26 @@ def interpolation_matrix(places: np.ndarray, extent: int) -> np.ndarray:
     return matrix
 
 
+def cubic_matrix(places: np.ndarray, extent: int, coefficient: float, exclude_outside: bool) -> np.ndarray:
+    """Weights [size, extent] that read `places` (in pixels) by cubic convolution of four pixels (Keys, 1981).
+
+    Pixels beyond the image are those of its edge, or count for nothing (`exclude_outside`).
+    """
+    rows = np.arange(len(places))
+    base = np.floor(places).astype(np.int64)
+    matrix = np.zeros((len(places), extent))
+    for step in range(-1, 3):
+        far = np.abs(places - (base + step))
+        near = ((coefficient + 2) * far - (coefficient + 3)) * far * far + 1
+        beyond = coefficient * (((far - 5) * far + 8) * far - 4)
+        weight = np.where(far <= 1, near, beyond)
+        inside = (base + step >= 0) & (base + step < extent)
+        if exclude_outside:
+            weight = np.where(inside, weight, 0.0)
+        matrix[rows, np.clip(base + step, 0, extent - 1)] += weight
+    return matrix / matrix.sum(1, keepdims=True) if exclude_outside else matrix
+
+
 def depth_to_space(emit: Emitter, x: Value, factor: int, columns_first: bool) -> Value:
     """[.., C f f, H, W] -> [.., C, H f, W f]; `columns_first`: channel index = (row, column, channel)."""
     lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]

@@ -269,15 +269,16 @@ def rotary_embedding(call: Call) -> Value:
 
 @rule("Resize")
 def resize(call: Call) -> Value:
-    """Nearest and linear, static sizes; nearest by whole factors also for dynamic ones."""
+    """Nearest, linear and cubic, static sizes; nearest by whole factors also for dynamic ones."""
     x, mode = call[0], call.attribute("mode", "nearest")
-    for name in ("cubic_coeff_a", "exclude_outside", "extrapolation_value", "nearest_mode"):
+    coefficient, exclude_outside = call.attribute("cubic_coeff_a", -0.75), bool(call.attribute("exclude_outside", 0))
+    for name in ("extrapolation_value", "nearest_mode"):
         call.attribute(name)  # of other modes
     call.attribute("keep_aspect_ratio_policy")
     if call.attribute("antialias", 0) or call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Unsupported("Resize with antialias or cropping", "resample without them")
-    if mode not in ("nearest", "linear"):
-        raise Unsupported(f"Resize in mode {mode!r}", "use nearest or linear")
+    if mode not in ("nearest", "linear", "cubic"):
+        raise Unsupported(f"Resize in mode {mode!r}", "use nearest, linear or cubic")
     axes = [axis % x.rank for axis in call.attribute("axes") or range(x.rank)]
     for axis, (size, factor) in zip(axes, _targets(call, x, axes), strict=True):
         extent = x.shape[axis]
@@ -294,8 +295,10 @@ def resize(call: Call) -> Value:
         if mode == "nearest":
             positions = np.clip(_nearest(call, places), 0, extent - 1).astype(np.int64)
             x = call.op("gather", x, call.constant(positions, "positions"), axis=axis)
-        else:
+        elif mode == "linear":
             x = images.mix(call, x, axis, images.interpolation_matrix(places, extent))
+        else:
+            x = images.mix(call, x, axis, images.cubic_matrix(places, extent, float(coefficient), exclude_outside))
     return x
 
 
