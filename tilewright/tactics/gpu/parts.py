@@ -29,6 +29,7 @@ from tilewright.tune.gpu import Product, Tile, gpu_of, ranked_parts, ranked_tile
 
 _SUMMED = 1024  # elements of a CTA that sums parts
 _COLUMNS = 128
+_WORTHWHILE = 0.95  # of the time of a product whose depth is not divided
 
 Partial = Callable[[Tile, int, Slots], KernelCall]
 
@@ -42,7 +43,7 @@ def in_parts(posed: Product, slots: Slots, group: Group, target: Target, cost: C
     """
     gpu = gpu_of(target)
     found = ranked_parts(posed, gpu) if posed.dtype == float32 else None
-    if found is None or found[2] > ranked_tiles((posed,), gpu)[0][1]:
+    if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), gpu)[0][1]:
         return []
     tile, parts, seconds = found
     sums = Value(f"{group.name}.parts", float32, (parts, posed.rows, posed.columns))
