@@ -302,3 +302,10 @@ def test_under_compile_and_export(torch: Any, seed: int) -> None:
     torch.library.opcheck(op.reduce.default, (x.t(), "mean", 0))
     torch.library.opcheck(op.add_layer_norm.default, (x, x.clone()))
     close(torch, op.reduce(x.t(), "mean", 0), x.double().mean(1))
+
+
+@pytest.mark.parametrize("shape", [(70000, 40, 24), (66000, 700, 3)], ids=str)
+def test_reductions_of_more_columns_than_a_grid_counts(torch: Any, shape: tuple[int, ...], seed: int) -> None:
+    x = normal(torch, seed, *shape)
+    assert relative(ops.reduce(x, axis=1), x.double().sum(1)) <= 4e-3
+    assert torch.equal(ops.reduce(x, "max", axis=1), x.amax(1))

@@ -15,6 +15,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
+from tilewright.frontend.sizes import cdiv
 from tilewright.kernels import row_forms
 from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
@@ -388,6 +389,22 @@ def test_pieces_of_columns_longer_than_registers(
     x = normal(rng, 700, 20, dtype=np.float32)
     check(ops.reduce(x, axis=0), wide(x).sum(0), 1e-5)
     check(ops.reduce(x, "max", axis=0), wide(x).max(0), 1e-5)
+
+
+def test_more_columns_than_a_grid_counts(
+    interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = normal(rng, 5, 700, 200, dtype=np.float32)
+    element = dtypes.float32
+    reductions._column_launches.cache_clear()
+    monkeypatch.setattr(reductions, "_LARGEST_GRID", 3)
+    first, second = reductions._column_launches(element, 5, 700, 200, "sum", True)
+    assert first.grid[1:] == second.grid[1:] == (1, 1) and first.options["LARGE"] and second.options["LARGE"]
+    check(ops.reduce(x, axis=1), wide(x).sum(1), 1e-5)
+    check(ops.reduce(x, "min", axis=1), wide(x).min(1), 1e-5)
+    reductions._column_launches.cache_clear()
+    (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True)
+    assert far.options["LARGE"] and far.grid == (cdiv(100_000_000, far.options["BLOCK"]), 1, 1)
 
 
 def test_few_long_rows_are_reduced_in_pieces(interpreted: None, rng: np.random.Generator) -> None:

@@ -273,24 +273,35 @@ def accumulate_rows(x, rows, inner, column, KIND: tl.constexpr, INITIAL: tl.cons
 @tilewright.jit
 def reduce_columns(x, out, reduced, share, inner, factor, KIND: tl.constexpr, INITIAL: tl.constexpr,
                    ROWS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
-                   MASK_R: tl.constexpr, MASK: tl.constexpr, STEP: tl.constexpr = 0):  # fmt: skip
+                   MASK_R: tl.constexpr, MASK: tl.constexpr, STEP: tl.constexpr = 0,
+                   LARGE: tl.constexpr = False):  # fmt: skip
     """out[outer, piece, inner] = reduction over a piece of the rows of x[outer, reduced, inner] * factor.
 
-    Grid: (column blocks, pieces, outer).  Pieces have `share` rows, the last one what is left, and are reduced by a
-    second launch, in order: results do not vary.  That one (`STEP` 2) starts while the first (`STEP` 1) still runs, and
-    waits for it.
+    Grid: (column blocks, pieces, outer), counted together along its first axis where they are more than the others
+    take or a block's rows are more than 2^31 elements apart (`LARGE`).  Pieces have `share` rows, the last one what is
+    left, and are reduced by a second launch, in order: results do not vary.  That one (`STEP` 2) starts while the first
+    (`STEP` 1) still runs, and waits for it.
     """
     if STEP == 1:
         tl.extra.cuda.gdc_launch_dependents()
     if STEP == 2:
         tl.extra.cuda.gdc_wait()
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    piece, outer = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    strip = tl.program_id(0)
+    if LARGE:
+        inner = inner.to(tl.int64)
+        strips, pieces = tl.cdiv(inner, BLOCK).to(tl.int32), tl.cdiv(reduced, share)
+        strip, piece, outer = strip % strips, strip // strips % pieces, (strip // strips // pieces).to(tl.int64)
+        column = strip * BLOCK + tl.arange(0, BLOCK)[None, :]
+    else:
+        column = strip * BLOCK + tl.arange(0, BLOCK)[None, :]
+        piece, outer = tl.program_id(1), tl.program_id(2).to(tl.int64)
     start = piece * share
     x += (outer * reduced + start) * inner
     rows = tl.minimum(share, reduced - start)
     total = accumulate_rows(x, rows, inner, column, KIND, INITIAL, ROWS, LINES, WHOLE, MASK_R, MASK)
     result = reduce_axis(total, 0, KIND) * factor
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = (outer * tl.num_programs(1) + piece) * inner + index
+    index = strip * BLOCK + tl.arange(0, BLOCK)
+    if not LARGE:
+        pieces = tl.num_programs(1)
+    place = (outer * pieces + piece) * inner + index
     tl.store(out + place, result.to(out.dtype.element_ty), mask=index < inner)

@@ -22,6 +22,7 @@ _WARPS = 16  # of a CTA of a reduction over rows, at most
 _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
 _REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
+_LARGEST_GRID = 65535  # along its second and third axis
 _ENOUGH = 132 * 2  # CTAs that keep the processors busy
 
 
@@ -160,4 +161,7 @@ class _Columns:
             "BLOCK": self.block, "WHOLE": share <= rows, "MASK_R": length % share + share % rows != 0,
             "MASK": inner % self.block != 0, "STEP": self.step, "num_warps": self.warps,
         }  # fmt: skip
-        return _Launch((cdiv(inner, self.block), cdiv(length, share), outer), share, options)
+        grid = cdiv(inner, self.block), cdiv(length, share), outer
+        if outer > _LARGEST_GRID or rows * inner >= 1 << 31:
+            grid, options = (math.prod(grid), 1, 1), {**options, "LARGE": True}
+        return _Launch(grid, share, options)
