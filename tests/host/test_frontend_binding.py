@@ -52,6 +52,25 @@ def test_later_launches_do_what_the_first_does() -> None:
 
 
 @tilewright.jit
+def with_constants(out, BLOCK: tl.constexpr, SHAPE: tl.constexpr, FACTOR: tl.constexpr, FLAG: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.reshape(i, SHAPE) * FACTOR + 3
+    if FLAG:
+        value += 1
+    tl.store(out + tl.reshape(i, SHAPE), value)
+
+
+def test_constants_may_be_numpy_numbers() -> None:
+    out = np.zeros(16, np.float32)
+    constants = np.int64(16), (np.int32(4), np.int64(4)), np.float32(0.5), np.bool_(True)
+    for _ in range(3):
+        with_constants[(1,)](out, *constants)
+        np.testing.assert_array_equal(out, np.arange(16) * 0.5 + 4)
+    with_constants[(1,)](out, 16, (4, 4), 0.5, True)
+    assert len(with_constants.cache[0]) == 1
+
+
+@tilewright.jit
 def backwards(x, out, n):
     i = tl.arange(0, 8)
     tl.store(out + i, tl.load(x - i))

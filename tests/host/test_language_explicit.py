@@ -224,3 +224,5 @@ def test_other_machines_have_no_explicit_operations(target: str):
 def test_a_tensor_map_needs_a_descriptor():
     with tilewright.settings.settings.scope(interpret=True), pytest.raises(LaunchError, match="TensorDescriptor"):
         carried[(1,)](3, 4)
+    with pytest.raises(LaunchError, match="made of an array or a tensor, got str"):
+        tilewright.TensorDescriptor.from_tensor("x", [4])

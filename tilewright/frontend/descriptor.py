@@ -67,6 +67,8 @@ class TensorDescriptor:
         cls, tensor: Any, block_shape: Sequence[int], padding: str = "zero", round_f32_to_tf32: bool = False
     ) -> TensorDescriptor:
         """A descriptor of a whole array, with its own shape and strides."""
+        if not hasattr(tensor, "shape"):
+            raise LaunchError(f"a descriptor is made of an array or a tensor, got {type(tensor).__name__}")
         return cls(tensor, tuple(tensor.shape), _strides(tensor), block_shape, padding, round_f32_to_tf32)
 
 

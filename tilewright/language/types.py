@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
+import numpy as np
+
 from tilewright import dtypes as foundation
 from tilewright.dtypes import DType
 from tilewright.ir.types import HANDLES, PointerType, TensorType
@@ -484,11 +486,11 @@ Number = Union[bool, int, float]
 
 
 def unwrap(value: Any) -> Any:
-    """The Python value of a constexpr; tuples and lists are unwrapped inside; others as they are."""
+    """The Python value of a constexpr or a NumPy number; tuples and lists are unwrapped inside; others as they are."""
     if isinstance(value, constexpr):
         return value.value
     if isinstance(value, DType):
         return wrap(value)
     if type(value) in (tuple, list):
         return type(value)(unwrap(entry) for entry in value)
-    return value
+    return value.item() if isinstance(value, np.generic) else value
