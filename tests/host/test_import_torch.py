@@ -224,7 +224,7 @@ def test_every_unsupported_operation_is_listed(golden: Callable[..., None]) -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.inner(self.linear(x))
             z = torch.nonzero(y)
-            pooled = torch.nn.functional.adaptive_avg_pool1d(x[None], 3)
+            pooled = torch.nn.functional.adaptive_max_pool1d(x[None], 3)
             return y.sum() + z.sum() + torch.cdist(x, x).sum() + pooled.sum()
 
     with pytest.raises(UnsupportedOperationError) as error:

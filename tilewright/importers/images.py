@@ -59,20 +59,32 @@ def _spread(emit: Emitter, x: Value, axis: int, step: int) -> Value:
 
 
 def adaptive_average(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
-    """Average pooling of the last dimensions to `sizes`, where each divides the input's size (or is one)."""
-    spatial = x.shape[x.rank - len(sizes) :]
+    """Average pooling of the last dimensions to `sizes`: to one, or from fixed sizes, in windows that may overlap."""
+    first = x.rank - len(sizes)
     if all(size == 1 for size in sizes):
-        return emit.op("reduce_mean", x, axes=tuple(range(x.rank - len(sizes), x.rank)), keepdims=True)
-    kernel = []
-    for extent, size in zip(spatial, sizes, strict=True):
-        if not (isinstance(extent, int) and isinstance(size, int) and extent % size == 0):
-            raise Unsupported(
-                f"adaptive pooling from {extent} to {size} (windows of unequal size)",
-                "use an output size that divides the input's",
-            )
-        kernel.append(extent // size)
-    count = len(kernel)
-    return emit.op("average_pool", x, kernel=kernel, strides=kernel, padding=((0, 0),) * count, dilation=(1,) * count)
+        return emit.op("reduce_mean", x, axes=tuple(range(first, x.rank)), keepdims=True)
+    pairs = []
+    for extent, size in zip(x.shape[first:], sizes, strict=True):
+        if not (isinstance(extent, int) and isinstance(size, int)):
+            raise Unsupported(f"adaptive pooling from {extent} to {size}", "fix the image size, or pool to 1")
+        pairs.append((extent, size))
+    if all(extent % size == 0 for extent, size in pairs):
+        kernel, count = [extent // size for extent, size in pairs], len(pairs)
+        windows = {"kernel": kernel, "strides": kernel, "padding": ((0, 0),) * count, "dilation": (1,) * count}
+        return emit.op("average_pool", x, **windows)
+    for axis, (extent, size) in enumerate(pairs, start=first):
+        if extent != size:
+            x = mix(emit, x, axis, _averaging_matrix(extent, size))
+    return x
+
+
+def _averaging_matrix(extent: int, size: int) -> np.ndarray:
+    """Weights [size, extent] of windows that share the image out, and overlap where it does not divide."""
+    matrix = np.zeros((size, extent))
+    for row in range(size):
+        begin, end = row * extent // size, -(-(row + 1) * extent // size)
+        matrix[row, begin:end] = 1 / (end - begin)
+    return matrix
 
 
 def upsample_nearest(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
