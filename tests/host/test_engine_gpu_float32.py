@@ -31,9 +31,9 @@ def linear(rng: np.random.Generator, rows: int, depth: int, columns: int, transp
     return b.finish()
 
 
-def convolution(rng: np.random.Generator, channels: int, columns: int, residual: bool) -> Graph:
+def convolution(rng: np.random.Generator, channels: int, columns: int, residual: bool, images: int | str = 2) -> Graph:
     b = GraphBuilder("convolution")
-    x = b.input("x", float32, (2, 7, 6, channels))
+    x = b.input("x", float32, (b.symbol("images", 1, 40) if images == "images" else images, 7, 6, channels))
     w = rng.standard_normal((columns, channels, 3, 3)).astype(np.float32)
     bias = b.constant(rng.standard_normal(columns).astype(np.float32))
     y = b.op(
@@ -50,8 +50,11 @@ def built(graph: Graph, name: str) -> Engine:
     return engine
 
 
-def check(engine: Engine, graph: Graph, rng: np.random.Generator) -> None:
-    inputs = {value.name: rng.standard_normal(value.shape).astype(np.float32) for value in graph.inputs}
+def check(engine: Engine, graph: Graph, rng: np.random.Generator, images: int = 2) -> None:
+    inputs = {}
+    for value in graph.inputs:
+        shape = tuple(extent if isinstance(extent, int) else images for extent in value.shape)
+        inputs[value.name] = rng.standard_normal(shape).astype(np.float32)
     found, exact = engine.run(inputs)["y"], run(graph, inputs)["y"]
     assert np.max(np.abs(found - exact)) <= 2.0**-20 * np.max(np.abs(exact))
 
@@ -73,6 +76,15 @@ def test_few_pixels_of_a_convolution_share_its_depth(
     """Also where blocks of the depth are of several taps, and the last part has fewer of them."""
     graph = convolution(rng, channels, columns, residual)
     check(built(graph, "matmul in parts"), graph, rng)
+
+
+def test_ranges_of_a_number_of_images_have_tiles_of_their_own(driver: Driver, rng: np.random.Generator) -> None:
+    graph = convolution(rng, 64, 128, True, "images")
+    engine = built(graph, "implicit matmul")
+    (choices,) = (step.choices for step in engine.plan.steps if len(step.choices) > 1)
+    assert [choice.at_most for choice in choices] == [1, 8, 32, None]
+    for images in (1, 2, 9, 33):
+        check(engine, graph, rng, images)
 
 
 def posed(rows: int, columns: int, depth: int) -> Product:

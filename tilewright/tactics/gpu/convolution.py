@@ -100,13 +100,17 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> l
     columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(depth, int)
     pixels = window_sizes(x, anchor.output)["pixels"]
-    tile, seconds = plain_tile((expected(pixels),), (columns, depth, groups), x, target)
-    call = _implicit_call(anchor, weights, tile, 1, slots, target)
-    reasons = {"epilogue": slots.function.__name__, "pixels": str(tile)}
-    if "PRECISION" in call.constants:
-        reasons["precision"] = call.constants["PRECISION"]
+    calls: list[KernelCall] = []
+    tf32 = tf32_constants(x, target)
+    reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
+    for at_most, known in _image_ranges(x.shape[0]):
+        tile, _ = plain_tile((expected(substitute(pixels, known)),), (columns, depth, groups), x, target)
+        call = _implicit_call(anchor, weights, tile, 1, slots, target)
+        calls.append(call if at_most is None else replace(call, condition=(x.shape[0], at_most)))
+        reasons["pixels" if at_most is None else f"images <= {at_most}"] = str(tile)
+    _, seconds = plain_tile((expected(pixels),), (columns, depth, groups), x, target)
     cost = product_cost(group, pixels, columns, depth, groups, seconds)
-    found = [Candidate("implicit matmul", (Stage((call,)),), cost, (), reasons)]
+    found = [Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)]
     if isinstance(pixels, int) and groups == 1:
         found += in_parts(
             Product(pixels, columns, depth, 1, x.dtype), slots, group, target, replace(cost, seconds=0.0),
