@@ -263,6 +263,15 @@ for _name in (
     TABLE.add(_name, nothing)
 
 
+@rule("unfold.default")
+def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
+    """Windows of one dimension, which begin `step` apart; places inside a window are a new last dimension."""
+    axis = dimension % x.rank
+    starts = call.unsqueeze(call.iota(call.shape[axis], step=step), 1)
+    windows = call.op("gather", x, call.op("add", starts, call.unsqueeze(call.iota(size), 0)), axis=axis)
+    return call.permute(windows, [*range(axis + 1), *range(axis + 2, windows.rank), axis + 1])
+
+
 @rule("as_strided.default")
 def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Value:
     """The same tensor with other strides where dimensions are 1: how PyTorch tells that it is channels-last."""
