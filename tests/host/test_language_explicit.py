@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tests.host.language_support import Recorder, compile_error
-from tilewright.errors import CompilationError, LaunchError
+from tilewright.errors import CompilationError, ExecutionError, LaunchError
 from tilewright.ir.printer import print_function
 from tilewright.ir.verifier import verify
 
@@ -212,6 +213,30 @@ def through_shared_memory(x):
     tile = tx.shared((64,), tl.float32)
     tile.store(tl.load(x + rows))
     tl.store(x + rows, tile.load())
+
+
+@tilewright.jit
+def without_roles(x, WARPS: tl.constexpr):
+    index = tl.arange(0, 64)
+    tile = tx.shared((64,), tl.float32)
+    ready = tx.barriers(1, arrivals=WARPS)
+    tile.store(tl.load(x + index))
+    ready[0].arrive()
+    ready[0].wait(0)
+    tl.store(x + index, tl.flip(tile.load()))
+
+
+def test_kernels_without_roles_have_the_warps_of_their_launch(assembler: object) -> None:
+    with tilewright.settings.settings.scope(interpret=True):
+        for warps in (4, 8, 1):
+            x = np.arange(64, dtype=np.float32)
+            without_roles[(1,)](x, WARPS=warps, num_warps=warps)
+            np.testing.assert_array_equal(x, np.arange(64)[::-1])
+        with pytest.raises(ExecutionError, match="arrival count mismatch"):
+            without_roles[(1,)](x, WARPS=8)
+    without_roles.compile({"x": "*f32"}, {"WARPS": 8}, target="cuda:sm_90a", options={"num_warps": 8})
+    with pytest.raises(CompilationError, match="a phase ends after 8 arrivals, but there come: 'without_roles' 4"):
+        without_roles.compile({"x": "*f32"}, {"WARPS": 8}, target="cuda:sm_90a")
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_100"])

@@ -521,13 +521,15 @@ class JITFunction(KernelSource):
 
     @staticmethod
     def _relevant(options: tuple[Any, ...], gpu: bool) -> tuple[Any, ...]:
-        """Those of a key's options that code depends on: for the CPU, assertions kept and fusion forbidden."""
+        """Those of a key's options that code depends on: for the CPU, assertions kept and fusion forbidden; in the
+        interpreter the warps too, which explicit kernels count."""
         if gpu:
             return tuple(
                 sorted((entry for entry in options if entry[0] in GPU_OPTIONS), key=lambda entry: str(entry[0]))
             )
         changing = ("debug", (bool, True)), ("enable_fp_fusion", (bool, False))
-        return tuple(entry for entry in options if entry in changing or entry[0] == "ir_override")
+        kept = ("ir_override", "num_warps") if settings.interpret else ("ir_override",)
+        return tuple(entry for entry in options if entry in changing or entry[0] in kept)
 
     def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
         self._check_constants()
@@ -587,6 +589,8 @@ class JITFunction(KernelSource):
             if runs_eagerly(self, constants):
                 return EagerLaunch(self, types, constants, described, debug)
             function = self._trace(types, constants, described, debug).function
+            if isinstance(options.get("num_warps"), int):
+                function.attributes.setdefault("num_warps", options["num_warps"])
             written = written_parameters(function)
             return InterpretedLaunch(function, Interface(self.name, self.argument_names, types, written))
         # What overlapping arrays need is compiled when they come.

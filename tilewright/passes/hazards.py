@@ -57,16 +57,19 @@ class Role:
         return 1 if self.elected else self.warps
 
 
-def check_hazards(function: Function) -> None:
-    """Raise `CompilationError`, at the user's line, for an explicit kernel that cannot work."""
+def check_hazards(function: Function, warps: int = 4) -> None:
+    """Raise `CompilationError`, at the user's line, for an explicit kernel that cannot work.
+
+    `warps` is how many a kernel without roles is launched with.
+    """
     if any(is_explicit(operation.opcode) for operation in function.walk()):
-        _Check(function).run()
+        _Check(function, warps).run()
 
 
 class _Check:
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, warps: int) -> None:
         self.function = function
-        self.roles = list(_roles(function))
+        self.roles = list(_roles(function, warps))
         self.sites = [(role, operation) for role in self.roles for operation in _walk(role)]
 
     def run(self) -> None:
@@ -405,10 +408,10 @@ class _Check:
             )
 
 
-def _roles(function: Function) -> Iterator[Role]:
+def _roles(function: Function, own: int) -> Iterator[Role]:
     """The kernel's own threads, then its roles."""
-    warps: Any = function.attributes.get("num_warps", 4)
-    yield Role(function.region, function.name, warps, 1, False, None)
+    launched: Any = function.attributes.get("num_warps", own)
+    yield Role(function.region, function.name, launched, 1, False, None)
     for operation in function.region.operations:
         if operation.opcode == "warp_roles":
             attributes: Any = operation.attributes

@@ -46,7 +46,7 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
             "explicit kernels of sm_90a; pass pointers, or a descriptor to a parameter without the annotation"
         )
     # What cannot work is told at the user's line, before anything is made of it.
-    check_hazards(function)
+    check_hazards(function, options.get("num_warps") or _DEFAULT_WARPS)
     # Threads of a role are numbered anew: blocks from outside are computed again.
     function = localize(function)
     warps = warps_of(function, options)
