@@ -114,6 +114,12 @@ def test_operators_take_tensors_of_any_strides(rng: np.random.Generator) -> None
         torch.testing.assert_close(op.reduce(wide.t(), "max"), wide.t().amax(-1))
         product = op.matmul(left, right, scattered, None, residual)
         torch.testing.assert_close(product, left @ right + scattered + residual, atol=2e-2, rtol=2e-2)
+        batches = torch.randn(3, 2, 8, 16, generator=draw).transpose(0, 1)
+        weights = torch.randn(3, 2, 16, 16, generator=draw).transpose(0, 1)
+        torch.testing.assert_close(op.matmul(batches, weights), batches @ weights, atol=2e-2, rtol=2e-2)
+        heads = torch.randn(1, 2, 32, 20, generator=draw).bfloat16().mT
+        attended = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        torch.testing.assert_close(op.attention(heads, heads, heads), attended, atol=2e-2, rtol=2e-2)
         column = op.matmul(left, right[:, :1], scattered[:1], None, residual[:, 3:4])
         torch.testing.assert_close(column, product[:, :1] - residual[:, :1] + residual[:, 3:4], atol=2e-2, rtol=2e-2)
 

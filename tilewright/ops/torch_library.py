@@ -202,17 +202,24 @@ def _gated_product(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
 # Operators take tensors of any strides: what their operations do not read in place is copied.
 
 
+def _joined(x: Tensor, kept: int) -> Tensor:
+    """`x`, or a copy where its axes but the last `kept` have no common stride."""
+    if x.dim() > kept + 1 and not x.is_contiguous():
+        try:
+            x.view(-1, *x.shape[x.dim() - kept :])
+        except RuntimeError:
+            return x.contiguous()
+    return x
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x`, or a copy where elements of its last axis do not lie beside each other."""
+    return x.contiguous() if x.dim() and x.stride(-1) != 1 else x
+
+
 def _rows(x: Tensor) -> Tensor:
     """`x`, or a copy where its rows are not evenly apart."""
-    if x.dim() and not x.is_contiguous():
-        if x.stride(-1) == 1:
-            try:
-                x.view(-1, x.shape[-1])
-                return x
-            except RuntimeError:  # the leading axes have no common stride
-                pass
-        return x.contiguous()
-    return x
+    return _joined(_aligned(x), 1)
 
 
 def _row(x: Tensor | None) -> Tensor | None:
@@ -232,15 +239,15 @@ def matmul(
 ) -> Tensor:
     """`ops.matmul`; `out_dtype` by name."""
     return ops.matmul(
-        a, b, out_dtype=_dtype(out_dtype, a), bias=_row(bias), activation=activation,
-        residual=None if residual is None else _rows(residual), scale_a=scale_a, scale_b=scale_b,
+        _joined(a, 2), _joined(b, 2), out_dtype=_dtype(out_dtype, a), bias=_row(bias), activation=activation,
+        residual=None if residual is None else _rows(residual), scale_a=_row(scale_a), scale_b=_row(scale_b),
     )  # fmt: skip
 
 
 @_operator("gated_matmul", _gated_product)
 def gated_matmul(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
     """`ops.matmul` with `gate`; `b` is ``ops.interleave_gate(gate_weight, up_weight).T``."""
-    return ops.matmul(a, b, gate=gate)
+    return ops.matmul(_joined(a, 2), _joined(b, 2), gate=gate)
 
 
 @_operator("attention", _attended)
@@ -254,7 +261,9 @@ def attention(
     lengths: Tensor | None = None,
 ) -> Tensor:
     """`ops.attention`."""
-    return ops.attention(q, k, v, causal=causal, window=window, scale=scale, lengths=lengths)
+    return ops.attention(
+        _aligned(q), _aligned(k), _aligned(v), causal=causal, window=window, scale=scale, lengths=_row(lengths)
+    )
 
 
 @_operator("attention_lse", _with_sums)
@@ -269,8 +278,9 @@ def attention_lse(
 ) -> tuple[Tensor, Tensor]:
     """`ops.attention` with the logarithms of the sums."""
     result: tuple[Tensor, Tensor] = ops.attention(
-        q, k, v, causal=causal, window=window, scale=scale, lengths=lengths, return_lse=True
-    )
+        _aligned(q), _aligned(k), _aligned(v), causal=causal, window=window, scale=scale, lengths=_row(lengths),
+        return_lse=True,
+    )  # fmt: skip
     return result
 
 
