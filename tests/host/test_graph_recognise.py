@@ -486,13 +486,14 @@ def test_norms_behind_half_convolutions_are_rounded_once(rng, width):
         assert np.all(np.abs(found - wanted) <= (rounding + 2**-20) * np.abs(wanted) + 2**-20)
 
 
-def test_norms_behind_half_depthwise_convolutions_round_no_weights(rng):
+@pytest.mark.parametrize(("dtype", "groups"), [(float16, 4), (bfloat16, 1)])
+def test_norms_behind_depthwise_or_bfloat16_convolutions_round_no_weights(dtype, groups, rng):
     b = GraphBuilder("half")
-    x = b.input("x", float16, (2, 4, 6, 6))
-    weight = rng.standard_normal((4, 1, 3, 3)).astype(np.float16)
-    window = {"strides": (1, 1), "padding": ((1, 1),) * 2, "dilation": (1, 1), "groups": 4}
+    x = b.input("x", dtype, (2, 4, 6, 6))
+    weight = rng.standard_normal((4, 4 // groups, 3, 3)).astype(dtype.numpy)
+    window = {"strides": (1, 1), "padding": ((1, 1),) * 2, "dilation": (1, 1), "groups": groups}
     y = b.op("conv", [x, b.constant(weight)], **window)
-    parameters = (rng.uniform(0.5, 1.5, 4).astype(np.float16) for _ in range(4))
+    parameters = (rng.uniform(0.5, 1.5, 4).astype(dtype.numpy) for _ in range(4))
     b.output(b.op("batch_norm", [y, *map(b.constant, parameters)], epsilon=1e-5), "y")
     graph = check(b.finish(), {"x": (2, 4, 6, 6)}, rng)
     (conv,) = [node for node in graph.nodes if node.op == "conv"]
