@@ -27,7 +27,6 @@ _ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
 _ISSUE_ALONE = 0.85  # of one warp
 _STEP = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
 _VECTOR_CLOCKS = 4.0  # of a multiprocessor, for a vector of 16 bytes to each lane of a warp from shared memory
-_LONG_CODE, _LONG_CODE_SLOWER = 2000, 1.8  # instructions of a loop that the cache of instructions does not hold
 _BESIDE = 110.0  # instructions for a block of the depth beside arithmetic and loads
 _THREAD_SUMS = (8, 16, 32, 64)
 _START = 1500.0  # clocks from a CTA's start to its first product
@@ -147,8 +146,7 @@ def _float32_clocks(tile: Tile, product: Product, ctas: int, gpu: Gpu) -> float:
     loads = tile.depth * (columns + sums / columns) / 4
     arithmetic = sums * tile.depth
     issued = arithmetic * 256 / gpu.float32 + loads + sums + _BESIDE
-    slower = _LONG_CODE_SLOWER if arithmetic + loads + sums + _BESIDE > _LONG_CODE else 1.0
-    alone = issued / _ISSUE_ALONE * slower + _STEP
+    alone = issued / _ISSUE_ALONE + _STEP
     read = (tile.rows + tile.columns) * tile.depth * 4 / GPU_CACHE_BYTES
     shared = tile.warps * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
     registers = min(255, 64 + 3 * sums)

@@ -20,12 +20,14 @@ from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.dot_scalar_layout import in_registers
 from tilewright.targets.nvidia.exchange import from_bits, load_shared
 from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import KernelLowering
+from tilewright.targets.nvidia.lowering import KernelLowering, PartRead
 from tilewright.targets.nvidia.relocate import area_bytes, position, row_shape, store_areas
 from tilewright.targets.nvidia.transfer import element_bits
 
 _UNROLL = 4
 _LONGEST = 64  # terms that are added one after the other
+_MOST_STEPS = 1024  # multiply-adds of a thread that are written one after the other: the cache of instructions is small
+_SHORTEST = 8  # steps of a part of the depth
 _MOST_TWICE = 64  # sums of a thread that find room in its registers twice: before a block, and of the block
 _GAP_BYTES = 16  # behind a row in scratch, so that rows below each other begin in different banks
 Place = tuple[int, int]
@@ -87,21 +89,51 @@ class _ScalarDot:
     # Operands in registers -----------------------------------------------------------------------
 
     def from_registers(self) -> None:
-        """All steps one after the other; registers of operands are loaded when the first step asks for them."""
+        """A loop over parts of the depth, whose steps are written one after the other.
+
+        Registers of operands are loaded when the first step asks for them.
+        """
+        reads = [self.lowering.reads.get(value) for value in (self.a, self.b)]
+        length, often = self.depth, self.apart and self.depth > _LONGEST
+        while (
+            None not in reads
+            and length > _SHORTEST
+            and (length * len(self.sums) > _MOST_STEPS or (often and length > _LONGEST))
+        ):
+            length //= 2
+        i32 = self.lowering.i32
+        if length == self.depth:
+            self.read(reads, length, i32(0))
+            block = self.steps(length, None if self.apart else self.sums)
+            self.define(self.added(block, self.sums) if self.apart else block)
+            return
+        builder = self.lowering.builder
+        fresh = self.apart and not often  # one sum for all parts
+        start = [builder.constant(total.type, 0.0) for total in self.sums] if fresh else self.sums
+        with builder.loop(i32(0), i32(self.depth // length), 1, start, hint="parts") as loop:
+            self.read(reads, length, loop.index)
+            sums = loop.values
+            loop.next(self.added(self.steps(length, None), sums) if often else self.steps(length, sums))
+        self.define(self.added(loop.results, self.sums) if fresh else loop.results)
+
+    def read(self, reads: Sequence[PartRead | None], length: int, part: LLVMValue) -> None:
+        """Define those operands that are in shared memory, as a part of the depth."""
+        for number, read in enumerate(reads):
+            if read is not None:
+                read(1 - number, length, part)
+
+    def steps(self, length: int, sums: Sequence[LLVMValue] | None) -> Sequence[LLVMValue]:
+        """Steps along the depth, as many as operands are defined for; None for sums that have no terms yet."""
         lowering = self.lowering
         places = list(self.held(self.operation.result))
         of_a, of_b = self.held(self.a), self.held(self.b)
         left, right = lowering.registers(self.a), lowering.registers(self.b)
-        sums: Sequence[LLVMValue] | None = None if self.apart else self.sums
-        for start in range(0, self.depth, _LONGEST):
-            for k in range(start, min(start + _LONGEST, self.depth)):
-                rows = {row: self.operand(self.a, left[of_a[row, k]]) for row in dict.fromkeys(r for r, _ in places)}
-                columns = {c: self.operand(self.b, right[of_b[k, c]]) for c in dict.fromkeys(c for _, c in places)}
-                sums = self.step([(rows[row], columns[column]) for row, column in places], sums)
-            if self.apart:
-                assert sums is not None
-                self.sums, sums = self.added(sums, self.sums), None
-        self.define(self.sums if sums is None else sums)
+        for k in range(length):
+            rows = {row: self.operand(self.a, left[of_a[row, k]]) for row in dict.fromkeys(r for r, _ in places)}
+            columns = {c: self.operand(self.b, right[of_b[k, c]]) for c in dict.fromkeys(c for _, c in places)}
+            sums = self.step([(rows[row], columns[column]) for row, column in places], sums)
+        assert sums is not None
+        return sums
 
     def held(self, value: Value) -> dict[Place, int]:
         """Positions of registers by the coordinates of their element in thread 0."""

@@ -45,6 +45,7 @@ RESIDENT_ATTRIBUTE = "nvidia.resident"  # of a function: CTAs that shall fit a m
 HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
 
 Rule = Callable[["KernelLowering", Operation], None]
+PartRead = Callable[[int, int, LLVMValue], None]  # axis, length, number: defines the block's registers as that part's
 
 
 class _LaterRegisters(list[LLVMValue]):
@@ -123,6 +124,7 @@ class KernelLowering:
         self.loops: Mapping[Operation, Rule] = {}  # rules of loops that are not emitted as they stand
         self.tiles: Mapping[Operation, int] = {}  # conversions to tiles that wgmma reads: byte offsets
         self.views: dict[Value, View] = {}  # blocks that are tiles in shared memory
+        self.reads: dict[Value, PartRead] = {}  # blocks in shared memory of which products take parts
         self.deferred: frozenset[Operation] = frozenset()  # whose registers are computed when they are asked for
         self._instead: dict[Operation, Rule] = {}
         self._values: dict[Value, list[LLVMValue]] = {}

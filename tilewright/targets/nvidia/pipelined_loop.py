@@ -13,6 +13,7 @@ from tilewright.targets.nvidia.accesses import item_size
 from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.exchange import from_bits, load_shared, unpack
 from tilewright.targets.nvidia.explicit.barriers import fence_async
+from tilewright.targets.nvidia.layouts import is_copied
 from tilewright.targets.nvidia.lowering import KernelLowering, Rule, grouped
 from tilewright.targets.nvidia.memory import assembly, pieces
 from tilewright.targets.nvidia.pipelining import Pipeline, Stream
@@ -204,6 +205,14 @@ class PipelinedLoop:
             moving |= vector
         return ThreadPlace(self.lowering.combine_bits([(group.lane, parts[0]), (group.warp, parts[1])]), moving)
 
+    def moved(self, place: ThreadPlace, part: LLVMValue, numbers: Sequence[int]) -> ThreadPlace:
+        """A place further on by one of the `numbers` for each bit of a part's number."""
+        moving = place.moving
+        for number in numbers:
+            moving |= number
+        distance = self.lowering.combine_bits([(part, numbers)])
+        return ThreadPlace(self.builder.binary("xor", place.offset, distance), moving)
+
     def place(self, base: LLVMValue, place: ThreadPlace, distance: int) -> tuple[LLVMValue, int]:
         """A tile's byte `distance` XOR the thread's own: where, and what is to be added; those are bits that no thread
         has."""
@@ -232,11 +241,27 @@ class PipelinedLoop:
         if is_tile(layout):
             lowering.views[result] = tile_view(base, result.type, layout)
             return
+        if is_copied(stream.conversion):
+            lowering.reads[result] = lambda axis, length, part: self.read_part(stream, base, axis, length, part)
+            return
         matrices = matrix_access(layout, stream.view, element_bits(result))
         if matrices is not None:
             load, groups = self.matrices(matrices, base)
         else:
             load, groups = self.vectors(stream, layout, base)
+        self.define(stream, load, groups)
+
+    def read_part(self, stream: Stream, base: LLVMValue, axis: int, length: int, part: LLVMValue) -> None:
+        """The registers of a part of the operand, `length` along an axis; they are numbered as those of part 0."""
+        layout = self.lowering.layout(stream.conversion.result)
+        beyond = [number for number, vector in enumerate(layout.vectors("register")) if vector[axis] >= length]
+        beyond.sort(key=lambda number: layout.vectors("register")[number][axis])
+        self.define(stream, *self.vectors(stream, layout, base, (part, beyond)))
+
+    def define(self, stream: Stream, load: Load, groups: Sequence[tuple[int, ...]]) -> None:
+        """Define an operand whose registers are loaded, a group at once, when somebody asks for one."""
+        lowering = self.lowering
+        result = stream.conversion.result
         kind = register_type(result.type.element)
         numbers = lowering.numbers(result)
         position = {number: group for group, members in enumerate(groups) for number in members}
@@ -274,8 +299,17 @@ class PipelinedLoop:
         constraints = ",".join(["=r"] * count + ["r"])
         return assembly(self.lowering, text, constraints, [pointer], ["i32"] * count)
 
-    def vectors(self, stream: Stream, layout: LinearLayout, base: LLVMValue) -> tuple[Load, list[tuple[int, ...]]]:
-        """Neighbours in memory that are neighbours in the thread by one instruction; as `matrices`."""
+    def vectors(
+        self,
+        stream: Stream,
+        layout: LinearLayout,
+        base: LLVMValue,
+        part: tuple[LLVMValue, Sequence[int]] | None = None,
+    ) -> tuple[Load, list[tuple[int, ...]]]:
+        """Neighbours in memory that are neighbours in the thread by one instruction; as `matrices`.
+
+        Of a `part`, a number and the register bits that it stands for.
+        """
         lowering, bits = self.lowering, element_bits(stream.conversion.result)
         size = bits // 8
         places = stream.view.addresses(layout)
@@ -290,6 +324,8 @@ class PipelinedLoop:
         while any(vector % width for vector in others):
             width //= 2
         thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
+        if part is not None:
+            thread = self.moved(thread, part[0], [registers[bit] * size for bit in part[1]])
         groups = [tuple(range(first, first + width)) for first in range(0, 1 << len(registers), width)]
 
         def load(number: int) -> list[LLVMValue]:
