@@ -143,6 +143,28 @@ def test_buffers_that_change_are_inputs(inside: bool, built: list[Any], caplog: 
     assert ("buffers changed" in caplog.text) == (not inside)
 
 
+def test_buffers_whose_values_a_rule_needs(caplog: pytest.LogCaptureFixture) -> None:
+    """As inputs they are unknown: the graph goes to PyTorch, also after it had an engine."""
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(10, 4, mode="sum")
+            self.register_buffer("offsets", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, indices: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.bag(indices, self.offsets)
+            return result
+
+    module, indices = Bags().eval(), torch.arange(6)
+    run = compiled(module)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, logger="tilewright"):
+        torch.testing.assert_close(run(indices), module(indices), **TOLERANCE)
+        module.offsets.zero_()
+        torch.testing.assert_close(run(indices), module(indices), **TOLERANCE)
+    assert "the engine was not built" in caplog.text and "bags of different sizes" in caplog.text
+
+
 def test_numbers_that_change_are_inputs(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, scale: float) -> torch.Tensor:
         return torch.softmax(x * scale, -1)

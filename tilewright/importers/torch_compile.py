@@ -238,9 +238,9 @@ class _Runner:
             return None
         elif self.engines:
             logger.warning("torch.compile: parameters changed; building the engine again")
-        graph = self._graph({position: arguments[position] for position in self.static})
         self.kept += [arguments[position].untyped_storage() for position in self.static]
-        try:
+        try:  # imported again: a rule may need the values of what was a constant so far
+            graph = self._graph({position: arguments[position] for position in self.static})
             with on_gpu_of(arguments):  # whose kernels are timed there
                 self.engines[key] = build(graph, target=self.target, tuning=self.tuning)
         except Exception as error:  # torch.compile promises an answer: PyTorch gives it, the log says why
