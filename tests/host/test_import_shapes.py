@@ -61,6 +61,14 @@ def test_two_ranges_of_one_name() -> None:
         parse_dynamic_shapes({"x": {0: ("n", 1, 4)}, "y": {0: ("n", 1, 5)}})
 
 
+def test_derived_sizes_are_taken_where_an_importer_knows_them() -> None:
+    tiles = pytest.importorskip("torch").export.Dim("tiles", min=2, max=8)
+    given = {"x": {0: 8 * tiles, 1: tiles}}
+    assert parse_dynamic_shapes(given, derived=True)["x"][0] == Dimension("tiles", 16, 64, derived=True)
+    with pytest.raises(ImportModelError, match=r"dynamic_shapes\['x'\]\[0\] .* give the axis a size of its own"):
+        parse_dynamic_shapes(given)
+
+
 def test_sympy_sizes(rng: np.random.Generator) -> None:
     """Every function that PyTorch writes sizes with, at random values of the symbols."""
     pytest.importorskip("torch")

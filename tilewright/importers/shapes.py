@@ -3,7 +3,8 @@
     {"input_ids": {0: ("batch", 1, 64), 1: "sequence"}, "image": {2: 224}}
 
 For each input and axis: ``(name, low, high)``, ``(low, high)``, a name, an int (fixed), or a
-`torch.export.Dim` (anything with `__name__`, `min` and `max`), which may be derived: `8 * Dim("tiles")`.
+`torch.export.Dim` (anything with `__name__`, `min` and `max`); for PyTorch modules a derived one too:
+`8 * Dim("tiles")`.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Dimension:
 Axes = dict[int, "Dimension | int"]
 
 
-def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None) -> dict[str, Axes]:
-    """The neutral form as `Dimension` (or fixed int) by input name and axis.
+def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool = False) -> dict[str, Axes]:
+    """The neutral form as `Dimension` (or fixed int) by input name and axis; `derived` ones if the importer takes them.
 
     Raises `ImportModelError` for an entry that is none of the accepted forms, and for one name with
     two different ranges; `ShapeError` for a range from 0 (a `torch.export.Dim`, whose range is from 0
@@ -53,9 +54,15 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None) -> dict[str, 
         pairs = axes.items() if isinstance(axes, Mapping) else enumerate(axes)
         parsed: Axes = {}
         for axis, entry in pairs:
-            dimension = _parse(entry, f"{name}_{axis}", f"dynamic_shapes[{name!r}][{axis!r}]")
+            where = f"dynamic_shapes[{name!r}][{axis!r}]"
+            dimension = _parse(entry, f"{name}_{axis}", where)
             if dimension is None:
                 continue
+            if isinstance(dimension, Dimension) and dimension.derived and not derived:
+                raise ImportModelError(
+                    f"{where} = {entry!r}: sizes that follow from others are for PyTorch modules; "
+                    "give the axis a size of its own: (name, low, high), (low, high), a name or an int"
+                )
             if isinstance(dimension, Dimension) and not dimension.derived:
                 dimension = _merge(seen, dimension)
             parsed[int(axis)] = dimension

@@ -273,7 +273,7 @@ def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes
             named = {
                 axis: entry for axis, entry in axes.items() if hasattr(entry, "__name__") and hasattr(entry, "min")
             }
-            result.update(parse_dynamic_shapes({name: named}))
+            result.update(parse_dynamic_shapes({name: named}, derived=True))
     return result
 
 
@@ -319,7 +319,7 @@ def import_program(
     symbols = SymbolTable(builder, program.range_constraints)
     report = Report(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN)
-    importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes))
+    importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes, derived=True))
     importer.inputs()
     walker.run(program.graph.nodes)
     report.check()
