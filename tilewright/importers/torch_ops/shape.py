@@ -266,6 +266,8 @@ for _name in (
 @rule("unfold.default")
 def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
     """Windows of one dimension, which begin `step` apart; places inside a window are a new last dimension."""
+    if x.rank == 0:
+        return call.reshape(x, call.shape)  # one window
     axis = dimension % x.rank
     starts = call.unsqueeze(call.iota(call.shape[axis], step=step), 1)
     windows = call.op("gather", x, call.op("add", starts, call.unsqueeze(call.iota(size), 0)), axis=axis)
