@@ -405,6 +405,13 @@ def test_more_columns_than_a_grid_counts(
     reductions._column_launches.cache_clear()
     (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True)
     assert far.options["LARGE"] and far.grid == (cdiv(100_000_000, far.options["BLOCK"]), 1, 1)
+    for launch in (
+        lambda: reductions._column_launches(element, 1, 2, 1 << 31, "sum", True),
+        lambda: reductions._column_launches(element, 1, 1 << 31, 2, "sum", True),
+        lambda: reductions._launch_rows(None, None, 1 << 31, 2, 1.0, "sum"),
+    ):
+        with pytest.raises(LaunchError, match="at most 2147483520 rows or columns, got 2147483648: reduce parts"):
+            launch()
 
 
 def test_few_long_rows_are_reduced_in_pieces(interpreted: None, rng: np.random.Generator) -> None:

@@ -23,6 +23,7 @@ _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
 _REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
 _LARGEST_GRID = 65535  # along its second and third axis
+_LARGEST_EXTENT = (1 << 31) - 128  # of rows and of columns, which a kernel numbers in 32 bits, a block at a time
 _ENOUGH = 132 * 2  # CTAs that keep the processors busy
 
 
@@ -76,7 +77,16 @@ def _reduce_rows(source: View, out: Any, rows: int, columns: int, factor: float,
     _launch_rows(source.base, out, rows, columns, factor, kind)
 
 
+def _check_counted(*extents: int) -> None:
+    """Raise `LaunchError` for more rows or columns than a kernel numbers."""
+    if max(extents) > _LARGEST_EXTENT:
+        raise LaunchError(
+            f"reduce takes at most {_LARGEST_EXTENT} rows or columns, got {max(extents)}: reduce parts of the array"
+        )
+
+
 def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
+    _check_counted(rows)
     form = sum_form(rows, columns)
     mask = rows % form.rows != 0 or columns % form.block != 0
     gpu_rows.reduce_rows[(cdiv(rows, form.rows),)](
@@ -115,7 +125,9 @@ def _column_launches(
     """What reduces [outer, length, inner] over its middle axis: one launch, or two, which `overlap` if the GPU can.
 
     Many CTAs that load once and end share the memory evenly; as many as fit, each with its part, end one by one.
+    Raises `LaunchError` for more rows or columns than are counted.
     """
+    _check_counted(length, inner)
     block, warps = min(128, max(16, next_power_of_2(inner))), _WARPS
     strips, vectors = cdiv(inner, block) * outer, _VECTORS
     while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _ENOUGH:
