@@ -17,6 +17,7 @@ import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
+from tilewright.frontend.cuda import target_of
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.sizes import cdiv
 from tilewright.ir.core import Parameter
@@ -32,7 +33,6 @@ from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import device
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
-from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.tune.gpu import Product, gpu_of, ranked_tiles
 
 _INPUTS = (
@@ -459,10 +459,8 @@ class MatmulPlan:
         problem = self.problem
         if self.ordinal is None or not problem.exact:
             return portable.form(problem.rows, problem.columns, problem.input.itemsize)
-        gpu = device(self.ordinal)
-        target = NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
         posed = Product(problem.rows, problem.columns, problem.depth, problem.batches, dtypes.float32)
-        tile, _ = ranked_tiles((posed,), gpu_of(target))[0]
+        tile, _ = ranked_tiles((posed,), gpu_of(target_of(self.ordinal)))[0]
         return portable.PortableForm(tile.rows, tile.columns, tile.depth, tile.warps)
 
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:

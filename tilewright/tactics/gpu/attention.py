@@ -19,6 +19,7 @@ from tilewright.kernels.hopper import decoding as hopper_decoding
 from tilewright.kernels.hopper.attention_choice import FEW_QUERIES, AttentionProblem, attention_forms
 from tilewright.kernels.hopper.decoding_forms import CLUSTER, DecodingForm
 from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm, is_possible
+from tilewright.runtime.tables import PAIRS
 from tilewright.symbolic import (
     Size,
     ceil_divide,
@@ -52,7 +53,6 @@ from tilewright.tune.gpu import GPU_CACHE_BYTES, GPU_CLOCK, LAUNCH, gpu_of
 SMALLEST = 16  # rows, columns and depth of an instruction
 _TYPICAL = 512  # queries and keys that a run-time number is taken for
 _CANDIDATES = 3  # forms that are worth timing
-_PAIRS = 1 << 15  # of batches and heads, that an entry of the schedule counts; it counts as many tiles of queries
 _MOST_PARTS = 32  # of the keys, for one query
 _LEAST_KEYS = 64  # of a CTA of a cluster
 _STAGES = 4  # blocks of keys under way that are worth their memory
@@ -181,13 +181,13 @@ def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -
 
 def _spans(queries: Size, pairs: Size) -> list[tuple[int, tuple[Size, int] | None]]:
     """Typical numbers of few and of many queries, each with the condition of its launch."""
-    counted = upper_bound(pairs) < _PAIRS and upper_bound(queries) < _PAIRS * FEW_QUERIES
+    counted = upper_bound(pairs) < PAIRS and upper_bound(queries) < PAIRS * FEW_QUERIES
     few: tuple[Size, int] | None = (queries, FEW_QUERIES)
     many: tuple[Size, int] | None = None
     if not counted:
         # One comparison for both: of the pairs, and of the queries in a measure in which few are as many.
-        few = (maximum(simplify(lift(queries) * (_PAIRS // FEW_QUERIES - 1)), pairs), _PAIRS - 1)
-        many = (maximum(ceil_divide(queries, FEW_QUERIES), pairs), _PAIRS - 1)
+        few = (maximum(simplify(lift(queries) * (PAIRS // FEW_QUERIES - 1)), pairs), PAIRS - 1)
+        many = (maximum(ceil_divide(queries, FEW_QUERIES), pairs), PAIRS - 1)
     elif upper_bound(queries) <= FEW_QUERIES:
         few = None
     spans: list[tuple[int, tuple[Size, int] | None]] = []
@@ -257,7 +257,7 @@ def _decoding(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         _clustered_candidate(group, packed, form, late, target)
         for form in _clustered_forms(packed, late, pairs, target)
     ]
-    if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= _PAIRS:
+    if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= PAIRS:
         return found
     block = 128 if packed.views["q"].shape[3] != 256 else 64
     clustered = bool(found)
