@@ -169,7 +169,7 @@ class Engine:
         return session.run(inputs, out, threads)
 
     def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession:
-        """The session; one that is not there yet begins on the GPU that holds the inputs, or the current one."""
+        """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
         if self._program["target"]["name"] != "cuda":
             return self._session
         from tilewright.runtime.cuda.device import on_gpu_of
