@@ -62,9 +62,12 @@ def test_two_ranges_of_one_name() -> None:
 
 
 def test_derived_sizes_are_taken_where_an_importer_knows_them() -> None:
-    tiles = pytest.importorskip("torch").export.Dim("tiles", min=2, max=8)
+    Dim = pytest.importorskip("torch").export.Dim
+    tiles = Dim("tiles", min=2, max=8)
     given = {"x": {0: 8 * tiles, 1: tiles}}
     assert parse_dynamic_shapes(given, derived=True)["x"][0] == Dimension("tiles", 16, 64, derived=True)
+    free = {"x": {0: 8 * Dim("free", min=1), 1: Dim("n")}}
+    assert parse_dynamic_shapes(free, derived=True)["x"] == {0: Dimension("free", 8, derived=True), 1: Dimension("n")}
     with pytest.raises(ImportModelError, match=r"dynamic_shapes\['x'\]\[0\] .* give the axis a size of its own"):
         parse_dynamic_shapes(given)
 

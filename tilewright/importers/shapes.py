@@ -77,7 +77,7 @@ def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
     if isinstance(entry, int) and not isinstance(entry, bool):
         return entry
     if hasattr(entry, "root"):
-        return Dimension(entry.root.__name__, int(entry.min), min(LARGEST, int(entry.max)), derived=True)
+        return Dimension(entry.root.__name__, int(entry.min), _at_most(entry.max), derived=True)
     name, low, high = _fields(entry, symbol_name(default_name))
     numbers = isinstance(low, int) and isinstance(high, int) and 0 <= low <= high
     if not (numbers and isinstance(name, str) and name.isidentifier()):
@@ -100,8 +100,13 @@ def _fields(entry: Any, default_name: str) -> tuple[Any, Any, Any]:
             _log.info(
                 "dynamic dimension %s: begins at 1, not at %s; empty inputs are refused", entry.__name__, entry.min
             )
-        return entry.__name__, max(1, int(entry.min)), min(LARGEST, int(entry.max))
+        return entry.__name__, max(1, int(entry.min)), _at_most(entry.max)
     return "", 0, 0
+
+
+def _at_most(high: Any) -> int:
+    """The end of a range; `torch.export.Dim` has an infinity of its own, which is no int, where none is given."""
+    return int(min(LARGEST, high))
 
 
 def _merge(seen: dict[str, Dimension], dimension: Dimension) -> Dimension:
