@@ -171,6 +171,18 @@ def test_old_opsets_are_converted() -> None:
     assert import_model(model).outputs[0].shape == (1, 2, 3)
 
 
+def test_images_are_sampled_in_their_own_precision(rng: np.random.Generator) -> None:
+    """ONNX lets images and places have different types."""
+    model = parsed("""
+        <ir_version: 9, opset_import: ["" : 20]>
+        main (double[1, 1, 3, 4] x, float[1, 2, 2, 2] places) => (double[1, 1, 2, 2] y)
+        { y = GridSample <mode = "nearest"> (x, places) }
+    """)
+    x, places = rng.standard_normal((1, 1, 3, 4)), rng.uniform(-0.6, 0.6, (1, 2, 2, 2)).astype(np.float32)
+    y = reference.run(import_model(model), {"x": x, "places": places}, dtype=None)["y"]
+    assert set(y.ravel()) <= set(x.ravel())
+
+
 def test_empty_files_and_undefined_names_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").write_bytes(b"")
     with pytest.raises(ImportModelError, match="an empty file"):

@@ -19,7 +19,8 @@ def grid_sample(emit: Emitter, x: Value, grid: Value, mode: str, padding: str, a
     if mode not in ("linear", "nearest"):
         raise Unsupported(f"sampling in mode {mode!r}", "use linear or nearest")
     batch, channels, height, width = x.shape
-    dtype = float32 if grid.dtype.bits < 32 else grid.dtype
+    wide = max(x.dtype, grid.dtype, key=lambda dtype: dtype.bits if dtype.is_float else 0)
+    dtype = float32 if wide.bits < 32 else wide
     grid = emit.cast(grid, dtype)
     across = _places(emit, emit.select(grid, 3, 0), width, padding, align_corners)
     down = _places(emit, emit.select(grid, 3, 1), height, padding, align_corners)
