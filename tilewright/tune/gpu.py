@@ -184,11 +184,13 @@ def ranked_parts(product: Product, gpu: Gpu) -> tuple[Tile, int, float] | None:
     best: tuple[Tile, int, float] | None = None
     elements = product.rows * product.columns
     for parts in _PARTS:
-        length = product.depth // parts
+        length, rest = divmod(product.depth, parts)
+        if rest:
+            continue
         part = Product(product.rows, product.columns, length, parts, product.dtype)
         summing = LAUNCH + elements * (parts + 1) * 4 / gpu.memory
         for tile in tiles(part, gpu):
-            if product.depth % parts or length < _LEAST_STEPS * tile.depth:
+            if length < _LEAST_STEPS * tile.depth:
                 continue
             seconds = seconds_of(tile, part, gpu) + summing
             if best is None or seconds < best[2]:
