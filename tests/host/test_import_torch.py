@@ -351,6 +351,16 @@ def test_conditions_on_sizes(condition: str, holds: bool) -> None:
     assert table.always(relation) == holds
 
 
+@pytest.mark.parametrize(("low", "high"), [(3, 7), (9, 15), (73, 90)])
+def test_ranges_without_a_size_of_the_exported_program(low: int, high: int) -> None:
+    tiles = torch.export.Dim("tiles", min=1, max=9)
+    program = torch.export.export(nn.ReLU(), (torch.randn(16, 2),), dynamic_shapes=({0: 8 * tiles},))
+    (x,) = import_model(program, dynamic_shapes={"input": {0: ("rows", low - 2, high + 1)}}).inputs
+    assert str(x.shape[0]) == "8*rows"
+    with pytest.raises(ImportModelError, match=rf"its range {low}\.\.{high} has none of the sizes .* 8\.\.72\)"):
+        import_model(program, dynamic_shapes={"input": {0: ("rows", low, high)}})
+
+
 def test_a_program_that_pytorch_cannot_decompose(monkeypatch: pytest.MonkeyPatch) -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),))
 

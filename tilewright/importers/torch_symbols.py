@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from tilewright.errors import ImportModelError
 from tilewright.graph.build import GraphBuilder
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST, Dimension
@@ -38,6 +39,7 @@ class SymbolTable:
         """Give the symbol of a size its name, and the range that the size's own range leaves it.
 
         The size is the symbol or linear in it (``8*s``); those with several symbols are left alone.
+        Raises `ImportModelError` for a dimension whose range has no such size.
         """
         (symbol, *others) = sorted(expression.free_symbols, key=str) or [None]
         if symbol is None or others or str(symbol) in self.sizes:
@@ -49,8 +51,15 @@ class SymbolTable:
         name = default
         if dimension is not None:
             name = dimension.name
-            low = max(low, -((int(start) - dimension.low) // int(slope)))
-            high = min(high, (dimension.high - int(start)) // int(slope))
+            factor, offset = int(slope), int(start)
+            exported = f"{factor * low + offset}..{factor * high + offset}"
+            low = max(low, -((offset - dimension.low) // factor))
+            high = min(high, (dimension.high - offset) // factor)
+            if low > high:
+                raise ImportModelError(
+                    f"dynamic dimension {name!r}: its range {dimension.low}..{dimension.high} has none of the sizes "
+                    f"for which the model was exported ({expression}, {exported}); give a range that has some"
+                )
         self.sizes[str(symbol)] = self.builder.symbol(name, low, high)
 
     def _range(self, name: str) -> tuple[int, int]:
