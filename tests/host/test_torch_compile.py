@@ -236,6 +236,26 @@ def test_results_on_another_device_stay_with_pytorch(built: list[Any], caplog: p
     assert "is on meta, its inputs on cpu" in caplog.text
 
 
+def test_results_on_another_gpu_are_declined() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tilewright.engine.tuning import Tuning
+    from tilewright.importers.torch_compile import _Compiler, _Declined
+
+    def traced(result: str) -> torch.fx.GraphModule:
+        module = torch.fx.symbolic_trace(lambda x: (x + 1,))
+        x, y, _ = module.graph.nodes
+        with FakeTensorMode():
+            x.meta["val"], y.meta["val"] = (torch.empty(3, device=device) for device in ("cuda:0", result))
+        return module
+
+    compiler = _Compiler([], "cuda", "cuda", Tuning())
+    for device in ("cuda:0", "cpu"):
+        compiler._check_results(traced(device))
+    with pytest.raises(_Declined, match="is on cuda:1, its inputs on cuda"):
+        compiler._check_results(traced("cuda:1"))
+
+
 def test_other_classes_of_tensors_stay_with_pytorch(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     class Image(torch.Tensor):
         pass

@@ -149,10 +149,12 @@ class _Compiler:
 
         Raises `_Declined` for results on another device.
         """
+        given = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+        places = {"cpu", *(str(fake.device) for fake in given if isinstance(fake, torch.Tensor))}
         (output,) = [node for node in gm.graph.nodes if node.op == "output"]
         for node in output.args[0]:
             fake = node.meta.get("val") if isinstance(node, fx.Node) else None
-            if isinstance(fake, torch.Tensor) and fake.device.type not in (self.device, "cpu"):
+            if isinstance(fake, torch.Tensor) and str(fake.device) not in places:
                 raise _Declined(
                     f"its result {node.name!r} is on {fake.device}, its inputs on {self.device}; "
                     "this backend compiles graphs for one device"
