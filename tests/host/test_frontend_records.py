@@ -50,7 +50,7 @@ def test_dataclasses_are_flattened(rows: int, bias: tuple[Any, ...], rng: np.ran
     x, out = rng.normal(size=(rows, 5)).astype(np.float32), np.zeros((rows, 5), np.float32)
     affine = Affine(2.0, bias, Matrix(x, rows, 5))
     launch(transform, (1,), affine, out, R=4)
-    np.testing.assert_allclose(out, 2 * x + sum(bias), rtol=1e-6)
+    np.testing.assert_allclose(out, 2 * x + sum(bias), rtol=1e-6, atol=1e-6)
 
 
 def test_a_field_is_specialised_like_an_argument() -> None:
