@@ -7,7 +7,6 @@ median, low, high = do_bench(call, quantiles=(0.5, 0.2, 0.8))
 from __future__ import annotations
 
 import csv
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import numpy as np
 from tilewright.errors import DeviceError, MissingDependencyError
 from tilewright.frontend.allocations import unwritten
 from tilewright.runtime.cuda import timing
+from tilewright.runtime.cuda.device import torch_on_gpus
 
 _MODES: dict[str, Callable[[np.ndarray], Any]] = {
     "min": lambda times: float(times.min()),
@@ -79,8 +79,8 @@ def do_bench_cudagraph(
     """
     if return_mode not in _MODES:
         raise ValueError(f"return_mode is one of {', '.join(_MODES)}, got {return_mode!r}")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    torch = torch_on_gpus()
+    if torch is not None:
         return _summary(_replayed(fn, rep, _dropping(grad_to_none or ()), torch), quantiles, return_mode)
     return do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
 

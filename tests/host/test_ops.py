@@ -397,7 +397,7 @@ def test_more_columns_than_a_grid_counts(
     x = normal(rng, 5, 700, 200, dtype=np.float32)
     element = dtypes.float32
     reductions._column_launches.cache_clear()
-    monkeypatch.setattr(reductions, "_LARGEST_GRID", 3)
+    monkeypatch.setattr(reductions, "LARGEST_GRID", (2**31 - 1, 3, 3))
     first, second = reductions._column_launches(element, 5, 700, 200, "sum", True)
     assert first.grid[1:] == second.grid[1:] == (1, 1) and first.options["LARGE"] and second.options["LARGE"]
     check(ops.reduce(x, axis=1), wide(x).sum(1), 1e-5)

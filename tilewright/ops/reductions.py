@@ -16,13 +16,13 @@ from tilewright.kernels.row_forms import sum_form
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.launch import LARGEST_GRID
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
 _WARPS = 16  # of a CTA of a reduction over rows, at most
 _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
 _REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
-_LARGEST_GRID = 65535  # along its second and third axis
 _LARGEST_EXTENT = (1 << 31) - 128  # of rows and of columns, which a kernel numbers in 32 bits, a block at a time
 _ENOUGH = 132 * 2  # CTAs that keep the processors busy
 
@@ -174,6 +174,6 @@ class _Columns:
             "MASK": inner % self.block != 0, "STEP": self.step, "num_warps": self.warps,
         }  # fmt: skip
         grid = cdiv(inner, self.block), cdiv(length, share), outer
-        if outer > _LARGEST_GRID or rows * inner >= 1 << 31:
+        if outer > LARGEST_GRID[2] or rows * inner >= 1 << 31:
             grid, options = (math.prod(grid), 1, 1), {**options, "LARGE": True}
         return _Launch(grid, share, options)

@@ -30,7 +30,7 @@ DriverLaunch = Callable[[int, int, int, None], int]
 _CONFIG = "<7I4xQQI4x"  # grid, CTA, shared bytes, stream, attributes and their number
 _ATTRIBUTE = struct.Struct("<I4x3I52x")  # CUlaunchAttribute: number, value
 _COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # numbers of launch attributes
-_LARGEST_GRID = (2**31 - 1, 65535, 65535)
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
 # Statuses of a thread without a context, or in that of another GPU.
 _WRONG_CONTEXT = {201: "INVALID_CONTEXT", 400: "INVALID_HANDLE"}
 _OUT_OF_RESOURCES = 701
@@ -173,8 +173,8 @@ def _refuse_grid(program: Program, grid: tuple[int, int, int]) -> None:
 
 def _explained(program: Program, status: int, grid: tuple[int, int, int], stream: int) -> Exception:
     """The error of a launch that the driver refused."""
-    if any(extent > largest for extent, largest in zip(grid, _LARGEST_GRID, strict=True)):
-        return LaunchError(f"kernel '{program.name}': a grid has at most {_LARGEST_GRID} CTAs, got {grid}")
+    if any(extent > largest for extent, largest in zip(grid, LARGEST_GRID, strict=True)):
+        return LaunchError(f"kernel '{program.name}': a grid has at most {LARGEST_GRID} CTAs, got {grid}")
     if status == _OUT_OF_RESOURCES:
         return LaunchError(
             f"kernel '{program.name}' does not fit on a multiprocessor: {program.threads} threads with "

@@ -37,9 +37,8 @@ Partial = Callable[[Tile, int, Slots], KernelCall]
 def in_parts(posed: Product, slots: Slots, group: Group, target: Target, cost: Cost, call: Partial) -> list[Candidate]:
     """The candidate that divides the depth of a product of known sizes, where the model says that it may pay.
 
-    `cost` is without the seconds of the product: what its epilogue takes.
-
-    `call` makes the launch that stores the sums of so many parts of the depth, [parts, rows, columns] float32.
+    `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
+    of so many parts of the depth, [parts, rows, columns] float32.
     """
     gpu = gpu_of(target)
     found = ranked_parts(posed, gpu) if posed.dtype == float32 else None
@@ -59,9 +58,8 @@ def product_part(problem: Problem, tile: Tile, parts: int, slots: Slots, constan
     """The sums of each part of the depth, as a batch: `parts` divide the depth."""
     assert isinstance(problem.depth, int)
     length = problem.depth // parts
-    steps = [product((length, step)) for step in (problem.a_depth, problem.b_depth)]
-    part = replace(problem, depth=length, batches=parts, a_batch=(0, steps[0]), b_batch=(0, steps[1]))
-    part = replace(part, inner_batches=parts)
+    a, b = ((0, product((length, step))) for step in (problem.a_depth, problem.b_depth))
+    part = replace(problem, depth=length, batches=parts, inner_batches=parts, a_batch=a, b_batch=b)
     call = gemm_call(part, slots, Blocks(tile.rows, tile.columns, tile.depth), None)
     return replace(call, constants={**call.constants, **constants}, options={"num_warps": tile.warps})
 

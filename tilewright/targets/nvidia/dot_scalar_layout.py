@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _RUN = 4  # neighbours that a thread reads at once
 _LANE_COLUMNS = 8  # lanes beside each other: with 16 bytes each they read all banks once
 _MOST_STEPS = 8192  # multiply-adds of a thread that are written out one by one
-
-
 _THREADS = ("lane", "warp")
 
 
