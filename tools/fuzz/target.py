@@ -1,0 +1,61 @@
+"""What a fuzzing target is, and what may come of a case."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Protocol
+
+from tools.fuzz import targets
+
+
+class Failed(Exception):
+    """A case shows a fault: ``raise Failed("wrong", "y is 3, expected 4")``.
+
+    `kind` is one word for the tally: "wrong" for a wrong answer, "uncaught" for an error that is no class of
+    `tilewright.errors`, "changed" for a refused call that altered the caller's data, and so on.  `signature` groups
+    the failures of one cause; without one, the start of the text does.
+    """
+
+    def __init__(self, kind: str, text: str, signature: str = "") -> None:
+        super().__init__(text)
+        self.kind, self.text, self.signature = kind, text, signature or text[:80]
+
+
+class Target(Protocol):
+    """A module's `TARGET`: cases by number.  The same seed makes the same case on every machine."""
+
+    seconds: float  # a case that takes longer is a hang
+    megabytes: int  # a worker that grows by more is a memory failure
+
+    def prepare(self, folder: Path) -> None:
+        """Called once in each worker, with a folder of its own: build what cases start from."""
+
+    def run(self, seed: int) -> str:
+        """Run one case and return a word for the tally, such as "right" or "loaded".
+
+        A `TilewrightError` that leaves it counts as refused, under its class; `Failed` is a failure; every other
+        exception is an uncaught error, which is a failure as well.
+        """
+
+
+class Base:
+    """The usual limits, for targets to inherit."""
+
+    seconds = 10.0
+    megabytes = 2048
+
+    def prepare(self, folder: Path) -> None:
+        return None
+
+
+def names() -> list[str]:
+    """The targets there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(targets.__path__))
+
+
+def load(name: str) -> Target:
+    """The target of a module: one in tools/fuzz/targets, or any by its dotted name."""
+    target: Target = importlib.import_module(name if "." in name else f"tools.fuzz.targets.{name}").TARGET
+    return target
