@@ -39,9 +39,25 @@ def table(data: dict[str, Any]) -> str:
         return model_table(data)
     if "calls" in data:
         return call_table(data)
+    if "fuzz" in data:
+        return fuzz_table(data)
     if any("cached_ms" in case for case in data["cases"]):
         return compile_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
+
+
+def fuzz_table(data: dict[str, Any]) -> str:
+    """A row a target: cases, how many gave an answer, were refused with one of our errors, or failed."""
+    lines = [["target", "cases", "answered", "refused", "failed"], ["---", "---:", "---:", "---:", "---:"]]
+    sums = [0, 0, 0, 0]
+    for name, row in data["fuzz"].items():
+        refused = sum(count for label, count in row["labels"].items() if label.startswith("refused"))
+        counts = [row["cases"], row["cases"] - refused - row["failed"], refused, row["failed"]]
+        sums = [total + count for total, count in zip(sums, counts, strict=True)]
+        lines.append([f"`{name}`", *(f"{count:,}" for count in counts)])
+    lines.append(["all", *(f"{count:,}" for count in sums)])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{text}\n\n{data['date']}, Python {data['python']}.\n"
 
 
 def gpu_table(data: dict[str, Any]) -> str:
