@@ -19,14 +19,18 @@ Case = tuple[Graph, dict[str, np.ndarray]]
 
 
 def attention_case(
-    draw: Draw, queries: int, keys: int, causal: bool = False, bias: str = "none", packed: bool = False, group: int = 1
-) -> Case:
-    """Attention of 4 heads of width 8. `packed`: q and a joint k/v as projections give them, read through views."""
+    draw: Draw, queries: int, keys: int, causal: bool = False, bias: str = "none", packed: bool = False, group: int = 1,
+    itself: bool = False,
+) -> Case:  # fmt: skip
+    """Attention of 4 heads of width 8.
+
+    `packed`: q and a joint k/v as projections give them, read through views; `itself`: as many keys as queries.
+    """
     heads, width = 4, 8
     shared = heads // group
     b = GraphBuilder("attention")
     n, s = b.symbol("n", 1, 4), b.symbol("s", 1, 512)
-    t = b.symbol("t", 1, 512)
+    t = s if itself else b.symbol("t", 1, 512)
     inputs: dict[str, np.ndarray] = {}
     if packed:
         q = b.op("reshape", [b.input("q", float32, (n, s, heads * width))], shape=(n, s, heads, width))
@@ -64,6 +68,9 @@ CASES: dict[str, dict[str, Any]] = {
     "masked keys": {"queries": 9, "keys": 20, "bias": "keys"},
     "full bias": {"queries": 9, "keys": 140, "bias": "full"},
     "views and shared heads": {"queries": 20, "keys": 20, "packed": True, "group": 2, "bias": "keys"},
+    "short": {"queries": 13, "keys": 13, "itself": True, "bias": "keys"},
+    "short and causal": {"queries": 17, "keys": 17, "itself": True, "causal": True, "packed": True},
+    "exactly a short block": {"queries": 32, "keys": 32, "itself": True, "bias": "full"},
     "decode": {"queries": 1, "keys": 150, "causal": True, "group": 4},
     "decode through views": {"queries": 2, "keys": 33, "packed": True, "bias": "full"},
 }
@@ -76,7 +83,9 @@ def test_attention(name: str, draw: Draw, compiled: bool) -> None:
     assert chosen.name == "online softmax"
 
 
-def test_few_and_many_queries_have_kernels_of_their_own(draw: Draw) -> None:
+def test_few_short_and_many_queries_have_kernels_of_their_own(draw: Draw) -> None:
     graph, inputs = attention_case(draw, 5, 5)
     (chosen,) = check(graph, inputs)
-    assert chosen.reasons["kernels"] == ["attention_decode", "attention"]
+    (stage,) = chosen.stages
+    assert [call.condition and call.condition[1] for call in stage.calls] == [4, 16, 32, None]
+    assert [call.constants.get("BLOCK_S") for call in stage.calls] == [None, 16, 32, 64]

@@ -25,6 +25,7 @@ from tilewright.tune.cost import estimate, expected, machine_of
 FEW_QUERIES = 4  # up to this many, each query streams the keys by itself
 QUERY_BLOCKS = (256, 128, 64)  # of queries, the largest that leaves every thread enough programs
 KEY_BLOCK = 128
+SHORT_BLOCKS = (16, 32)  # of queries, and of keys where they are as many: a sentence takes one program a head
 PROGRAMS = 4  # for each thread, so that all have about the same work
 VECTOR = 16
 
@@ -203,12 +204,23 @@ def _calls(
         condition = (queries, FEW_QUERIES) if upper_bound(queries) > FEW_QUERIES else None
         calls.append(_call(attention_decode, operands, types, {**constants, "BLOCK_T": key_block},
                            (queries, heads, batch), condition))  # fmt: skip
+    for most in _short(queries):
+        masks = {"MASK_S": True, "MASK_T": True, "BLOCK_S": most, "BLOCK_T": most if queries == keys else key_block}
+        grid = (1, heads, batch)
+        calls.append(_call(attention, operands, types, {**constants, **masks}, grid, (queries, most)))
     if upper_bound(queries) > FEW_QUERIES:
         block = query_block(queries, expected(lift(batch) * heads), settings.threads)
         masks = {"MASK_S": _is_ragged(queries, block), "MASK_T": _is_ragged(keys, key_block)}
         calls.append(_call(attention, operands, types, {**constants, **masks, "BLOCK_T": key_block, "BLOCK_S": block},
                            (ceil_divide(queries, block), heads, batch), None))  # fmt: skip
     return calls
+
+
+def _short(queries: Size) -> list[int]:
+    """The blocks of queries for short sequences of a length that only the run knows."""
+    if isinstance(queries, int):
+        return []
+    return [most for most in SHORT_BLOCKS if lower_bound(queries) <= most < upper_bound(queries)]
 
 
 def query_block(queries: Size, heads: int, threads: int) -> int:
