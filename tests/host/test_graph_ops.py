@@ -49,13 +49,14 @@ UNARY = {
     "negate": torch.neg, "absolute": torch.abs, "sign": torch.sign, "exp": torch.exp, "sin": torch.sin,
     "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "floor": torch.floor,
     "ceil": torch.ceil, "round": torch.round, "isnan": torch.isnan, "relu": torch.relu,
-    "silu": functional.silu, "gelu": functional.gelu,
+    "silu": functional.silu, "gelu": functional.gelu, "atan": torch.atan, "lgamma": torch.lgamma,
 }  # fmt: skip
 POSITIVE = {"log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal}
 BINARY = {
     "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div, "maximum": torch.maximum,
     "minimum": torch.minimum, "remainder": torch.remainder, "floor_divide": torch.floor_divide, "equal": torch.eq,
     "not_equal": torch.ne, "less": torch.lt, "less_equal": torch.le, "greater": torch.gt, "greater_equal": torch.ge,
+    "atan2": torch.atan2,
 }  # fmt: skip
 
 
@@ -65,6 +66,26 @@ def test_unary(op, rng):
     x = np.abs(x) + 0.1 if op in POSITIVE else np.append(x, [[0.0, 0.5, 1.5, -2.5, 9.0]], axis=0)
     wanted = {**UNARY, **POSITIVE}[op](torch.from_numpy(x)).numpy()
     close(compute(op, [x]), wanted)
+
+
+@pytest.mark.parametrize("op", ["asin", "acos", "erfinv"])
+def test_functions_of_a_range(op, rng):
+    x = np.append(rng.uniform(-1, 1, 50), [-1.0, 0.0, 1e-12, 1.0, 0.9999999, 1.5, math.nan])
+    with np.errstate(invalid="ignore"):
+        close(compute(op, [x]), getattr(torch, op)(torch.from_numpy(x)).numpy())
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
+def test_bits(dtype, rng):
+    limits = np.iinfo(dtype)
+    x = rng.integers(limits.min, limits.max, 64, dtype, endpoint=True)
+    y = np.arange(64).astype(dtype) % (limits.bits + 3)
+    pairs = {"shift_left": "bitwise_left_shift", "shift_right": "bitwise_right_shift"}
+    for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "shift_right"):
+        wanted = getattr(torch, pairs.get(op, op))(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+        graph_value = OPS[op].compute([x, y], {})
+        np.testing.assert_array_equal(graph_value, wanted, err_msg=op)
+    np.testing.assert_array_equal(OPS["bitwise_not"].compute([x], {}), ~x)
 
 
 @pytest.mark.parametrize("op", sorted(BINARY))

@@ -106,6 +106,22 @@ add("bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar", bools(3, 4), True
 add("__and__.Scalar __or__.Scalar __xor__.Scalar", bools(3, 4), True)
 add("bitwise_not", bools(3, 4))
 add("bitwise_not", ints(9, 3, low=-9))
+add("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor", ints(9, 3, 4, low=-9), ints(9, 4))
+add("bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar __or__.Scalar __xor__.Scalar", ints(9, 3, low=-9), 5)
+add("bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor", 5, ints(9, 3, low=-9))
+add(
+    "bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Tensor __rshift__.Tensor",
+    ints(9, 3, low=-9),
+    ints(70, 3),
+)
+add(
+    "bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar __rshift__.Scalar __lshift__.Scalar",
+    ints(9, 3, low=-9),
+    2,
+)
+add("bitwise_left_shift.Scalar_Tensor bitwise_right_shift.Scalar_Tensor", 5, ints(9, 3))
+add("asin acos atan erfinv lgamma", lambda: torch.rand(5, dtype=torch.float64) * 1.9 - 0.95)
+add("atan2", X, Y)
 add("isnan isinf isfinite nan_to_num", strange)
 add("isnan isinf isfinite nan_to_num", ints(3, 4))
 add("where.self", bools(3, 1), X, Y)

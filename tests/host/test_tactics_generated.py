@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import Draw, Memory, check, run_call, run_graph
-from tilewright.dtypes import DType, float16, float32, int1, int32, int64
+from tilewright.dtypes import DType, float16, float32, int1, int8, int32, int64, uint8, uint32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.settings import settings
@@ -23,7 +23,8 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 Case = tuple[Graph, dict[str, np.ndarray]]
 
 
-UNARY = "negate absolute sign exp sin cos tanh erf sigmoid floor ceil round relu silu gelu reciprocal".split()
+UNARY = "negate absolute sign exp sin cos tanh erf sigmoid floor ceil round relu silu gelu reciprocal atan".split()
+BITWISE = "bitwise_and bitwise_or bitwise_xor shift_left shift_right".split()
 BINARY = (
     "add subtract multiply divide maximum minimum remainder floor_divide equal not_equal less less_equal greater "
     "greater_equal"
@@ -59,6 +60,29 @@ def test_two_input_functions(draw: Draw, compiled: bool) -> None:
         compiled,
         1e-4,
     )
+
+
+def test_functions_of_a_range(draw: Draw, compiled: bool) -> None:
+    b = GraphBuilder("ranges")
+    x, y = b.input("x", float32, (3, 50)), b.input("y", float32, (3, 50))
+    for op in ("asin", "acos", "erfinv"):
+        b.output(b.op(op, [x]), op)
+    b.output(b.op("lgamma", [b.op("add", [x, 1.5])]), "lgamma")
+    b.output(b.op("atan2", [x, y]), "atan2")
+    check(b.finish(), {"x": draw.rng.uniform(-0.99, 0.99, (3, 50)).astype(np.float32), "y": draw(3, 50)}, compiled)
+
+
+@pytest.mark.parametrize("dtype", [int64, int32, int8, uint8, uint32], ids=str)
+def test_bits(draw: Draw, compiled: bool, dtype: DType) -> None:
+    b = GraphBuilder("bits")
+    x, y = b.input("x", dtype, (3, 50)), b.input("y", dtype, (3, 50))
+    for op in BITWISE:
+        b.output(b.op(op, [x, y]), op)
+    b.output(b.op("bitwise_not", [x]), "not")
+    limits = np.iinfo(dtype.numpy)
+    numbers = draw.rng.integers(limits.min, limits.max, (3, 50), dtype.numpy, endpoint=True)
+    shifts = draw.rng.integers(-2 if dtype.is_signed else 0, dtype.bits + 3, (3, 50)).astype(dtype.numpy)
+    check(b.finish(), {"x": numbers, "y": shifts}, compiled, 0.0)
 
 
 def test_booleans_casts_and_sources(draw: Draw, compiled: bool) -> None:

@@ -103,6 +103,18 @@ def binary(inputs: Inputs, attributes: Attributes) -> Types:
     return [(_same_dtype(inputs), broadcast_shapes(value(inputs, 0).shape, value(inputs, 1).shape))]
 
 
+def binary_float(inputs: Inputs, attributes: Attributes) -> Types:
+    _floats(inputs)
+    return binary(inputs, attributes)
+
+
+def integers(inputs: Inputs, attributes: Attributes) -> Types:
+    """One integer, or two that broadcast."""
+    dtype = _same_dtype(inputs)
+    _require(dtype.is_integer and not dtype.is_bool, f"needs integers, got {dtype}")
+    return unary(inputs, attributes) if len(inputs) == 1 else binary(inputs, attributes)
+
+
 def compare(inputs: Inputs, attributes: Attributes) -> Types:
     return [(int1, binary(inputs, attributes)[0][1])]
 

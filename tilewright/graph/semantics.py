@@ -65,6 +65,47 @@ def erf(x: Array) -> Array:
     return np.copysign(result, x).astype(x.dtype)
 
 
+def erfinv(x: Array) -> Array:
+    """The inverse of erf: Winitzki's approximation ("A handy approximation for the error function and its inverse",
+    2008), then four steps of Newton's method on the complement, which keeps the digits near 1."""
+    wide = np.asarray(x, np.float64)
+    magnitude = np.where(np.abs(wide) < 1, np.abs(wide), 0.0)
+    logarithm = np.log1p(-magnitude * magnitude)
+    half = 2 / (math.pi * 0.147) + logarithm / 2
+    root = np.sqrt(np.sqrt(half * half - logarithm / 0.147) - half)
+    for _ in range(4):
+        excess = np.vectorize(math.erfc, otypes=[np.float64])(root) - (1 - magnitude)
+        root = root + excess * np.exp(root * root) * (math.sqrt(math.pi) / 2)
+    ends = np.where(np.abs(wide) == 1, np.inf, np.nan)
+    return np.copysign(np.where(np.abs(wide) < 1, root, ends), wide).astype(x.dtype)
+
+
+def _log_gamma(x: float) -> float:
+    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
+        return math.inf
+    return math.lgamma(x)
+
+
+def lgamma(x: Array) -> Array:
+    return np.vectorize(_log_gamma, otypes=[np.float64])(np.asarray(x, np.float64)).astype(x.dtype)
+
+
+def _inside_width(x: Array, y: Array) -> Array:
+    return (y >= 0) & (y < 8 * x.dtype.itemsize)
+
+
+def shift_left(x: Array, y: Array) -> Array:
+    inside = _inside_width(x, y)
+    return np.where(inside, np.left_shift(x, np.where(inside, y, y.dtype.type(0))), x.dtype.type(0))
+
+
+def shift_right(x: Array, y: Array) -> Array:
+    widest = y.dtype.type(8 * x.dtype.itemsize - 1)
+    inside = _inside_width(x, y)
+    near = np.right_shift(x, np.where(inside, y, widest))
+    return np.where(inside | (x < 0), near, x.dtype.type(0))
+
+
 def sigmoid(x: Array) -> Array:
     exponential = np.exp(-np.abs(x))  # never overflows
     return np.where(x >= 0, 1 / (1 + exponential), exponential / (1 + exponential)).astype(x.dtype)

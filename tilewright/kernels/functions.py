@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.language.extra import libdevice
 
 
 @tilewright.jit
@@ -88,3 +89,55 @@ def floor_divide_integers(x, y):
 def floor_divide_floats(x, y):
     """floor(x / y) of floats."""
     return tl.floor(x / y)
+
+
+@tilewright.jit
+def shift_left(x, y):
+    """x 2^y in the integer type of x; 0 where y is negative or at least the type's width."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    return tl.where(inside, x << tl.where(inside, y, 0), 0)
+
+
+@tilewright.jit
+def shift_right(x, y):
+    """floor(x / 2^y) of integers; where y is negative or at least the type's width, as for the widest shift."""
+    widest = x.dtype.primitive_bitwidth - 1
+    inside = (y >= 0) & (y <= widest)
+    near = x >> tl.where(inside, y, widest)
+    return tl.where(inside | (x < 0), near, 0)
+
+
+@tilewright.jit
+def arcsine(x):
+    """Arcsine; NaN outside [-1, 1]."""
+    return libdevice.asin(x)
+
+
+@tilewright.jit
+def arccosine(x):
+    """Arccosine; NaN outside [-1, 1]."""
+    return libdevice.acos(x)
+
+
+@tilewright.jit
+def arctangent(x):
+    """Arctangent, from -pi/2 to pi/2."""
+    return libdevice.atan(x)
+
+
+@tilewright.jit
+def arctangent_of_two(y, x):
+    """The angle of the point (x, y), from -pi to pi."""
+    return libdevice.atan2(y, x)
+
+
+@tilewright.jit
+def inverse_error_function(x):
+    """The inverse of erf; NaN outside [-1, 1]."""
+    return libdevice.erfinv(x)
+
+
+@tilewright.jit
+def log_gamma(x):
+    """The logarithm of the gamma function's absolute value."""
+    return libdevice.lgamma(x)

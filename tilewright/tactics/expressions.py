@@ -129,12 +129,25 @@ EXPRESSIONS: dict[str, Rule] = {
     "logical_and": "({0} & {1})",
     "logical_or": "({0} | {1})",
     "where": "tl.where({0}, {1}, {2})",
+    "bitwise_not": "~{0}",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "shift_left": "shift_left({0}, {1})",
+    "shift_right": "shift_right({0}, {1})",
+    "asin": "arcsine({0})",
+    "acos": "arccosine({0})",
+    "atan": "arctangent({0})",
+    "atan2": "arctangent_of_two({0}, {1})",
+    "erfinv": "inverse_error_function({0})",
+    "lgamma": "log_gamma({0})",
 }
 
 # Estimated cost of one element, in simple vector operations; others cost one.
 OPERATION_WEIGHTS: dict[str, float] = {
     "exp": 12, "log": 14, "sin": 16, "cos": 16, "tanh": 16, "erf": 16, "sigmoid": 16, "silu": 16, "gelu": 18,
     "sqrt": 6, "rsqrt": 6, "reciprocal": 4, "divide": 4, "power": 30, "remainder": 12, "floor_divide": 12,
+    "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "erfinv": 60, "lgamma": 80,
 }  # fmt: skip
 
 

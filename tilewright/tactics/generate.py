@@ -10,6 +10,7 @@ The result is ordinary tile-language source (`JITFunction.from_source`): read it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,10 +83,9 @@ def function_from_source(name: str, source: str) -> JITFunction:
     """The compiled-once function of a source text; equal texts give the same object."""
     if source not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}
-        for helper in ("both", "fitting", "maximum", "minimum", "sign", "sigmoid", "silu", "gelu", "gelu_tanh",
-                       "floor_remainder", "floor_divide_integers", "floor_divide_floats"):  # fmt: skip
-            if f"{helper}(" in source:
-                namespace[helper] = getattr(functions, helper)
+        for helper, function in vars(functions).items():
+            if isinstance(function, JITFunction) and re.search(rf"\b{helper}\(", source):
+                namespace[helper] = function
         _SOURCES[source] = JITFunction.from_source(source, name, namespace)
     return _SOURCES[source]
 

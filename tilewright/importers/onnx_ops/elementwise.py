@@ -34,6 +34,10 @@ UNARY = {
     "Relu": "relu",
     "Not": "logical_not",
     "IsNaN": "isnan",
+    "Asin": "asin",
+    "Acos": "acos",
+    "Atan": "atan",
+    "BitwiseNot": "bitwise_not",
 }
 ROUNDING = {"Floor": "floor", "Ceil": "ceil", "Round": "round"}
 BINARY = {
@@ -46,6 +50,9 @@ BINARY = {
     "And": "logical_and",
     "Or": "logical_or",
     "Xor": "not_equal",
+    "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor",
 }
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 FORMULAS: dict[str, formulas.Unary] = {
@@ -122,6 +129,11 @@ def modulo(call: Call) -> Value:
     if call.attribute("fmod", 0):
         return formulas.remainder_of_truncation(call, call[0], call[1])
     return call.op("remainder", call[0], call[1])
+
+
+@rule("BitShift")
+def bit_shift(call: Call) -> Value:
+    return call.op("shift_left" if call.attribute("direction") == "LEFT" else "shift_right", call[0], call[1])
 
 
 @rule("Pow")

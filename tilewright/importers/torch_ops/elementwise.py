@@ -38,7 +38,10 @@ def logical(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
     return lambda call, left, right: call.op(op, *call.pair(left, right, int1))
 
 
-for _name in ("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid"):
+for _name in (
+    *("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid"),
+    *("asin", "acos", "atan", "erfinv", "lgamma"),
+):
     TABLE.add(f"{_name}.default", float_unary(_name))
 for _name, _op in (("floor", "floor"), ("ceil", "ceil"), ("round", "round")):
     TABLE.add(f"{_name}.default", rounding(_op))
@@ -52,6 +55,11 @@ for _name in ("maximum", "minimum"):
     TABLE.add(f"{_name}.default", binary(_name))
 for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_equal")):
     TABLE.add(f"logical_{_name}.default", logical(_op))
+
+
+@rule("atan2.default")
+def arctangent_of_two(call: Call, y: Value, x: Value) -> Value:
+    return call.op("atan2", *call.pair(y, x, call.dtype))
 
 
 @rule("abs.default")
@@ -224,28 +232,32 @@ def logical_not(call: Call, x: Value) -> Value:
     return call.op("logical_not", call.cast(x, int1))
 
 
-def _bitwise(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
+def _bitwise(of_booleans: str, of_integers: str) -> Callable[[Call, Scalar, Scalar], Value]:
     def apply(call: Call, left: Scalar, right: Scalar) -> Value:
-        if not call.promoted(0, 1).is_bool:
-            raise Unsupported("bitwise operations on integers", "use booleans, or arithmetic")
-        return call.op(op, *call.pair(left, right, int1))
+        left, right = call.pair(left, right)
+        return call.op(of_booleans if left.dtype.is_bool else of_integers, left, right)
 
     return apply
 
 
 for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_equal")):
     for _overload in ("Tensor", "Scalar"):
-        TABLE.add(f"bitwise_{_name}.{_overload}", _bitwise(_op))
-        TABLE.add(f"__{_name}__.{_overload}", _bitwise(_op))
+        TABLE.add(f"bitwise_{_name}.{_overload}", _bitwise(_op, f"bitwise_{_name}"))
+        TABLE.add(f"__{_name}__.{_overload}", _bitwise(_op, f"bitwise_{_name}"))
+TABLE.add("bitwise_and.Scalar_Tensor", _bitwise("logical_and", "bitwise_and"))
+TABLE.add("bitwise_or.Scalar_Tensor", _bitwise("logical_or", "bitwise_or"))
+TABLE.add("bitwise_xor.Scalar_Tensor", _bitwise("not_equal", "bitwise_xor"))
+for _name, _op in (("left_shift", "shift_left"), ("right_shift", "shift_right")):
+    for _overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        TABLE.add(f"bitwise_{_name}.{_overload}", binary(_op))
+for _name, _op in (("lshift", "shift_left"), ("rshift", "shift_right")):
+    for _overload in ("Tensor", "Scalar"):
+        TABLE.add(f"__{_name}__.{_overload}", binary(_op))
 
 
 @rule("bitwise_not.default")
 def bitwise_not(call: Call, x: Value) -> Value:
-    if x.dtype.is_bool:
-        return call.op("logical_not", x)
-    if not x.dtype.is_signed:
-        raise Unsupported("bitwise not of unsigned integers", "use signed integers or booleans")
-    return call.op("subtract", call.op("negate", x), 1)
+    return call.op("logical_not" if x.dtype.is_bool else "bitwise_not", x)
 
 
 @rule("isnan.default")
