@@ -38,6 +38,7 @@ from tilewright.language.types import NAMES, constexpr, dtype, unwrap
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.streams import Place
+from tilewright.runtime.tensors import is_torch, version_raiser
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,8 @@ class _CudaClasses(dict[int, _TorchClasses]):
 
 TORCH_CLASSES = _TorchClasses()
 CUDA_CLASSES = _CudaClasses()
-TENSOR_TYPES: set[type] = set()  # PyTorch's tensor types that kernels were called with
+# PyTorch's tensor types that kernels were called with, and the function that raises versions of such tensors.
+TENSOR_TYPES: dict[type, Callable[[tuple[Any, ...]], None]] = {}
 
 
 def _classify_torch(value: Any) -> Classified:
@@ -341,11 +343,10 @@ def handler_of(value: Any) -> Handler:
 
 def _register(value: Any) -> Handler:
     """Find the handler of a type met for the first time."""
-    torch = sys.modules.get("torch")
     handler: Handler
-    if torch is not None and isinstance(value, torch.Tensor):
+    if is_torch(value):
         handler = _classify_torch
-        TENSOR_TYPES.add(type(value))
+        TENSOR_TYPES[type(value)] = version_raiser()
     elif isinstance(value, np.ndarray):
         handler = _classify_array
     elif isinstance(value, np.generic):
@@ -410,9 +411,8 @@ def as_array(value: Any) -> np.ndarray:
     """The memory of an array argument as NumPy sees it."""
     if isinstance(value, np.ndarray):
         return value
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _torch_as_array(value, torch)
+    if is_torch(value):
+        return _torch_as_array(value, sys.modules["torch"])
     if isinstance(value, TensorWrapper):
         return as_array(value.base).view(element_of(value.dtype).numpy)
     if hasattr(value, "__dlpack__"):
@@ -436,13 +436,24 @@ def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
 
 
 def is_writable(value: Any) -> bool:
-    """Whether a kernel may store to an array argument."""
+    """Whether a kernel may store to an array argument: PyTorch has no tensors that are read-only."""
     if isinstance(value, np.ndarray):
         return bool(value.flags.writeable)
+    if is_torch(value):
+        return True
     described = getattr(value, "__array_interface__", None)
     if described is not None:
         return not described["data"][1]
+    if memory.is_device_array(value):
+        return memory.inspect(value).writable
     return not hasattr(value, "__dlpack__") or dlpack.borrow(value).writable
+
+
+def stored_array(value: Any) -> Any:
+    """The array that a store through this argument changes: the one in a descriptor, or under another dtype."""
+    while isinstance(value, (TensorDescriptor, TensorWrapper)):
+        value = value.base
+    return value
 
 
 def retyped(kind: ArgumentClass, value: Any, element: DType) -> ArgumentClass:

@@ -14,17 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from tilewright import dtypes
 from tilewright.errors import DeviceError, LaunchError
 from tilewright.frontend import hooks, recompile
-from tilewright.frontend.arguments import classify
+from tilewright.frontend.arguments import classify, is_writable, stored_array
 from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import located_execution_error
 from tilewright.ir.printer import print_function
+from tilewright.ir.types import TensorMapType
 from tilewright.language.function import SourceFunction
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary, load_objects
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
+from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
 from tilewright.targets.cpu.failures import WORDS, Failure, assertions, failed
@@ -307,8 +310,10 @@ class CompiledKernel:
         extents = full_grid(grid)
 
         def call(*arguments: Any) -> None:
-            slots = [self._slot(*pair) for pair in enumerate(self.run_time_arguments(arguments))]
+            given = self.run_time_arguments(arguments)
+            slots = [self._slot(*pair) for pair in enumerate(given)]
             self.check_divisors(slots)
+            self.prepare_stores(given)
             self.run(extents, slots)
 
         return call
@@ -332,6 +337,21 @@ class CompiledKernel:
                     "arguments"
                 )
 
+    @cached_property
+    def _stored(self) -> tuple[int, ...]:
+        """Which of the run-time arguments it may store through."""
+        if not self.written:
+            return ()
+        return tuple(n for n, value in enumerate(self.function.region.arguments) if value.name in self.written)
+
+    def prepare_stores(self, arguments: Sequence[Any]) -> None:
+        """Before a launch with these run-time arguments: what `launching.Interface` does with the same name."""
+        stored = [stored_array(arguments[number]) for number in self._stored]
+        for number, array in zip(self._stored, stored, strict=True):
+            if not is_writable(array):
+                raise read_only_error(self.name, self.function.region.arguments[number].name)
+        raise_versions(stored)
+
     def run_time_arguments(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Those of all arguments of the source that are run-time arguments; raises `LaunchError` for another count."""
         if self.argument_names and len(arguments) == len(self.argument_names):
@@ -343,6 +363,11 @@ class CompiledKernel:
 
     def __repr__(self) -> str:
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
+
+
+def read_only_error(kernel: str, argument: str) -> LaunchError:
+    """What to raise for a read-only array that a kernel may store to."""
+    return LaunchError(f"kernel '{kernel}' writes to argument '{argument}', a read-only array; pass a writable copy")
 
 
 GREATEST_EXTENT = 2**31 - 1
@@ -385,7 +410,7 @@ def written_parameters(function: Function) -> frozenset[str]:
 def accesses(function: Function) -> Accesses:
     """What a kernel does with its pointer parameters, following pointers through every operation."""
     sources: dict[Value, set[str]] = {
-        value: {value.name} if value.type.is_pointer else set() for value in function.region.arguments
+        value: {value.name} if _is_memory(value) else set() for value in function.region.arguments
     }
     edges = [edge for operation in function.walk() for edge in _pointer_flow(operation)]
     changed = True
@@ -401,10 +426,20 @@ def accesses(function: Function) -> Accesses:
         through = [entry.operands[0] for entry in function.walk() if entry.opcode in opcodes]
         return frozenset(name for pointer in through for name in sources.get(pointer, set()))
 
-    return Accesses(reached("load", *_ATOMICS), reached("store", *_ATOMICS))
+    return Accesses(reached("load", "tma_load", *_ATOMICS), reached("store", "tma_store", *_ATOMICS))
 
 
 _ATOMICS = ("atomic_rmw", "atomic_cas")
+
+
+def _is_memory(value: Value) -> bool:
+    """Whether a value tells where an argument's memory is: a pointer, or a tensor map."""
+    return value.type.is_pointer or isinstance(value.type.handle, TensorMapType)
+
+
+def _may_lead_to_memory(value: Value) -> bool:
+    """The same, and the 64-bit numbers that pointers are cast to and from."""
+    return _is_memory(value) or value.type.element in (dtypes.int64, dtypes.uint64)
 
 
 def _pointer_flow(operation: Operation) -> Iterator[tuple[Value, Value]]:
@@ -427,5 +462,5 @@ def _pointer_flow(operation: Operation) -> Iterator[tuple[Value, Value]]:
         groups = [([operand] * len(operation.results), operation.results) for operand in operation.operands]
     for sources, targets in groups:
         for source, target in zip(sources, targets, strict=True):
-            if source.type.is_pointer or target.type.is_pointer:
+            if _may_lead_to_memory(source) and _may_lead_to_memory(target):
                 yield source, target

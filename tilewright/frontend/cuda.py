@@ -9,10 +9,11 @@ from typing import Any
 
 from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
-from tilewright.frontend.arguments import classify, places_of
+from tilewright.frontend.arguments import TENSOR_TYPES, classify, places_of
 from tilewright.frontend.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.frontend.driver import GPUTarget
 from tilewright.frontend.launching import Grid, Interface
+from tilewright.frontend.values import Group
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.launch import Start, launcher
@@ -119,6 +120,7 @@ class CudaKernel(CompiledKernel):
             places = Places(self.name, [kind for kind, _ in classified], given)
             slots = with_tensors(self.binary.parameters, [slot for _, slot in classified], given)
             self.check_divisors(slots)
+            self.prepare_stores(given)
             stream = places.enter(given)
             self._run(extents, slots, places.ordinal, stream)
             places.leave(given, stream)
@@ -207,6 +209,7 @@ def run(grid, arguments, slots):
         y = z = 1
     else:
         x, y, z = full_grid(grid)
+{stores}\
     stream = {stream}
     if entering or leaving:
         observe(x, y, z, stream, arguments)
@@ -218,6 +221,10 @@ def run(grid, arguments, slots):
         observed()
 {leave}\
     return kernel
+"""
+_STORE = """\
+    if (raiser := tensor_types.get(type(arguments[{index}]))) is not None:
+        raiser((arguments[{index}],))
 """
 
 
@@ -249,6 +256,8 @@ class CudaLaunch:
             "full_grid": full_grid,
             "flat": self._flat,
             "tensor_slot": tensor_slot,
+            "tensor_types": TENSOR_TYPES,
+            "prepare_stores": self.interface.prepare_stores,
             "struct_error": struct.error,
             "misfit": kernel.misfit,
             "entering": hooks.launch_enter.calls,
@@ -263,10 +272,20 @@ class CudaLaunch:
         if len(places.libraries) == 1 and places.libraries[0] in (streams.TORCH, streams.CUPY):
             names["current_stream"] = streams.current_stream(places.libraries[0])
             stream, leave = f"current_stream({places.ordinal})", ""
-        source = _RUN.format(stream=stream, leave=leave, slots=self._slots())
+        source = _RUN.format(stores=self._stores(), stream=stream, leave=leave, slots=self._slots())
         exec(compile(source, f"<run of {kernel.name}>", "exec"), names)
         run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
         return run
+
+    def _stores(self) -> str:
+        """Source of what tells PyTorch's autograd of the tensors that the kernel may store to."""
+        kinds = self.interface.kinds
+        if any(
+            isinstance(kinds[index], Group) or str(kinds[index]).startswith(_TENSOR_MAP)
+            for index, _ in self.interface.written
+        ):
+            return "    prepare_stores(arguments)\n"
+        return "".join(_STORE.format(index=index) for index, _ in self.interface.written)
 
     def _slots(self) -> str:
         """Source of the run-time slots, in the order of the kernel's parameters."""

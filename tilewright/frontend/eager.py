@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
-from tilewright.frontend.arguments import as_memory
+from tilewright.frontend.arguments import as_memory, stored_array
 from tilewright.frontend.compiled import full_grid
 from tilewright.frontend.launching import Interface
 from tilewright.frontend.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
@@ -42,6 +42,7 @@ from tilewright.language import core
 from tilewright.language.context import activate
 from tilewright.language.function import SourceFunction
 from tilewright.language.tensor import tensor
+from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
 _MACHINERY = ("tilewright.frontend.", "tilewright.language.", "tilewright.ir.")
@@ -125,16 +126,21 @@ class EagerLaunch:
 
     def run(self, grid: Any, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
         memory = Memory()
-        given = zip(self.leaves, self.interface.flat(arguments), strict=True)
+        arrays = dict(zip(self.interface.spelled, self.interface.flat(arguments), strict=True))
         values = [
             argument_value(kind, facts, as_memory(value) if kind.is_pointer else value, memory)
-            for (kind, facts), value in given
+            for (kind, facts), value in zip(self.leaves, arrays.values(), strict=True)
         ]
         checks = Checks(memory) if settings.interpret == "check" else None
         extents = full_grid(grid)
-        with _stepping():
-            for index in instances(extents):
-                self._instance(EagerBuilder(memory, index, extents, checks), values)
+        try:
+            with _stepping():
+                for index in instances(extents):
+                    self._instance(EagerBuilder(memory, index, extents, checks), values)
+        finally:
+            raise_versions(
+                stored_array(arrays[buffer.name]) for buffer in memory.buffers if buffer.stored and buffer.name
+            )
 
     def _instance(self, builder: EagerBuilder, values: list[np.ndarray]) -> None:
         session = EagerSession(builder, self.debug)

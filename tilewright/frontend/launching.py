@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tilewright.errors import ExecutionError, LaunchError
+import numpy as np
+
+from tilewright.errors import ExecutionError
 from tilewright.frontend import hooks
-from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves
-from tilewright.frontend.compiled import GREATEST_EXTENT, CompiledKernel, full_grid
+from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
+from tilewright.frontend.compiled import GREATEST_EXTENT, CompiledKernel, full_grid, read_only_error
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.tracer import leaf_names, spelled_names
 from tilewright.frontend.values import Group
 from tilewright.ir.core import Function
 from tilewright.runtime.launch import launcher
+from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
 Grid = Any  # one to three extents; `full_grid` says what else
@@ -59,15 +62,18 @@ class Interface:
         """The run-time entries of arguments or slots, in the order of the kernel's parameters."""
         return [leaf for index, kind in self.kinds.items() for leaf in leaves(kind, values[index])]
 
-    def check_written(self, arguments: Sequence[Any]) -> None:
-        """Raise `LaunchError` for a read-only array that the kernel writes to."""
+    def prepare_stores(self, arguments: Sequence[Any]) -> None:
+        """Before a launch: tell PyTorch's autograd of the tensors that the kernel may store to.
+
+        Raises `LaunchError` for a read-only array among them.
+        """
+        stored = []
         for index, number in self.written:
             value = list(leaves(self.kinds[index], arguments[index]))[number] if self.grouped else arguments[index]
-            if not is_writable(value):
-                raise LaunchError(
-                    f"kernel '{self.kernel}' writes to argument '{self.names[index]}', "
-                    "a read-only array; pass a writable copy"
-                )
+            stored.append(stored_array(value))
+            if not is_writable(stored[-1]):
+                raise read_only_error(self.kernel, self.names[index])
+        raise_versions(stored)
 
 
 class InterpretedLaunch:
@@ -83,7 +89,7 @@ class InterpretedLaunch:
     def run(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
         from tilewright.ir.interpreter import run
 
-        self.interface.check_written(arguments)
+        self.interface.prepare_stores(arguments)
         flat = self.interface.flat(arguments)
         values = [self._seen(array, value) for array, value in zip(self._pointers, flat, strict=True)]
         try:
@@ -117,7 +123,7 @@ def run(grid, arguments, slots):
     else:
         x, y, z = full_grid(grid)
         total = x * y * z
-{checks}\
+{stores}\
     try:
         packed = pack({slots}x, y, z)
     except struct_error as error:
@@ -128,9 +134,13 @@ def run(grid, arguments, slots):
         start_careful(packed, total)
     return kernel
 """
-_CHECK = """\
-    if type(arguments[{index}]) not in tensors and not is_writable(arguments[{index}]):
-        check_written(arguments)
+# Stores to PyTorch's tensors and to NumPy's writable arrays are told here, those to anything else by `Interface`.
+_STORE = """\
+    raiser = tensor_types.get(type(arguments[{index}]))
+    if raiser is not None:
+        raiser((arguments[{index}],))
+    elif type(arguments[{index}]) is not array or not arguments[{index}].flags.writeable:
+        prepare_stores(arguments)
 """
 
 
@@ -164,7 +174,7 @@ class CPULaunch:
 
     def _once(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any], *last: int) -> CompiledKernel:
         """A run whose steps nobody has written out; `last` are slots behind the grid's."""
-        self.interface.check_written(arguments)
+        self.interface.prepare_stores(arguments)
         extents = full_grid(grid)
         try:
             packed = self.kernel.packer(3 + len(last))(*self.interface.flat(slots), *extents, *last)
@@ -182,15 +192,15 @@ class CPULaunch:
         interface, kernel = self.interface, self.kernel
         groups = {index: kind for index, kind in interface.kinds.items() if isinstance(kind, Group)}
         if any(index in groups for index, _ in interface.written):
-            checks = "    check_written(arguments)\n"
+            stores = "    prepare_stores(arguments)\n"
         else:
-            checks = "".join(_CHECK.format(index=index) for index, _ in interface.written)
+            stores = "".join(_STORE.format(index=index) for index, _ in interface.written)
         names: dict[str, Any] = {
             **{f"leaves{index}": functools.partial(leaves, kind) for index, kind in groups.items()},
             "full_grid": full_grid,
-            "tensors": TENSOR_TYPES,
-            "is_writable": is_writable,
-            "check_written": interface.check_written,
+            "tensor_types": TENSOR_TYPES,
+            "array": np.ndarray,
+            "prepare_stores": interface.prepare_stores,
             "pack": kernel.packer(3),
             "struct_error": struct.error,
             "misfit": kernel.misfit,
@@ -204,7 +214,7 @@ class CPULaunch:
         slots = "".join(
             f"*leaves{index}(slots[{index}]), " if index in groups else f"slots[{index}], " for index in interface.kinds
         )
-        text = _RUN.format(checks=checks, slots=slots, greatest=GREATEST_EXTENT)
+        text = _RUN.format(stores=stores, slots=slots, greatest=GREATEST_EXTENT)
         exec(compile(text, f"<run of {kernel.name}>", "exec"), names)
         run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
         return run

@@ -43,6 +43,7 @@ class Buffer:
     name: str  # of the argument; empty for memory that only its address tells of
     bytes: np.ndarray  # uint8, one dimension
     views: dict[np.dtype, np.ndarray] = field(default_factory=dict)
+    stored: bool = False  # something was stored to it
 
     def view(self, dtype: np.dtype) -> np.ndarray:
         if dtype not in self.views:
@@ -85,6 +86,7 @@ class Memory:
                 what = buffer.name or f"address {buffer.place(int(offsets.flat[0]), 1)}"
                 raise ExecutionError(f"store to {what}, which is {'a read-only array' if buffer.name else 'read-only'}")
             buffer.view(stored)[offsets // stored.itemsize] = values[lanes]
+            buffer.stored = True
 
     def describe(self, address: int, itemsize: int) -> str:
         """An address as the user knows it: ``x[6]``, the argument and the element, or a number."""

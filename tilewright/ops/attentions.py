@@ -11,6 +11,7 @@ import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
+from tilewright.frontend.arguments import stored_array
 from tilewright.frontend.sizes import cdiv, next_power_of_2
 from tilewright.kernels.attention import attention as portable_attention
 from tilewright.kernels.hopper import attention_choice
@@ -22,6 +23,7 @@ from tilewright.ops.arrays import View
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
 HOPPER = (9, 0)
@@ -135,8 +137,10 @@ class AttentionPlan:
         slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e)]
         views = [found for found in (q, k, v, out, lse, lengths) if found is not None]
         grid, start = len(self.table), self.start
+        stored = [stored_array(found.base) for found in (out, lse) if found is not None]
 
         def run() -> None:
+            raise_versions(stored)
             stream = arrays.stream_of(views)
             self._keep_for_graphs(stream)
             start(grid, 1, 1, stream, *slots)

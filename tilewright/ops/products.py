@@ -17,6 +17,7 @@ import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
+from tilewright.frontend.arguments import stored_array
 from tilewright.frontend.cuda import target_of
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.sizes import cdiv
@@ -31,6 +32,7 @@ from tilewright.ops.arrays import View
 from tilewright.ops.candidates import Candidate, close
 from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import device
+from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
 from tilewright.tune.gpu import Product, gpu_of, ranked_tiles
@@ -493,12 +495,18 @@ def _bound(
     """A launch with everything but the stream fixed; it keeps the arrays alive."""
     place = operands.a.place
     assert place is not None
-    views = operands.views
+    views, stored = operands.views, (stored_array(operands.out.base),)
     if len({found.place for found in views}) > 1 or place.library != "torch":
-        return lambda: start(*grid, arrays.stream_of(views), *slots)
-    current, ordinal = arrays.torch_stream(), place.ordinal
+
+        def run_ordered() -> None:
+            raise_versions(stored)
+            start(*grid, arrays.stream_of(views), *slots)
+
+        return run_ordered
+    current, ordinal, raise_version = arrays.torch_stream(), place.ordinal, version_raiser()
 
     def run() -> None:
+        raise_version(stored)
         start(*grid, current(ordinal), *slots)
 
     run.operands = operands  # type: ignore[attr-defined]
