@@ -23,6 +23,7 @@ import numpy as np
 from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.inference import check_shape
 from tilewright.graph.ops import OPS, infer_types, normalize
 from tilewright.symbolic import Size, Symbol, simplify, symbol
 
@@ -34,7 +35,7 @@ class GraphBuilder:
 
     def __init__(self, name: str) -> None:
         self.graph = Graph(name)
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {}  # and how many suffixes of each were tried
         self._numbers: dict[tuple[DType, Any], Value] = {}
 
     def symbol(self, name: str, low: int = 1, high: int = 2**31 - 1) -> Size:
@@ -77,6 +78,8 @@ class GraphBuilder:
         try:
             attributes = normalize(op, values, attributes)
             types = infer_types(op, values, attributes)
+            for _, shape in types:
+                check_shape(shape)
         except ShapeError as error:
             where = f" (from {source})" if source else ""
             message = str(error) if str(error).startswith(op) else f"{op}: {error}"
@@ -122,9 +125,10 @@ class GraphBuilder:
 
     def _unique(self, name: str) -> str:
         base = re.sub(r"[^A-Za-z0-9_.\-]", "_", name) or "value"
-        candidate, count = base, 0
+        candidate, count = base, self._names.get(base, 0)
         while candidate in self._names:
             count += 1
             candidate = f"{base}_{count}"
-        self._names.add(candidate)
+        self._names[base] = count
+        self._names.setdefault(candidate, 0)
         return candidate

@@ -13,17 +13,33 @@ from typing import Any
 from tilewright.dtypes import DType, float32, int1, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Value
-from tilewright.symbolic import Size, ceil_divide, floor_divide, lift, minimum, product, simplify
+from tilewright.symbolic import Size, ceil_divide, floor_divide, lift, lower_bound, minimum, product, simplify
 
 Shape = tuple[Size, ...]
 Types = list[tuple[DType, Shape]]
 Inputs = Sequence[Value | None]
 Attributes = Mapping[str, Any]
 
+MOST_DIMENSIONS = 32
+MOST_ELEMENTS = 1 << 38  # of one tensor
+
 
 def shape_text(shape: Sequence[Size]) -> str:
     """A shape as in the printed graph: ``[batch, 8]``."""
     return f"[{', '.join(map(str, shape))}]"
+
+
+def check_shape(shape: Sequence[Size]) -> None:
+    """Raise `ShapeError` for a shape that no tensor can have: a negative size, or more than the bounds above."""
+    if len(shape) > MOST_DIMENSIONS:
+        raise ShapeError(f"a tensor of {len(shape)} dimensions; at most {MOST_DIMENSIONS} are supported")
+    least = 1
+    for extent in shape:
+        if isinstance(extent, int) and extent < 0:
+            raise ShapeError(f"the result would have the negative size {extent} in {shape_text(shape)}")
+        least *= max(lower_bound(extent), 0)
+    if least > MOST_ELEMENTS:
+        raise ShapeError(f"a tensor {shape_text(shape)} of {least} elements; at most {MOST_ELEMENTS} are supported")
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -155,6 +171,17 @@ def grouped_matmul(inputs: Inputs, attributes: Attributes) -> Types:
     return [(dtype, (rows.shape[0], columns))]
 
 
+def _check_windows(attributes: Attributes, kernel: Sequence[Size], dimensions: int) -> None:
+    """Raise `ShapeError` unless every size of a sliding window is at least 1, and no padding negative."""
+    for name in ("strides", "padding", "dilation"):
+        _require(len(attributes[name]) == dimensions, f"{name} needs {dimensions} entries, got {attributes[name]}")
+    _require(len(kernel) == dimensions, f"kernel needs {dimensions} entries, got {tuple(kernel)}")
+    for name, sizes in (("kernel", kernel), ("strides", attributes["strides"]), ("dilation", attributes["dilation"])):
+        _require(all(not isinstance(size, int) or size >= 1 for size in sizes), f"{name} {tuple(sizes)} is below 1")
+    padding = attributes["padding"]
+    _require(all(low >= 0 and high >= 0 for low, high in padding), f"padding {padding} is negative")
+
+
 def window_extent(extent: Size, kernel: int, stride: int, padding: Sequence[int], dilation: int) -> Size:
     """How many windows fit into one padded dimension."""
     reach = dilation * (kernel - 1) + 1
@@ -177,6 +204,7 @@ def conv(inputs: Inputs, attributes: Attributes) -> Types:
     rank, layout = image.rank, attributes["layout"]
     _require(rank >= 3 and weight.rank == rank, f"image {image!r} and weight {weight!r} need the same rank >= 3")
     channels, groups = image.shape[channel_axis(rank, layout)], attributes["groups"]
+    _require(groups >= 1, f"{groups} groups")
     _require(
         channels == simplify(lift(weight.shape[1]) * groups),
         f"{channels} channels are not groups x weight's channels: {groups} x {weight.shape[1]}",
@@ -187,8 +215,7 @@ def conv(inputs: Inputs, attributes: Attributes) -> Types:
     if bias is not None:
         _require(bias.shape == (features,), f"bias {bias!r} does not have {features} elements")
         _require(bias.dtype in (dtype, float32), f"bias {bias!r} is neither {dtype} nor float32")
-    for name in ("strides", "padding", "dilation"):
-        _require(len(attributes[name]) == rank - 2, f"{name} needs {rank - 2} entries, got {attributes[name]}")
+    _check_windows(attributes, weight.shape[2:], rank - 2)
     spatial = [
         window_extent(image.shape[axis], weight.shape[2 + index], stride, padding, dilation)  # type: ignore[arg-type]
         for index, (axis, stride, padding, dilation) in enumerate(
@@ -263,6 +290,7 @@ def channel_norm(inputs: Inputs, attributes: Attributes) -> Types:
     for item in inputs[1:]:
         _require(item is None or item.shape == source.shape[1:2], f"{item!r} is not one number for each channel")
     groups, channels = attributes.get("groups", 1), source.shape[1]
+    _require(groups >= 1, f"{groups} groups")
     _require(not isinstance(channels, int) or channels % groups == 0, f"{groups} groups do not divide {channels}")
     return [(dtype, source.shape)]
 
@@ -363,8 +391,8 @@ def dimension(inputs: Inputs, attributes: Attributes) -> Types:
 def pool(inputs: Inputs, attributes: Attributes) -> Types:
     image, layout = value(inputs, 0), attributes["layout"]
     axes = spatial_axes(image.rank, layout)
-    for name in ("kernel", "strides", "padding", "dilation"):
-        _require(len(attributes[name]) == len(axes), f"{name} needs {len(axes)} entries, got {attributes[name]}")
+    _require(image.rank >= 3, f"needs an image of rank 3 or more, got {image!r}")
+    _check_windows(attributes, attributes["kernel"], len(axes))
     shape = list(image.shape)
     for index, axis in enumerate(axes):
         shape[axis] = pool_extent(image.shape[axis], index, attributes)

@@ -95,6 +95,9 @@ def _grow(drafts: Drafts, draft: Draft, shape: Shape) -> str:
             if node.output.shape != shape:
                 refused = f"%{node.output.name} has another shape"
                 continue
+            if not drafts.have_room(draft, other):
+                refused = f"%{node.output.name} is one node too many"
+                continue
             if drafts.depends_through_others(other, draft):
                 refused = f"%{node.output.name} also waits for what this group feeds"
                 continue
@@ -178,6 +181,8 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         looked_up = value in kept and node.op == "gather"  # an embedding
         if drafts.owner[index].kind != "elementwise" and not looked_up:
             continue
+        if not drafts.have_room(draft, drafts.owner[index]):
+            break
         readers = drafts.readers.get(value, [])
         shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
         if shared and not (value in kept and is_whole_row(anchor)):

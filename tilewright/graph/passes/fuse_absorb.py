@@ -11,7 +11,7 @@ from __future__ import annotations
 from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import is_block_attention
 from tilewright.graph.ops import kind_of
-from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.passes.fuse_draft import MOST_NODES, Draft, Drafts
 from tilewright.graph.passes.fuse_norms import reads_memory
 from tilewright.graph.views import dense_view, follow_all, rotation
 from tilewright.symbolic import Size, lift, modulo, simplify
@@ -224,5 +224,7 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
         readable = index in vanishing or drafts.nodes[index].op in _FREE
         if index not in cheap and not (alone and readable):
             continue
+        if len(draft.nodes) + len(draft.copies) >= 3 * MOST_NODES // 2:
+            break
         draft.copies.add(index)
         waiting += [item for item in drafts.nodes[index].inputs if item is not None]

@@ -14,6 +14,7 @@ from tilewright.graph.ops import kind_of
 from tilewright.symbolic import product
 
 LONGEST_ROW = 16384  # elements that kernels keep in registers
+MOST_NODES = 128  # of one group: the time to write and compile a kernel grows faster than its length
 
 
 @dataclass(eq=False)
@@ -143,9 +144,15 @@ class Drafts:
                     waiting.append(source)
         return False
 
+    def have_room(self, first: Draft, second: Draft) -> bool:
+        """Whether two groups together have no more nodes than one kernel may compute."""
+        return len(first.nodes) + len(second.nodes) <= MOST_NODES
+
     def may_merge(self, earlier: Draft, later: Draft) -> bool:
         """Whether both can run as one: nothing that `later` reads from a third group needs `earlier`,
-        and the other way round."""
+        and the other way round; and they are not too large together."""
+        if not self.have_room(earlier, later):
+            return False
         return not self.depends_through_others(later, earlier) and not self.depends_through_others(earlier, later)
 
     def depends_through_others(self, draft: Draft, on: Draft) -> bool:
