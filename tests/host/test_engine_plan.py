@@ -170,3 +170,15 @@ def test_plans_that_cannot_be_are_refused():
     symbolic_float = Choice("dump", (Argument("f32", A),), (1, 1, 1))
     with pytest.raises(ValueError, match="cannot be passed as f32"):
         plan_codegen.generate(make_plan([Step("s", (symbolic_float,), ())], 1), "plan", {"dump": "dump"}, {})
+
+
+def test_a_plan_of_many_steps_is_several_functions() -> None:
+    """Every step runs once, in order, with the sizes of its own function."""
+    count, size = plan_codegen.MOST_STEPS + 3, symbolic.simplify(A + 1)
+    steps = []
+    for number in range(count):
+        arguments = (Argument("*i64", BufferReference("output", "y", 40 * number)), Argument("i64", 0))
+        steps.append(Step(f"dump.{number}", (Choice("dump", (*arguments, Argument("i64", size)), (1, 1, 1)),), ()))
+    result = np.zeros(5 * (count + 1), np.int64)
+    run_plan(make_plan(steps, len(result)), {"dump": dump("dump", 5)}, {"a": 7, "b": 1, "c": 1}, result)
+    assert result[: 5 * count].tolist() == [1, 8, 1, 1, 1] * count

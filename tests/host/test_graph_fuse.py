@@ -8,10 +8,12 @@ import pytest
 from tests.host.random_graphs import RandomGraph
 from tests.host.test_graph_passes_random import assert_valid
 from tilewright.dtypes import float32, int64
+from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import FusedGraph
 from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.passes.fuse_draft import MOST_NODES
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_fused
 from tilewright.graph.views import dense_view, follow, follow_all
@@ -287,3 +289,47 @@ def test_views_are_strides(rng):
 def test_fusing_twice_gives_the_same_groups(seed):
     graph = optimize(RandomGraph(seed, 20).graph)
     assert print_fused(fuse(graph)) == print_fused(fuse(graph))
+
+
+@pytest.mark.parametrize("movement", [False, True])
+def test_a_group_has_a_greatest_length(movement: bool) -> None:
+    """A chain of thousands of nodes becomes many kernels of bounded length, not one that nothing can compile."""
+    b = GraphBuilder("chain")
+    value = b.input("x", float32, (4, 6))
+    for number in range(1500):
+        value = b.op("sin" if number % 2 else "absolute", [value])
+        if movement and number % 3 == 0:
+            value = b.op("permute", [value], order=(1, 0))
+    b.output(value, "y")
+    fused = fused_of(b)
+    assert max(len(group.nodes) for group in fused.groups) <= 3 * MOST_NODES // 2
+    assert len(fused.groups) >= 1500 // MOST_NODES
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "attributes", "message"),
+    [
+        ("broadcast_to", (1,), {"shape": (2**39,)}, "at most 274877906944 are supported"),
+        ("reshape", (1,), {"shape": (1,) * 33}, "33 dimensions; at most 32"),
+        ("pad", (3,), {"pads": [(-2, -2)]}, "negative size -1"),
+        ("max_pool", (1, 1, 4), {"kernel": [0], "strides": [1], "padding": [(0, 0)], "dilation": [1]}, "kernel"),
+        ("max_pool", (1, 1, 4), {"kernel": [2], "strides": [0], "padding": [(0, 0)], "dilation": [1]}, "strides"),
+        ("max_pool", (1, 1, 4), {"kernel": [2], "strides": [1], "padding": [(0, 0)], "dilation": [0]}, "dilation"),
+        ("max_pool", (1, 1, 4), {"kernel": [2], "strides": [1], "padding": [(-1, 0)], "dilation": [1]}, "padding"),
+        ("max_pool", (1, 1, 4), {"kernel": [7], "strides": [1], "padding": [(0, 0)], "dilation": [1]}, "size -2"),
+        ("max_pool", (4,), {"kernel": [], "strides": [], "padding": [], "dilation": []}, "rank 3 or more"),
+        ("group_norm", (1, 4, 2), {"groups": 0, "epsilon": 1e-5}, "0 groups"),
+    ],
+)
+def test_shapes_that_no_tensor_can_have(op: str, shape: tuple[int, ...], attributes: dict, message: str) -> None:
+    b = GraphBuilder("shapes")
+    with pytest.raises(ShapeError, match=message):
+        b.op(op, [b.input("x", float32, shape)], **attributes)
+
+
+def test_many_values_of_one_name() -> None:
+    """Names are made unique in time that does not grow with their number."""
+    b = GraphBuilder("names")
+    x = b.input("relu", float32, (2,))
+    values = [b.op("relu", [x]) for _ in range(30_000)]
+    assert len({value.name for value in values}) == len(values) and values[1].name == "relu_2"

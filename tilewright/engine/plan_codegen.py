@@ -29,6 +29,7 @@ from tilewright.runtime.plan import (
 from tilewright.symbolic import Atom, Call, Expression, Size, Symbol, lower_bound
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
+MOST_STEPS = 256  # of one function: LLVM's time grows with the square of a function's length
 # A step shorter than this on one core is run by one: waking the others would take about as long.
 _SHARE_FROM_NANOSECONDS = 3000
 
@@ -40,37 +41,62 @@ def generate(plan: Plan, symbol: str, kernels: Mapping[str, str], weights: Mappi
 
     `kernels` maps a binary's key to its native symbol, `weights` a weight's name to its byte offset.
     """
-    writer = _PlanWriter(plan, symbol, kernels, weights)
-    return writer.write()
+    module = Module()
+    if len(plan.steps) <= MOST_STEPS:
+        _PlanWriter(plan, symbol, kernels, weights, module).write(0, len(plan.steps))
+        return module.text
+    whole = LLVMBuilder(module, symbol, "void", _PARAMETERS)
+    for start in range(0, len(plan.steps), MOST_STEPS):
+        part = f"{symbol}.from.{start}"
+        writer = _PlanWriter(plan, part, kernels, weights, module, linkage="internal", attributes="noinline nounwind")
+        writer.write(start, min(start + MOST_STEPS, len(plan.steps)))
+        whole.line(f"call void @{part}({', '.join(map(str, whole.arguments))})")
+    whole.ret()
+    whole.finish()
+    return module.text
+
+
+_PARAMETERS = (("ptr", "team", ""), ("ptr", "context", ""))
 
 
 class _PlanWriter:
-    def __init__(self, plan: Plan, symbol: str, kernels: Mapping[str, str], weights: Mapping[str, int]) -> None:
+    """Writes one function that runs steps of a plan; a long plan has several of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        symbol: str,
+        kernels: Mapping[str, str],
+        weights: Mapping[str, int],
+        module: Module,
+        **form: str,
+    ) -> None:
         self.plan = plan
         self.kernels = kernels
         self.weights = weights
         self.layout = ContextLayout.of(plan)
-        self.module = Module()
-        self.builder = LLVMBuilder(self.module, symbol, "void", [("ptr", "team", ""), ("ptr", "context", "")])
+        self.module = module
+        self.builder = LLVMBuilder(module, symbol, "void", _PARAMETERS, **form)
         self.team, self.context = self.builder.arguments
         self.pointers: dict[tuple[str, str], LLVMValue] = {}
         self.sizes: dict[Size | Atom, LLVMValue] = {}
 
-    def write(self) -> str:
-        builder = self.builder
-        most = max((len(choice.arguments) for step in self.plan.steps for choice in step.choices), default=0)
+    def write(self, start: int, end: int) -> None:
+        """Add the function for steps `start` up to `end` (not included) to the module."""
+        builder, steps = self.builder, self.plan.steps[start:end]
+        most = max((len(choice.arguments) for step in steps for choice in step.choices), default=0)
         self.slots = builder.alloca("i64", most + 3, align=64)
         self.profile = self._load_word("ptr", self.layout.profile)
         first = builder.new_block("steps")
         builder.branch(first)  # what the entry block holds dominates all steps
         builder.start(first)
-        self._mark(0)
-        for number, step in enumerate(self.plan.steps):
+        if start == 0:
+            self._mark(0)
+        for number, step in enumerate(steps, start=start):
             self._step(step)
             self._mark(number + 1)
         builder.ret()
         builder.finish()
-        return self.module.text
 
     def _mark(self, number: int) -> None:
         """Store the time in the profile, when there is one."""
