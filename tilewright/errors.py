@@ -136,6 +136,14 @@ class EngineTargetError(EngineError):
     """The engine's code needs a device or CPU features that this machine lacks."""
 
 
+class EngineUntrustedError(EngineError):
+    """The file is not the one that was expected, or no trusted key has signed it; nothing of it was used."""
+
+
+class SigningKeyError(TilewrightError):
+    """A key file that cannot be read or written, is malformed, or is a key of another kind than Ed25519."""
+
+
 class TargetError(TilewrightError):
     """A target to compile for that tilewright does not know; the message lists those it knows."""
 

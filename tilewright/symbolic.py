@@ -360,24 +360,84 @@ def to_json(value: Size) -> Any:
 
 
 def from_json(data: Any, symbols: Mapping[str, Symbol]) -> Size:
-    """The inverse of `to_json`; raises `ValueError` on malformed data and unknown symbols."""
-    if isinstance(data, int) and not isinstance(data, bool):
-        return data
-    try:
+    """The inverse of `to_json`; raises `ValueError` on malformed data, unknown symbols, and what is beyond the bounds
+    of `SizeReader`."""
+    return SizeReader(symbols).read(data)
+
+
+class SizeReader:
+    """Reads the sizes of one file, of which nobody knows where it comes from: what they cost is bounded.
+
+    A size is nested at most `MOST_DEPTH` deep, has at most `MOST_PARTS` symbols, powers, numbers and functions, also
+    while it is computed, and numbers below `LARGEST`.  All sizes of the file together take at most `MOST_WORK` parts.
+    """
+
+    MOST_DEPTH = 24
+    MOST_PARTS = 1000
+    LARGEST = 2**64
+    MOST_WORK = 4_000_000
+
+    def __init__(self, symbols: Mapping[str, Symbol]) -> None:
+        self.symbols = symbols
+        self._work = 0
+
+    def read(self, data: Any) -> Size:
+        """A size from its JSON value; raises `ValueError`."""
+        if type(data) is int:
+            return self._number(data)
+        try:
+            return self._read(data, self.MOST_DEPTH)
+        except (KeyError, TypeError, IndexError, ZeroDivisionError, RecursionError) as error:
+            raise ValueError(f"not a size expression: {str(data)[:200]}") from error
+
+    def _read(self, data: Any, depth: int) -> Size:
+        if type(data) is int:
+            return self._number(data)
+        if depth == 0:
+            raise ValueError(f"a size that is nested deeper than {self.MOST_DEPTH}")
         total: Size = 0
         for factor, atoms in data["terms"]:
-            term: Size = int(factor)
+            term: Size = self._number(factor)
             for text, power in atoms:
-                if isinstance(text, str):
-                    part: Size = Expression(((((symbols[text], 1),), 1),))
-                else:
-                    function, *arguments = text
-                    part = apply(function, *(from_json(argument, symbols) for argument in arguments))
-                if not 0 < power <= 8:
-                    raise ValueError(f"power {power} out of range")
+                part = self._atom(text, depth)
+                if type(power) is not int or not 0 < power <= 8:
+                    raise ValueError(f"power {str(power)[:40]} out of range")
                 for _ in range(power):
+                    self._check(_parts(term) * len(_terms(part)) + _parts(part) * len(_terms(term)))
                     term = simplify(lift(term) * part)
+            self._check(_parts(total) + _parts(term))
             total = simplify(lift(total) + term)
         return total
-    except (KeyError, TypeError, IndexError, ZeroDivisionError, RecursionError) as error:
-        raise ValueError(f"not a size expression: {data!r}") from error
+
+    def _atom(self, data: Any, depth: int) -> Size:
+        """A symbol by its name, or a function of sizes."""
+        if isinstance(data, str):
+            return Expression(((((self.symbols[data], 1),), 1),))
+        function, left, right = data
+        operands = self._read(left, depth - 1), self._read(right, depth - 1)
+        # Functions that simplify may look at each part of one operand for each of the other's.
+        self._check(1 + _parts(operands[0]) + _parts(operands[1]))
+        return apply(function, *operands)
+
+    def _number(self, value: Any) -> int:
+        if type(value) is not int or abs(value) > self.LARGEST:
+            raise ValueError(f"not a whole number of a size: {str(value)[:80]}")
+        self._work += 1
+        return value
+
+    def _check(self, parts: int) -> None:
+        self._work += parts
+        if parts > self.MOST_PARTS or self._work > self.MOST_WORK:
+            raise ValueError(f"a size of more than {self.MOST_PARTS} parts, or sizes that take too long to read")
+
+
+def _parts(value: Size) -> int:
+    """Numbers, symbols and functions in an expression, powers counted out."""
+    if isinstance(value, int):
+        return 1
+    count = 0
+    for monomial, _ in value.terms:
+        count += 1
+        for atom, power in monomial:
+            count += power if isinstance(atom, Symbol) else power * (1 + sum(map(_parts, atom.arguments)))
+    return count

@@ -8,12 +8,21 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tilewright.engine import cuda_program
-from tilewright.engine.file import REBUILD, Package, read_package, write_package
+from tilewright.engine.bounded_json import read_json
+from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, read_package, write_package
 from tilewright.engine.plan_json import plan_from_json
-from tilewright.errors import EngineDamagedError, EngineError, EngineTargetError, InputError
+from tilewright.engine.trust import PublicKey, Trust
+from tilewright.errors import (
+    EngineDamagedError,
+    EngineError,
+    EngineTargetError,
+    EngineUntrustedError,
+    InputError,
+    SettingsError,
+)
 from tilewright.host import host_cpu, missing_features
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import load_objects
@@ -49,6 +58,7 @@ class Engine:
             programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
             self._misfits = [_misfit(program["target"]) for program in programs]
             self._program = self._choose_program(target)
+            self._check_plan()  # before the plan is read, which takes longer
             self._signature = plan_from_json(self._program["plan"], with_steps=False)
 
     def _choose_program(self, target: str | None) -> Mapping[str, Any]:
@@ -63,6 +73,16 @@ class Engine:
                 raise EngineTargetError(f"{self._origin} has no program for {target}: it has {known}. {REBUILD}")
         fitting = [program for program, reason in pairs if reason is None]
         return fitting[0] if fitting else pairs[0][0]
+
+    def _check_plan(self) -> None:
+        """Whether plan, weights and machine code belong together: all of them make the symbol."""
+        program, offsets = self._program, self._package.weights.offsets
+        if program["target"]["name"] == "cuda":
+            expected = cuda_program.symbol(program["plan"], program["kernels"], offsets)
+        else:
+            expected = plan_symbol(program["plan"], offsets)
+        if program["symbol"] != expected:
+            raise ValueError("the machine code belongs to another plan")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -87,8 +107,6 @@ class Engine:
             if program["target"]["name"] == "cuda":
                 return cuda_program.session(program, self.plan, package)
             symbol = program["symbol"]
-            if symbol != plan_symbol(program["plan"], package.weights.offsets):
-                raise ValueError("the machine code belongs to another plan")
             images = [package.objects[name] for name in program["objects"]]
             try:
                 library = load_objects(images, [symbol], glue().imports)
@@ -98,34 +116,73 @@ class Engine:
 
     @classmethod
     def load(
-        cls, path: str | Path, rebuild: bool = False, progress: Progress | None = None, target: str | None = None
+        cls,
+        path: str | Path,
+        rebuild: bool | Literal["always"] = False,
+        progress: Progress | None = None,
+        target: str | None = None,
+        *,
+        expect_sha256: str | None = None,
+        trusted_keys: PublicKey | Sequence[PublicKey] | None = None,
+        mmap: bool = False,
     ) -> Engine:
-        """Load an engine file: mapped, verified, linked; `target` chooses among its programs ("cpu", "cuda").
+        """Load an engine file: read, verified, linked; `target` chooses among its programs ("cpu", "cuda").
 
-        Raises `EngineDamagedError`, `EngineVersionError` or `EngineTargetError` with the reason.  With
-        `rebuild`, an engine that does not load is built again, for this machine, from the graph inside
-        it (this imports the compiler); save the result to keep it.
+        An engine is a program: loading and running one from somebody you do not trust is running their code.  With
+        `expect_sha256` the file must have that SHA-256, with `trusted_keys` (files of public keys in PEM format, or
+        their contents as bytes) one of them must have signed it (`tilewright sign`); nothing of the file is used
+        before.  ``rebuild="always"`` reads only the graph and the weights and compiles them here: no machine code of
+        the file is run.
+
+        With ``rebuild=True``, an engine that does not load is built again, for this machine, from the graph inside
+        it.  Both import the compiler; save the result to keep it.
+
+        The file is copied to memory.  ``mmap=True`` maps it in its place, so that processes share the weights; while
+        it is mapped, the file may be replaced or deleted, but must not be written to: that would change results or end
+        the process.
+
+        Raises `EngineDamagedError`, `EngineVersionError`, `EngineTargetError` or `EngineUntrustedError` with the
+        reason, `SigningKeyError` for a key that cannot be read, and `MissingDependencyError` without `cryptography`.
         """
-        path = Path(path)
-        try:
-            engine = cls.read(path, target)
-            engine._session  # noqa: B018 - link now, so that what does not fit is told now
-            return engine
-        except EngineError as error:
-            if not rebuild:
+        path, trust = Path(path), Trust.of(expect_sha256, trusted_keys)
+        if rebuild not in (False, True, "always"):
+            raise SettingsError(f"rebuild is {rebuild!r}: expected False, True or 'always'")
+        reason: EngineError | None = None
+        if rebuild != "always":
+            try:
+                engine = cls._read(path, target, trust, mmap)
+                engine._session  # noqa: B018 - link now, so that what does not fit is told now
+                return engine
+            except EngineUntrustedError:
                 raise
-            from tilewright.engine.rebuild import rebuild_engine
+            except EngineError as error:
+                if not rebuild:
+                    raise
+                reason = error
+        from tilewright.engine.rebuild import rebuild_engine
 
-            return rebuild_engine(path, error, progress, target)
+        return rebuild_engine(path, reason, progress, target, trust)
 
     @classmethod
-    def read(cls, path: str | Path, target: str | None = None) -> Engine:
+    def read(
+        cls,
+        path: str | Path,
+        target: str | None = None,
+        *,
+        expect_sha256: str | None = None,
+        trusted_keys: PublicKey | Sequence[PublicKey] | None = None,
+        mmap: bool = False,
+    ) -> Engine:
         """Read and verify an engine file without linking its machine code, so that it may be another machine's.
 
-        Everything about the engine can be asked; running it links it then.  Raises as `load` does, but for
-        `EngineTargetError`, which comes from `run`.
+        Everything about the engine can be asked, and none of its code is run; running it links it then.  Raises as
+        `load` does, but for `EngineTargetError`, which comes from `run`.
         """
-        return cls(read_package(Path(path)), f"the engine {path}", target)
+        return cls._read(Path(path), target, Trust.of(expect_sha256, trusted_keys), mmap)
+
+    @classmethod
+    def _read(cls, path: Path, target: str | None, trust: Trust, mapped: bool) -> Engine:
+        return cls(read_package(path, trust, mapped), f"the engine {path}", target)
 
     def save(self, path: str | Path) -> None:
         """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
@@ -276,7 +333,7 @@ class Engine:
     def graph_data(self) -> dict[str, Any]:
         """The optimised graph as JSON values, without its constants' data."""
         with self._reading():
-            data: dict[str, Any] = json.loads(self._package.graph)["graph"]
+            data: dict[str, Any] = read_json(self._package.graph, MOST_GRAPH_BYTES)["graph"]
         return data
 
     def source_graph(self) -> Graph:
@@ -355,6 +412,14 @@ def _platform(triple: str) -> tuple[str, str]:
     return architecture, "elf"
 
 
-def load(path: str | Path, rebuild: bool = False, target: str | None = None) -> Engine:
-    """`Engine.load`: read an engine file; see there."""
-    return Engine.load(path, rebuild, target=target)
+def load(
+    path: str | Path,
+    rebuild: bool | Literal["always"] = False,
+    target: str | None = None,
+    *,
+    expect_sha256: str | None = None,
+    trusted_keys: PublicKey | Sequence[PublicKey] | None = None,
+    mmap: bool = False,
+) -> Engine:
+    """`Engine.load`: read an engine file, which is a program: see there for how to load only what you trust."""
+    return Engine.load(path, rebuild, target=target, expect_sha256=expect_sha256, trusted_keys=trusted_keys, mmap=mmap)

@@ -1,7 +1,8 @@
-"""The engine file: one uncompressed zip of plain data and machine code, read by mapping.
+"""The engine file: one uncompressed zip of plain data and machine code.
 
     manifest.json          what the file is, its programs, and the digest of every other member
     manifest.sha256        the manifest's digest, as ``sha256sum`` writes it
+    manifest.signatures    signatures of the manifest, where somebody has signed it (`engine.signing`)
     weights.safetensors    constants, aligned, in the order in which kernels read them
     graph.json             the graph that the engine was built from; its constants are in the weights
     kernels/<key>.o        machine code of a CPU
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import secrets
+import stat
 import struct
 import zipfile
 import zlib
@@ -28,8 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.engine.weights import Weights
-from tilewright.errors import EngineDamagedError, EngineError, EngineVersionError
+from tilewright.engine.archive import PADDING_EXTRA, Archive
+from tilewright.engine.bounded_json import read_json
+from tilewright.engine.trust import Trust
+from tilewright.engine.weights import ALIGNMENT, Weights
+from tilewright.errors import EngineError, EngineVersionError
 from tilewright.settings import settings
 
 FORMAT = "tilewright engine"
@@ -38,17 +42,17 @@ READABLE = (2, 3)
 
 MANIFEST = "manifest.json"
 GUARD = "manifest.sha256"
+SIGNATURES = "manifest.signatures"
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.json"
+MOST_MANIFEST_BYTES = 64 << 20
+MOST_GRAPH_BYTES = 256 << 20
 
 _PAGE = 4096  # large members start on a page of the file, so that they can be mapped
 _PIECE = 4 << 20
-_ZIP = b"PK"  # what zip archives begin with
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_LOCAL_HEADER_BYTES = 30
 _EXTRA = struct.Struct("<HH")
-_EXTRA_ID = 0xD935  # the zip extra field that alignment tools use
-_ZIP64_EXTRA = 20
-_DAMAGE = "Build the engine again, or copy the file again from where it came"
+_ZIP64_EXTRA_BYTES = 20
 REBUILD = (
     "Build it again from the graph inside it: `tilewright build OLD.engine -o NEW.engine` on the command line (with "
     "--target for something else than it was built for), Engine.load(path, rebuild=True) in Python."
@@ -63,21 +67,28 @@ class Package:
     weights: Weights
     graph: bytes
     objects: Mapping[str, bytes]  # by member name
+    signed: tuple[bytes, bytes] | None = None  # the manifest as it was read, and its signatures
 
 
 def write_package(package: Package, path: Path) -> None:
-    """Write an engine file; readers see the old file or the whole new one. Raises `EngineError`."""
-    members: dict[str, Any] = {**package.objects, GRAPH: package.graph, WEIGHTS: package.weights.data}
-    listing = {name: {"bytes": len(data), "sha256": digest(data)} for name, data in members.items()}
-    manifest = json.dumps({**package.manifest, "members": listing}, indent=1).encode()
+    """Write an engine file; readers see the old file or the whole new one. Raises `EngineError`.
+
+    Signatures are kept where the manifest is the one that was signed.
+    """
+    manifest = manifest_text(package)
     guard = f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+    members: dict[str, Any] = {MANIFEST: manifest, GUARD: guard}
+    if package.signed is not None and package.signed[0] == manifest:
+        members[SIGNATURES] = package.signed[1]
+    members |= {**package.objects, GRAPH: package.graph, WEIGHTS: package.weights.data}
     path = Path(path)
+    check_replaceable(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         try:
             with open(temporary, "xb") as file:
                 with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                    for name, data in {MANIFEST: manifest, GUARD: guard, **members}.items():
+                    for name, data in members.items():
                         _write_member(archive, file.tell(), name, data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -88,160 +99,169 @@ def write_package(package: Package, path: Path) -> None:
         raise EngineError(f"cannot write the engine {path}: {error}") from error
 
 
+def manifest_text(package: Package) -> bytes:
+    """The manifest as it stands in the file, with the size and digest of every other member."""
+    members: dict[str, Any] = {**package.objects, GRAPH: package.graph, WEIGHTS: package.weights.data}
+    listing = {name: {"bytes": len(data), "sha256": digest(data)} for name, data in members.items()}
+    return json.dumps({**package.manifest, "members": listing}, indent=1).encode()
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise `EngineError` if writing a file to `path` would replace something that is not a file.
+
+    A symbolic link to a file is replaced itself; the file that it leads to stays as it is.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise EngineError(f"cannot write {path}: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise EngineError(f"cannot write {path}: it exists and is not a regular file; give another name")
+
+
 def _write_member(archive: zipfile.ZipFile, position: int, name: str, data: Any) -> None:
     """Add a stored member; a large one starts at a page."""
     information = zipfile.ZipInfo(name)  # with the format's first date: equal engines are equal files
     information.external_attr = 0o644 << 16
     large = len(data) * 1.05 > zipfile.ZIP64_LIMIT
     if len(data) >= _PAGE:
-        start = position + _LOCAL_HEADER.size + len(name.encode()) + _EXTRA.size + (_ZIP64_EXTRA if large else 0)
+        start = position + _LOCAL_HEADER_BYTES + len(name.encode()) + _EXTRA.size + (_ZIP64_EXTRA_BYTES if large else 0)
         gap = -start % _PAGE
-        information.extra = _EXTRA.pack(_EXTRA_ID, gap) + bytes(gap)
+        information.extra = _EXTRA.pack(PADDING_EXTRA, gap) + bytes(gap)
     with archive.open(information, "w", force_zip64=large) as member:
         member.write(data)
 
 
-def read_package(path: Path) -> Package:
-    """Map and verify an engine file.
+def read_package(path: Path, trust: Trust | None = None, mapped: bool = False) -> Package:
+    """Read and verify an engine file; `mapped` shares its pages with other processes in place of a copy.
 
     Raises `EngineDamagedError` when a bit of it is not as it was written, `EngineVersionError`,
-    and `EngineError` when the file cannot be read at all.
+    `EngineUntrustedError` when it is not what `trust` asks for, and `EngineError` when the file cannot be read at all.
     """
-    archive = Archive(path)
-    manifest = _read_manifest(archive)
-    members = _checked_members(archive, manifest)
+    archive = Archive(path, mapped)
+    manifest = _read_manifest(archive, trust or Trust())
+    listing = _listing(archive, manifest)
+    members = {name: _checked_member(archive, listing, name) for name in listing}
     objects = {name: bytes(data) for name, data in members.items() if name not in (GRAPH, WEIGHTS)}
-    try:
-        weights = Weights.parse(np.frombuffer(members[WEIGHTS], np.uint8))
-    except (KeyError, ValueError) as error:
-        raise archive.damaged(f"{WEIGHTS}: {error}") from error
-    return Package(manifest, weights, bytes(members.get(GRAPH, b"")), objects)
+    weights = _weights(archive, members.get(WEIGHTS))
+    signatures = archive.members.get(SIGNATURES)
+    signed = None if signatures is None else (bytes(archive.members[MANIFEST]), bytes(signatures))
+    return Package(manifest, weights, bytes(members.get(GRAPH, b"")), objects, signed)
 
 
-def read_source(path: Path) -> tuple[bytes, Weights, str]:
-    """The graph and the weights alone, verified by the zip's own checksums, and where the model came from, if that
-    can be read: for rebuilding an engine whose other parts do not load.
+@dataclass(frozen=True)
+class Source:
+    """What an engine can be built from again: its graph and weights, and what the manifest says of them."""
 
-    Raises `EngineDamagedError` when the graph or the weights are damaged too.
+    graph: bytes
+    weights: Weights
+    origin: str  # where the model came from; empty when that cannot be read
+    targets: tuple[Mapping[str, Any], ...]  # what the programs were built for; none when that cannot be read
+
+
+def read_source(path: Path, trust: Trust | None = None) -> Source:
+    """The graph and the weights alone, for building an engine again: its machine code is not looked at.
+
+    They are verified by the zip's own checksums, so that damage elsewhere does not stand in the way; by the manifest's
+    digests where `trust` asks for a signature.  Raises `EngineDamagedError` when the graph or the weights are damaged
+    too, and `EngineUntrustedError`.
     """
     archive = Archive(path)
+    trust = trust or Trust()
     for name in (GRAPH, WEIGHTS):
         if name not in archive.members:
             raise archive.damaged(f"{name} is missing")
         if zlib.crc32(archive.members[name]) != archive.checksums[name]:
             raise archive.damaged(f"{name} has changed since it was written")
-    try:
-        weights = Weights.parse(np.frombuffer(archive.members[WEIGHTS], np.uint8))
-    except ValueError as error:
-        raise archive.damaged(f"{WEIGHTS}: {error}") from error
-    return bytes(archive.members[GRAPH]), weights, _recorded_source(archive)
+    trust.check_file(archive.path, archive.content)
+    if trust.needs_signature:
+        listing = _listing(archive, _verified_manifest(archive, trust))
+        for name in (GRAPH, WEIGHTS):
+            _checked_member(archive, listing, name)
+    weights = _weights(archive, archive.members[WEIGHTS])
+    return Source(bytes(archive.members[GRAPH]), weights, *_recorded(archive))
 
 
-def read_targets(path: Path) -> list[Mapping[str, Any]]:
+def read_targets(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What an engine's programs were built for, as its manifest has it, whatever else is wrong with that; none when
     it cannot be read. Raises `EngineDamagedError` for what is no zip file."""
-    archive = Archive(path)
+    return _recorded(Archive(path))[1]
+
+
+def _recorded(archive: Archive) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """The manifest's `source` and its programs' targets, as far as they can be read."""
     try:
-        found = [program["target"] for program in json.loads(bytes(archive.members[MANIFEST]))["programs"]]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return []
-    return [target for target in found if isinstance(target, dict)]
+        manifest = read_json(archive.members[MANIFEST], MOST_MANIFEST_BYTES)
+        found = [program["target"] for program in manifest["programs"]]
+        source = manifest.get("source", "")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return "", ()
+    targets = tuple(target for target in found if isinstance(target, dict))
+    return source if isinstance(source, str) else "", targets
 
 
-def _recorded_source(archive: Archive) -> str:
-    """The manifest's `source`, whatever else is wrong with it; empty when there is none to read."""
+def _weights(archive: Archive, data: memoryview | None) -> Weights:
+    """The weights where they are in memory, or a copy where a rewritten file has them out of alignment."""
+    if data is None:
+        raise archive.damaged(f"{WEIGHTS} is missing")
     try:
-        source = json.loads(bytes(archive.members[MANIFEST]))["source"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return ""
-    return source if isinstance(source, str) else ""
+        weights = Weights.parse(np.frombuffer(data, np.uint8))
+    except ValueError as error:
+        raise archive.damaged(f"{WEIGHTS}: {error}") from error
+    return weights if weights.address % ALIGNMENT == 0 else weights.aligned()
 
 
-class Archive:
-    """The members of a zip file, mapped; views of them stay valid as long as they exist."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self.members: dict[str, memoryview] = {}
-        self.checksums: dict[str, int] = {}
-        try:
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    raise self.damaged("the file is empty")
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._list(file, memoryview(mapped))
-        except OSError as error:
-            raise EngineError(f"cannot read the engine {path}: {error}") from error
-
-    def _list(self, file: Any, memory: memoryview) -> None:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                entries = archive.infolist()
-        except Exception as error:  # zipfile raises a dozen kinds for damaged files
-            if bytes(memory[:2]) != _ZIP:
-                raise EngineDamagedError(
-                    f"{self.path} is no engine: no complete zip archive. Models become engines by "
-                    "`tilewright build MODEL -o NEW.engine`, or `tilewright.compile` in Python."
-                ) from error
-            raise self.damaged(f"no complete zip archive ({error})") from error
-        for entry in entries:
-            data = self._data(entry, memory)
-            if data is None or entry.filename in self.members:
-                raise self.damaged(f"the zip's entry of {entry.filename!r} is wrong")
-            self.members[entry.filename] = data
-            self.checksums[entry.filename] = entry.CRC
-
-    @staticmethod
-    def _data(entry: zipfile.ZipInfo, memory: memoryview) -> memoryview | None:
-        """A stored member's bytes; None when its headers are wrong."""
-        start = entry.header_offset
-        if start < 0 or start + _LOCAL_HEADER.size > len(memory) or entry.compress_type != zipfile.ZIP_STORED:
-            return None
-        signature, *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(memory, start)
-        begin = start + _LOCAL_HEADER.size + name_length + extra_length
-        if signature != b"PK\3\4" or begin + entry.file_size > len(memory):
-            return None
-        return memory[begin : begin + entry.file_size]
-
-    def damaged(self, what: str) -> EngineDamagedError:
-        """The error for this file."""
-        return EngineDamagedError(f"the engine {self.path} is damaged: {what}. {_DAMAGE}.")
-
-
-def _read_manifest(archive: Archive) -> dict[str, Any]:
-    for name in (MANIFEST, GUARD):
-        if name not in archive.members:
-            raise archive.damaged(f"{name} is missing, so this is no tilewright engine")
-    text = archive.members[MANIFEST]
-    if bytes(archive.members[GUARD]).split()[:1] != [hashlib.sha256(text).hexdigest().encode()]:
-        raise archive.damaged(f"{MANIFEST} has changed since it was written")
-    try:
-        manifest = json.loads(bytes(text))
-        known, version = manifest["format"] == FORMAT, manifest["version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise archive.damaged(f"{MANIFEST}: {error}") from error
-    if not known:
+def _read_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
+    """The manifest of an engine that this version reads."""
+    manifest = _verified_manifest(archive, trust)
+    version = manifest.get("version")
+    if manifest.get("format") != FORMAT or not isinstance(version, int):
         raise archive.damaged(f"{MANIFEST} is not of a {FORMAT}")
     if version not in READABLE:
         raise EngineVersionError(
             f"the engine {archive.path} has format version {version}, this tilewright reads versions "
             f"{' and '.join(map(str, READABLE))} "
-            f"(it was written by {manifest.get('producer')}). {REBUILD}"
+            f"(it was written by {str(manifest.get('producer'))[:200]}). {REBUILD}"
         )
     return manifest
 
 
-def _checked_members(archive: Archive, manifest: Mapping[str, Any]) -> dict[str, memoryview]:
-    """All members but the manifest, verified: exactly those that the manifest lists."""
-    members = {name: data for name, data in archive.members.items() if name not in (MANIFEST, GUARD)}
+def _verified_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
+    """The manifest's JSON object, parsed once it is known to be what was written and what is trusted."""
+    trust.check_file(archive.path, archive.content)
+    for name in (MANIFEST, GUARD):
+        if name not in archive.members:
+            raise archive.damaged(f"{name} is missing, so this is no tilewright engine")
+    text = archive.members[MANIFEST]
+    if bytes(archive.members[GUARD][:128]).split()[:1] != [hashlib.sha256(text).hexdigest().encode()]:
+        raise archive.damaged(f"{MANIFEST} has changed since it was written")
+    trust.check_manifest(archive.path, bytes(text), bytes(archive.members.get(SIGNATURES, b"")))
+    try:
+        manifest = read_json(text, MOST_MANIFEST_BYTES)
+    except (ValueError, RecursionError) as error:
+        raise archive.damaged(f"{MANIFEST}: {error}") from error
+    if not isinstance(manifest, dict):
+        raise archive.damaged(f"{MANIFEST} is not of a {FORMAT}")
+    return manifest
+
+
+def _listing(archive: Archive, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the manifest says of the other members, which are exactly those in the file."""
     listing = manifest.get("members")
-    if not isinstance(listing, dict) or listing.keys() != members.keys():
+    names = archive.members.keys() - {MANIFEST, GUARD, SIGNATURES}
+    if not isinstance(listing, dict) or listing.keys() != names:
         raise archive.damaged("its members are not those that the manifest lists")
-    for name, data in members.items():
-        entry = listing[name]
-        if not isinstance(entry, dict) or entry.get("bytes") != len(data) or entry.get("sha256") != digest(data):
-            raise archive.damaged(f"{name} has changed since it was written")
-    return members
+    return listing
+
+
+def _checked_member(archive: Archive, listing: Mapping[str, Any], name: str) -> memoryview:
+    """A member that has the size and the digest of the manifest."""
+    data, entry = archive.members[name], listing[name]
+    if not isinstance(entry, dict) or entry.get("bytes") != len(data) or entry.get("sha256") != digest(data):
+        raise archive.damaged(f"{name} has changed since it was written")
+    return data
 
 
 def digest(data: Any) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.engine.bounded_json import read_json
+from tilewright.engine.file import MOST_GRAPH_BYTES
 from tilewright.engine.weights import Weights
 from tilewright.errors import InvalidIRError
 from tilewright.graph import serialize
@@ -37,14 +39,14 @@ def graph_from_json(text: bytes, weights: Weights) -> Graph:
     Raises `InvalidIRError` when the text is malformed or does not fit the weights.
     """
     try:
-        data = json.loads(text)
+        data = read_json(text, MOST_GRAPH_BYTES)
         shapes = {name: shape for name, _, shape in data["graph"]["constants"]}
         arrays = {
             name: _constant(weights, weight, recipe, shapes[name])
             for name, (weight, recipe) in data["constants"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {str(error)[:300]}") from error
     return serialize.from_data(data["graph"], arrays)
 
 

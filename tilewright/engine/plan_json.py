@@ -18,10 +18,12 @@ from tilewright.runtime.plan import (
     TiledReference,
 )
 from tilewright.runtime.tables import TABLES
-from tilewright.symbolic import Symbol, from_json, to_json
+from tilewright.symbolic import SizeReader, Symbol, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
 _LARGEST_SIZE = 2**62
+_MOST_SYMBOLS = 1000
+_LONGEST_SYMBOL = 256  # letters
 _LANES = 63  # a plan has at most
 
 
@@ -50,19 +52,20 @@ def plan_from_json(data: Any, with_steps: bool = True) -> Plan:
     Running needs no steps, they are in the native code: `with_steps=False` leaves them out.
     """
     try:
-        symbols = {name: _symbol(name, low, high) for name, low, high in data["symbols"]}
-        inputs = [_spec_from_json(spec, symbols) for spec in data["inputs"]]
+        symbols = _symbols(data["symbols"])
+        sizes = SizeReader(symbols)
+        inputs = [_spec_from_json(spec, sizes) for spec in data["inputs"]]
         return Plan(
             symbols=symbols,
             inputs=inputs,
-            outputs=[_spec_from_json(spec, symbols) for spec in data["outputs"]],
-            steps=[_step_from_json(n, step, symbols) for n, step in enumerate(data["steps"])] if with_steps else [],
-            arena_bytes=from_json(data["arena_bytes"], symbols),
+            outputs=[_spec_from_json(spec, sizes) for spec in data["outputs"]],
+            steps=[_step_from_json(n, step, sizes) for n, step in enumerate(data["steps"])] if with_steps else [],
+            arena_bytes=sizes.read(data["arena_bytes"]),
             scratch_bytes=_natural(data["scratch_bytes"]),
-            nanoseconds=from_json(data["nanoseconds"], symbols),
-            index_ranges=[_index_range_from_json(entry, symbols, inputs) for entry in data["index_ranges"]],
+            nanoseconds=sizes.read(data["nanoseconds"]),
+            index_ranges=[_index_range_from_json(entry, sizes, inputs) for entry in data["index_ranges"]],
             conditions=[
-                Condition(from_json(left, symbols), from_json(right, symbols), _text(operation))
+                Condition(sizes.read(left), sizes.read(right), _text(operation))
                 for left, right, operation in data.get("conditions", [])
             ],
         )
@@ -75,20 +78,20 @@ def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:
     return data if spec.mutates is None else {**data, "mutates": spec.mutates}
 
 
-def _spec_from_json(data: Any, symbols: dict[str, Symbol]) -> TensorSpec:
+def _spec_from_json(data: Any, sizes: SizeReader) -> TensorSpec:
     dtype = _text(data["dtype"])
     if dtype not in dtypes.BY_NAME:
         raise ValueError(f"unknown element type {dtype!r}")
-    shape = tuple(from_json(size, symbols) for size in data["shape"])
+    shape = tuple(sizes.read(size) for size in data["shape"])
     mutates = data.get("mutates")
     return TensorSpec(_text(data["name"]), dtype, shape, None if mutates is None else _text(mutates))
 
 
-def _index_range_from_json(data: Any, symbols: dict[str, Symbol], inputs: list[TensorSpec]) -> IndexRange:
+def _index_range_from_json(data: Any, sizes: SizeReader, inputs: list[TensorSpec]) -> IndexRange:
     name, low, high, operation = data
     if name not in [spec.name for spec in inputs]:
         raise ValueError(f"an index range is for {name!r}, which is no input")
-    return IndexRange(_text(name), from_json(low, symbols), from_json(high, symbols), _text(operation))
+    return IndexRange(_text(name), sizes.read(low), sizes.read(high), _text(operation))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def _step_to_json(step: Step) -> dict[str, Any]:
     }
 
 
-def _step_from_json(number: int, data: Any, symbols: dict[str, Symbol]) -> Step:
+def _step_from_json(number: int, data: Any, sizes: SizeReader) -> Step:
     evidence = data["evidence"]
     lane, after = _natural(data.get("lane", 0)), tuple(map(_natural, data.get("after", ())))
     if lane > _LANES or any(other >= number for other in after):
@@ -113,10 +116,10 @@ def _step_from_json(number: int, data: Any, symbols: dict[str, Symbol]) -> Step:
         raise ValueError("a step's evidence is no object")
     return Step(
         _text(data["name"]),
-        tuple(_choice_from_json(choice, symbols) for choice in data["choices"]),
+        tuple(_choice_from_json(choice, sizes) for choice in data["choices"]),
         tuple(map(_text, data["operations"])),
-        from_json(data["bytes"], symbols),
-        from_json(data["flops"], symbols),
+        sizes.read(data["bytes"]),
+        sizes.read(data["flops"]),
         evidence,
         lane,
         after,
@@ -134,12 +137,12 @@ def _choice_to_json(choice: Choice) -> dict[str, Any]:
     return data
 
 
-def _choice_from_json(data: Any, symbols: dict[str, Symbol]) -> Choice:
-    x, y, z = (from_json(extent, symbols) for extent in data["grid"])
-    arguments = tuple(_argument_from_json(argument, symbols) for argument in data["arguments"])
+def _choice_from_json(data: Any, sizes: SizeReader) -> Choice:
+    x, y, z = (sizes.read(extent) for extent in data["grid"])
+    arguments = tuple(_argument_from_json(argument, sizes) for argument in data["arguments"])
     if "at_most" not in data:
         return Choice(_text(data["kernel"]), arguments, (x, y, z))
-    size, at_most = from_json(data["size"], symbols), _natural(data["at_most"])
+    size, at_most = sizes.read(data["size"]), _natural(data["at_most"])
     return Choice(_text(data["kernel"]), arguments, (x, y, z), size, at_most)
 
 
@@ -160,28 +163,37 @@ def _argument_to_json(argument: Argument) -> dict[str, Any]:
     return {"type": argument.type, "value": to_json(value)}
 
 
-def _argument_from_json(data: Any, symbols: dict[str, Symbol]) -> Argument:
+def _argument_from_json(data: Any, sizes: SizeReader) -> Argument:
     type_text = _text(data["type"])
     if "number" in data:
         return Argument(type_text, float(data["number"]))
     if "value" in data:
-        return Argument(type_text, from_json(data["value"], symbols))
+        return Argument(type_text, sizes.read(data["value"]))
     if "table" in data:
         if data["table"] not in TABLES:
             raise ValueError(f"there is no table {data['table']!r}")
-        sizes = tuple(from_json(size, symbols) for size in data["sizes"])
-        return Argument(type_text, TableReference(data["table"], sizes, bool(data["columns"])))
+        numbers = tuple(sizes.read(size) for size in data["sizes"])
+        return Argument(type_text, TableReference(data["table"], numbers, bool(data["columns"])))
     (kind,) = [key for key in data if key in _BUFFER_KINDS]
-    place = BufferReference(kind, _text(data[kind]), from_json(data["offset"], symbols))
+    place = BufferReference(kind, _text(data[kind]), sizes.read(data["offset"]))
     if "shape" not in data:
         return Argument(type_text, place)
-    shape, strides = (tuple(from_json(size, symbols) for size in data[name]) for name in ("shape", "strides"))
+    shape, strides = (tuple(sizes.read(size) for size in data[name]) for name in ("shape", "strides"))
     steps = tuple(map(_natural, data.get("steps", ())))
     return Argument(type_text, TiledReference(place, shape, strides, steps))
 
 
+def _symbols(data: Any) -> dict[str, Symbol]:
+    symbols = {name: _symbol(name, low, high) for name, low, high in data}
+    if not len(data) == len(symbols) <= _MOST_SYMBOLS:
+        raise ValueError(f"the plan has {len(data)} symbols, of which some are equal, or more than {_MOST_SYMBOLS}")
+    return symbols
+
+
 def _symbol(name: Any, low: Any, high: Any) -> Symbol:
     symbol = Symbol(_text(name), _natural(low), _natural(high))
+    if len(symbol.name) > _LONGEST_SYMBOL:
+        raise ValueError(f"the name of a symbol has {len(symbol.name)} letters, at most {_LONGEST_SYMBOL} are read")
     if symbol.low > symbol.high:
         raise ValueError(f"the range of {symbol} is empty")
     return symbol
@@ -189,11 +201,11 @@ def _symbol(name: Any, low: Any, high: Any) -> Symbol:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected a text, found {value!r}")
+        raise ValueError(f"expected a text, found {repr(value)[:200]}")
     return value
 
 
 def _natural(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_SIZE:
-        raise ValueError(f"expected a whole number from 0 to 2**62, found {value!r}")
+        raise ValueError(f"expected a whole number from 0 to 2**62, found {repr(value)[:200]}")
     return value

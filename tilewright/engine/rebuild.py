@@ -3,39 +3,89 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine, target_name
-from tilewright.engine.file import read_source, read_targets
+from tilewright.engine.file import Source, read_source, read_targets
 from tilewright.engine.graph_json import graph_from_json
-from tilewright.errors import DeviceError, EngineDamagedError, EngineError, InvalidIRError, MissingDependencyError
+from tilewright.engine.trust import Trust
+from tilewright.engine.tuning import Tuning
+from tilewright.errors import (
+    DeviceError,
+    EngineDamagedError,
+    EngineError,
+    InvalidIRError,
+    MissingDependencyError,
+    TilewrightError,
+)
 from tilewright.graph.core import Graph
 from tilewright.runtime.cuda.device import current_device
 
 _log = logging.getLogger("tilewright")
+_PROBLEM = "the engine cannot be built again from its own graph"
 
 
 def rebuild_engine(
-    path: Path, reason: Exception, progress: Callable[[str, str, float], None] | None, target: str | None = None
+    path: Path,
+    reason: Exception | None,
+    progress: Callable[[str, str, float], None] | None,
+    target: str | None = None,
+    trust: Trust | None = None,
 ) -> Engine:
-    """The engine of a file, built anew for this machine because of `reason`: for `target`, else for its GPU and its CPU
-    as far as the engine was for such, else for its CPU.
+    """The engine of a file, built anew for this machine: for `target`, else for its GPU and its CPU as far as the
+    engine was for such, else for its CPU.  `reason` says why the engine in the file is not used, if it was looked at.
 
-    Raises `EngineDamagedError` when the graph inside cannot be read.
+    Raises `EngineDamagedError` when the graph inside cannot be read or built, and `EngineUntrustedError` when the file
+    is not what `trust` asks for.
     """
-    graph, source = read_graph(path, f"{reason} It cannot be built again from its own graph either")
-    targets = [target] if target is not None else _of_this_machine(targets_of(path))
-    _log.warning("building the engine again, for %s: %s", ", ".join(targets), reason)
-    return build(graph, targets, progress, source)
+    problem = f"{reason} It cannot be built again from its own graph either" if reason is not None else _PROBLEM
+    source = read_source(path, trust)
+    graph = _graph(source, problem)
+    targets = [target] if target is not None else _of_this_machine(_names(source.targets))
+    if reason is not None:
+        _log.warning("building the engine again, for %s: %s", ", ".join(targets), reason)
+    return build_graph(graph, targets, progress, source.origin, problem=f"{path}: {problem}")
+
+
+def build_graph(
+    graph: Graph,
+    targets: Sequence[str],
+    progress: Callable[[str, str, float], None] | None,
+    origin: str,
+    tuning: Tuning | None = None,
+    problem: str = _PROBLEM,
+) -> Engine:
+    """Build a graph that came from a file, so that it may be one that no importer would make.
+
+    Raises as `build` does, and `EngineDamagedError` where the compiler meets what no importer makes.
+    """
+    try:
+        return build(graph, targets, progress, origin, tuning)
+    except (TilewrightError, OSError):
+        raise
+    except Exception as error:
+        raise EngineDamagedError(
+            f"{problem}: the compiler stopped at it ({type(error).__name__}: {str(error)[:300]}). Build the engine "
+            "from its model again."
+        ) from error
 
 
 def targets_of(path: Path) -> list[str]:
     """What an engine was built for, as `build` takes it; none where the file does not tell."""
     try:
-        return [target_name(target) for target in read_targets(path)]
-    except (EngineError, KeyError, TypeError):
+        return _names(read_targets(path))
+    except EngineError:
+        return []
+
+
+def _names(targets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of targets; none where one of them is malformed."""
+    try:
+        return [target_name(target) for target in targets]
+    except (KeyError, TypeError):
         return []
 
 
@@ -54,13 +104,17 @@ def _of_this_machine(targets: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found)) or ["cpu"]
 
 
-def read_graph(path: Path, problem: str = "the engine cannot be built again from its own graph") -> tuple[Graph, str]:
+def read_graph(path: Path) -> tuple[Graph, str]:
     """The graph that an engine was built from, and where the model came from ("" when unknown).
 
-    Raises `EngineDamagedError`, whose message begins with `problem` when the graph is malformed.
+    Raises `EngineDamagedError` when the graph is malformed.
     """
-    text, weights, source = read_source(path)
+    source = read_source(path)
+    return _graph(source, f"{path}: {_PROBLEM}"), source.origin
+
+
+def _graph(source: Source, problem: str) -> Graph:
     try:
-        return graph_from_json(text, weights), source
+        return graph_from_json(source.graph, source.weights)
     except InvalidIRError as error:
         raise EngineDamagedError(f"{problem}: {error}") from error

@@ -18,10 +18,13 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.engine.bounded_json import read_json
 
 ALIGNMENT = 64
 _PADDING = ".padding."
 _HEADER_LIMIT = 100 << 20
+_MOST_DIMENSIONS = 32  # as NumPy 1 has them
+_LARGEST = 2**60  # bytes, elements
 
 _NAMES = {
     "int1": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
@@ -97,7 +100,7 @@ class Weights:
             length = int.from_bytes(data[:8].tobytes(), "little")
             if not 0 < length <= min(_HEADER_LIMIT, data.size - 8):
                 raise ValueError(f"header of {length} bytes in a file of {data.size}")
-            header = json.loads(data[8 : 8 + length].tobytes())
+            header = read_json(data[8 : 8 + length].tobytes(), _HEADER_LIMIT)
             start = 8 + length
             entries = {
                 name: _entry(name, entry, data.size - start)
@@ -107,6 +110,15 @@ class Weights:
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__} {error}") from error
         return cls(data, entries, start)
+
+    def aligned(self) -> Weights:
+        """The same file image, placed so that tensors start at multiples of `ALIGNMENT`, as kernels expect."""
+        memory = np.empty(self.data.size + ALIGNMENT, np.uint8)
+        first = -(memory.ctypes.data + self.start) % ALIGNMENT
+        data = memory[first : first + self.data.size]
+        data[:] = self.data
+        data.flags.writeable = False
+        return Weights(data, self.entries, self.start)
 
     @property
     def address(self) -> int:
@@ -148,13 +160,15 @@ def _entry(name: str, data: Any, limit: int) -> WeightEntry:
     dtype, shape = _DTYPES[data["dtype"]], tuple(data["shape"])
     begin, end = data["data_offsets"]
     numbers = (*shape, begin, end)
-    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
-        raise ValueError(f"tensor {name!r} has sizes that are no whole numbers")
-    count = 1
-    for extent in shape:
-        count *= extent
+    if not all(type(number) is int and 0 <= number <= _LARGEST for number in numbers) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"tensor {name[:80]!r} has sizes that are out of range")
+    count = math.prod(shape)
+    if math.prod(extent or 1 for extent in shape) > _LARGEST:
+        raise ValueError(f"tensor {name[:80]!r} has sizes that are out of range")
     if not (begin <= end <= limit) or end - begin != count * dtype.itemsize or begin % dtype.itemsize:
-        raise ValueError(f"tensor {name!r} does not fit: {dtype.name} {list(shape)} at {begin}..{end} of {limit} bytes")
+        raise ValueError(
+            f"tensor {name[:80]!r} does not fit: {dtype.name} {list(shape)} at {begin}..{end} of {limit} bytes"
+        )
     return WeightEntry(dtype, shape, begin, end - begin)
 
 

@@ -19,7 +19,7 @@ from tilewright.dtypes import BY_TEXT, DType
 from tilewright.errors import InvalidIRError, ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.verifier import verify
-from tilewright.symbolic import Expression, Size, Symbol, from_json, to_json
+from tilewright.symbolic import Expression, Size, SizeReader, Symbol, to_json
 
 FORMAT = 1
 
@@ -80,9 +80,9 @@ def _attribute_data(item: Any) -> Any:
     return item
 
 
-def _attribute(item: Any, symbols: Mapping[str, Symbol]) -> Any:
+def _attribute(item: Any, sizes: SizeReader) -> Any:
     if isinstance(item, list):
-        return tuple(_attribute(part, symbols) for part in item)
+        return tuple(_attribute(part, sizes) for part in item)
     if isinstance(item, dict):
         ((kind, content),) = item.items()
         if kind == "dtype":
@@ -90,19 +90,20 @@ def _attribute(item: Any, symbols: Mapping[str, Symbol]) -> Any:
         if kind == "float":
             return float(content)
         if kind == "size":
-            return from_json(content, symbols)
+            return sizes.read(content)
         raise ValueError(f"unknown attribute tag {kind!r}")
     return item
 
 
 def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
     graph = Graph(_text(data["name"]))
-    graph.symbols = {_text(name): Symbol(name, int(low), int(high)) for name, low, high in data["symbols"]}
+    graph.symbols = {_text(name): _symbol(name, low, high) for name, low, high in data["symbols"]}
+    sizes = SizeReader(graph.symbols)
     values: dict[str, Value] = {}
 
     def define(entry: Any) -> Value:
         name, dtype, shape = entry
-        extents: tuple[Size, ...] = tuple(from_json(extent, graph.symbols) for extent in shape)
+        extents: tuple[Size, ...] = tuple(map(sizes.read, shape))
         if _text(name) in values:
             raise ValueError(f"%{name} is defined twice")
         values[name] = Value(name, BY_TEXT[dtype], extents)
@@ -114,13 +115,19 @@ def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
         graph.constants[value] = arrays[value.name]
     for entry in data["nodes"]:
         inputs = [None if name is None else values[name] for name in entry["inputs"]]
-        attributes = {_text(key): _attribute(item, graph.symbols) for key, item in entry["attributes"].items()}
+        attributes = {_text(key): _attribute(item, sizes) for key, item in entry["attributes"].items()}
         outputs = [define(output) for output in entry["outputs"]]
         graph.nodes.append(Node(_text(entry["op"]), inputs, outputs, attributes, _text(entry["source"])))
     graph.outputs = [values[name] for _, name in data["outputs"]]
     graph.output_names = [_text(name) for name, _ in data["outputs"]]
     graph.mutations = {values[target]: values[name] for target, name in data["mutations"]}
     return graph
+
+
+def _symbol(name: str, low: Any, high: Any) -> Symbol:
+    if not (type(low) is type(high) is int and 0 <= low <= high <= SizeReader.LARGEST):
+        raise ValueError(f"the range of {name[:80]!r} is not one of sizes")
+    return Symbol(name, low, high)
 
 
 def _text(item: Any) -> str:
