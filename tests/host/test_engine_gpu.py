@@ -10,6 +10,7 @@ import pytest
 
 from tests.host.random_graphs import RandomGraph
 from tests.host.test_engine_branches import experts
+from tests.rounding import graph_bounds
 from tilewright import Engine
 from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine import file
@@ -89,10 +90,10 @@ def test_random_graphs_through_the_kernels_for_gpus(driver, rng, length):
     for batch, sequence in ((1, 1), (2, 3), (5, 8)):
         inputs = {name: array.astype(np.float32) for name, array in drawn.inputs(batch, sequence).items()}
         results, wanted = engine.run(inputs), run(drawn.graph, inputs)
-        rounded = run(drawn.graph, inputs, dtype=None)
+        bounds = graph_bounds(drawn.graph, inputs, wanted)
         for name, exact in wanted.items():
-            error, own = (np.max(np.abs(np.asarray(found) - exact)) for found in (results[name], rounded[name]))
-            assert error <= 30 * own + 1e-5 * (1 + np.max(np.abs(exact))), (name, error, own)
+            error = np.max(np.abs(np.asarray(results[name]) - exact))
+            assert error <= bounds[name], (name, error, bounds[name])
 
 
 @pytest.mark.parametrize("batch", [37, "batch"])
