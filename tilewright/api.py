@@ -44,7 +44,7 @@ def compile(
     when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`
     when a reproducible build would have to time kernels.
     """
-    source = str(Path(model).resolve()) if isinstance(model, (str, Path)) else type(model).__qualname__
+    source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
     graph = import_model(model, example_inputs, dynamic_shapes)
     recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
     with on_gpu_of(_values(example_inputs)):  # kernels are timed where they will run

@@ -6,22 +6,15 @@ whose code needs a feature that `host_features()` lacks.  Features carry LLVM's 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-import llvmlite
 import llvmlite.binding as llvm
-
-from tilewright.settings import settings
 
 # The features that generated code may use. Others (sgx, rtm, …) say nothing about arithmetic, and
 # naming them would make an engine refuse a CPU on which its code runs.
@@ -32,7 +25,6 @@ _X86_FEATURES = frozenset(
 )
 _AARCH64_FEATURES = frozenset("neon fp-armv8 fullfp16 dotprod bf16 i8mm sve sve2 lse".split())
 
-_OF_THE_MODEL = (b"vendor_id", b"cpu family", b"model", b"stepping", b"flags")  # lines of /proc/cpuinfo
 _SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE = 188, 191  # glibc's numbers, which Python has no names for
 
 _DEFAULT_L1 = 32 << 10
@@ -53,7 +45,7 @@ class HostCPU:
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCPU:
     """This machine's CPU, read once."""
-    known = _known_to_llvm()
+    known = llvm_host()
     l1, l2 = _cache_bytes()
     return HostCPU(known.triple, known.name, host_features(), l1, l2)
 
@@ -61,10 +53,10 @@ def host_cpu() -> HostCPU:
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
     """The instruction set features of this CPU that generated code may use (LLVM's names)."""
-    cpu = _known_to_llvm()
+    cpu = llvm_host()
     architecture = cpu.triple.split("-")[0]
     known = arithmetic_features(architecture)
-    found = set(cpu.features)
+    found = {name for name, present in cpu.flags.items() if present}
     if not any(name.startswith("amx") for name in found) or not _allow_tile_registers():
         found = {name for name in found if not name.startswith("amx")}
     if architecture in ("aarch64", "arm64"):
@@ -73,53 +65,26 @@ def host_features() -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What LLVM finds out about this machine."""
+class LLVMHost:
+    """What LLVM finds out about this machine: triple, CPU model and every feature, present (True) or not."""
 
     triple: str
     name: str
-    features: tuple[str, ...]
+    flags: Mapping[str, bool]
+
+    @property
+    def features(self) -> str:
+        """The features as LLVM's target machines take them: ``+avx2,-avx512f,…``."""
+        return ",".join(f"{'+' if present else '-'}{name}" for name, present in sorted(self.flags.items()))
 
 
 @lru_cache(maxsize=1)
-def _known_to_llvm() -> _Known:
-    """From LLVM, or from a file in the cache: LLVM's first answers in a process take most of a millisecond.
+def llvm_host() -> LLVMHost:
+    """Asked once in each process, and never taken from a file: code with a feature too many ends the process.
 
-    The file is found by what Linux says of the CPU, instruction set features included.
+    LLVM asks the CPU itself, which takes some tenths of a millisecond on virtual machines.
     """
-    path = _record_path()
-    if path is not None:
-        try:
-            record = json.loads(path.read_bytes())
-            return _Known(str(record["triple"]), str(record["name"]), tuple(map(str, record["features"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # not there yet, or damaged: written below
-    features = tuple(sorted(name for name, present in llvm.get_host_cpu_features().items() if present))
-    known = _Known(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
-    if path is not None:
-        with contextlib.suppress(OSError):  # a disk that refuses costs time, no more
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".host-", dir=path.parent)
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(known), file)
-            os.replace(temporary, path)
-    return known
-
-
-def _record_path() -> Path | None:
-    """Where LLVM's answers for this CPU are kept; None where Linux does not list its features."""
-    if sys.platform != "linux":
-        return None
-    try:
-        with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            first, end, _ = file.read(8192).partition(b"\n\n")
-    except OSError:
-        return None
-    if not end or b"\nflags" not in first:
-        return None
-    lines = [line for line in first.splitlines() if line.startswith(_OF_THE_MODEL)]
-    text = b"\n".join([f"{llvmlite.__version__} {sys.maxsize}".encode(), *lines])
-    return settings.cache_directory / f"host-{hashlib.sha256(text).hexdigest()[:40]}.json"
+    return LLVMHost(llvm.get_process_triple(), llvm.get_host_cpu_name(), dict(llvm.get_host_cpu_features()))
 
 
 def _allow_tile_registers() -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ from rich.console import Console
 
 from tilewright.cli.run import _compare
 from tilewright.host import host_cpu
+from tilewright.settings import settings
+from tilewright.targets.llvm.cache import ObjectCache
 
 
 @pytest.fixture(scope="session")
@@ -245,3 +248,36 @@ def test_stages_that_take_turns_are_timed_apart(monkeypatch: pytest.MonkeyPatch)
             now += seconds
             shown(stage, "item", seconds)
     assert shown._stages == {"choose": (4.0, 2), "compile": (60.0, 2)}
+
+
+def test_engines_hold_no_paths_of_the_builder(model: Path, tmp_path: Path) -> None:
+    """Neither the folder of the model nor that of the compiler; the model is still found by the one who built it."""
+    path = tmp_path / "it.engine"
+    assert tilewright("build", str(model), "-o", str(path), "-q").returncode == 0
+    data = path.read_bytes()
+    for place in (model.parent, tmp_path, Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
+        assert os.fsencode(place) + b"/" not in data
+    assert tilewright("run", str(path), "--compare", "onnxruntime").returncode == 0
+    moved = path.rename(tmp_path / "moved.engine")
+    refused = tilewright("run", str(moved), "--compare", "onnxruntime")
+    assert refused.returncode == 1 and "Name it with --model" in refused.stderr
+    (tmp_path / model.name).write_bytes(model.read_bytes())
+    assert tilewright("run", str(moved), "--compare", "onnxruntime").returncode == 0
+
+
+def test_the_cache_is_shown_and_cleaned(tmp_path: Path) -> None:
+    environment = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
+    assert "0 entries" in tilewright("cache", "show", **environment).stdout
+    with settings.scope(cache_directory=tmp_path / "cache"):
+        ObjectCache(tmp_path / "cache").put("key", {}, bytes(2_000_000))
+    (tmp_path / "cache/ey/.write-abc").write_bytes(bytes(1_000_000))
+    state = json.loads(tilewright("cache", "show", "--json", **environment).stdout)
+    assert (state["entries"], state["leftovers"], state["leftover_bytes"]) == (1, 1, 1_000_000)
+    shown = tilewright("doctor", **environment).stdout
+    assert "1 entries, 2.0 MB; 1 files of killed writers, 1.0 MB (tilewright cache clean)" in shown
+    assert "removed 1 files" in tilewright("cache", "clean", **environment).stdout
+    assert (tmp_path / "cache/ey/key.kernel").exists() and not (tmp_path / "cache/ey/.write-abc").exists()
+    tilewright("cache", "clean", "--all", **environment)
+    assert "0 entries" in tilewright("cache", "show", **environment).stdout
+    (tmp_path / "cache").chmod(0o777)
+    assert "not used: others may write to it" in tilewright("cache", "show", **environment).stdout

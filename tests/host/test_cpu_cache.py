@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tilewright.targets.llvm.cache import ObjectCache, content_key
+import tilewright
+import tilewright.language as tl
+from tilewright.runtime import cache_files
+from tilewright.settings import settings
+from tilewright.targets.llvm import cache as cache_module
+from tilewright.targets.llvm.cache import SUFFIX, ObjectCache, content_key
 
 METADATA = {"symbol": "kernel", "parameters": ["*f32", "i32"], "scratch_bytes": 64}
 
@@ -104,3 +112,221 @@ def test_entries_are_data(tmp_path: Path) -> None:
     data = cache.path("key").read_bytes()
     length = int.from_bytes(data[40:48], "little")
     assert json.loads(data[48 : 48 + length]) == METADATA
+
+
+def test_an_entry_under_another_key_is_damaged(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path)
+    cache.put("one", METADATA, b"code")
+    cache.path("two").parent.mkdir()
+    cache.path("one").rename(cache.path("two"))
+    assert cache.get("two") is None and not cache.path("two").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", '"text"', "{", "[" * 100_000, '{"symbol": NaN'])
+def test_an_entry_with_other_metadata_is_damaged(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even with a checksum that fits."""
+    cache = ObjectCache(tmp_path)
+    monkeypatch.setattr(cache_module.json, "dumps", lambda *arguments, **options: text)
+    cache.put("key", {}, b"code")
+    assert cache.get("key") is None and not cache.path("key").exists()
+
+
+def test_an_entry_that_its_reader_does_not_know_is_damaged(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path)
+    cache.put("key", {"another": 1}, b"code")
+    assert cache.find("key", lambda entry: entry.metadata["symbol"]) is None
+    assert not cache.path("key").exists()
+
+
+@pytest.mark.parametrize("text", ["{}", '{"binary": 1, "written": [], "remarks": []}', '{"binary": "../x"}'])
+def test_kernels_are_compiled_again_where_entries_are_forged(tmp_path: Path, text: str) -> None:
+    """Entries with right checksums and wrong contents: the launch is right, nothing is raised."""
+    with settings.scope(cache_directory=tmp_path):
+        for _ in range(2):
+            source, result = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
+            fresh_kernel()[(1,)](source, result, 100, BLOCK=128)
+            np.testing.assert_array_equal(result, source + 1)
+            for path in tmp_path.glob(f"*/*{SUFFIX}"):
+                if not path.name.startswith("sources-"):
+                    ObjectCache(tmp_path).put(path.name.removesuffix(SUFFIX), json.loads(text), b"")
+
+
+def test_code_for_another_cpu_is_not_taken(tmp_path: Path) -> None:
+    """An entry whose code needs a feature that the target lacks is not linked, whatever key it lies under."""
+    with settings.scope(cache_directory=tmp_path):
+        for _ in range(2):
+            source, result = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
+            compiled = fresh_kernel()[(1,)](source, result, 100, BLOCK=128)
+            assert "quantum" not in compiled.binary.features
+            cache = ObjectCache(tmp_path)
+            entry = cache.get(compiled.binary.key)
+            assert entry is not None
+            cache.put(compiled.binary.key, {**entry.metadata, "features": ["quantum"]}, b"")
+
+
+def fresh_kernel() -> tilewright.JITFunction:
+    source = (
+        "def add(x, out, n, BLOCK: tl.constexpr):\n"
+        "    i = tl.arange(0, BLOCK)\n    tl.store(out + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)\n"
+    )
+    return tilewright.JITFunction.from_source(source, "add", {"tl": tl})
+
+
+only_posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes and owners of POSIX")
+
+
+@only_posix
+def test_folders_are_private(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "new" / "folder")
+    assert cache.put("key", METADATA, b"code")
+    for place in (tmp_path / "new", tmp_path / "new/folder", cache.path("key").parent):
+        assert place.stat().st_mode & 0o777 == 0o700
+    assert cache.path("key").stat().st_mode & 0o777 == 0o600
+
+
+@only_posix
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702, 0o1777])
+def test_a_folder_that_others_may_write_to_is_not_used(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder of this process stands in for it, and a warning says why."""
+    folder = tmp_path / "shared"
+    ObjectCache(folder).put("key", METADATA, b"forged")
+    folder.chmod(mode)
+    cache = ObjectCache(folder)
+    assert cache.get("key") is None and cache.directory != folder
+    assert f"mode {mode:o}" in caplog.text and f"chmod 700 {folder}" in caplog.text
+    assert cache.put("key", METADATA, b"code")
+    again = ObjectCache(folder).get("key")
+    assert again is not None and again.image == b"code"
+    assert cache.directory.stat().st_mode & 0o777 == 0o700
+
+
+@only_posix
+def test_a_folder_below_one_that_others_may_change_is_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "open" / "cache"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (tmp_path / "open").chmod(0o777)
+    assert "others may rename it" in str(cache_files.why_not_private(folder))
+    (tmp_path / "open").chmod(0o1777)  # as /tmp: what is there belongs to who made it
+    assert cache_files.why_not_private(folder) is None
+    (tmp_path / "link").symlink_to(folder)
+    assert cache_files.why_not_private(tmp_path / "link") is None
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+def test_what_belongs_to_others_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = ObjectCache(tmp_path / "cache")
+    cache.put("key", METADATA, b"code")
+    os.chown(cache.path("key"), 12345, -1)
+    assert cache.get("key") is None and "belongs to another user (number 12345)" in caplog.text
+    os.chown(tmp_path / "cache", 12345, -1)
+    assert "belongs to another user" in str(cache_files.why_not_private(tmp_path / "cache"))
+
+
+@only_posix
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "open", "sparse"])
+def test_only_private_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    cache = ObjectCache(tmp_path)
+    cache.put("key", METADATA, b"code")
+    path = cache.path("key")
+    kept = path.rename(tmp_path / "kept")
+    if kind == "link":
+        path.symlink_to(kept)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "open":
+        kept.rename(path).chmod(0o666)
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+        path.chmod(0o600)
+    assert cache.get("key") is None
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path)
+    cache.put("key", METADATA, b"code")
+    for number in range(5):
+        (tmp_path / "ey" / f".write-{number}").write_bytes(bytes(1000))
+    old = tmp_path / "tmpabcdefgh"
+    old.write_bytes(b"")
+    os.utime(old, (1, 1))
+    assert [size for _, size in cache_files.leftovers(tmp_path)].count(1000) == 5
+    with open(tmp_path / "ey" / ".write-0", "rb") as file:  # its writer lives
+        if cache_files._lock(file.fileno()):
+            assert len(cache_files.leftovers(tmp_path)) == 5
+    assert cache.clean() == 6
+    assert cache_files.leftovers(tmp_path) == [] and cache.get("key") is not None
+
+
+def _write_until_killed(directory: str) -> None:
+    cache = ObjectCache(Path(directory))
+    number = 0
+    while True:
+        number += 1
+        cache.put(f"key{number % 7}", {}, bytes(200_000))
+
+
+def test_writers_that_are_killed_leave_nothing_for_long(tmp_path: Path) -> None:
+    """The next writer to a folder removes what they left; entries are whole or missing."""
+    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    for round_ in range(8):
+        worker = context.Process(target=_write_until_killed, args=(str(tmp_path),))
+        worker.start()
+        time.sleep(0.05 + 0.01 * round_)
+        worker.kill()
+        worker.join()
+    assert len(cache_files.leftovers(tmp_path)) <= 8
+    cache_files._swept.clear()
+    cache = ObjectCache(tmp_path)
+    for number in range(7):
+        assert cache.put(f"key{number}", {}, b"")
+    assert cache_files.leftovers(tmp_path) == []
+
+
+NOTES = """
+import sys
+import numpy as np
+import tilewright
+import tilewright.language as tl
+from helpers import twice
+
+@tilewright.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i * 3 % 7, twice(tl.load(x + i * 5 % 11, mask=i < n)), mask=i < n)
+
+x, out = np.ones(64, np.float32), np.zeros(64, np.float32)
+compiled = kernel[(1,)](x, out, 8, BLOCK=8)
+print(*(f"{note.file}:{note.line} {note.message}" for note in compiled.remarks), sep="\\n")
+"""
+HELPERS = """
+import tilewright
+import tilewright.language as tl
+
+@tilewright.jit
+def twice(x):
+    return tl.sum(x[:, None] + x[None, :], 1)
+"""
+
+
+def test_checkouts_that_share_a_cache_do_not_show_their_paths(tmp_path: Path) -> None:
+    environment = {**os.environ, "TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
+    outputs = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "notes.py").write_text(NOTES)
+        (folder / "helpers.py").write_text(HELPERS)
+        found = subprocess.run(
+            [sys.executable, "notes.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+        outputs.append(found.stdout)
+    assert str(tmp_path / "first") not in outputs[1]
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert os.fsencode(tmp_path) not in kept
+    assert os.fsencode(Path(tilewright.__file__).parent) not in kept

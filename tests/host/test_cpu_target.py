@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -10,7 +13,6 @@ import pytest
 from tilewright import dtypes, host
 from tilewright.errors import TargetError
 from tilewright.host import host_cpu, host_features, missing_features
-from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
 
@@ -79,21 +81,15 @@ def test_missing_features() -> None:
     assert missing_features(("quantum",)) == ("quantum",)
 
 
-def test_what_llvm_says_of_the_host_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept where Linux names the CPU's features; a damaged record is written again; the answer is LLVM's."""
-    triple, name = llvm.get_process_triple(), llvm.get_host_cpu_name()
+def test_the_cpu_is_asked_in_every_process(tmp_path: Path) -> None:
+    """No file says what this CPU can do: one with a feature too many would end the process."""
     features = {feature for feature, present in llvm.get_host_cpu_features().items() if present}
-    ask = host._known_to_llvm.__wrapped__
-    with settings.scope(cache_directory=tmp_path):
-        path = host._record_path()
-        for damage in (None, b"", b"[]", b'{"triple": 1}'):
-            if path is not None and damage is not None:
-                path.write_bytes(damage)
-            for _ in range(2):
-                known = ask()
-                assert (known.triple, known.name, set(known.features)) == (triple, name, features)
-        if path is None:
-            return
-        assert path.parent == tmp_path and path.is_file()
-        monkeypatch.setattr(host.llvm, "get_host_cpu_features", lambda: pytest.fail("the record was not read"))
-        assert set(ask().features) == features
+    known = host.llvm_host()
+    assert {name for name, present in known.flags.items() if present} == features
+    assert (known.triple, known.name) == (llvm.get_process_triple(), llvm.get_host_cpu_name())
+    assert known.features == ",".join(sorted(known.features.split(","), key=lambda entry: entry[1:]))
+    script = "from tilewright.host import host_cpu; print(*sorted(host_cpu().features))"
+    environment = {**os.environ, "TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == sorted(host.host_cpu().features)
+    assert not [path for path in tmp_path.rglob("host*")]

@@ -81,7 +81,9 @@ def bench(
     missing: dict[str, str] = {}
     for name in names:
         try:
-            runs[name] = peers.timed_peer(name, loaded, model, settings.threads, arrays)
+            runs[name] = peers.timed_peer(
+                name, loaded, model or peers.model_of(engine, loaded), settings.threads, arrays
+            )
         except (MissingDependencyError, ImportModelError) as error:
             missing[name] = str(error)
     results = measure(runs, seconds)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.cli.console import terminal
+from tilewright.cli.peers import remember_model
 from tilewright.cli.progress import BuildProgress
 from tilewright.errors import EngineError
 
@@ -111,6 +112,7 @@ def build(
         engine = builder.build(graph, _targets(model, target), progress, source, tuning)
         progress("save", path.name, 0.0)
         engine.save(path)
+    remember_model(path, model)
     if timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible:
         from tilewright.engine.timings import read_timings
         from tilewright.tune.cache import TimingCache
@@ -192,4 +194,4 @@ def _read(model: Path) -> tuple[Graph, str]:
         return read_graph(model)
     from tilewright.importers import import_model
 
-    return import_model(model), str(model.resolve())
+    return import_model(model), model.resolve().name

@@ -13,6 +13,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from tilewright.cli.cache import cache_state, summary
 from tilewright.cli.console import terminal
 from tilewright.errors import MissingDependencyError, TilewrightError
 from tilewright.settings import settings
@@ -147,6 +148,7 @@ def report() -> dict[str, Any]:
     import tilewright
     from tilewright.runtime import parallel
 
+    state = cache_state()
     return {
         "tilewright": tilewright.__version__,
         "python": sys.version.split()[0],
@@ -154,6 +156,7 @@ def report() -> dict[str, Any]:
         "threads": settings.threads,
         "threading": parallel.provider_name(),
         "cache": str(settings.cache_directory),
+        "cached": f"not used: {state.not_used}" if state.not_used else summary(state),
         "targets": targets(),
         "packages": packages(),
     }
@@ -166,7 +169,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
         print(json.dumps(found, indent=2))
         return
     console = terminal()
-    for key in ("tilewright", "python", "platform", "threads", "threading", "cache"):
+    for key in ("tilewright", "python", "platform", "threads", "threading", "cache", "cached"):
         console.print(f"{key:12} {found[key]}", soft_wrap=True)
     table = Table("target", "state", "description", title="Targets", title_justify="left")
     for row in found["targets"]:

@@ -17,7 +17,7 @@ from tilewright.errors import TilewrightError
 
 def application() -> typer.Typer:
     """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
-    from tilewright.cli import bench, build, compile, doctor, inspect, run, tune
+    from tilewright.cli import bench, build, cache, compile, doctor, inspect, run, tune
 
     commands = typer.Typer(
         name="tilewright",
@@ -33,6 +33,7 @@ def application() -> typer.Typer:
     commands.command("bench")(bench.bench)
     commands.command("inspect")(inspect.inspect)
     commands.add_typer(tune.commands)
+    commands.add_typer(cache.commands)
     commands.command("doctor")(doctor.doctor)
     return commands
 

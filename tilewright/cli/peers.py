@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,8 @@ import numpy as np
 
 from tilewright.cli.placement import torch_tensor, torch_with_gpu
 from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.settings import settings
+from tilewright.targets.llvm.cache import ObjectCache
 
 if TYPE_CHECKING:
     from tilewright.engine import Engine
@@ -24,7 +28,7 @@ def load_peer(name: str, engine: Engine, model: Path | None, threads: int) -> Ru
     """A function that runs the engine's source model in another runtime.
 
     `name` is ``reference`` (float64 NumPy on the graph inside the engine), ``onnxruntime`` or
-    ``torch``; the last two need the model's file: `model`, else where the engine was built from.
+    ``torch``; the last two need the model's file: `model`, else one of the recorded name in the current folder.
     Raises `MissingDependencyError` and `ImportModelError`.
     """
     if name == "reference":
@@ -64,12 +68,40 @@ def timed_peer(
     return call_and_wait
 
 
+def remember_model(engine_file: Path, model: Path) -> None:
+    """Keep in this user's cache which model an engine was built from: the engine itself records no folder."""
+    if model.suffix == ".engine":  # built again: its own model, where that is known
+        found = _remembered(model)
+        if found is None:
+            return
+        model = found
+    ObjectCache(settings.cache_directory).put(_model_key(engine_file), {"model": str(model.resolve())}, b"")
+
+
+def model_of(engine_file: Path, engine: Engine) -> Path | None:
+    """The model that an engine was built from, if it was built here, or if the model lies in the engine's folder."""
+    if not engine.source:
+        return None
+    places = (_remembered(engine_file), engine_file.parent / os.path.basename(engine.source))
+    return next((path for path in places if path is not None and path.exists()), None)
+
+
+def _remembered(engine_file: Path) -> Path | None:
+    key = _model_key(engine_file)
+    return ObjectCache(settings.cache_directory).find(key, lambda entry: Path(entry.metadata["model"]))
+
+
+def _model_key(engine_file: Path) -> str:
+    return f"model-{hashlib.sha256(os.fsencode(engine_file.resolve())).hexdigest()[:40]}"
+
+
 def _source(name: str, engine: Engine, model: Path | None) -> Path:
     path = model or (Path(engine.source) if engine.source else None)
     if path is None or not path.exists():
         raise ImportModelError(
             f"--compare/--vs {name} needs the model that the engine was built from"
-            + (f"; {path} is not there" if path else "")
+            + (f"; {path} is neither in the engine's folder nor in this one" if path and not model else "")
+            + (f"; {path} is not there" if model else "")
             + ". Name it with --model."
         )
     return path
@@ -129,7 +161,13 @@ def _torch_call(torch: ModuleType, path: Path, threads: int, place: str = "cpu")
             raise MissingDependencyError(
                 "PyTorch runs a checkpoint folder through transformers: pip install transformers"
             ) from None
-        module = transformers.AutoModel.from_pretrained(str(path)).eval().to(place)
+        module = (
+            transformers.AutoModel.from_pretrained(
+                str(path), use_safetensors=True, local_files_only=True, trust_remote_code=False
+            )
+            .eval()
+            .to(place)
+        )
     else:
         raise ImportModelError(f"PyTorch runs .pt2 files and checkpoint folders, and the engine's model is {path.name}")
 

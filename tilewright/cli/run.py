@@ -58,7 +58,9 @@ def run(
     loaded = Engine.load(engine, target=target)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
-    peer = peers.load_peer(compare, loaded, model, settings.threads) if compare else None
+    peer = (
+        peers.load_peer(compare, loaded, model or peers.model_of(engine, loaded), settings.threads) if compare else None
+    )
     peer_inputs = {name: array.copy() for name, array in arrays.items()}  # a run may update inputs in place
     outputs = {name: np.asarray(value) for name, value in loaded.run(arrays).items()}
     table = Table("output", "dtype", "shape", "mean", "smallest", "largest")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ def build(
     """Compile a graph into an engine; the graph is not changed.
 
     With several targets the engine holds a program for each, and takes the first that fits the machine it runs on.
-    `source` is remembered as where the model came from, `tuning` says how kernels are chosen.  Raises
+    The last part of `source` is remembered as where the model came from, `tuning` says how kernels are chosen.  Raises
     `UnsupportedOperationError`, `ShapeError` when a dynamic size is not the size of any input, `TargetError` for an
     unknown target, and `MissingTimingError` in a reproducible build that would have to time kernels.
     """
@@ -272,7 +273,7 @@ class _Builder:
             "version": VERSION,
             "producer": _producer(),
             "name": self.graph.name,
-            "source": self.source,
+            "source": os.path.basename(self.source),  # a name only: folders are nobody else's business
             "remarks": [*self.import_remarks, *remarks],
             "fusion": list(dict.fromkeys(remark for fused in fusions for remark in fused.remarks)),
             "programs": entries,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ class KernelSet:
             constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
             self.entries.setdefault(binary.key, KernelEntry(binary, name, constants))
             self.remarks += [
-                f"{name}: {remark.message} ({remark.file}:{remark.line})"
+                f"{name}: {remark.message} ({os.path.basename(remark.file)}:{remark.line})"
                 for remark in compiled.remarks
                 if remark.severity == "warning"
             ]

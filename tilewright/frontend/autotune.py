@@ -30,7 +30,7 @@ from tilewright.language.function import describe
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.llvm.cache import ObjectCache, content_key, kernel_digest
+from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key, kernel_digest
 from tilewright.targets.registry import get_target
 from tilewright.testing import do_bench as measure
 from tilewright.testing import do_bench_cudagraph
@@ -261,9 +261,9 @@ class Autotuner(KernelWrapper):
         start = time.perf_counter()
         for config in configs:
             place = self._place(config, key, arguments, keywords)
-            kept = store.get(place) if place is not None and not settings.always_compile else None
+            kept = store.find(place, _kept_time) if place is not None and not settings.always_compile else None
             if kept is not None:
-                timings[config] = kept.metadata["milliseconds"]
+                timings[config] = kept
                 continue
             measured = True
             try:
@@ -401,6 +401,14 @@ def _machine(values: Iterable[Any]) -> tuple[Target, str]:
     from tilewright.runtime.cuda.device import device
 
     return target_of(place.ordinal), device(place.ordinal).name
+
+
+def _kept_time(entry: CacheEntry) -> float | list[float]:
+    """Milliseconds from the cache: one number, or one for each quantile; raises `ValueError`."""
+    found = entry.metadata["milliseconds"]
+    if not all(isinstance(time, (int, float)) for time in (found if isinstance(found, list) and found else [found])):
+        raise ValueError("it holds no times")
+    return found
 
 
 def _median(timing: Any) -> float:

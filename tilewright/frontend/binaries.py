@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,8 +28,8 @@ from tilewright.language.function import SourceFunction, describe
 from tilewright.language.records import contents, is_users
 from tilewright.language.types import unwrap
 from tilewright.settings import settings
-from tilewright.targets.base import Binary, Remark, Target
-from tilewright.targets.llvm.cache import ObjectCache, kernel_digest
+from tilewright.targets.base import Binary, Remark, Target, stored_remarks
+from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, kernel_digest
 from tilewright.targets.nvidia.binary import CudaBinary
 
 logger = logging.getLogger("tilewright.jit")
@@ -83,12 +84,12 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     cache = ObjectCache(settings.cache_directory)
     lines = bool(request.options.get("line_info"))  # which a signature does not know, only the traced kernel
     reusable = not settings.always_compile and settings.dump_directory is None and not lines
-    entry = cache.get(key) if reusable else None
-    if entry is not None:
-        binary = target.load(entry.metadata["binary"])
+    kept = cache.find(key, lambda entry: _kept(entry, request.kernel)) if reusable else None
+    if kept is not None:
+        binary_key, interface = kept
+        binary = target.load(binary_key)
         if binary is not None:
-            remarks = tuple(_placed(Remark(**remark), request.kernel) for remark in entry.metadata["remarks"])
-            interface = Interface(frozenset(entry.metadata["written"]), remarks)
+            binary = replace(binary, remarks=tuple(_found_again(note, request.kernel) for note in binary.remarks))
             found = _kernel(request, target, binary, interface, lambda: trace().function)
             _listen(found, (time.perf_counter() - started, 0.0), cached=True)
             return found
@@ -103,13 +104,22 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     metadata = {
         "binary": binary.key,
         "written": sorted(interface.written),
-        "remarks": [asdict(_unplaced(remark, request.kernel)) for remark in interface.remarks],
+        "remarks": stored_remarks(_unplaced(remark, request.kernel) for remark in interface.remarks),
     }
     started = time.perf_counter()
     cache.put(key, metadata, b"")
     compiled = _kernel(request, target, binary, interface, lambda: traced.function)
     _listen(compiled, (tracing, time.perf_counter() - started), cached=False)
     return compiled
+
+
+def _kept(entry: CacheEntry, kernel: SourceFunction) -> tuple[str, Interface]:
+    """The key of the binary and the interface in the entry of a signature."""
+    binary, written = entry.metadata["binary"], entry.metadata["written"]
+    if not isinstance(binary, str) or not all(isinstance(name, str) for name in written):
+        raise ValueError("it is no entry of a signature")
+    remarks = tuple(_placed(Remark(**remark), kernel) for remark in entry.metadata["remarks"])
+    return binary, Interface(frozenset(written), remarks)
 
 
 _OWN_FILE = "<the kernel's file>"
@@ -120,6 +130,11 @@ def _placed(remark: Remark, kernel: SourceFunction) -> Remark:
     if remark.file != _OWN_FILE:
         return remark
     return replace(remark, file=kernel.file, line=remark.line + kernel.function.__code__.co_firstlineno)
+
+
+def _found_again(remark: Remark, kernel: SourceFunction) -> Remark:
+    """A remark of the object cache, which keeps names of files alone, with the kernel's own file in full."""
+    return replace(remark, file=kernel.file) if remark.file == os.path.basename(kernel.file) else remark
 
 
 def _unplaced(remark: Remark, kernel: SourceFunction) -> Remark:

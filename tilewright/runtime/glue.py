@@ -23,7 +23,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 import llvmlite
 import llvmlite.binding as llvm
 
+from tilewright.runtime import cache_files
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
 from tilewright.settings import settings
 
@@ -525,27 +525,25 @@ def _load_glue() -> Glue:
 def _object(text: str) -> bytes:
     """The object file of a module for this process.
 
-    It is kept in the cache directory, behind a checksum of its own: compiling it takes some milliseconds.
+    It is kept in the cache folder, with a checksum that covers its name: compiling it takes some milliseconds.
     """
-    features = llvm.get_host_cpu_features().flatten()
-    made_of = (text, llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
-    path = settings.cache_directory / f"glue-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:40]}.o"
-    try:
-        kept = path.read_bytes()
-        if hashlib.sha256(kept[32:]).digest() == kept[:32]:
-            return kept[32:]
-    except OSError:
-        pass
+    from tilewright.host import llvm_host  # the runtime needs it nowhere else
+
+    host = llvm_host()
+    made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
+    folder = cache_files.private_folder(settings.cache_directory)
+    name = f"glue-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
+    kept = cache_files.read(folder / name)
+    if kept is not None and hashlib.sha256(name.encode() + kept[32:]).digest() == kept[:32]:
+        return kept[32:]
     machine = host_machine()
     module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
     module.triple = machine.triple
     module.verify()
     image: bytes = machine.emit_object(module)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(image).digest() + image)
-        os.replace(file.name, path)
+        folder = cache_files.private_folder(settings.cache_directory, create=True)
+        cache_files.write(folder / name, hashlib.sha256(name.encode() + image).digest() + image)
     except OSError as error:
-        _log.debug("cannot keep the runtime's functions at %s: %s", path, error)
+        _log.debug("cannot keep the runtime's functions in %s: %s", folder, error)
     return image

@@ -105,10 +105,12 @@ def host_machine() -> llvm.TargetMachine:
 
     Code is generated the fast way: three times sooner, and the functions are small.
     """
+    from tilewright.host import llvm_host  # programs whose functions are in the cache need no such machine
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=0, reloc="pic", jit=True
+        cpu=llvm_host().name, features=llvm_host().features, opt=0, reloc="pic", jit=True
     )
 
 

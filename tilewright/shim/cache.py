@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tilewright
 from tilewright.errors import UnsupportedOperationError
+from tilewright.runtime import cache_files
 from tilewright.settings import settings
 from tilewright.shim.environment import folder
 from tilewright.targets.llvm.cache import kernel_digest
@@ -29,7 +29,7 @@ class FileCacheManager(CacheManager):
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key)
-        base = settings.cache_directory / "files"
+        base = cache_files.private_folder(settings.cache_directory) / "files"
         if dump:
             base = folder("TRITON_DUMP_DIR", "dump")
         elif override:
@@ -51,10 +51,7 @@ class FileCacheManager(CacheManager):
         """Write a file; returns its path."""
         content = data if isinstance(data, bytes) else str(data).encode()
         path = Path(self._make_path(filename))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        cache_files.write(path, content)
         return str(path)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
@@ -107,7 +104,7 @@ def get_dump_manager(key: str) -> FileCacheManager:
 
 def default_cache_dir() -> str:
     """The cache directory."""
-    return str(settings.cache_directory)
+    return str(cache_files.private_folder(settings.cache_directory))
 
 
 def triton_key() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from tilewright.dtypes import DType
@@ -18,6 +19,12 @@ class Remark:
     message: str
     file: str = ""
     line: int = 0
+
+
+def stored_remarks(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
+    """Remarks as the object cache keeps them, with the names of files only: keys do not hold where a kernel is, so that
+    several checkouts may find one entry."""
+    return [asdict(replace(remark, file=os.path.basename(remark.file))) for remark in remarks]
 
 
 @dataclass(frozen=True)

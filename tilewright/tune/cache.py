@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilewright.errors import TimingCacheError
+from tilewright.runtime import cache_files
 from tilewright.settings import settings
 
 logger = logging.getLogger("tilewright.tune")
@@ -84,7 +84,7 @@ class TimingCache:
 
         The file is read again when it has changed, by this process or another.
         """
-        path = Path(settings.cache_directory) / FILE_NAME
+        path = cache_files.private_folder(settings.cache_directory) / FILE_NAME
         state = _state(path)
         known = _CACHES.get(path)
         if known is None or known[0] != state:
@@ -119,7 +119,7 @@ class TimingCache:
         self._join(timing)
         if self.path is not None:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                cache_files.private_folder(self.path.parent, create=True)
                 _append(self.path, _line(timing))
             except OSError as error:
                 logger.warning("cannot write the timing cache %s: %s", self.path, error)
@@ -134,11 +134,7 @@ class TimingCache:
         """Write all times to a file, in one step; equal caches give equal files. Raises `TimingCacheError`."""
         lines = sorted(_line(timing) for timing in self)
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".timings-", dir=path.resolve().parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.writelines(lines)
-            os.chmod(temporary, 0o644)  # others may merge it
-            os.replace(temporary, path)
+            cache_files.replace(path, "".join(lines).encode(), mode=0o644)  # others may merge it
         except OSError as error:
             raise TimingCacheError(f"cannot write the timing cache {path}: {error}") from error
 
@@ -197,10 +193,7 @@ def _line(timing: Timing) -> str:
 
 def _readable(path: Path) -> tuple[list[Timing], int]:
     """The times of a file's good lines, and how many lines it has."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return [], 0
+    lines = (cache_files.read(path) or b"").splitlines()
     timings, damaged = [], 0
     for line in lines:
         try:
@@ -214,7 +207,7 @@ def _readable(path: Path) -> tuple[list[Timing], int]:
 
 def _append(path: Path, text: str) -> None:
     """One write, so that lines of several processes do not mix."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     try:
         os.write(handle, text.encode())
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 from tilewright.settings import settings
-from tilewright.targets.base import Binary, Remark
+from tilewright.targets.base import Binary, Remark, stored_remarks
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
@@ -33,9 +33,9 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
     key = content_key(text, target.key, json.dumps(lowering_options, sort_keys=True, default=repr))
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
-        entry = cache.get(key)
-        if entry is not None:
-            return _from_entry(key, entry, target)
+        kept = cache.find(key, lambda entry: _from_entry(key, entry, target))
+        if kept is not None:
+            return kept
     started = time.perf_counter()
     lowered = lower(function, target, lowering_options)
     lowering_seconds = time.perf_counter() - started
@@ -49,14 +49,13 @@ def compile_function(function: Function, target: CPUTarget, options: Mapping[str
         if settings.dump_directory is not None:
             settings.dump(f"{lowered.symbol}.explanation.txt", lowered.explanation())
     metadata = _metadata(function, lowered, target, seconds)
-    cache.put(key, metadata, code.image)
+    cache.put(key, {**metadata, "remarks": stored_remarks(lowered.remarks)}, code.image)
     return _binary(key, metadata, code.image, target, texts)
 
 
 def load_binary(key: str, target: CPUTarget) -> Binary | None:
     """The binary of a key from the object cache; None when it is not there."""
-    entry = ObjectCache(settings.cache_directory).get(key)
-    return None if entry is None else _from_entry(key, entry, target)
+    return ObjectCache(settings.cache_directory).find(key, lambda entry: _from_entry(key, entry, target))
 
 
 def _metadata(
@@ -75,7 +74,11 @@ def _metadata(
 
 
 def _from_entry(key: str, entry: CacheEntry, target: CPUTarget) -> Binary:
-    return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+    binary = _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+    foreign = set(binary.features) - set(target.features)
+    if foreign:
+        raise ValueError(f"its code needs {', '.join(sorted(foreign))}, which {target.description} lacks")
+    return binary
 
 
 def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarget, texts: Mapping[str, str]) -> Binary:

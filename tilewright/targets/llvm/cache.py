@@ -1,10 +1,10 @@
 """The object cache: compiled kernels on disk, found by content.
 
-One file per key.  An entry is data only (JSON and machine code), written to a temporary name,
-flushed and renamed, so that readers in any process see all of it or nothing; its checksum is
-verified on every read, and a damaged entry is removed and reported as missing.
+One file per key.  An entry is data only (JSON and machine code), written by `cache_files.write`, so
+that readers in any process see all of it or nothing; its checksum, which covers the key, is verified on
+every read, and an entry that is damaged or lies under another key is removed and reported as missing.
 
-    file = magic (8) · SHA-256 of the rest (32) · length of the JSON (8, little endian) · JSON · image
+    file = magic (8) · SHA-256 of key and rest (32) · length of the JSON (8, little endian) · JSON · image
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from tilewright.runtime import cache_files
 from tilewright.settings import settings
 
-_MAGIC = b"TWOBJ001"
+_MAGIC = b"TWOBJ002"
 _HEADER = len(_MAGIC) + 32 + 8
-_SUFFIX = ".kernel"
+SUFFIX = ".kernel"
 _CLEAN_EVERY = 64  # writes between looks at the cache's size
 _FIELD, _LINE = "\0", "\n"
 _SETTLED = 2_000_000_000  # nanoseconds after which another change of a file has another time
 
 logger = logging.getLogger("tilewright.cache")
+Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,13 @@ class CacheEntry:
 
 
 class ObjectCache:
-    """Entries under `directory`; together at most about `limit_bytes`, the least recently used go first."""
+    """Entries under `directory`; together at most about `limit_bytes`, the least recently used go first.
+
+    The folder is used only when nobody else may write to it (`cache_files.private_folder`).
+    """
 
     def __init__(self, directory: Path, limit_bytes: int = 2 << 30) -> None:
-        self.directory = directory
+        self.directory = cache_files.private_folder(directory)
         self.limit_bytes = limit_bytes
         self._writes = 0
 
@@ -56,31 +60,35 @@ class ObjectCache:
         """Where the entry of a key lies; raises `ValueError` for a key that is no plain file name."""
         if not key or not all(character.isalnum() or character in "-_." for character in key) or key[0] == ".":
             raise ValueError(f"bad cache key {key!r}")
-        return self.directory / key[-2:] / (key + _SUFFIX)
+        return self.directory / key[-2:] / (key + SUFFIX)
 
     def get(self, key: str) -> CacheEntry | None:
         """The entry of a key; None when there is none, when it is damaged, or when it cannot be read."""
+        return self.find(key, lambda entry: entry)
+
+    def find(self, key: str, decode: Callable[[CacheEntry], Decoded]) -> Decoded | None:
+        """What `decode` makes of the entry of a key; None as of `get`, and for an entry that has not what it reads."""
         path = self.path(key)
-        try:
-            data = path.read_bytes()
-        except OSError:
+        data = cache_files.read(path)
+        if data is None:
             return None
-        entry = _decode(data)
-        if entry is None:
-            logger.warning("cache entry %s is damaged: removed, its kernel is compiled again", path)
+        try:
+            found = decode(decode_entry(key, data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            logger.warning("cache entry %s is damaged (%s): removed, it is made again", path, error)
             _remove(path)
             return None
         _touch(path)
-        return entry
+        return found
 
     def put(self, key: str, metadata: Mapping[str, Any], image: bytes) -> bool:
         """Store an entry, replacing an older one; False (and a log line) when the disk refuses."""
-        path = self.path(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_atomically(path, _encode(metadata, image))
+            self.directory = cache_files.private_folder(self.directory, create=True)
+            path = self.path(key)
+            cache_files.write(path, _encode(key, metadata, image))
         except OSError as error:
-            logger.warning("cannot write the object cache at %s: %s", path, error)
+            logger.warning("cannot write the object cache at %s: %s", self.directory, error)
             return False
         self._writes += 1
         if self._writes % _CLEAN_EVERY == 0:
@@ -88,15 +96,19 @@ class ObjectCache:
         return True
 
     def clean(self) -> int:
-        """Remove the least recently used entries beyond `limit_bytes`; returns how many."""
+        """Remove what killed writers have left, then the least recently used entries beyond `limit_bytes`; returns how
+        many files that were."""
+        removed, _ = cache_files.remove_leftovers(self.directory)
         entries = []
-        for path in self.directory.glob(f"*/*{_SUFFIX}"):
+        for path in cache_files.files(self.directory):
+            if path.suffix != SUFFIX:
+                continue
             try:
-                status = path.stat()
+                status = path.lstat()
             except OSError:
                 continue  # removed by another process
             entries.append((status.st_mtime, status.st_size, path))
-        total, removed = sum(size for _, size, _ in entries), 0
+        total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2])):
             if total <= self.limit_bytes:
                 break
@@ -152,9 +164,9 @@ def source_digest(*folders: str, without: frozenset[str] = frozenset()) -> str:
     states.sort()
     key = f"sources-{hashlib.sha256(_LINE.join(states).encode()).hexdigest()[:40]}"
     cache = ObjectCache(settings.cache_directory)
-    entry = cache.get(key)
-    if entry is not None:
-        return str(entry.metadata["digest"])
+    kept = cache.find(key, lambda entry: str(entry.metadata["digest"]))
+    if kept is not None:
+        return kept
     digest = hashlib.sha256()
     for state in states:
         path = state.split(_FIELD)[0]
@@ -186,33 +198,30 @@ def _add_states(states: list[str], folder: str, without: frozenset[str]) -> int:
     return newest
 
 
-def _encode(metadata: Mapping[str, Any], image: bytes) -> bytes:
+def _encode(key: str, metadata: Mapping[str, Any], image: bytes) -> bytes:
     text = json.dumps(metadata, sort_keys=True).encode()
     body = len(text).to_bytes(8, "little") + text + image
-    return _MAGIC + hashlib.sha256(body).digest() + body
+    return _MAGIC + _checksum(key, body) + body
 
 
-def _decode(data: bytes) -> CacheEntry | None:
+def _checksum(key: str, body: bytes) -> bytes:
+    digest = hashlib.sha256(f"{key}{_FIELD}".encode())
+    digest.update(body)
+    return digest.digest()
+
+
+def decode_entry(key: str, data: bytes) -> CacheEntry:
+    """The entry of a file; raises `ValueError` when it is damaged or was stored under another key."""
     if len(data) < _HEADER or not data.startswith(_MAGIC):
-        return None
+        raise ValueError("it is no cache entry")
     body = data[len(_MAGIC) + 32 :]
-    if hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + 32]:
-        return None
+    if _checksum(key, body) != data[len(_MAGIC) : len(_MAGIC) + 32]:
+        raise ValueError("its checksum is another")
     length = int.from_bytes(body[:8], "little")
-    return CacheEntry(json.loads(body[8 : 8 + length]), body[8 + length :])
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=".write-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        _remove(Path(temporary))
-        raise
+    metadata = json.loads(body[8 : 8 + length])
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata is no JSON object")
+    return CacheEntry(metadata, body[8 + length :])
 
 
 def _remove(path: Path) -> None:

@@ -14,8 +14,8 @@ from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 from tilewright.runtime.cuda.program import Resources, TensorMapUse
 from tilewright.settings import settings
-from tilewright.targets.base import Remark
-from tilewright.targets.llvm.cache import ObjectCache, content_key
+from tilewright.targets.base import Remark, stored_remarks
+from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
 from tilewright.targets.llvm.symbols import kernel_name
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
 from tilewright.targets.nvidia.binary import CudaBinary
@@ -46,9 +46,9 @@ def compile_function(function: Function, target: NvidiaTarget, options: Mapping[
     key = content_key(text, *places, target.key, json.dumps(given, sort_keys=True, default=repr))
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
-        entry = cache.get(key)
-        if entry is not None:
-            return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+        kept = cache.find(key, lambda entry: _from_entry(key, entry, target))
+        if kept is not None:
+            return kept
     started = time.perf_counter()
     lowered = _as_launched(lower(function, target, given), target, given)
     seconds = {"lower": time.perf_counter() - started}
@@ -58,7 +58,7 @@ def compile_function(function: Function, target: NvidiaTarget, options: Mapping[
         settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
     parameters = [str(argument.type) for argument in function.region.arguments]
     metadata = _metadata(parameters, lowered, assembly, {**seconds, **assembly.seconds})
-    cache.put(key, metadata, assembly.cubin)
+    cache.put(key, {**metadata, "remarks": stored_remarks((*lowered.remarks, *assembly.remarks))}, assembly.cubin)
     return _binary(key, metadata, assembly.cubin, target, texts)
 
 
@@ -114,8 +114,11 @@ def explain_function(function: Function, target: NvidiaTarget, options: Mapping[
 
 def load_binary(key: str, target: NvidiaTarget) -> CudaBinary | None:
     """The binary of a key from the object cache; None when it is not there."""
-    entry = ObjectCache(settings.cache_directory).get(key)
-    return None if entry is None else _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
+    return ObjectCache(settings.cache_directory).find(key, lambda entry: _from_entry(key, entry, target))
+
+
+def _from_entry(key: str, entry: CacheEntry, target: NvidiaTarget) -> CudaBinary:
+    return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
 
 
 def _metadata(

@@ -6,6 +6,8 @@ with the driver's message, which names the place.
 
 from __future__ import annotations
 
+import os
+
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.print_lines import line_format
 from tilewright.targets.llvm.builder import LLVMValue
@@ -34,7 +36,7 @@ def _assert(lowering: KernelLowering, operation: Operation) -> None:
     where = operation.location
     texts = [
         str(operation.attributes["message"]) or "assertion failed",
-        where.file if where else "unknown",
+        os.path.basename(where.file) if where else "unknown",  # the code is kept, and may be given away
         where.function if where and where.function else lowering.function.name,
     ]
     message, file, name = (lowering.module.string(text) for text in texts)

@@ -1,0 +1,259 @@
+"""Files that are kept between processes: machine code and data that a program will trust later.
+
+Machine code from a cache runs, so nobody but the user may be able to put it there:
+
+- `private_folder` gives the folder to use.  It creates it with mode 0700; one that others could write to, or could
+  replace, is not used: a warning says why, and a folder of this process stands in for it.
+- `read` refuses files of another owner, files that others may write to, and anything that is no regular file.
+- `write` shows other processes the whole file or nothing.  What a killed writer leaves is found by `leftovers`.
+
+The owner may be root: it can change any file in any case.  On Windows, folders of a user are private by default, and
+nothing is checked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger("tilewright.cache")
+
+TEMPORARY = ".write-"  # how names of files begin that are being written
+_EARLIER = (".host-", "host-", ".timings-")  # names that earlier versions wrote and that nothing reads any more
+_ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody, where locks tell nothing
+_LARGEST = 1 << 30  # bytes of a file that is read
+
+_substitutes: dict[str, Path] = {}  # folders that are not private -> the one used instead in this process
+_checked: dict[str, tuple[int, int, int, int]] = {}  # folders found private -> their state then
+_swept: set[str] = set()  # folders whose leftovers this process has removed
+_complained: set[str] = set()
+
+
+def private_folder(directory: Path, create: bool = False) -> Path:
+    """The folder to keep files in for `directory`: itself when nobody else may write there, else a temporary one.
+
+    With `create` it is made, mode 0700, if it is missing; raises `OSError` when the system refuses that.
+    """
+    name = os.fspath(directory)
+    if name in _substitutes:
+        return _substitutes[name]
+    try:
+        status = os.stat(name)
+    except OSError:
+        if not create:
+            return directory  # nothing to read there
+        _create(directory)
+        status = os.stat(name)
+    if not stat.S_ISDIR(status.st_mode):
+        if create:
+            raise NotADirectoryError(f"{name} is no folder")
+        return directory
+    state = (status.st_ino, status.st_mode, status.st_uid, status.st_dev)
+    if _checked.get(name) == state:
+        return directory
+    reason = why_not_private(directory)
+    if reason is None:
+        _checked[name] = state
+        return directory
+    substitute = _substitutes[name] = Path(tempfile.mkdtemp(prefix="tilewright-"))
+    atexit.register(_remove_substitute, substitute, os.getpid())
+    logger.warning(
+        "the cache folder %s is not used: %s. Kernels are compiled again in each process until "
+        "TILEWRIGHT_CACHE_DIRECTORY names a folder that only you may write to",
+        directory, reason,
+    )  # fmt: skip
+    return substitute
+
+
+def why_not_private(directory: Path) -> str | None:
+    """Why others could put files into an existing folder; None when they cannot."""
+    if not hasattr(os, "getuid"):
+        return None
+    path = Path(os.path.abspath(directory))
+    for place in {*(path, *path.parents), *((real := path.resolve()), *real.parents)}:
+        try:
+            status = os.lstat(place)
+        except OSError as error:
+            return f"{place} cannot be examined ({error.strerror})"
+        if status.st_uid not in (0, os.getuid()):
+            return f"{place} belongs to another user (number {status.st_uid})"
+        if not stat.S_ISDIR(status.st_mode):
+            if stat.S_ISLNK(status.st_mode):
+                continue  # the owner is ours; where it leads is examined as well
+            return f"{place} is no folder"
+        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if place == real and others:
+            return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {place}"
+        if others and not status.st_mode & stat.S_ISVTX and not _own_group(status, others):
+            return f"others may rename it, since {place} has mode {stat.S_IMODE(status.st_mode):o}"
+    return None
+
+
+def _own_group(status: os.stat_result, others: int) -> bool:
+    """Whether those who may write are a group of this user alone, by the convention that it has the user's number."""
+    return not others & stat.S_IWOTH and status.st_gid == os.getgid() == os.getuid()
+
+
+def _create(directory: Path) -> None:
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    for place in reversed(missing):
+        with suppress(FileExistsError):  # another process was first
+            place.mkdir(mode=0o700)
+
+
+def _remove_substitute(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # and not a child that was forked off
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read(path: Path) -> bytes | None:
+    """The contents of a file; None when there is none or when it must not be trusted, which is logged once."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError):
+        return None
+    try:
+        with os.fdopen(handle, "rb", buffering=0) as file:
+            reason = _why_not_trusted(os.fstat(handle))
+            if reason is None:
+                return file.read()
+    except OSError:  # a folder, a failing disk
+        return None
+    if str(path) not in _complained:
+        _complained.add(str(path))
+        logger.warning("the cache file %s is not used: %s", path, reason)
+    return None
+
+
+def _why_not_trusted(status: os.stat_result) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file"
+    if status.st_size > _LARGEST:
+        return f"it has {status.st_size} bytes, more than {_LARGEST}"
+    if hasattr(os, "getuid"):
+        if status.st_uid not in (0, os.getuid()):
+            return f"it belongs to another user (number {status.st_uid})"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file of the cache, which other processes see whole or not at all; raises `OSError`."""
+    _create(path.parent)
+    if str(path.parent) not in _swept:
+        _swept.add(str(path.parent))
+        remove_leftovers(path.parent, below=False)
+    try:
+        replace(path, data)
+    except FileNotFoundError:  # a cleaner took the file for abandoned, before it was locked
+        _create(path.parent)
+        replace(path, data)
+
+
+def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file anywhere, in one step; raises `OSError`."""
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _lock(handle)
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+            if mode != 0o600:
+                os.chmod(temporary, mode)
+            if fcntl is not None:  # renamed while it is locked: no moment when it looks abandoned
+                os.replace(temporary, path)
+        if fcntl is None:  # Windows renames no open file
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _lock(handle: int) -> bool:
+    """Lock a file; False where another process has, or where the system has no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def files(folder: Path, below: bool = True) -> Iterator[Path]:
+    """The files of a folder, and of those `below` it; links are not followed."""
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except OSError:
+        return
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            if below:
+                yield from files(Path(entry.path))
+        else:
+            yield Path(entry.path)
+
+
+def leftovers(folder: Path, below: bool = True) -> list[tuple[Path, int]]:
+    """Files of a cache folder that killed writers have left, and those of earlier versions: path and size in bytes."""
+    found = []
+    for path in files(folder, below):
+        temporary, earlier = path.name.startswith(TEMPORARY), _is_of_an_earlier_version(path)
+        if not (temporary or earlier):
+            continue
+        try:
+            status = path.lstat()
+        except OSError:
+            continue  # its writer has finished
+        if time.time() - status.st_mtime > _ABANDONED or (temporary and not _is_being_written(path)):
+            found.append((path, status.st_size))
+    return found
+
+
+def remove_leftovers(folder: Path, below: bool = True) -> tuple[int, int]:
+    """Remove what `leftovers` finds; returns how many files, and how many bytes."""
+    count = size = 0
+    for path, bytes_ in leftovers(folder, below):
+        with suppress(OSError):
+            path.unlink()
+            count, size = count + 1, size + bytes_
+    return count, size
+
+
+def _is_of_an_earlier_version(path: Path) -> bool:
+    """Whether a file has a name that earlier versions gave to temporary files, or to descriptions of the CPU."""
+    unnamed = len(path.name) == 11 and path.name.startswith("tmp") and "." not in path.name
+    return unnamed or path.name.startswith(_EARLIER)
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether the writer of a temporary file is at work; taken as true where the system has no locks."""
+    if fcntl is None:
+        return True
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return True  # it has finished
+    except OSError:
+        return False  # a link or the like: no writer makes those
+    try:
+        return not _lock(handle)
+    finally:
+        os.close(handle)
