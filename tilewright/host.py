@@ -16,6 +16,9 @@ from functools import lru_cache
 
 import llvmlite.binding as llvm
 
+from tilewright.errors import SettingsError
+from tilewright.settings import settings
+
 # The features that generated code may use. Others (sgx, rtm, …) say nothing about arithmetic, and
 # naming them would make an engine refuse a CPU on which its code runs.
 _X86_FEATURES = frozenset(
@@ -24,6 +27,27 @@ _X86_FEATURES = frozenset(
     "amx-tile amx-bf16 amx-int8 amx-fp16".split()
 )
 _AARCH64_FEATURES = frozenset("neon fp-armv8 fullfp16 dotprod bf16 i8mm sve sve2 lse".split())
+
+# Feature sets by name, for the setting `cpu` and for compiling on another machine (`targets/cpu/target.py`).
+_X86_64 = frozenset("cmov sse sse2".split())
+_X86_64_V2 = _X86_64 | frozenset("sse3 ssse3 sse4.1 sse4.2 popcnt".split())
+_X86_64_V3 = _X86_64_V2 | frozenset("avx avx2 fma f16c bmi bmi2 lzcnt movbe".split())
+_X86_64_V4 = _X86_64_V3 | frozenset("avx512f avx512bw avx512dq avx512vl avx512cd".split())
+_ZNVER4 = _X86_64_V4 | frozenset("avx512vnni avx512bf16 avx512vbmi".split())
+_NEON = frozenset(("neon", "fp-armv8"))
+_NEOVERSE_N1 = _NEON | frozenset(("fullfp16", "dotprod", "lse"))
+NAMED_FEATURES: dict[str, frozenset[str]] = {
+    "x86-64": _X86_64,
+    "x86-64-v2": _X86_64_V2,
+    "x86-64-v3": _X86_64_V3,
+    "x86-64-v4": _X86_64_V4,
+    "znver4": _ZNVER4,
+    "znver5": _ZNVER4 | {"avxvnni"},
+    "sapphirerapids": _ZNVER4 | frozenset("avx512fp16 avxvnni amx-tile amx-bf16 amx-int8".split()),
+    "aarch64": _NEON,
+    "neoverse-n1": _NEOVERSE_N1,
+    "apple-m1": _NEOVERSE_N1,
+}
 
 _SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE = 188, 191  # glibc's numbers, which Python has no names for
 
@@ -36,7 +60,7 @@ class HostCPU:
     """This machine as the code generator sees it."""
 
     triple: str
-    name: str  # LLVM's name of the CPU model
+    name: str  # LLVM's name of the CPU model, or the setting `cpu`
     features: frozenset[str]
     l1_bytes: int  # data cache of one core
     l2_bytes: int  # of one core
@@ -47,12 +71,16 @@ def host_cpu() -> HostCPU:
     """This machine's CPU, read once."""
     known = llvm_host()
     l1, l2 = _cache_bytes()
-    return HostCPU(known.triple, known.name, host_features(), l1, l2)
+    name = known.name if settings.cpu == "native" else settings.cpu
+    return HostCPU(known.triple, name, host_features(), l1, l2)
 
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """The instruction set features of this CPU that generated code may use (LLVM's names)."""
+    """The instruction set features of this CPU that generated code may use (LLVM's names).
+
+    Those of the CPU that the setting `cpu` names, where it names one; raises `SettingsError` when this CPU lacks some.
+    """
     cpu = llvm_host()
     architecture = cpu.triple.split("-")[0]
     known = arithmetic_features(architecture)
@@ -61,7 +89,21 @@ def host_features() -> frozenset[str]:
         found = {name for name in found if not name.startswith("amx")}
     if architecture in ("aarch64", "arm64"):
         found |= {"neon", "fp-armv8"}  # part of every AArch64 application CPU; LLVM does not list them everywhere
-    return frozenset(found & known)
+    return _limited(frozenset(found & known), settings.cpu)
+
+
+def _limited(present: frozenset[str], wanted: str) -> frozenset[str]:
+    """The features of the CPU that is `wanted`, all of which must be present; "native": all that are."""
+    if wanted == "native":
+        return present
+    lacking = NAMED_FEATURES[wanted] - present
+    if lacking:
+        possible = [name for name, features in NAMED_FEATURES.items() if features <= present]
+        raise SettingsError(
+            f"TILEWRIGHT_CPU={wanted}: this CPU lacks {', '.join(sorted(lacking))}, and code that uses them would end "
+            f"the process; name one that it can stand for ({', '.join(['native', *possible])}), or unset the variable"
+        )
+    return NAMED_FEATURES[wanted]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from tilewright.errors import SettingsError
 PREFIX = "TILEWRIGHT_"
 _CHOICES = {
     "interpret": ("eager", "check"),
+    "cpu": ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "znver4", "znver5", "sapphirerapids")
+    + ("aarch64", "neoverse-n1", "apple-m1"),
     "parallel": ("auto", "openmp", "libdispatch", "threads", "none"),
     "log": ("debug", "info", "warning", "error", "critical"),
 }
@@ -63,6 +65,7 @@ class Settings:
 
     cache_directory: Path  # compiled kernels; TILEWRIGHT_CACHE_DIRECTORY
     threads: int  # workers of a CPU launch; default: the CPUs this process may use
+    cpu: str = "native"  # use the instructions of this CPU only, read once; one of those that --target cpu:NAME takes
     verify: bool = False  # run the verifiers between passes
     interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
     interpret_order: int = 0  # the order in which the interpreter lets roles and copies of explicit kernels run

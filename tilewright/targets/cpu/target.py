@@ -11,35 +11,24 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import TargetError
-from tilewright.host import arithmetic_features, host_cpu
+from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
 
-_X86_BASELINE = "cmov sse sse2"
-_X86_V2 = f"{_X86_BASELINE} sse3 ssse3 sse4.1 sse4.2 popcnt"
-_X86_V3 = f"{_X86_V2} avx avx2 fma f16c bmi bmi2 lzcnt movbe"
-_X86_V4 = f"{_X86_V3} avx512f avx512bw avx512dq avx512vl avx512cd"
-_X86_SERVER = f"{_X86_V4} avx512vnni avx512bf16 avx512vbmi"
-_NEON = "neon fp-armv8"
+_LINUX_X86, _LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
-# Named CPUs to compile for on any machine: triple, CPU to schedule for, features, L1 and L2 bytes of a core.
-_NAMED: dict[str, tuple[str, str, str, int, int]] = {
-    "x86-64": ("x86_64-unknown-linux-gnu", "x86-64", _X86_BASELINE, 32 << 10, 256 << 10),
-    "x86-64-v2": ("x86_64-unknown-linux-gnu", "x86-64-v2", _X86_V2, 32 << 10, 256 << 10),
-    "x86-64-v3": ("x86_64-unknown-linux-gnu", "haswell", _X86_V3, 32 << 10, 256 << 10),
-    "x86-64-v4": ("x86_64-unknown-linux-gnu", "skylake-avx512", _X86_V4, 32 << 10, 1 << 20),
-    "sapphirerapids": (
-        "x86_64-unknown-linux-gnu",
-        "sapphirerapids",
-        f"{_X86_SERVER} avx512fp16 avxvnni amx-tile amx-bf16 amx-int8",
-        48 << 10,
-        2 << 20,
-    ),
-    "znver4": ("x86_64-unknown-linux-gnu", "znver4", _X86_SERVER, 32 << 10, 1 << 20),
-    "znver5": ("x86_64-unknown-linux-gnu", "znver5", f"{_X86_SERVER} avxvnni", 48 << 10, 1 << 20),
-    "aarch64": ("aarch64-unknown-linux-gnu", "generic", _NEON, 32 << 10, 512 << 10),
-    "neoverse-n1": ("aarch64-unknown-linux-gnu", "neoverse-n1", f"{_NEON} fullfp16 dotprod lse", 64 << 10, 1 << 20),
-    "apple-m1": ("arm64-apple-macosx", "apple-m1", f"{_NEON} fullfp16 dotprod lse", 128 << 10, 4 << 20),
+# Named CPUs to compile for on any machine: triple, CPU to schedule for, L1 and L2 bytes of a core.
+_NAMED: dict[str, tuple[str, str, int, int]] = {
+    "x86-64": (_LINUX_X86, "x86-64", 32 << 10, 256 << 10),
+    "x86-64-v2": (_LINUX_X86, "x86-64-v2", 32 << 10, 256 << 10),
+    "x86-64-v3": (_LINUX_X86, "haswell", 32 << 10, 256 << 10),
+    "x86-64-v4": (_LINUX_X86, "skylake-avx512", 32 << 10, 1 << 20),
+    "sapphirerapids": (_LINUX_X86, "sapphirerapids", 48 << 10, 2 << 20),
+    "znver4": (_LINUX_X86, "znver4", 32 << 10, 1 << 20),
+    "znver5": (_LINUX_X86, "znver5", 48 << 10, 1 << 20),
+    "aarch64": (_LINUX_ARM, "generic", 32 << 10, 512 << 10),
+    "neoverse-n1": (_LINUX_ARM, "neoverse-n1", 64 << 10, 1 << 20),
+    "apple-m1": ("arm64-apple-macosx", "apple-m1", 128 << 10, 4 << 20),
 }
 
 
@@ -71,8 +60,8 @@ class CPUTarget:
         """A CPU by name, for compiling on another machine; raises `TargetError` listing the names."""
         if name not in _NAMED:
             raise TargetError(f"unknown CPU {name!r}: choose one of {', '.join(_NAMED)}, or 'auto' for this machine")
-        triple, cpu, features, l1, l2 = _NAMED[name]
-        return cls.from_features(triple, cpu, frozenset(features.split()), l1, l2)
+        triple, cpu, l1, l2 = _NAMED[name]
+        return cls.from_features(triple, cpu, NAMED_FEATURES[name], l1, l2)
 
     @classmethod
     def from_features(cls, triple: str, cpu: str, features: frozenset[str], l1: int, l2: int) -> CPUTarget:
@@ -218,4 +207,4 @@ def _model(name: str, features: frozenset[str]) -> str:
     """The CPU to schedule for: hypervisors hide model numbers, so features outrank the reported name."""
     if "amx-int8" in features and "avx512fp16" in features:
         return "graniterapids" if "amx-fp16" in features else "sapphirerapids"
-    return name
+    return _NAMED[name][1] if name in _NAMED else name  # the setting `cpu`
