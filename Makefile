@@ -19,6 +19,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_dangerous.py
 	$(BIN)/python tools/readme_tables.py --check
 
 format: $(VENV)/.test

@@ -29,7 +29,8 @@ def seed(rng: np.random.Generator) -> int:
 
 def relative(result: Any, expected: Any) -> float:
     """Relative Frobenius norm of the difference; NaN counts."""
-    torch = __import__("torch")
+    import torch
+
     difference = torch.linalg.vector_norm(result.double() - expected.double())
     return float(difference / torch.linalg.vector_norm(expected.double()))
 

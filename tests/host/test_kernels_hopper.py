@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator)
     c = np.zeros(product.shape, a.dtype)
     run(function, [a, b, c, c, 140, 96, 72, 1, bias, residual, 96], PRODUCT.grid(140, 96, 1, PROCESSORS), order=1)
     x = product + bias
-    erf = np.vectorize(__import__("math").erf)
+    erf = np.vectorize(math.erf)
     expected = 0.5 * x * (1 + erf(x / np.sqrt(2))) + residual.astype(np.float64)
     np.testing.assert_allclose(c.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
 

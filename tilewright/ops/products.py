@@ -7,6 +7,7 @@ run = plan.bind(x, weight.T, out=out)        # a call on these arrays, for graph
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,7 @@ def interleave_gate(gate: Any, up: Any) -> Any:
     if tuple(up.shape) != (columns, depth) or columns % 8:
         raise LaunchError(f"weights of a gate have equal shapes of a multiple of 8 rows, got {gate.shape}, {up.shape}")
     pairs = [part.reshape(columns // 8, 1, 8, depth) for part in (gate, up)]
-    module = __import__(type(gate).__module__.partition(".")[0])
+    module = sys.modules[type(gate).__module__.partition(".")[0]]  # numpy, torch, cupy
     return module.concatenate(pairs, 1).reshape(2 * columns, depth)
 
 

@@ -1,0 +1,168 @@
+"""Find what runs data as code (pickle, eval, exec, torch.load, a shell, ...); every use is named here with its reason.
+
+python tools/check_dangerous.py
+
+Reads the syntax trees of all Python files, follows `import ... as` and `from ... import`, and fails on a use that
+`ALLOWED` does not name, and on an entry of `ALLOWED` that nothing needs any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("tilewright", "tests", "benchmarks", "demo", "examples", "tools")
+
+# Reading their data runs what the data says, or their purpose is to run text.
+MODULES = frozenset("pickle _pickle marshal shelve dill cloudpickle joblib jsonpickle code codeop".split())
+NAMES = frozenset(
+    "eval exec compile __import__ os.system os.popen os.execv os.execve os.execvp os.execl os.spawnv os.spawnl "
+    "os.posix_spawn pty.spawn subprocess.getoutput subprocess.getstatusoutput tempfile.mktemp runpy.run_path "
+    "runpy.run_module importlib.util.spec_from_file_location importlib.machinery.SourceFileLoader "
+    "yaml.load yaml.full_load yaml.unsafe_load yaml.load_all torch.load torch.jit.load "
+    "torch.export.load torch.hub.load torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
+    "numpy.lib.format.read_array pandas.read_pickle".split()
+)
+CALLS = frozenset(("types.FunctionType", "types.CodeType"))  # as classes they are harmless
+# Keywords that make a call dangerous unless they are the constant False.
+KEYWORDS = frozenset(("shell", "allow_pickle"))
+
+_OWN = "runs source that the compiler has just written from a checked signature; no data from a file is in it"
+_KERNEL = "compiles the caller's own Python function again with other source; the program runs it anyway"
+_TABLE = "the modules come from a table in the source"
+_SCRIPT = "its purpose is to run the Python program that the user names on the command line"
+_BY_NAME = {"import_module of a name": "looks through our own modules"}
+# path -> use -> why it is there; a path that ends with "/" stands for all files below it
+ALLOWED: dict[str, dict[str, str]] = {
+    "benchmarks/gpu/compilers.py": {"importlib.util.spec_from_file_location": "a file of this repository"},
+    "benchmarks/kernels_cuda.py": _BY_NAME,
+    "tests/": {
+        "exec": "runs the examples of our own documents, and kernels written in tests",
+        "compile": "gives them the document's file name",
+        "runpy.run_path": "runs our own examples as a user does",
+        **_BY_NAME,
+    },
+    "tests/compile/test_nvidia_plain.py": {"importlib.util.spec_from_file_location": "a file of this repository"},
+    "tests/host/test_engine_file.py": {"pickle": "sees that engines refuse to be pickled"},
+    "tests/host/test_frontend_shim_modules.py": {"pickle": "errors go between processes as Triton's do; own bytes"},
+    "tilewright/__init__.py": {"import_module of a name": _TABLE},
+    "tilewright/cli/compile.py": {"importlib.util.spec_from_file_location": _SCRIPT},
+    "tilewright/cli/peers.py": {"torch.export.load": "compares with the .pt2 file that the user names and trusts"},
+    "tilewright/frontend/binding.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/frontend/cuda.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/frontend/jit.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/frontend/kernel_info.py": {
+        "import_module of a name": "finds the kernels that the caller's own record of constants names"
+    },
+    "tilewright/frontend/launching.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/frontend/rewriting.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
+    "tilewright/importers/torch_export.py": {"torch.export.load": "reads the .pt2 file that the user names and trusts"},
+    "tilewright/language/function.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
+    "tilewright/ops/__init__.py": {"import_module of a name": _TABLE},
+    "tilewright/runtime/cuda/extern.py": {"import_module of a name": _TABLE},
+    "tilewright/runtime/cuda/launch.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/shim/__init__.py": {
+        "exec": _SCRIPT,
+        "compile": _SCRIPT,
+        "runpy.run_path": _SCRIPT,
+        "runpy.run_module": _SCRIPT,
+        "import_module of a name": _TABLE,
+    },
+    "tilewright/shim/site/sitecustomize.py": {
+        "importlib.util.spec_from_file_location": "runs the sitecustomize of the environment, which this one hides"
+    },
+    "tools/conformance_plugin.py": {"importlib.util.spec_from_file_location": "test files of a checkout"},
+    "tools/fuzz/target.py": _BY_NAME,
+}
+
+
+def uses(text: str) -> Iterator[tuple[int, str]]:
+    """The line and name of every dangerous use in a Python source."""
+    tree = ast.parse(text)
+    known = _imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, _top(item.name)) for item in node.names if _top(item.name) in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            if _top(node.module or "") in MODULES:
+                yield node.lineno, _top(str(node.module))
+            else:
+                named = (f"{node.module}.{item.name}" for item in node.names)
+                yield from ((node.lineno, name) for name in named if name in NAMES)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+            name = _dotted(node, known)
+            name = name.removeprefix("builtins.")
+            if name in NAMES:
+                yield node.lineno, name
+        if isinstance(node, ast.Call):
+            yield from _call(node, known)
+
+
+def _call(node: ast.Call, known: dict[str, str]) -> Iterator[tuple[int, str]]:
+    name = _dotted(node.func, known)
+    for keyword in node.keywords:
+        if keyword.arg in KEYWORDS and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False):
+            yield node.lineno, f"{keyword.arg}="
+    if name in CALLS:
+        yield node.lineno, name
+    target = node.args[0] if node.args else None
+    if name in ("importlib.import_module", "importlib.__import__"):
+        if not isinstance(target, ast.Constant):
+            yield node.lineno, "import_module of a name"
+        elif _top(str(target.value)) in MODULES:
+            yield node.lineno, _top(str(target.value))
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    """What names of this file stand for: `np` -> numpy, `load` -> torch.load."""
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known.update({item.asname: item.name for item in node.names if item.asname})
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            known.update({item.asname or item.name: f"{node.module}.{item.name}" for item in node.names})
+    return known
+
+
+def _dotted(node: ast.AST, known: dict[str, str]) -> str:
+    """The full name of an attribute chain; "" when it does not begin with a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([known.get(node.id, node.id), *reversed(parts)])
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def main() -> int:
+    problems = []
+    needed = set()
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            for line, use in uses(path.read_text(encoding="utf-8")):
+                entry = next((item for item in (name, f"{folder}/") if use in ALLOWED.get(item, {})), None)
+                if entry is not None:
+                    needed.add((entry, use))
+                else:
+                    problems.append(
+                        f"{name}:{line}: {use}: avoid it, or name it in tools/check_dangerous.py with the reason"
+                    )
+    entries = {(name, use) for name, reasons in ALLOWED.items() for use in reasons}
+    problems += [f"{name}: the entry for {use} is no longer needed" for name, use in sorted(entries - needed)]
+    for problem in problems:
+        print(problem)
+    print(f"data as code: {len(problems)} problems, {len(entries)} uses with a reason")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
