@@ -24,8 +24,8 @@ from tilewright.errors import (
     SettingsError,
 )
 from tilewright.host import host_cpu, missing_features
+from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
-from tilewright.runtime.library import load_objects
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.session import Session
 from tilewright.symbolic import evaluate
@@ -109,7 +109,7 @@ class Engine:
             symbol = program["symbol"]
             images = [package.objects[name] for name in program["objects"]]
             try:
-                library = load_objects(images, [symbol], glue().imports)
+                library = load_kernels(images, [symbol], glue().imports)
             except RuntimeError as error:
                 raise ValueError(f"the machine code does not link: {error}") from error
             return Session(self._signature, library, symbol, package.weights.address)

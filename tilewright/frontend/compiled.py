@@ -24,8 +24,9 @@ from tilewright.ir.diagnostics import located_execution_error
 from tilewright.ir.printer import print_function
 from tilewright.ir.types import TensorMapType
 from tilewright.language.function import SourceFunction
+from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.launch import launch
-from tilewright.runtime.library import NativeLibrary, load_objects
+from tilewright.runtime.library import NativeLibrary
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -187,7 +188,7 @@ class CompiledKernel:
     @cached_property
     def _library(self) -> NativeLibrary:
         hooks.load_start(None, None, self.name, None, self.hash)
-        library = load_objects([self.binary.image], [self.binary.symbol])
+        library = load_kernels([self.binary.image], [self.binary.symbol])
         hooks.load_end(library, library.address(self.binary.symbol), self.name, None, self.hash)
         return library
 

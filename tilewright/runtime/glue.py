@@ -507,7 +507,7 @@ def _load_glue() -> Glue:
     found = {name: system_address(name) for name in _SYSTEM}
     found["tilewright_yield"] = system_address("sched_yield") or system_address("SwitchToThread")
     clock_id = getattr(time, "CLOCK_MONOTONIC", None) if found["clock_gettime"] else None
-    image = _object(glue_text(llvm.get_process_triple(), found["tilewright_yield"] is not None, clock_id))
+    image = kept_object(glue_text(llvm.get_process_triple(), found["tilewright_yield"] is not None, clock_id), "glue")
     imports = {name: address for name, address in found.items() if address is not None}
     library = load_objects([image], _EXPORTS, imports)
     start = {name: _START(library.address(name)) for name in _EXPORTS if name.startswith("start_")}
@@ -522,8 +522,8 @@ def _load_glue() -> Glue:
     )
 
 
-def _object(text: str) -> bytes:
-    """The object file of a module for this process.
+def kept_object(text: str, name: str) -> bytes:
+    """The object file of a module of the runtime for this process; `name` begins the name of its file.
 
     It is kept in the cache folder, with a checksum that covers its name: compiling it takes some milliseconds.
     """
@@ -532,7 +532,7 @@ def _object(text: str) -> bytes:
     host = llvm_host()
     made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
     folder = cache_files.private_folder(settings.cache_directory)
-    name = f"glue-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
+    name = f"{name}-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
     kept = cache_files.read(folder / name)
     if kept is not None and hashlib.sha256(name.encode() + kept[32:]).digest() == kept[:32]:
         return kept[32:]

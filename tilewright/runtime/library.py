@@ -47,9 +47,10 @@ _numbers = itertools.count()
 class NativeLibrary:
     """Linked machine code. Its addresses are valid for as long as this object lives."""
 
-    def __init__(self, owner: Any, addresses: Mapping[str, int]) -> None:
+    def __init__(self, owner: Any, addresses: Mapping[str, int], extent: tuple[int, int]) -> None:
         self._owner = owner  # of the memory
         self._addresses = addresses
+        self.extent = extent  # where the code begins, and bytes in which all of it lies
 
     def address(self, symbol: str) -> int:
         """The address of an exported symbol; raises `KeyError` for one that was not asked for."""
@@ -69,7 +70,8 @@ def load_objects(
     known = imports or {}
     memory = elf.link(loaded, lambda name: known.get(name) or (_known_address(name) if name in _SYSTEM else None))
     if memory is not None and all(symbol in memory.symbols for symbol in symbols):
-        return NativeLibrary(memory, {symbol: memory.symbols[symbol] for symbol in symbols})
+        addresses = {symbol: memory.symbols[symbol] for symbol in symbols}
+        return NativeLibrary(memory, addresses, (memory.address, len(memory.bytes)))
     return _load_with_llvm(loaded, symbols, known)
 
 
@@ -84,7 +86,9 @@ def _load_with_llvm(loaded: Sequence[bytes], symbols: Sequence[str], imports: Ma
         builder.export_symbol(symbol)
     with _lock:
         tracker = builder.link(_linker(), f"tilewright.{next(_numbers)}")
-    return NativeLibrary(tracker, {symbol: tracker[symbol] for symbol in symbols})
+    addresses = {symbol: tracker[symbol] for symbol in symbols}
+    first = min(addresses.values(), default=0)
+    return NativeLibrary(tracker, addresses, (first, sum(map(len, loaded))))
 
 
 def system_address(name: str) -> int | None:

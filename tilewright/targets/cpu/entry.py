@@ -17,6 +17,7 @@ from itertools import permutations
 
 from tilewright.ir.core import Function, Value
 from tilewright.ir.types import Element, PointerType
+from tilewright.runtime.faults import FRAME_WORDS, MARK, SEAL
 from tilewright.targets.cpu.aliasing import Hazard
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.failures import emit_untouched
@@ -56,9 +57,12 @@ def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Modu
     counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
     narrow = [builder.cast("trunc", count, "i32") for count in counts]
     record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if entry.asserts else []
+    frame = _Frame(builder, function, slots) if target.is_x86 else None
 
     def run(instance: str) -> None:
         with builder.loop(begin, end, 1) as loop:
+            if frame is not None:
+                frame.begin(loop.index)
             plane = builder.emit(f"udiv i64 {loop.index.text}, {counts[0].text}", "i64")
             x = builder.emit(f"urem i64 {loop.index.text}, {counts[0].text}", "i64")
             y = builder.emit(f"urem i64 {plane.text}, {counts[1].text}", "i64")
@@ -68,6 +72,8 @@ def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Modu
             with builder.when(emit_untouched(builder, *record)) if record else nullcontext():
                 builder.line(f"call void @{instance}({', '.join(map(str, values))})")
             loop.next([])
+        if frame is not None:
+            frame.leave()
         if entry.streams:  # before this thread says that it is done
             builder.call("llvm.x86.sse.sfence", "void", [])
 
@@ -95,6 +101,42 @@ def _argument(builder: LLVMBuilder, slots: LLVMValue, number: int, element: Elem
     if isinstance(element, PointerType) or element.is_float:
         return builder.load(type_text, address, 8)
     return builder.cast("trunc", builder.load("i64", address, 8), type_text)
+
+
+class _Frame:
+    """What the entry point leaves on its stack while instances run, for the handler of faults (`runtime.faults`).
+
+    Its stores are volatile: nothing else reads them.
+    """
+
+    def __init__(self, builder: LLVMBuilder, function: Function, slots: LLVMValue) -> None:
+        self._builder = builder
+        self._place = builder.alloca("i64", FRAME_WORDS, 8)
+        sealed = builder.binary("xor", builder.cast("ptrtoint", self._place, "i64"), builder.integer(SEAL))
+        parameters = [
+            f"{_letter(value)}{value.name or number}" for number, value in enumerate(function.region.arguments)
+        ]
+        text = "".join(f"{line}\n" for line in (function.name, *parameters))
+        for word, value in enumerate((builder.integer(MARK), sealed, builder.module.string(text), slots)):
+            self._store(word, value)
+
+    def begin(self, instance: LLVMValue) -> None:
+        """The number of the instance that runs next."""
+        self._store(FRAME_WORDS - 1, instance)
+
+    def leave(self) -> None:
+        """No instance runs any more."""
+        self._store(0, self._builder.integer(0))
+
+    def _store(self, word: int, value: LLVMValue) -> None:
+        self._builder.line(f"store volatile {value}, {self._builder.gep(self._place, word, 'i64')}, align 8")
+
+
+def _letter(parameter: Value) -> str:
+    """A parameter's kind in the text of a frame."""
+    if parameter.type.is_pointer:
+        return "p"
+    return "i" if parameter.type.dtype.is_integer else "o"
 
 
 class _Overlaps:
