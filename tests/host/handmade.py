@@ -18,7 +18,6 @@ from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights
 from tilewright.host import host_cpu
-from tilewright.runtime.library import host_machine
 from tilewright.runtime.plan import Argument, BufferReference, Choice, Plan, Step, TensorSpec
 from tilewright.symbolic import Symbol, round_up, symbol
 
@@ -26,7 +25,7 @@ COLUMNS = 8
 BATCH = symbol("batch", 1, 64)
 
 _LOOP = """
-define void @{name}(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) {{
+define void @{name}(ptr %arguments, ptr %scratch, i64 %begin, i64 %end) nounwind {{
 entry:
   %a.p = getelementptr i64, ptr %arguments, i64 0
   %a = load ptr, ptr %a.p
@@ -137,4 +136,12 @@ def compile_text(text: str) -> bytes:
     """The object file of LLVM text for this machine."""
     module = llvm.parse_assembly(text, context=llvm.create_context())
     module.verify()
-    return host_machine().emit_object(module)
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        reloc="pic",
+        codemodel="small",
+    )
+    return machine.emit_object(module)

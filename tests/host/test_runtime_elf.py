@@ -67,17 +67,26 @@ def test_constants_calls_between_objects_and_system_functions() -> None:
 
 
 def test_unknown_functions_and_writable_data_are_left_to_the_linker() -> None:
-    assert elf.link([image(CALLER)], lambda name: None) is None
-    assert elf.link([image(COUNTER)], system_address) is None
+    with pytest.raises(elf.ObjectError, match="calls 'entry'"):
+        elf.link([image(CALLER)], lambda name: None)
+    with pytest.raises(elf.ObjectError, match="written to"):
+        elf.link([image(COUNTER)], system_address)
     library = load_objects([image(COUNTER)], ["next"])
     assert [callable_at(library.address("next"))() for _ in range(2)] == [1, 2]
 
 
+def test_nothing_of_a_file_is_left_to_the_linker() -> None:
+    for objects, symbol in (([COUNTER], "next"), ([CALLER], "twice"), ([TABLE], "missing"), ([TABLE, TABLE], "entry")):
+        with pytest.raises(RuntimeError, match="object file: "):
+            load_objects(list(map(image, objects)), [symbol], strict=True)
+    assert load_objects([image(CALLER), image(TABLE)], ["twice"], strict=True).address("twice")
+
+
 def test_damaged_objects_are_left_to_the_linker() -> None:
     whole = image(TABLE)
-    assert elf.link([b""], system_address) is None and elf.link([b"\x7fELF"], system_address) is None
-    for length in range(64, len(whole), 61):
-        assert elf.link([whole[:length]], system_address) is None
+    for damaged in (b"", b"\x7fELF", *(whole[:length] for length in range(64, len(whole), 61))):
+        with pytest.raises(elf.ObjectError):
+            elf.link([damaged], system_address)
     with pytest.raises(RuntimeError):
         load_objects([whole[: len(whole) // 2]], ["entry"])
     with pytest.raises(RuntimeError):

@@ -109,9 +109,11 @@ class Engine:
             symbol = program["symbol"]
             images = [package.objects[name] for name in program["objects"]]
             try:
-                library = load_kernels(images, [symbol], glue().imports)
+                library = load_kernels(images, [symbol], glue().imports, strict=True)
             except RuntimeError as error:
-                raise ValueError(f"the machine code does not link: {error}") from error
+                raise EngineDamagedError(
+                    f"{self._origin} is damaged: its machine code does not link: {str(error)[:300]}. Build it again."
+                ) from error
             return Session(self._signature, library, symbol, package.weights.address)
 
     @classmethod

@@ -569,11 +569,11 @@ _first = threading.Lock()
 
 
 def load_kernels(
-    images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None
+    images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None, strict: bool = False
 ) -> NativeLibrary:
     """`library.load_objects` for code whose faults are to be told of: kernels, and engines' plans."""
     global _watch
-    library = load_objects(images, symbols, imports)
+    library = load_objects(images, symbols, imports, strict)
     if sys.platform == "linux" and platform.machine() == "x86_64":
         if _watch is None:
             with _first:

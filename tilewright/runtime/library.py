@@ -14,12 +14,13 @@ import itertools
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from tilewright.runtime import elf
+from tilewright.runtime.objects import check_object
 
 # What compiled code may call: memory intrinsics, prints, scalar math, and the conversions that LLVM turns into
 # calls where the CPU has no instruction for them.  A name that this system lacks is left out: linking
@@ -58,21 +59,39 @@ class NativeLibrary:
 
 
 def load_objects(
-    images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None
+    images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None, strict: bool = False
 ) -> NativeLibrary:
     """Link object files into one library and find the addresses of `symbols`.
 
     The objects may refer to each other, to the C library's memory and math functions, and to `imports`
     (name to address).  Raises `RuntimeError` when an object is malformed or a symbol is missing; LLVM writes
     the name of a missing one to the standard error.
+
+    With `strict`, for objects from a file, none is given to LLVM, which may end the process on a malformed one, before
+    our own reader has understood all of it.
     """
     loaded = list(images)
     known = imports or {}
-    memory = elf.link(loaded, lambda name: known.get(name) or (_known_address(name) if name in _SYSTEM else None))
-    if memory is not None and all(symbol in memory.symbols for symbol in symbols):
-        addresses = {symbol: memory.symbols[symbol] for symbol in symbols}
-        return NativeLibrary(memory, addresses, (memory.address, len(memory.bytes)))
+    try:
+        if elf.LINKS:
+            memory = elf.link(loaded, _finder(known))
+            if memory is not None and all(symbol in memory.symbols for symbol in symbols):
+                addresses = {symbol: memory.symbols[symbol] for symbol in symbols}
+                return NativeLibrary(memory, addresses, (memory.address, len(memory.bytes)))
+            if memory is not None and strict:
+                raise elf.ObjectError(f"{', '.join(symbols)} is missing")
+        elif strict:
+            for image in loaded:
+                check_object(image)
+    except elf.ObjectError as error:
+        if strict:
+            raise RuntimeError(f"object file: {error}") from error
     return _load_with_llvm(loaded, symbols, known)
+
+
+def _finder(imports: Mapping[str, int]) -> Callable[[str], int | None]:
+    """The address of a function by its name: one of `imports`, or of those of the system that kernels may call."""
+    return lambda name: imports.get(name) or (_known_address(name) if name in _SYSTEM else None)
 
 
 def _load_with_llvm(loaded: Sequence[bytes], symbols: Sequence[str], imports: Mapping[str, int]) -> NativeLibrary:
