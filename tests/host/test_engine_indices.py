@@ -10,6 +10,7 @@ from tilewright.errors import InputError, ShapeError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 
+SCATTERS = ("scatter_update", "scatter_reduce")
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4)
 
 
@@ -19,8 +20,9 @@ def looked_up(op: str, prepare=lambda builder, indices: indices):
     table = builder.input("table", dtypes.float32, (5, 4))
     shape = (3, 4) if op == "gather_elements" else (3,)
     indices = prepare(builder, builder.input("indices", dtypes.int64, shape))
-    updates = [builder.input("updates", dtypes.float32, (3, 4))] if op == "scatter_update" else []
-    builder.output(builder.op(op, [table, indices, *updates], axis=0, source="embed"), "y")
+    updates = [builder.input("updates", dtypes.float32, (3, 4))] if op in SCATTERS else []
+    more = {"reduction": "add"} if op == "scatter_reduce" else {}
+    builder.output(builder.op(op, [table, indices, *updates], axis=0, source="embed", **more), "y")
     return builder.finish()
 
 
@@ -29,7 +31,7 @@ def arguments(op: str, first: int) -> dict[str, np.ndarray]:
     indices = np.ones(shape, np.int64)
     indices.flat[0] = first
     given = {"table": TABLE, "indices": indices}
-    return {**given, "updates": -TABLE[:3]} if op == "scatter_update" else given
+    return {**given, "updates": -TABLE[:3]} if op in SCATTERS else given
 
 
 def count_from_end(builder, indices):
@@ -48,7 +50,7 @@ def computed(builder, indices):
     return builder.op("multiply", [indices, indices])
 
 
-@pytest.mark.parametrize("op", ["gather", "gather_elements", "scatter_update"])
+@pytest.mark.parametrize("op", ["gather", "gather_elements", *SCATTERS])
 def test_wrong_indices_are_named(op):
     graph = looked_up(op)
     engine = build(graph)

@@ -206,6 +206,10 @@ def test_movement(rng):
     updates = rng.standard_normal((4, 2, 3))
     wanted[:, [5, 2]] = updates
     np.testing.assert_array_equal(compute("scatter_update", [x, np.array([5, 2]), updates], axis=1), wanted)
+    wanted = x.copy()
+    wanted[:, 5] += updates[:, 0] + updates[:, 1]
+    added = compute("scatter_reduce", [x, np.array([5, -1]), updates], axis=1, reduction="add")
+    np.testing.assert_allclose(added, wanted, rtol=1e-15, atol=1e-15)
     pads = ((1, 0), (0, 2), (0, 0))
     np.testing.assert_array_equal(compute("pad", [x], pads=pads, value=7.0), np.pad(x, pads, constant_values=7.0))
     np.testing.assert_array_equal(compute("concat", [x, x], axis=-1), np.concatenate([x, x], -1))

@@ -63,6 +63,10 @@ def strange() -> Any:
     return torch.tensor([1.0, math.inf, -math.inf, math.nan, 0.0, -2.5], dtype=torch.float64)
 
 
+def places_to_scatter() -> Any:
+    return torch.tensor([[0, 2, 1, 1], [2, 2, 0, 1]])
+
+
 X = floats(3, 4)
 Y = floats(4)
 
@@ -120,6 +124,14 @@ add(
     2,
 )
 add("bitwise_left_shift.Scalar_Tensor bitwise_right_shift.Scalar_Tensor", 5, ints(9, 3))
+add("scatter_add", X, 0, places_to_scatter, floats(3, 4))
+for reduction in ("sum", "prod", "amax", "amin"):
+    add("scatter_reduce.two", X, 0, places_to_scatter, floats(3, 4), reduction)
+for reduction in ("add", "multiply"):
+    add("scatter.reduce", X, 0, places_to_scatter, floats(3, 4), reduce=reduction)
+add("index_add", X, 1, lambda: torch.tensor([3, 1, 3]), floats(3, 3), alpha=2.0)
+add("index_put", X, lambda: [torch.tensor([2, 0, 2])], floats(3, 4), True)
+add("index_put", X, lambda: [torch.tensor([2, 0, 2]), torch.tensor([1, -1, 1])], floats(3), True)
 add("asin acos atan erfinv lgamma", lambda: torch.rand(5, dtype=torch.float64) * 1.9 - 0.95)
 add("atan2", X, Y)
 add("isnan isinf isfinite nan_to_num", strange)

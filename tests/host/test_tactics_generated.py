@@ -85,6 +85,19 @@ def test_bits(draw: Draw, compiled: bool, dtype: DType) -> None:
     check(b.finish(), {"x": numbers, "y": shifts}, compiled, 0.0)
 
 
+@pytest.mark.parametrize("reduction", ["add", "multiply", "maximum", "minimum"])
+def test_updates_are_combined(draw: Draw, compiled: bool, reduction: str) -> None:
+    b = GraphBuilder("combined")
+    n = b.symbol("n", 1, 64)
+    x, updates, i = b.input("x", float32, (2, 7, 33)), b.input("u", float32, (2, n, 33)), b.input("i", int64, (n,))
+    b.output(b.op("scatter_reduce", [x, i, updates], axis=1, reduction=reduction), "rows")
+    line, places = b.input("line", float32, (50,)), b.input("places", int32, (n,))
+    b.output(b.op("scatter_reduce", [line, places, b.input("v", float32, (n,))], axis=0, reduction=reduction), "line")
+    inputs = {"x": draw(2, 7, 33), "u": draw(2, 20, 33), "i": draw.integers(-7, 7, (20,))}
+    inputs |= {"line": draw(50), "v": draw(20), "places": draw.integers(-50, 50, (20,)).astype(np.int32)}
+    check(b.finish(), inputs, compiled, 1e-5)
+
+
 def test_booleans_casts_and_sources(draw: Draw, compiled: bool) -> None:
     b = GraphBuilder("others")
     n = b.symbol("n", 1, 64)

@@ -15,7 +15,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.runtime.plan import IndexRange
 from tilewright.symbolic import Size, lift, simplify, upper_bound
 
-_INDEXING = ("gather", "gather_elements", "scatter_update")
+_INDEXING = ("gather", "gather_elements", "scatter_update", "scatter_reduce")
 _VIEWS = ("reshape", "permute", "broadcast_to", "copy")  # all elements of the input are in the output
 
 

@@ -369,6 +369,16 @@ def scatter_update(inputs: Arrays, attributes: Attributes) -> Array:
     return result
 
 
+def scatter_reduce(inputs: Arrays, attributes: Attributes) -> Array:
+    target, indices, updates = inputs
+    axis = attributes["axis"]
+    _check_indices("scatter_reduce", indices, target.shape[axis])
+    result = target.copy()
+    combine = {"add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
+    combine[attributes["reduction"]].at(result, (slice(None),) * axis + (indices,), updates)
+    return result
+
+
 def pad(inputs: Arrays, attributes: Attributes) -> Array:
     return np.pad(inputs[0], attributes["pads"], constant_values=attributes["value"])
 

@@ -29,6 +29,7 @@ logger = logging.getLogger("tilewright")
 
 OLDEST_OPSET = 13
 DOMAINS = ("", "ai.onnx")
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # whose numbers name an element type
 DTYPES: dict[int, DType] = {
     TensorProto.BOOL: dtypes.int1,
     TensorProto.INT8: dtypes.int8,
@@ -297,7 +298,7 @@ class _Importer:
                 value = self._array(value)
             elif isinstance(value, bytes):
                 value = value.decode()
-            elif attribute.name in ("to", "dtype"):
+            elif attribute.name in TYPE_ATTRIBUTES:
                 if value not in DTYPES:
                     raise Unsupported(f"the element type {_type_name(value)}", "use a real number type")
                 value = DTYPES[value]

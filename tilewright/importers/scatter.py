@@ -8,7 +8,21 @@ from tilewright.importers.emitter import Emitter
 from tilewright.symbolic import product
 
 
-def scatter_elements(emit: Emitter, x: Value, indices: Value, updates: Value, axis: int) -> Value:
+def scatter_slices(
+    emit: Emitter, x: Value, indices: Value, updates: Value, axis: int, reduction: str = "none"
+) -> Value:
+    """x with its slices at indices [n] along `axis` replaced by updates, or combined with them.
+
+    `reduction`: none, add, multiply, maximum or minimum.
+    """
+    if reduction == "none":
+        return emit.op("scatter_update", x, indices, updates, axis=axis)
+    return emit.op("scatter_reduce", x, indices, updates, axis=axis, reduction=reduction)
+
+
+def scatter_elements(
+    emit: Emitter, x: Value, indices: Value, updates: Value, axis: int, reduction: str = "none"
+) -> Value:
     """x with ``x[.., indices[.., i, ..], ..] = updates[.., i, ..]``; indices and updates have one shape.
 
     The position of every update in the flattened x is computed from its coordinates, with `indices`
@@ -19,8 +33,8 @@ def scatter_elements(emit: Emitter, x: Value, indices: Value, updates: Value, ax
         if place == axis:
             part = emit.cast(indices, int64)
         else:
-            line = tuple(indices.shape[place] if other == place else 1 for other in range(x.rank))
-            part = emit.op("iota", shape=line, axis=place, dtype=int64, start=0, step=1)
+            ones = tuple(indices.shape[place] if other == place else 1 for other in range(x.rank))
+            part = emit.op("iota", shape=ones, axis=place, dtype=int64, start=0, step=1)
         if total is None:
             total = part
         else:
@@ -28,7 +42,6 @@ def scatter_elements(emit: Emitter, x: Value, indices: Value, updates: Value, ax
     assert total is not None
     count = product(indices.shape)
     flat = emit.reshape(emit.broadcast(total, indices.shape), (count,))
-    merged = emit.op(
-        "scatter_update", emit.reshape(x, (product(x.shape),)), flat, emit.reshape(updates, (count,)), axis=0
-    )
+    line = emit.reshape(x, (product(x.shape),))
+    merged = scatter_slices(emit, line, flat, emit.reshape(updates, (count,)), 0, reduction)
     return emit.reshape(merged, x.shape)

@@ -6,17 +6,19 @@ from typing import Any
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.kernels.scatter import scatter_last, scatter_rows
+from tilewright.kernels.scatter import scatter_combined, scatter_last, scatter_rows
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand
 from tilewright.tactics.elementwise import copy_candidate, elementwise
+from tilewright.tactics.expressions import language_type
 from tilewright.tactics.generate import Result, elementwise_call, loops_of
 from tilewright.tactics.index import dense_strides
 from tilewright.targets.base import Target
 
 SCATTER_BLOCK = 2048
 SEARCH_BLOCK = 64
+COMBINE_BLOCK = 128
 MOST_PAIRS = 1 << 26  # of elements and indices that are compared rather than walked by one program
 
 
@@ -25,7 +27,7 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     anchor = group.nodes[-1] if group.anchor is None else group.anchor
     if anchor.op == "concat":
         return elementwise(group, graph, target)
-    if anchor.op == "scatter_update":
+    if anchor.op in ("scatter_update", "scatter_reduce"):
         calls = _scatter(anchor, graph, target)
     else:
         calls = [
@@ -43,9 +45,14 @@ def _search(node: Node, inner: Size) -> KernelCall:
     operands: dict[str, Operand] = {"updates": updates, "indices": indices, "out": node.output}
     types: dict[str, str] = {}
     constants: dict[str, Any] = {"BLOCK": SEARCH_BLOCK, "STEP": SEARCH_BLOCK}
+    kernel = scatter_last
+    if node.op == "scatter_reduce":
+        kernel, dtype = scatter_combined, language_type(source.dtype)
+        constants = {"BLOCK": COMBINE_BLOCK, "STEP": 4, "REDUCTION": node.attributes["reduction"], "TYPE": dtype}
     bind_sizes(sizes, operands, types, constants)
-    grid = (product(source.shape[:axis]), ceil_divide(simplify(lift(source.shape[axis]) * inner), SEARCH_BLOCK), 1)
-    return KernelCall(scatter_last, operands, types, constants, grid, options={"num_warps": 4})
+    elements = simplify(lift(source.shape[axis]) * inner)
+    grid = (product(source.shape[:axis]), ceil_divide(elements, constants["BLOCK"]), 1)
+    return KernelCall(kernel, operands, types, constants, grid, options={"num_warps": 4})
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:
@@ -78,7 +85,11 @@ def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
             scatter_rows,
             dict(operands),
             {"count": "i64", "extent": "i64", "inner": "i64"},
-            {"BLOCK": block, "MASK": not isinstance(inner, int) or inner % block != 0},
+            {
+                "BLOCK": block,
+                "MASK": not isinstance(inner, int) or inner % block != 0,
+                "REDUCTION": node.attributes.get("reduction", "none"),
+            },
             (product(source.shape[:axis]), ceil_divide(inner, block), 1),
         )
     )

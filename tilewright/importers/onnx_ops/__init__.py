@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tilewright.importers.onnx_ops import elementwise, indexing, network, recurrent, reduction, shape
+from tilewright.importers.onnx_ops import (
+    elementwise,
+    indexing,
+    losses,
+    network,
+    quantized,
+    recurrent,
+    reduction,
+    shape,
+    signal,
+)
 from tilewright.importers.rules import Rule, RuleTable, merge
 
 SECTIONS: tuple[RuleTable, ...] = (
@@ -12,5 +22,8 @@ SECTIONS: tuple[RuleTable, ...] = (
     recurrent.TABLE,
     shape.TABLE,
     indexing.TABLE,
+    losses.TABLE,
+    quantized.TABLE,
+    signal.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

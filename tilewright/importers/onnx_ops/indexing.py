@@ -8,7 +8,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.scatter import scatter_elements
+from tilewright.importers.scatter import scatter_elements, scatter_slices
 from tilewright.symbolic import Size, product, simplify
 
 TABLE = RuleTable("Indexing")
@@ -99,24 +99,29 @@ def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
     return call.reshape(found, (*indices.shape[:-1], *x.shape[batch + depth :]))
 
 
+def _reduction(call: Call) -> str:
+    """The graph's name of a scatter's `reduction`."""
+    given = call.attribute("reduction", "none")
+    found = {"none": "none", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}.get(given)
+    if found is None:
+        raise Unsupported(f"a scatter with the reduction {given!r}", "use none, add, mul, max or min")
+    return found
+
+
 @rule("ScatterND")
 def scatter_nd(call: Call) -> Value:
     x, indices, updates = call[0], call[1], call[2]
-    if call.attribute("reduction", "none") != "none":
-        raise Unsupported(f"ScatterND with reduction {call.attribute('reduction')!r}", "use plain updates")
     depth = _depth(indices)
     flat = _flat_indices(call, x, indices, depth)
     updates = call.reshape(updates, (flat.shape[0], *x.shape[depth:]))
-    merged = call.op("scatter_update", call.flatten(x, 0, depth), flat, updates, axis=0)
+    merged = scatter_slices(call, call.flatten(x, 0, depth), flat, updates, 0, _reduction(call))
     return call.reshape(merged, x.shape)
 
 
 @rule("ScatterElements", "Scatter")
 def scatter(call: Call) -> Value:
     x, axis = call[0], call.attribute("axis", 0) % call[0].rank
-    if call.attribute("reduction", "none") != "none":
-        raise Unsupported(f"ScatterElements with reduction {call.attribute('reduction')!r}", "use plain updates")
-    return scatter_elements(call, x, from_front(call, 1, x.shape[axis]), call[2], axis)
+    return scatter_elements(call, x, from_front(call, 1, x.shape[axis]), call[2], axis, _reduction(call))
 
 
 @rule("TensorScatter")

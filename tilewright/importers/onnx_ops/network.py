@@ -83,14 +83,16 @@ def _kernel(weight: Value) -> list[int]:
     return kernel  # type: ignore[return-value]
 
 
-@rule("Conv")
-def convolution(call: Call) -> Value:
-    x, weight = call[0], call[1]
+def convolve(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+    """A convolution by the attributes of Conv and its kin."""
     strides, padding, dilation = _window(call, x, _kernel(weight))
     groups = call.attribute("group", 1)
-    return call.op(
-        "conv", x, weight, call.optional(2), strides=strides, padding=padding, dilation=dilation, groups=groups
-    )
+    return call.op("conv", x, weight, bias, strides=strides, padding=padding, dilation=dilation, groups=groups)
+
+
+@rule("Conv")
+def convolution(call: Call) -> Value:
+    return convolve(call, call[0], call[1], call.optional(2))
 
 
 @rule("ConvTranspose")

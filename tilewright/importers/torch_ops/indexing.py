@@ -9,10 +9,10 @@ import numpy as np
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
-from tilewright.importers.emitter import Scalar
+from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.scatter import scatter_elements
+from tilewright.importers.scatter import scatter_elements, scatter_slices
 from tilewright.importers.torch_fx import Call
 from tilewright.importers.torch_ops.shape import bounds
 from tilewright.symbolic import Expression, Size, floor_divide, lift, product, simplify
@@ -169,10 +169,11 @@ def index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
 
 @rule("index_put.default", "index_put_.default", "_unsafe_index_put.default")
 def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
-    if accumulate:
-        raise Unsupported("index_put that accumulates", "use a product with a one-hot matrix, or torch.where")
+    reduction = "add" if accumulate else "none"
     first = indices[0]
     if len(indices) == 1 and first is not None and first.dtype.is_bool:
+        if accumulate:
+            raise Unsupported("index_put that accumulates through a boolean mask", "use torch.where")
         return _masked_put(call, x, first, values)
     selection = _Selection(call, x, indices)
     values = call.cast(values, x.dtype)
@@ -180,7 +181,7 @@ def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Val
         axis, position = selection.axes[0], selection.indices[0]
         position = _counted_from_front(call, position, x.shape[axis])
         updates = call.broadcast(values, (*x.shape[:axis], position.shape[0], *x.shape[axis + 1 :]))
-        return call.op("scatter_update", x, position, updates, axis=axis)
+        return scatter_slices(call, x, position, updates, axis, reduction)
     flat, common = selection.flat_index()
     rest = [x.shape[axis] for axis in selection.rest]
     place = selection.place
@@ -188,7 +189,7 @@ def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Val
     count = len(common)
     updates = call.permute(updates, [*range(place, place + count), *range(place), *range(place + count, updates.rank)])
     updates = call.reshape(updates, (flat.shape[0], *rest))
-    merged = call.op("scatter_update", selection.merged(), flat, updates, axis=0)
+    merged = scatter_slices(call, selection.merged(), flat, updates, 0, reduction)
     order = selection.axes + selection.rest
     restored = call.reshape(merged, [x.shape[axis] for axis in order])
     return call.permute(restored, [order.index(axis) for axis in range(x.rank)])
@@ -204,6 +205,19 @@ def _masked_put(call: Call, x: Value, mask: Value, values: Value) -> Value:
 @rule("index_copy.default")
 def index_copy(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
     return call.op("scatter_update", x, call.reshape(index, (-1,)), source, axis=dim)
+
+
+@rule("index_add.default")
+def index_add(call: Call, x: Value, dim: int, index: Value, source: Value, alpha: Number = 1) -> Value:
+    if not x.rank:
+        return call.op("add", x, call.reshape(_scaled(call, call.cast(source, x.dtype), alpha), ()))
+    axis = dim % x.rank
+    index = _counted_from_front(call, call.reshape(index, (-1,)), x.shape[axis])
+    return scatter_slices(call, x, index, _scaled(call, call.cast(source, x.dtype), alpha), axis, "add")
+
+
+def _scaled(call: Call, x: Value, factor: Number) -> Value:
+    return x if factor == 1 else call.op("multiply", x, factor)
 
 
 @rule("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -250,15 +264,44 @@ def select_scatter(call: Call, x: Value, source: Value, dim: int, index: Size) -
     return call.op("scatter_update", x, _positions(call, position, 1, 1), updates, axis=axis)
 
 
-@rule("scatter.src")
-def scatter(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+def _scattered(call: Call, x: Value, dim: int, index: Value, source: Value, reduction: str) -> Value:
     """The updates are the leading part of `source` in the shape of `index`."""
-    if not x.rank:
-        return call.reshape(call.cast(source, x.dtype), ())
     source = call.cast(source, x.dtype)
+    if not x.rank:
+        line = call.reshape(x, (1,))
+        merged = scatter_slices(call, line, call.reshape(index, (1,)), call.reshape(source, (1,)), 0, reduction)
+        return call.reshape(merged, ())
     for axis, extent in enumerate(index.shape):
         source = call.slice(source, axis, 0, extent)
-    return scatter_elements(call, x, index, source, dim % x.rank)
+    return scatter_elements(call, x, index, source, dim % x.rank, reduction)
+
+
+@rule("scatter.src")
+def scatter(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _scattered(call, x, dim, index, source, "none")
+
+
+@rule("scatter_add.default")
+def scatter_add(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _scattered(call, x, dim, index, source, "add")
+
+
+@rule("scatter.reduce")
+def scatter_with(call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str) -> Value:
+    return _scattered(call, x, dim, index, source, reduce)
+
+
+@rule("scatter_reduce.two")
+def scatter_reduce(
+    call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
+) -> Value:
+    reduction = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "minimum"}.get(reduce)
+    if reduction is None or not include_self:
+        raise Unsupported(
+            f"scatter_reduce with reduce={reduce!r}, include_self={include_self}",
+            "use sum, prod, amax or amin with include_self=True",
+        )
+    return _scattered(call, x, dim, index, source, reduction)
 
 
 @rule("scatter.value")

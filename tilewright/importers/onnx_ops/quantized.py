@@ -1,0 +1,175 @@
+"""Quantized tensors: conversion from and to integers with a scale, and products and convolutions of such integers.
+
+Every operation is written with floats and integers as its definition says, so that other passes find ordinary graph
+ops; results are exact to the last bit wherever the definition is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.dtypes import DType, float32, float64, int32, uint8
+from tilewright.graph.core import Value
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_ops.network import convolve
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.symbolic import ceil_divide, lift, simplify
+
+TABLE = RuleTable("Quantized")
+rule = TABLE.rule
+
+LARGEST_EXACT_DEPTH = 2**24 // 2**16  # products of 8 bits that float32 adds without rounding
+
+
+def _along(call: Call, parameter: Value, x: Value, axis: int, block: int) -> Value:
+    """A scale or zero point in a shape that broadcasts with x: one number, one for each position of `axis`, or one for
+    `block` positions."""
+    if parameter.rank == 0 or parameter.shape == (1,):
+        return call.reshape(parameter, ())
+    if block:
+        extent, count = x.shape[axis], ceil_divide(x.shape[axis], block)
+        stretched = call.broadcast(
+            call.unsqueeze(parameter, axis + 1), (*parameter.shape[: axis + 1], block, *parameter.shape[axis + 1 :])
+        )
+        flat = call.flatten(stretched, axis, axis + 2)
+        return flat if simplify(lift(count) * block) == extent else call.slice(flat, axis, 0, extent)
+    return call.reshape(parameter, [-1 if place == axis else 1 for place in range(x.rank)])
+
+
+def _saturated(call: Call, x: Value, dtype: DType) -> Value:
+    """Whole numbers of a float as an integer type, those outside its range as its ends."""
+    limits = np.iinfo(dtype.numpy)
+    return call.cast(call.op("clip", x, low=float(limits.min), high=float(limits.max)), dtype)
+
+
+def _quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DType, saturate: bool = True) -> Value:
+    """round(x / scale) + zero point, halves to even; `scale` and `zero` broadcast with x, which is a float."""
+    if not dtype.is_integer and not (dtype.is_float and dtype.bits == 8):
+        raise Unsupported(f"quantization to {dtype}", "use 8 or 16-bit integers, or 8-bit floats")
+    scaled = call.op("divide", x, call.cast(scale, x.dtype))
+    if dtype.is_float:
+        scaled = scaled if zero is None else call.op("add", scaled, call.cast(zero, x.dtype))
+        largest = float(ml_dtypes.finfo(dtype.numpy).max)
+        return call.cast(call.op("clip", scaled, low=-largest, high=largest) if saturate else scaled, dtype)
+    whole = call.op("round", scaled)
+    return _saturated(call, whole if zero is None else call.op("add", whole, call.cast(zero, x.dtype)), dtype)
+
+
+def _wide(dtype: DType) -> DType:
+    """The float type that scales are applied in."""
+    return dtype if dtype.is_float and dtype.bits >= 32 else float32
+
+
+@rule("QuantizeLinear")
+def quantize_linear(call: Call) -> Value:
+    """The type is that of the zero point, else `output_dtype`, else uint8."""
+    x, scale = call[0], call[1]
+    axis, block = call.attribute("axis", 1) % max(x.rank, 1), call.attribute("block_size", 0)
+    call.attribute("precision")  # of the division: at least float32 here
+    dtype = call.tensor(2).dtype if call.has(2) else call.attribute("output_dtype") or uint8
+    zero = _along(call, call[2], x, axis, block) if call.has(2) else None
+    x = call.cast(x, _wide(x.dtype))
+    scale = _along(call, scale, x, axis, block)
+    return _quantize(call, x, scale, zero, dtype, bool(call.attribute("saturate", 1)))
+
+
+@rule("DequantizeLinear")
+def dequantize_linear(call: Call) -> Value:
+    """(x - zero point) scale, in the type of the scale, or `output_dtype`."""
+    x, scale = call[0], call[1]
+    axis, block = call.attribute("axis", 1) % max(x.rank, 1), call.attribute("block_size", 0)
+    dtype = call.attribute("output_dtype") or scale.dtype
+    wide = float64 if x.dtype.bits > 16 and x.dtype.is_integer else float32  # float32 rounds integers of 32 bits
+    centred = call.cast(x, wide)
+    if call.has(2):
+        centred = call.op("subtract", centred, call.cast(_along(call, call[2], x, axis, block), wide))
+    scaled = call.op("multiply", call.cast(centred, float32), call.cast(_along(call, scale, x, axis, block), float32))
+    return call.cast(scaled, dtype)
+
+
+@rule("DynamicQuantizeLinear")
+def dynamic_quantize_linear(call: Call) -> tuple[Value, Value, Value]:
+    """To uint8 by the tensor's own smallest and largest numbers, with 0 among them."""
+    x = call[0]
+    axes = tuple(range(x.rank))
+    low = call.op("minimum", call.op("reduce_min", x, axes=axes), 0.0)
+    high = call.op("maximum", call.op("reduce_max", x, axes=axes), 0.0)
+    width = call.op("divide", call.op("subtract", high, low), 255.0)
+    scale = call.op("where", call.op("equal", width, 0.0), 1.0, width)
+    zero = _saturated(call, call.op("round", call.op("divide", call.op("negate", low), scale)), uint8)
+    return _quantize(call, x, scale, zero, uint8), scale, zero
+
+
+# Products --------------------------------------------------------------------------------------------
+
+
+def _centred(call: Call, index: int, zero_index: int, shape: list[int] | None = None) -> Value:
+    """An input of integers less its zero point, in int32; a zero point for each of many is given `shape`."""
+    x = call.cast(call[index], int32)
+    if not call.has(zero_index):
+        return x
+    zero = call.cast(call[zero_index], int32)
+    if zero.rank == 1 and shape is not None and zero.shape != (1,):
+        zero = call.reshape(zero, shape)
+    elif zero.rank <= 1:
+        zero = call.reshape(zero, ())
+    return call.op("subtract", x, zero)
+
+
+def _scale_of_rows(call: Call, index: int) -> Value:
+    """A scale of the left operand: one number, or one for each row."""
+    scale = call[index]
+    if scale.rank == 1:
+        return call.reshape(scale, () if scale.shape == (1,) else (-1, 1))
+    return scale
+
+
+@rule("MatMulInteger")
+def matmul_integer(call: Call) -> Value:
+    return call.matmul(_centred(call, 0, 2, [-1, 1]), _centred(call, 1, 3))
+
+
+@rule("QLinearMatMul")
+def quantized_matmul(call: Call) -> Value:
+    """Inputs: a, its scale and zero point, b, its scale and zero point, the result's scale and zero point."""
+    product = call.matmul(_centred(call, 0, 2, [-1, 1]), _centred(call, 3, 5))
+    scale = call.op("multiply", call.cast(_scale_of_rows(call, 1), float32), call.cast(call[4], float32))
+    scaled = call.op("multiply", call.cast(product, float32), scale)
+    return _quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)
+
+
+def _convolve_integers(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+    """A convolution of int32 values that stem from 8 bits, exact: as floats that hold every sum; int32."""
+    depth = math.prod(size for size in weight.shape[1:] if isinstance(size, int))
+    exact = depth <= LARGEST_EXACT_DEPTH and bias is None and all(isinstance(size, int) for size in weight.shape[1:])
+    dtype = float32 if exact else float64
+    parts = [None if item is None else call.cast(item, dtype) for item in (x, weight, bias)]
+    assert parts[0] is not None and parts[1] is not None
+    return call.cast(convolve(call, parts[0], parts[1], parts[2]), int32)
+
+
+def _for_channels(weight_rank: int) -> list[int]:
+    return [-1] + [1] * (weight_rank - 1)
+
+
+@rule("ConvInteger")
+def convolution_integer(call: Call) -> Value:
+    weight = _centred(call, 1, 3, _for_channels(len(call.tensor(1).shape)))
+    return _convolve_integers(call, _centred(call, 0, 2), weight, None)
+
+
+@rule("QLinearConv")
+def quantized_convolution(call: Call) -> Value:
+    """Inputs: x, its scale and zero point, w, its scale and zero point, the result's two, an int32 bias."""
+    rank = len(call.tensor(3).shape)
+    weight = _centred(call, 3, 5, _for_channels(rank))
+    found = _convolve_integers(call, _centred(call, 0, 2), weight, call.optional(8))
+    scale = call.op("multiply", call.reshape(call[1], ()), call[4])
+    if scale.rank == 1:
+        scale = call.reshape(scale, () if scale.shape == (1,) else (1, -1, *[1] * (rank - 2)))
+    scaled = call.op("multiply", call.cast(found, float32), scale)
+    return _quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)

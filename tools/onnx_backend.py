@@ -1,0 +1,153 @@
+"""The backend tests of the installed onnx package as a target of tools/fuzz: a case is one test, run as it is.
+
+python -m tools.fuzz run tools.onnx_backend --cases 2034
+python tools/onnx_backend.py            # lists what is refused or wrong, by the reference alone, without compiling
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+import tilewright
+from tilewright.errors import TilewrightError
+from tilewright.graph import reference
+from tilewright.importers.onnx import import_onnx
+from tools.fuzz.target import Base, Failed
+
+KINDS = ("simple", "pytorch-operator", "pytorch-converted")
+
+
+@dataclass
+class Test:
+    """A model with its inputs and the outputs that the test expects."""
+
+    name: str
+    model: onnx.ModelProto
+    inputs: list[Any]
+    outputs: list[Any]
+    rtol: float
+    atol: float
+
+    @property
+    def operations(self) -> str:
+        """The operations of the model, for messages."""
+        return ", ".join(sorted({node.op_type for node in self.model.graph.node}))
+
+
+@lru_cache
+def tests() -> list[Test]:
+    """All tests that need no download, in an order that is the same everywhere."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in collect_testcases(None):
+            inputs, outputs = case.data_sets[0]
+            found.append(Test(case.name, case.model, list(inputs), list(outputs), case.rtol or 1e-3, case.atol or 1e-7))
+    root = Path(onnx.__file__).parent / "backend" / "test" / "data"
+    for kind in KINDS:
+        found += [_stored(folder) for folder in sorted((root / kind).iterdir())]
+    return found
+
+
+def _stored(folder: Path) -> Test:
+    model = onnx.load(folder / "model.onnx")
+    data = folder / "test_data_set_0"
+    sides = []
+    for side, entries in (("input", model.graph.input), ("output", model.graph.output)):
+        files = sorted(data.glob(f"{side}_*.pb"), key=lambda path: int(path.stem.split("_")[1]))
+        sides.append([_read(path, entry) for path, entry in zip(files, entries, strict=False)])
+    return Test(folder.name, model, *sides, 1e-3, 1e-7)
+
+
+def _read(path: Path, entry: onnx.ValueInfoProto) -> Any:
+    kind = entry.type.WhichOneof("value")
+    found = {"tensor_type": onnx.TensorProto, "sequence_type": onnx.SequenceProto, "optional_type": onnx.OptionalProto}
+    message = found[kind]()
+    message.ParseFromString(path.read_bytes())
+    return message
+
+
+def _array(item: Any) -> Any:
+    if isinstance(item, onnx.TensorProto):
+        return numpy_helper.to_array(item)
+    if isinstance(item, onnx.SequenceProto):
+        return numpy_helper.to_list(item)
+    if isinstance(item, onnx.OptionalProto):
+        return numpy_helper.to_optional(item)
+    return item if isinstance(item, list) or item is None else np.asarray(item)
+
+
+def compare(test: Test, results: list[Any]) -> None:
+    """Raise `Failed` where results differ from the expected ones by more than the test allows."""
+    for number, (found, wanted) in enumerate(zip(results, map(_array, test.outputs), strict=True)):
+        found = np.asarray(found)
+        if found.shape != np.shape(wanted) or found.dtype != wanted.dtype:
+            what = f"output {number} is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
+            raise Failed("wrong", f"{test.name}: {what}", test.name)
+        if wanted.dtype.kind == "O":
+            continue
+        left, right = (item.astype(np.float64) if item.dtype.kind in "fV" else item for item in (found, wanted))
+        if not np.allclose(left, right, rtol=test.rtol, atol=test.atol, equal_nan=True):
+            raise Failed("wrong", f"{test.name}: output {number} is {left}, expected {right}", test.name)
+
+
+class Target(Base):
+    seconds = 60.0
+    compiled = True
+
+    def run(self, seed: int) -> str:
+        test = tests()[seed % len(tests())]
+        arrays = [_array(item) for item in test.inputs]
+        names = [entry.name for entry in test.model.graph.input]
+        try:
+            if self.compiled:
+                engine = tilewright.compile(test.model)
+                feeds = {spec.name: arrays[names.index(spec.name)] for spec in engine.inputs}
+                results = engine.run(feeds)
+            else:
+                graph = import_onnx(test.model)
+                feeds = {value.name: arrays[names.index(value.name)] for value in graph.inputs}
+                results = reference.run(graph, feeds, dtype=None)
+        except TilewrightError as error:
+            self.reason = str(error)
+            return f"refused: {test.operations}"
+        compare(test, list(results.values()))
+        return "right"
+
+
+TARGET = Target()
+
+
+def main() -> int:
+    """Print every test that the reference refuses or answers wrongly, and the counts."""
+    target, counts = Target(), collections.Counter[str]()
+    target.compiled = False
+    for number, test in enumerate(tests()):
+        try:
+            label = target.run(number)
+        except Failed as failure:
+            label = f"wrong: {failure.text[:300]!r}"
+        except Exception as error:
+            label = f"uncaught: {type(error).__name__}: {str(error)[:200]}"
+        counts[label.split(":")[0]] += 1
+        if label != "right":
+            reason = target.reason.split("\n", 1)[-1].strip()[:160] if label.startswith("refused") else ""
+            print(f"{test.name}: {label} {reason!r}")
+    print(dict(counts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
