@@ -17,6 +17,8 @@ _EXTENDED = {
     "bfloat16": ml_dtypes.bfloat16,
     "float8e5": ml_dtypes.float8_e5m2,
     "float8e4nv": ml_dtypes.float8_e4m3fn,
+    "float8e5b16": ml_dtypes.float8_e5m2fnuz,
+    "float8e4b8": ml_dtypes.float8_e4m3fnuz,
     "int1": np.bool_,
 }
 

@@ -130,12 +130,27 @@ def gelu(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def cast(inputs: Arrays, attributes: Attributes) -> Array:
-    """Floats to integers truncate; anything to boolean is `!= 0`."""
+    """Floats to integers truncate, others wrap; anything to boolean is `!= 0`.
+
+    NaN and floats out of range become what x86 gives: the least int32, of 64-bit integers and uint32 the least int64,
+    of which narrower types take the low bits.
+    """
     x, dtype = inputs[0], attributes["dtype"]
     if dtype.is_bool:
         return np.asarray(x != 0)
     with np.errstate(all="ignore"):
+        if dtype.is_integer and x.dtype.kind not in "iub":
+            return _truncated(x.astype(np.float64), dtype.numpy)
         return x.astype(dtype.numpy)
+
+
+def _truncated(x: Array, dtype: np.dtype) -> Array:
+    """float64 towards zero as integers."""
+    wide, limit = (np.int64, 2.0**63) if dtype in (np.int64, np.uint64, np.uint32) else (np.int32, 2.0**31)
+    large = (x >= limit) if dtype == np.uint64 else np.zeros_like(x, np.bool_)
+    x = np.trunc(np.where(large, x - limit, x))
+    near = np.where((x >= -limit) & (x < limit), x, -limit).astype(wide)
+    return np.where(large, np.bitwise_xor(near, np.iinfo(wide).min), near).astype(dtype)
 
 
 def clip(inputs: Arrays, attributes: Attributes) -> Array:
@@ -151,6 +166,15 @@ def divide(left: Array, right: Array) -> Array:
         return np.divide(left, right)
     quotient = np.abs(left) // np.where(right == 0, 1, np.abs(right))
     return (quotient * (np.sign(left) * np.sign(right))).astype(left.dtype)
+
+
+def power(left: Array, right: Array) -> Array:
+    """Powers; of negative whole ones the whole part, and 0 for 0."""
+    if left.dtype.kind not in "iu":
+        return np.power(left, right)
+    whole = np.power(left, np.maximum(right, 0))
+    unit = np.where(left == 1, 1, np.where((left + 1 == 0) & (left < 0), 1 - 2 * (right & 1), 0))
+    return np.where(right < 0, unit, whole).astype(left.dtype)
 
 
 def where(condition: Array, left: Array, right: Array) -> Array:

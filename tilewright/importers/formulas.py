@@ -74,9 +74,16 @@ def truncate(emit: Emitter, x: Value) -> Value:
 
 
 def remainder_of_truncation(emit: Emitter, left: Value, right: Value) -> Value:
-    """C's fmod: the sign of the left operand."""
-    whole = truncate(emit, emit.op("divide", left, right))
-    return emit.op("subtract", left, emit.op("multiply", whole, right))
+    """C's fmod, exact: the sign of the left operand."""
+    if left.dtype.is_float:
+        rest = emit.op("remainder", emit.op("absolute", left), emit.op("absolute", right))
+        return emit.op("where", emit.op("less", left, 0.0), emit.op("negate", rest), rest)
+    rest = emit.op("remainder", left, right)
+    if not left.dtype.is_signed:
+        return rest
+    other = emit.op("not_equal", emit.op("less", rest, 0), emit.op("less", left, 0))
+    turned = emit.op("logical_and", emit.op("not_equal", rest, 0), other)
+    return emit.op("where", turned, emit.op("subtract", rest, right), rest)
 
 
 def is_infinite(emit: Emitter, x: Value) -> Value:

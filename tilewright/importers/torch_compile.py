@@ -28,7 +28,7 @@ from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.torch_export import KEPT, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_symbols import SymbolTable
+from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 from tilewright.targets.registry import get_target
 
 logger = logging.getLogger("tilewright")
@@ -266,7 +266,7 @@ class _Runner:
         """Import the ATen graph; raises `UnsupportedOperationError` and `_Declined`."""
         placeholders = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
         builder = GraphBuilder("compiled")
-        symbols = SymbolTable(builder, _ranges(placeholders))
+        symbols = SymbolTable(builder, _ranges(placeholders), squeezed_symbols(self.gm.graph))
         walker = Walker(builder, symbols, Report("compiled"), RULES | FOREIGN)
         self.names = []
         for position, node in enumerate(placeholders):

@@ -26,7 +26,7 @@ from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_symbols import SymbolTable, assertions_hold
+from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
 logger = logging.getLogger("tilewright")
 
@@ -316,7 +316,7 @@ def import_program(
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     builder = GraphBuilder(name)
-    symbols = SymbolTable(builder, program.range_constraints)
+    symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph))
     report = Report(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN)
     importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes, derived=True))

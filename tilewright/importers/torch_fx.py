@@ -7,10 +7,12 @@ result that cannot be given), or a size.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch import fx
@@ -38,12 +40,17 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.uint64: dtypes.uint64,
     torch.float8_e5m2: dtypes.float8e5,
     torch.float8_e4m3fn: dtypes.float8e4nv,
+    torch.float8_e5m2fnuz: dtypes.float8e5b16,
+    torch.float8_e4m3fnuz: dtypes.float8e4b8,
     torch.float16: dtypes.float16,
     torch.bfloat16: dtypes.bfloat16,
     torch.float32: dtypes.float32,
     torch.float64: dtypes.float64,
 }
-_CARRIERS = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
+_CARRIERS = {
+    torch.bfloat16: torch.int16,
+    **{dtype: torch.uint8 for dtype, other in DTYPES.items() if other.is_float and other.bits == 8},
+}
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -99,10 +106,37 @@ class Call(Emitter):
             return dtype_of(result.dtype)
         return dtype_of(torch.result_type(fakes[0], fakes[1]))
 
+    def value(self, scalar: Scalar, dtype: DType) -> Value:
+        """As `Emitter.value`; a number that an integer type does not hold wraps, as PyTorch's numbers do."""
+        if isinstance(scalar, (int, float)) and dtype.is_integer and not dtype.is_bool:
+            scalar = wrapped(scalar, dtype)
+        return super().value(scalar, dtype)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """As `Emitter.cast`; to 8-bit floats with numbers out of range as this version of PyTorch takes them."""
+        if dtype.is_float and dtype.bits == 8 and value.dtype != dtype and _saturates(dtype):
+            largest = float(ml_dtypes.finfo(dtype.numpy).max)
+            wide = value if value.dtype.is_float else super().cast(value, dtypes.float32)
+            value = self.op("clip", wide, low=-largest, high=largest)
+        return super().cast(value, dtype)
+
     def pair(self, left: Scalar, right: Scalar, dtype: DType | None = None) -> tuple[Value, Value]:
         """Both operands as values of `dtype` (default: the common type of arguments 0 and 1)."""
         dtype = dtype or self.promoted(0, 1)
         return self.value(left, dtype), self.value(right, dtype)
+
+
+def wrapped(number: float, dtype: DType) -> int:
+    """A number as one of an integer type, modulo 2^bits."""
+    low = int(np.iinfo(dtype.numpy).min)
+    return (int(number) - low) % (1 << dtype.bits) + low
+
+
+@functools.cache
+def _saturates(dtype: DType) -> bool:
+    """Whether PyTorch's casts to an 8-bit float give its greatest number for larger ones; versions differ."""
+    target = next(key for key, value in DTYPES.items() if value == dtype)
+    return bool(torch.tensor([1e9]).to(target).float().isfinite())
 
 
 def _fake(argument: Any) -> Any:

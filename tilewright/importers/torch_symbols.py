@@ -30,8 +30,12 @@ from tilewright.symbolic import (
 class SymbolTable:
     """The sympy symbols of one program and the graph symbols they became."""
 
-    def __init__(self, builder: GraphBuilder, ranges: Mapping[Any, Any]) -> None:
+    def __init__(
+        self, builder: GraphBuilder, ranges: Mapping[Any, Any], squeezed: frozenset[str] = frozenset()
+    ) -> None:
+        """`squeezed` names the symbols that are never 1 (`squeezed_symbols`)."""
         self.builder = builder
+        self.squeezed = squeezed
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
 
@@ -60,7 +64,10 @@ class SymbolTable:
                     f"dynamic dimension {name!r}: its range {dimension.low}..{dimension.high} has none of the sizes "
                     f"for which the model was exported ({expression}, {exported}); give a range that has some"
                 )
-        self.sizes[str(symbol)] = self.builder.symbol(name, low, high)
+        if low < 2 and str(symbol) in self.squeezed:
+            low = 2
+            self.builder.graph.remarks.append(f"{name} is never 1: the model squeezes a dimension of this size")
+        self.sizes[str(symbol)] = self.builder.symbol(name, low, max(low, high))
 
     def _range(self, name: str) -> tuple[int, int]:
         """The exported range. PyTorch's default lower bound of 2 stands for "not specialised": 1 is allowed."""
@@ -148,6 +155,22 @@ class SymbolTable:
         if kind in ("Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt"):
             return parts[0]
         raise Unsupported(f"a size computed by {kind}: {expression}", "use whole-number arithmetic on sizes")
+
+
+def squeezed_symbols(graph: fx.Graph) -> frozenset[str]:
+    """The symbols that are the size of a dimension that a squeeze would drop if it were 1: PyTorch takes sizes that
+    vary for greater ones, and the result would have another rank."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not str(node.target).startswith("aten.squeeze"):
+            continue
+        shape = node.args[0].meta["val"].shape
+        dims = node.args[1] if len(node.args) > 1 else range(len(shape))
+        for axis in [dims] if isinstance(dims, int) else dims:
+            extent = shape[axis] if shape else 1
+            if isinstance(extent, torch.SymInt) and extent.node.expr.is_Symbol:
+                found.add(str(extent.node.expr))
+    return frozenset(found)
 
 
 def assertions_hold(program: ExportedProgram) -> bool:

@@ -73,6 +73,25 @@ def gelu_tanh(x):
 
 
 @tilewright.jit
+def safe_divisor(y):
+    """y, but 1 where a division of integers by it may end the process: 0, and -1, by which the least one has no answer.
+    The remainder is 0 then, as that of -1 is."""
+    bad = y == 0
+    if y.dtype.is_int_signed():
+        bad = bad | (y == -1)
+    return tl.where(bad, 1, y).to(y.dtype)
+
+
+@tilewright.jit
+def divide_integers(x, y):
+    """x / y of integers, towards zero; 0 where y is 0, and the least integer divided by -1 is itself."""
+    result = tl.where(y == 0, 0, x // safe_divisor(y)).to(x.dtype)
+    if y.dtype.is_int_signed():
+        result = tl.where(y == -1, 0 - x, result).to(x.dtype)
+    return result
+
+
+@tilewright.jit
 def floor_remainder(x, y):
     """x - y floor(x / y): the sign of y."""
     rest = x % y
@@ -82,13 +101,66 @@ def floor_remainder(x, y):
 @tilewright.jit
 def floor_divide_integers(x, y):
     """floor(x / y) of integers."""
-    return (x - floor_remainder(x, y)) // y
+    rest = x % safe_divisor(y)
+    return divide_integers(x, y) - ((rest != 0) & ((rest < 0) != (y < 0))).to(x.dtype)
+
+
+@tilewright.jit
+def floor_remainder_of_integers(x, y):
+    """x - y floor(x / y) of integers; 0 where y is 0."""
+    return floor_remainder(x, safe_divisor(y))
+
+
+@tilewright.jit
+def integer_power(x, y):
+    """x to the power y, modulo 2^bits; of negative powers the whole part, as PyTorch takes it (0 for x = 0)."""
+    result = x * 0 + y * 0 + 1
+    base = x + y * 0
+    rest = y
+    for _ in range(0, y.dtype.primitive_bitwidth - 1):
+        result = tl.where((rest & 1) != 0, result * base, result)
+        base = base * base
+        rest = rest >> 1
+    return tl.where(y < 0, tl.where(x == 1, x, tl.where(x + 1 == 0, tl.where((y & 1) != 0, x, x * x), x * 0)), result)
 
 
 @tilewright.jit
 def floor_divide_floats(x, y):
-    """floor(x / y) of floats."""
-    return tl.floor(x / y)
+    """floor(x / y) of floats, exact before it is rounded once; NaN where x is infinite, x / y where y is 0."""
+    rest = x % y
+    whole = (x - rest) / y
+    whole = tl.where((rest != 0) & ((rest < 0) != (y < 0)), whole - 1, whole)
+    near = tl.floor(whole)
+    near = tl.where(whole - near > 0.5, near + 1, near)
+    return tl.where(y == 0, x / y, near)
+
+
+@tilewright.jit
+def truncate_to_int32(x):
+    """A float towards zero; the least int32 for NaN and what int32 does not hold, as the instruction of x86 gives."""
+    return tl.where((x > -2147483649.0) & (x < 2147483648.0), x, -2147483648.0).to(tl.int32)
+
+
+@tilewright.jit
+def truncate_to_int64(x):
+    """The same for int64."""
+    return tl.where((x >= -9223372036854775808.0) & (x < 9223372036854775808.0), x, -9223372036854775808.0).to(tl.int64)
+
+
+@tilewright.jit
+def truncate_to_uint64(x):
+    """The same modulo 2^64, with numbers from 2^63 to 2^64 as they are."""
+    large = x >= 9223372036854775808.0
+    near = truncate_to_int64(tl.where(large, x - 9223372036854775808.0, x))
+    return tl.where(large, near ^ (-9223372036854775807 - 1), near).to(tl.uint64)
+
+
+@tilewright.jit
+def round_to_float8(x, TYPE: tl.constexpr, LIMIT: tl.constexpr, BEYOND: tl.constexpr):
+    """x rounded to an 8-bit float; the bits `BEYOND`, with the sign of x, where |x| is not below `LIMIT`."""
+    bits = x.to(TYPE).to(tl.uint8, bitcast=True)
+    beyond = tl.where(x < 0, BEYOND | 0x80, BEYOND).to(tl.uint8)
+    return tl.where(tl.abs(x) < LIMIT, bits, tl.where(x != x, bits, beyond)).to(TYPE, bitcast=True)
 
 
 @tilewright.jit

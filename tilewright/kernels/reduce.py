@@ -115,6 +115,7 @@ def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl
         inside = within(step, reduced, MASK_R)
         mask = both(inside, within(column[None, :], inner, MASK))
         x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
+        x = tl.broadcast_to(x, (BLOCK_R, BLOCK))  # equal rows come as one
         partial = combine(partial, reduce_axis(x, 0, KIND), KIND)
     if KIND == "mean":
         partial = partial / reduced

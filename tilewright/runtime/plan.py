@@ -112,7 +112,7 @@ class IndexRange:
 
 @dataclass(frozen=True)
 class Condition:
-    """Two numbers of elements that must be equal in every call, because `operation` gives one shape for another."""
+    """Two numbers of elements that must be equal in every call for `operation` to be what it says."""
 
     left: Size
     right: Size

@@ -140,8 +140,8 @@ class Shapes:
             if left != right:
                 sizes = ", ".join(f"{name} = {value}" for name, value in symbols.items())
                 raise ShapeError(
-                    f"the model does not take the sizes {sizes}: {condition.operation} would make {right} elements "
-                    f"of {left}; give sizes for which these are equal"
+                    f"the model does not take the sizes {sizes}: {condition.operation}: {left}, not {right}; "
+                    "give sizes for which these are equal"
                 )
 
 

@@ -18,7 +18,13 @@ from tilewright.errors import InputError, LaunchError, ShapeError, a_kind
 from tilewright.runtime import dlpack
 
 # PyTorch's dtype names where they differ from ours.
-_TORCH_NAMES = {"bool": "int1", "float8_e5m2": "float8e5", "float8_e4m3fn": "float8e4nv"}
+_TORCH_NAMES = {
+    "bool": "int1",
+    "float8_e5m2": "float8e5",
+    "float8_e4m3fn": "float8e4nv",
+    "float8_e5m2fnuz": "float8e5b16",
+    "float8_e4m3fnuz": "float8e4b8",
+}
 _TO_TORCH = {name: torch_name for torch_name, name in _TORCH_NAMES.items()}
 
 

@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Union
 
+import ml_dtypes
+import numpy as np
+
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float16, float32
+from tilewright.dtypes import DType, float8e4b8, float8e4nv, float8e5, float8e5b16, float32
 from tilewright.graph.core import Node
 
 Rule = Union[str, Callable[[Node], str]]
@@ -48,16 +51,48 @@ def _integer(node: Node) -> bool:
     return value is not None and value.dtype.is_integer
 
 
+def narrowed(text: str, dtype: DType) -> str:
+    """A float32 as an element of a float type of fewer bits, rounded once; out of range as the type's own conversion
+    gives: infinity, or NaN in types that have none. (The language's conversions to 8-bit floats saturate.)"""
+    if dtype.bits == 8:
+        limit, beyond = _FLOAT8_OVERFLOW[dtype]
+        return f"round_to_float8({text}, tl.{dtype.name}, {limit}, {beyond})"
+    return f"{text}.to(tl.{dtype.name})"
+
+
+def _float8_overflow(dtype: DType) -> tuple[float, int]:
+    """The least number that rounds to none of the type's finite ones, and the bits of what it becomes."""
+    largest = dtype.numpy.type(ml_dtypes.finfo(dtype.numpy).max)
+    step = float(largest) - float(np.nextafter(largest, dtype.numpy.type(0)))
+    limit = float(largest) + step / 2
+    if np.isfinite(dtype.numpy.type(limit)):  # halfway goes to the even neighbour
+        limit = float(np.nextafter(np.float32(limit), np.float32(np.inf)))
+    with np.errstate(all="ignore"):
+        beyond = np.array(np.inf).astype(dtype.numpy)
+    return limit, int(beyond.view(np.uint8))
+
+
+_FLOAT8_OVERFLOW = {dtype: _float8_overflow(dtype) for dtype in (float8e5, float8e4nv, float8e5b16, float8e4b8)}
+
+
 def _cast(node: Node) -> str:
     source = node.inputs[0]
     target: DType = node.attributes["dtype"]
     assert source is not None
-    if compute_type(source.dtype) == compute_type(target) and target not in (float16, bfloat16):
+    if source.dtype == target:
         return "{0}"
     if target.is_bool:
         return "({0} != 0)"
-    if target.is_float and target.bits < 32:
-        return f"{{0}}.to(tl.{target.name}).to(tl.float32)"
+    if target.is_float:
+        if target.bits < 32:
+            wide = "{0}.to(tl.float32)" if target.bits == 8 else "{0}"
+            return narrowed(wide, target) + ".to(tl.float32)"
+        return "{0}" if compute_type(source.dtype) == target else f"{{0}}.to(tl.{target.name})"
+    if source.dtype.is_float:
+        if target.name == "uint64":
+            return "truncate_to_uint64({0})"
+        wide = "64" if target.name in ("int64", "uint32") else "32"
+        return f"truncate_to_int{wide}({{0}}).to(tl.{target.name})"
     return f"{{0}}.to(tl.{target.name})"
 
 
@@ -76,11 +111,26 @@ def _gelu(node: Node) -> str:
 
 
 def _divide(node: Node) -> str:
-    return "{0} // {1}" if _integer(node) else "{0} / {1}"
+    return "divide_integers({0}, {1})" if _integer(node) else "{0} / {1}"
 
 
 def _floor_divide(node: Node) -> str:
     return "floor_divide_integers({0}, {1})" if _integer(node) else "floor_divide_floats({0}, {1})"
+
+
+def _remainder(node: Node) -> str:
+    return "floor_remainder_of_integers({0}, {1})" if _integer(node) else "floor_remainder({0}, {1})"
+
+
+def takes_types(node: Node, position: int) -> bool:
+    """Whether numbers among the operands are written with their type."""
+    if node.op in ("divide", "floor_divide", "remainder", "power") and _integer(node):
+        return True
+    return node.op == "where" or (node.op == "power" and position == 1)
+
+
+def _power(node: Node) -> str:
+    return "integer_power({0}, {1})" if _integer(node) else "tl.math.pow({0}, {1})"
 
 
 def _relu(node: Node) -> str:
@@ -115,10 +165,10 @@ EXPRESSIONS: dict[str, Rule] = {
     "subtract": "{0} - {1}",
     "multiply": "{0} * {1}",
     "divide": _divide,
-    "power": "tl.math.pow({0}, {1})",
+    "power": _power,
     "maximum": "maximum({0}, {1})",
     "minimum": "minimum({0}, {1})",
-    "remainder": "floor_remainder({0}, {1})",
+    "remainder": _remainder,
     "floor_divide": _floor_divide,
     "equal": "({0} == {1})",
     "not_equal": "({0} != {1})",

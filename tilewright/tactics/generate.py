@@ -474,7 +474,7 @@ def epilogue_function(
         writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
     for target, index, item in stores:
         writer.store(target, index, item, along=("row", "column"))
-    text = writer.write(root)
+    text = writer.stored(value, writer.write(root))
     name = chain_name(nodes, "identity")
     parameters = ["acc", "row", "column", "mask", "extra", *(["beside"] if beside is not None else [])]
     source = _source(name, parameters, [], [*lines, *writer.lines, f"return {text}"])

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from tilewright.dtypes import DType
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, lift, simplify, upper_bound
-from tilewright.tactics.expressions import compute_type, expression, literal, typed_literal
+from tilewright.tactics.expressions import compute_type, expression, literal, narrowed, takes_types, typed_literal
 from tilewright.tactics.index import Bounded, Coordinate, Division, Index, Loaded
 from tilewright.tactics.trace import (
     Choice,
@@ -323,7 +323,7 @@ class Writer:
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
-            typed = all_literal or (item.node.op == "where") or (item.node.op == "power" and position == 1)
+            typed = all_literal or takes_types(item.node, position)
             operands.append(self._typed(operand) if typed else self._operand(operand))
         return self._define("v", expression(item.node).format(*operands), item.node.op)
 
@@ -351,11 +351,16 @@ class Writer:
         computed = compute_type(dtype)
         return "" if computed == dtype else f".to(tl.{computed.name})"
 
+    @staticmethod
+    def stored(value: Value, text: str) -> str:
+        """An element in the type in which `value` is stored, where the store's own conversion is another one."""
+        return narrowed(text, value.dtype) if value.dtype.is_float and value.dtype.bits == 8 else text
+
     def store(
         self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = ()
     ) -> None:
         """A store of one result; its places have the extents of the variables `along`, though there be one only."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
-        text, offset = self._typed(item), self._offset(index)
+        text, offset = self.stored(value, self._typed(item)), self._offset(index)
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")

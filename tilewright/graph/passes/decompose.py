@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
@@ -11,7 +11,8 @@ from tilewright.symbolic import floor_divide, lift, product, simplify
 def decompose(graph: Graph) -> Graph:
     """The graph without composite ops."""
     rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
-    return apply_rules(graph, {**rules, "max_pool": [_pool_of_volumes], "average_pool": [_pool_of_volumes]})
+    rules |= {"max_pool": [_pool_of_volumes], "average_pool": [_pool_of_volumes]}
+    return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
 
 
 def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:
@@ -44,6 +45,16 @@ def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:
     if scale is not None:
         result = rewriter.op("multiply", [result, _per_channel(scale, x.rank, rewriter)])
     return result if bias is None else rewriter.op("add", [result, _per_channel(bias, x.rank, rewriter)])
+
+
+def _extreme_of_booleans(node: Node, rewriter: Rewriter) -> Value | None:
+    """Whether any or all elements hold, found among numbers."""
+    (x,) = node.inputs
+    assert x is not None
+    if not x.dtype.is_bool:
+        return None
+    numbers = rewriter.op(node.op, [rewriter.cast(x, int32)], **node.attributes)
+    return rewriter.cast(numbers, x.dtype)
 
 
 def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:

@@ -50,7 +50,9 @@ def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None]
     for index in (0, 1):
         source = rewriter.producer(node.inputs[index], op, "cast")
         if source is not None and source.op == "cast" and rewriter.uses(source.output) == 1:
-            source = rewriter.producer(source.inputs[0], op)
+            given = source.inputs[0]
+            widens = given is not None and source.output.dtype.is_float and source.output.dtype.bits > given.dtype.bits
+            source = rewriter.producer(given, op) if widens else None
         if source is not None and source.op == op and rewriter.uses(source.output) == 1:
             if source.output.shape == node.output.shape:
                 return source, node.inputs[1 - index]

@@ -12,7 +12,10 @@ from tilewright.importers import formulas
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import Call, wrapped
+from tilewright.symbolic import Expression
+
+Limit = Number | Expression
 
 TABLE = RuleTable("Elementwise", "aten.")
 rule = TABLE.rule
@@ -74,7 +77,11 @@ def negate(call: Call, x: Value) -> Value:
 
 @rule("sign.default", "sgn.default")
 def sign(call: Call, x: Value) -> Value:
-    return call.op("sign", x)
+    """As in PyTorch, the sign of NaN is 0."""
+    if not x.dtype.is_float:
+        return call.cast(x, x.dtype) if x.dtype.is_bool else call.op("sign", x)
+    negative = call.op("where", call.op("less", x, 0.0), *(call.builder.number(n, x.dtype) for n in (-1.0, 0.0)))
+    return call.op("where", call.op("greater", x, 0.0), call.builder.number(1.0, x.dtype), negative)
 
 
 @rule("add.Tensor", "add.Scalar")
@@ -302,23 +309,31 @@ def masked_fill(call: Call, x: Value, mask: Value, value: Scalar) -> Value:
 
 
 @rule("clamp.default")
-def clamp(call: Call, x: Value, low: Number | None = None, high: Number | None = None) -> Value:
-    return call.op("clip", call.cast(x, call.dtype), low=low, high=high)
+def clamp(call: Call, x: Value, low: Limit | None = None, high: Limit | None = None) -> Value:
+    """Limits that are sizes known only at run time are values."""
+    x = call.cast(x, call.dtype)
+    if isinstance(low, Expression) or isinstance(high, Expression):
+        if low is not None:
+            x = call.op("maximum", x, call.value(low, x.dtype))
+        return x if high is None else call.op("minimum", x, call.value(high, x.dtype))
+    if x.dtype.is_integer:
+        low, high = (None if limit is None else wrapped(limit, x.dtype) for limit in (low, high))
+    return call.op("clip", x, low=low, high=high)
 
 
 @rule("hardtanh.default")
 def hard_tanh(call: Call, x: Value, low: Number = -1, high: Number = 1) -> Value:
-    return call.op("clip", x, low=low, high=high)
+    return clamp(call, x, low, high)
 
 
 @rule("clamp_min.default")
-def clamp_min(call: Call, x: Value, low: Number) -> Value:
-    return call.op("clip", call.cast(x, call.dtype), low=low)
+def clamp_min(call: Call, x: Value, low: Limit) -> Value:
+    return clamp(call, x, low)
 
 
 @rule("clamp_max.default")
-def clamp_max(call: Call, x: Value, high: Number) -> Value:
-    return call.op("clip", call.cast(x, call.dtype), high=high)
+def clamp_max(call: Call, x: Value, high: Limit) -> Value:
+    return clamp(call, x, None, high)
 
 
 @rule("clamp.Tensor")

@@ -11,7 +11,7 @@ from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call, nothing
-from tilewright.symbolic import Size, lift, maximum, minimum, simplify
+from tilewright.symbolic import Size, lift, lower_bound, maximum, minimum, modulo, simplify
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
 rule = TABLE.rule
@@ -28,16 +28,24 @@ LAST = 2**63 - 1  # PyTorch's "up to the end"
     "_reshape_copy.default",
     "flatten.using_ints",
     "unflatten.int",
-    "squeeze.dim",
-    "squeeze.dims",
-    "squeeze.default",
-    "squeeze_copy.dim",
-    "squeeze_copy.dims",
     "unsqueeze.default",
     "unsqueeze_copy.default",
 )
 def reshape(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     """PyTorch has computed the new shape already."""
+    return call.reshape(x, call.shape)
+
+
+@rule("squeeze.dim", "squeeze.dims", "squeeze.default", "squeeze_copy.dim", "squeeze_copy.dims")
+def squeeze(call: Call, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+    """PyTorch has decided which dimensions go: no size known only at run time may turn out to be 1."""
+    dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    for axis in dims:
+        if x.rank and lower_bound(x.shape[axis]) < 1 + (not isinstance(x.shape[axis], int)):
+            raise Unsupported(
+                f"a squeeze of a dimension of size {x.shape[axis]}, which may be 1 at run time",
+                "use reshape, or give the sizes a range in which this one is greater",
+            )
     return call.reshape(x, call.shape)
 
 
@@ -171,16 +179,17 @@ def roll(call: Call, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ())
     for shift, dim in zip(shifts, dims, strict=True):
         axis = dim % x.rank
         extent = x.shape[axis]
-        if not isinstance(shift, int):
-            raise Unsupported("a roll by a dynamic amount", "roll by a fixed number")
-        cut = (extent - shift) % extent if isinstance(extent, int) else _cut(extent, shift)
+        cut = _cut(extent, shift)
         if cut != 0:
             x = call.op("concat", call.slice(x, axis, cut, extent), call.slice(x, axis, 0, cut), axis=axis)
     return x
 
 
-def _cut(extent: Size, shift: int) -> Size:
-    return simplify(lift(-shift)) if shift <= 0 else simplify(lift(extent) - shift)
+def _cut(extent: Size, shift: Size) -> Size:
+    """``-shift % extent``, in the simplest form that is right for all sizes."""
+    if isinstance(shift, int) and -lower_bound(extent) <= shift <= lower_bound(extent):
+        return modulo(-shift, extent) if isinstance(extent, int) else simplify(lift(extent if shift > 0 else 0) - shift)
+    return modulo(-1 * lift(shift), extent)
 
 
 @rule("constant_pad_nd.default", "pad.default")

@@ -1,0 +1,224 @@
+"""PyTorch programs whose numbers are easily lost: repeated axes, casts, special values, ends of ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+from tilewright.errors import ShapeError  # noqa: E402
+
+INFINITY, NAN = math.inf, math.nan
+SPECIAL = [INFINITY, -INFINITY, NAN, 0.0, -0.0, 1.0, -1.0, 2.5, -7.0, 1e10, -1e10, 3e38]
+Function = Callable[..., Any]
+
+
+class Functions(torch.nn.Module):
+    """Several functions of the same inputs as one model."""
+
+    def __init__(self, functions: Sequence[Function]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x: Any, y: Any = None) -> list[Any]:
+        return [function(*([x] if y is None else [x, y])) for function in self.functions]
+
+
+def check(functions: Sequence[Function], *inputs: Any, dynamic: Any = None, sizes: Sequence[Any] = ()) -> None:
+    """The functions compiled together against PyTorch: equal, or within rounding of sums of a few numbers."""
+    model = Functions(functions)
+    engine = tilewright.compile(model.eval(), inputs, dynamic_shapes=dynamic)
+    for arguments in [inputs, *sizes]:
+        expected = model(*arguments)
+        results = engine(*arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        flat = [value for each in expected for value in (each if isinstance(each, list) else [each])]
+        for number, (result, value) in enumerate(zip(results, flat, strict=True)):
+            torch.testing.assert_close(
+                torch.as_tensor(result),
+                value,
+                equal_nan=True,
+                rtol=1e-5,
+                atol=1e-6,
+                msg=lambda text, n=number: f"function {n}: {text}",
+            )
+
+
+REPEATED: list[Function] = [
+    lambda x: x.expand(2, -1, -1).sum(0),
+    lambda x: x.expand(4, -1, -1).mean(0),
+    lambda x: x.repeat(3, 1, 1).prod(0),
+    lambda x: x.expand(3, -1, -1).var(0),
+    lambda x: x.expand(3, -1, -1).logsumexp(0),
+    lambda x: x.expand(33, -1, -1).amax(0),
+    lambda x: x.expand(40, -1, -1).sum(0),
+    lambda x: torch.ones_like(x).sum(1),
+    lambda x: x.mean(1, keepdim=True).expand(-1, x.shape[1], -1).sum((0, 1)),
+    lambda x: (x.expand(5, -1, -1) * 2 + 1).sum(0),
+    lambda x: x[:, :, None].expand(-1, -1, 6, -1).sum(2),
+    lambda x: x[:, :, None].expand(-1, -1, 6, -1).softmax(2),
+    lambda x: x.expand(3, -1, -1).cumsum(0),
+]  # fmt: skip
+
+
+def test_reductions_over_repeated_axes_count_every_repeat():
+    check(REPEATED, torch.randn(1, 3, 4))
+
+
+def test_reductions_over_repeated_axes_of_dynamic_sizes():
+    functions = [*REPEATED, lambda x: torch.ones_like(x).sum(0), lambda x: x.mean(1, keepdim=True).expand_as(x).sum(1)]
+    sizes = [(torch.randn(1, n, 4),) for n in (1, 2, 31, 32)]
+    check(functions, torch.randn(1, 3, 4), dynamic={"x": {1: ("n", 1, 32)}}, sizes=sizes)
+
+
+def test_rolls_by_more_than_a_dynamic_size():
+    shifts = (50, -50, 5, -5, 1, 0, 1000003)
+    functions: list[Function] = [lambda x, shift=shift: x.roll(shift, 0) for shift in shifts]
+    functions += [lambda x: x.roll((7, -9), (0, 1)), lambda x: x.roll(x.shape[0] // 2, 0), lambda x: x.roll(11)]
+    sizes = [(torch.randn(n, 3),) for n in (1, 2, 7, 32)]
+    check(functions, torch.randn(5, 3), dynamic={"x": {0: ("n", 1, 32)}}, sizes=sizes)
+
+
+def test_slices_that_a_size_does_not_have_are_refused():
+    engine = tilewright.compile(Functions([lambda x: x[1]]).eval(), (torch.randn(6, 3),), {"x": {0: ("n", 1, 8)}})
+    with pytest.raises(ShapeError, match=r"sizes n = 1: .*: 0, not 3"):
+        engine(torch.randn(1, 3))
+
+
+def test_a_squeeze_of_a_dynamic_dimension_takes_no_size_of_one():
+    engine = tilewright.compile(Functions([lambda x: x.squeeze(-1)]).eval(), (torch.randn(3, 4),), {"x": {1: (1, 8)}})
+    assert engine(torch.randn(3, 2)).shape == (3, 2)
+    with pytest.raises(ShapeError, match=r"range 2\.\.8"):
+        engine(torch.randn(3, 1))
+
+
+FLOATS8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_casts_through_narrower_types_round(source: Any):
+    numbers = [*SPECIAL, 3.7, 240.0, 248.0, 249.0, 448.0, 464.0, 465.0, 500.0, 57344.0, 61439.0, 61440.0, 1e-3, 1e-9]
+    functions: list[Function] = []
+    for dtype in [*FLOATS8, torch.float16, torch.bfloat16]:
+        functions += [lambda x, dtype=dtype: x.to(dtype).float(), lambda x, dtype=dtype: (x + 1).to(dtype).to(x.dtype)]
+    check(functions, torch.tensor(numbers, dtype=torch.float64).to(source))
+
+
+def test_float8_results_and_inputs():
+    for dtype in FLOATS8:
+        x = torch.tensor([*SPECIAL, 3.7, 500.0, 61440.0, -61440.0])
+        engine = tilewright.compile(Functions([lambda x, dtype=dtype: (x * 1).to(dtype)]).eval(), (x,))
+        assert torch.equal(engine(x).view(torch.uint8), x.to(dtype).view(torch.uint8)), dtype
+        back = tilewright.compile(Functions([lambda x: x.float()]).eval(), (x.to(dtype),))
+        torch.testing.assert_close(back(x.to(dtype)), x.to(dtype).float(), equal_nan=True)
+
+
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_floats_that_no_integer_holds(source: Any):
+    # PyTorch and NumPy disagree about float64 to uint8 beyond int32.
+    numbers = [*SPECIAL, 300.0, -300.0, 70000.0, 2147483648.0, -2147483648.0, -2147483649.0, 9.3e18, 1.7e19, 255.9]
+    x = torch.tensor(numbers, dtype=torch.float64).to(source)
+    check([lambda x, dtype=dtype: (x * 1).to(dtype) for dtype in INTEGERS[:4]], x)
+    check([lambda x, dtype=dtype: x.to(dtype).to(x.dtype) for dtype in INTEGERS[:4]], x)
+    check(
+        [lambda x: x.to(torch.uint8)],
+        torch.tensor([255.9, 256.0, 300.0, -1.0, -300.0, 70000.0, INFINITY, NAN]).to(source),
+    )
+
+
+def test_integers_through_narrower_integers_wrap():
+    x = torch.tensor([0, 1, -1, 127, 128, -129, 300, 2**31, 2**40 + 5, -(2**63)])
+    check([lambda x, dtype=dtype: x.to(dtype).to(torch.int64) for dtype in (*INTEGERS, torch.bool)], x)
+
+
+def test_special_values():
+    x = torch.tensor(SPECIAL).repeat_interleave(len(SPECIAL))
+    y = torch.tensor(SPECIAL).repeat(len(SPECIAL))
+    functions: list[Function] = [
+        lambda x, y: x // y, lambda x, y: x // 2, lambda x, y: x.remainder(y), lambda x, y: x.fmod(y),
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        lambda x, y: x.sign(), lambda x, y: x.sgn(), lambda x, y: torch.maximum(x, y), lambda x, y: torch.minimum(x, y),
+        lambda x, y: x.clamp(-1, 1), lambda x, y: x.clamp(y, 2 * y), lambda x, y: x.relu(), lambda x, y: x.round(),
+        lambda x, y: x.bool(), lambda x, y: x == y, lambda x, y: x < y, lambda x, y: torch.atan2(x, y),
+        lambda x, y: x.reshape(12, 12).amax(1), lambda x, y: x.reshape(12, 12).argmin(0), lambda x, y: x.trunc(),
+    ]  # fmt: skip
+    check(functions, x, y)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integer_arithmetic_wraps(dtype: Any):
+    limits = torch.iinfo(dtype)
+    numbers = [limits.min, limits.max, 0, 1, 2, 3, 5, limits.max - 1, limits.min + 1]
+    x = torch.tensor(numbers, dtype=dtype).repeat_interleave(9)
+    y = torch.tensor([value or 7 for value in numbers], dtype=dtype).repeat(9)
+    functions: list[Function] = [
+        lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: x // y, lambda x, y: x % y,
+        lambda x, y: x.fmod(y), lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: x + 1000,
+        lambda x, y: x * -3, lambda x, y: x.sum(), lambda x, y: x.cumsum(0), lambda x, y: x.prod(),
+        lambda x, y: torch.maximum(x, y), lambda x, y: x == 300, lambda x, y: x**3, lambda x, y: -x,
+        lambda x, y: x.abs(), lambda x, y: x**y.abs().clamp(0, 40), lambda x, y: x.float().mean(), lambda x, y: x / y,
+        lambda x, y: x.clamp(2, 5), lambda x, y: x.clamp(1.5, 3.5), lambda x, y: x.bitwise_and(y), lambda x, y: ~x,
+    ]  # fmt: skip
+    check(functions, x, y)
+
+
+def test_integers_divided_by_zero_are_zero():
+    """PyTorch raises an error, NumPy gives 0; the process must not end."""
+    functions: list[Function] = [
+        lambda x, y: x // y, lambda x, y: x % y,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: x.fmod(y),
+    ]  # fmt: skip
+    for dtype in INTEGERS:
+        x, y = torch.tensor([5, 0, torch.iinfo(dtype).min], dtype=dtype), torch.ones(3, dtype=dtype)
+        engine = tilewright.compile(Functions(functions).eval(), (x, y))
+        assert all(not result.any() for result in engine(x, y * 0))
+
+
+def test_whole_powers_with_negative_exponents():
+    x, y = torch.tensor([1, -1, 2, 5, -1, 3]), torch.tensor([-1, -1, -1, 0, -2, 2])
+    constant = torch.tensor([-1, -1, -1, 0, -2, 2])
+    check(
+        [
+            lambda x, y: x**y,
+            lambda x, y: x**constant,
+            lambda x, y: 2**y,
+            lambda x, y: x.to(torch.int8) ** y.to(torch.int8),
+        ],
+        x,
+        y,
+    )
+
+
+def test_extremes_of_booleans():
+    functions: list[Function] = [
+        lambda x: (x > 0).amax(1), lambda x: (x > 0).amin(0), lambda x: (x > 0).max(), lambda x: (x > 0).any(0),
+        lambda x: (x > 0).all(1), lambda x: list((x > 0).max(0)), lambda x: (x > 0).cumsum(0), lambda x: (x > 0).sum(1),
+    ]  # fmt: skip
+    sizes = [(torch.randn(n, 5000),) for n in (1, 4)]
+    check(functions, torch.randn(3, 5000), dynamic={"x": {0: ("n", 1, 4)}}, sizes=sizes)
+
+
+def test_padding_of_a_dynamic_axis_with_its_edges():
+    sizes = [(torch.randn(1, 3, n),) for n in (1, 2, 32)]
+    pads = [lambda x: torch.nn.functional.pad(x, (2, 3), mode="replicate")]
+    check(pads, torch.randn(1, 3, 5), dynamic={"x": {2: ("n", 1, 32)}}, sizes=sizes)
+
+
+def test_scales_stay_behind_a_cast_that_loses_numbers():
+    weight, scale = torch.randn(4, 3, 3, 3), torch.randint(2, 9, (4, 1, 1))
+    convolve = lambda x: torch.nn.functional.conv2d(x, weight)  # noqa: E731
+    check(
+        [
+            lambda x: convolve(x).to(torch.int32) * scale,
+            lambda x: convolve(x).to(torch.float16).float() * scale.float(),
+        ],
+        torch.randn(1, 3, 6, 6) * 5,
+    )
