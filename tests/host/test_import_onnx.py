@@ -193,5 +193,5 @@ def test_empty_files_and_undefined_names_are_told(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
     )
-    with pytest.raises(UnsupportedOperationError, match=r"node number 0 \(Add\)\n.*it reads 'ghost', which no input"):
+    with pytest.raises(ImportModelError, match=r"node number 0 \(Add\) .* reads 'ghost', which no input"):
         import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))

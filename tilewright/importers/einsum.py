@@ -35,7 +35,17 @@ def _parse(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
         right = "..." + right if "..." in left else right
     free = [letter for letter in "ZYXWVUTSRQ" if letter not in equation]
     counts = [value.rank - len(term.replace("...", "")) for term, value in zip(terms, operands, strict=True)]
+    letters = set(left.replace("...", "").replace(",", "") + right.replace("...", ""))
+    kept = right.replace("...", "")
+    if not all(label.isascii() and label.isalpha() for label in letters) or (arrow and "->" in right):
+        raise Unsupported(f"einsum {equation!r}: labels must be letters")
+    if len(set(kept)) != len(kept) or set(kept) - set(left):
+        raise Unsupported(f"einsum {equation!r}: a label of the result that repeats, or that no operand has")
+    if any(term.count(".") not in (0, 3) for term in [*terms, right]) or min(counts) < 0:
+        raise Unsupported(f"einsum {equation!r} for operands of {[value.rank for value in operands]} dimensions")
     width = max((count for term, count in zip(terms, counts, strict=True) if "..." in term), default=0)
+    if width > len(free):
+        raise Unsupported(f"einsum {equation!r} for operands of {[value.rank for value in operands]} dimensions")
     extra = "".join(free[:width][::-1])
     result = []
     for term, value, count in zip(terms, operands, counts, strict=True):

@@ -1,52 +1,68 @@
-"""ONNX models -> Graph: opset 13 and newer, initializers mapped, shape arithmetic done at import."""
+"""ONNX models -> Graph: every opset, initializers mapped, shape arithmetic done at import."""
 
 from __future__ import annotations
 
 import ast
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.inliner
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from google.protobuf.message import DecodeError
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+)
 
-from tilewright import dtypes
-from tilewright.dtypes import DType
 from tilewright.errors import ImportModelError, ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_known import UNKNOWN, evaluate
 from tilewright.importers.onnx_ops import RULES
-from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Problem, Report, Unsupported
-from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes, symbol_name
-from tilewright.symbolic import Size
+from tilewright.importers.onnx_schema import (
+    DOMAINS,
+    check_arity,
+    check_attributes,
+    check_types,
+    form_of,
+)
+from tilewright.importers.onnx_scope import Scope, Unavailable
+from tilewright.importers.onnx_structure import (
+    DEEPEST,
+    FunctionKey,
+    check_structure,
+    declared_types,
+    key_of,
+    node_text,
+    opset_of,
+)
+from tilewright.importers.onnx_tensors import DTYPES, read_tensor, type_name
+from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Invalid, Problem, Report, Unsupported
+from tilewright.importers.shapes import (
+    Axes,
+    Dimension,
+    check_names,
+    check_sizes,
+    parse_dynamic_shapes,
+    symbol_name,
+)
+from tilewright.symbolic import Expression, Size, lower_bound, upper_bound
 
 logger = logging.getLogger("tilewright")
 
-OLDEST_OPSET = 13
-DOMAINS = ("", "ai.onnx")
+MOST_GRAPH_NODES = 1 << 17  # that a model may become
+LARGEST_DIMENSION = 2**31 - 1
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # whose numbers name an element type
-DTYPES: dict[int, DType] = {
-    TensorProto.BOOL: dtypes.int1,
-    TensorProto.INT8: dtypes.int8,
-    TensorProto.INT16: dtypes.int16,
-    TensorProto.INT32: dtypes.int32,
-    TensorProto.INT64: dtypes.int64,
-    TensorProto.UINT8: dtypes.uint8,
-    TensorProto.UINT16: dtypes.uint16,
-    TensorProto.UINT32: dtypes.uint32,
-    TensorProto.UINT64: dtypes.uint64,
-    TensorProto.FLOAT8E5M2: dtypes.float8e5,
-    TensorProto.FLOAT8E4M3FN: dtypes.float8e4nv,
-    TensorProto.FLOAT16: dtypes.float16,
-    TensorProto.BFLOAT16: dtypes.bfloat16,
-    TensorProto.FLOAT: dtypes.float32,
-    TensorProto.DOUBLE: dtypes.float64,
-}
+_INTERNAL = "this is a fault of tilewright: please report it with the model's part around this node"
 
 
 def import_onnx(
@@ -55,86 +71,60 @@ def import_onnx(
     """Import a model or a file.
 
     Dimensions with a name (`dim_param`) are symbols; `dynamic_shapes` gives them ranges and other
-    names, or fixes them.  Raises `ImportModelError` for unreadable files and opsets before 13 that
-    cannot be converted, and `UnsupportedOperationError`.
+    names, or fixes them.  Raises `ImportModelError` for unreadable files and for models that break ONNX's own rules,
+    naming the node and the reason, and `UnsupportedOperationError` for operations that no rule knows.
     """
     folder = None
     if isinstance(model, Path):
         folder = model.parent
         name = name or model.stem
         model = _load(model)
-    model = _prepared(model)
-    opset = _opset(model)
+    structure = check_structure(model)
     name = name or model.graph.name or "onnx"
     report = Report(name)
-    importer = _Importer(name, opset, folder, report)
-    importer.inputs(model.graph, parse_dynamic_shapes(dynamic_shapes))
-    importer.initializers(model.graph)
-    importer.nodes(model.graph.node)
-    importer.missing(entry.name for entry in model.graph.output)
+    importer = _Importer(name, structure.functions, folder, report)
+    scope = Scope(structure.opset)
+    importer.inputs(model.graph, parse_dynamic_shapes(dynamic_shapes), scope)
+    importer.initializers(model.graph, scope)
+    importer.declared = declared_types(model.graph.value_info)
+    importer.nodes(model.graph.node, scope)
+    importer.missing([scope.find(entry.name) for entry in model.graph.output])
     report.check()
-    importer.outputs(model.graph.output)
+    importer.outputs(model.graph.output, scope)
     return importer.builder.finish()
 
 
 def _load(path: Path) -> ModelProto:
+    model = ModelProto()
     try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:
+        data = path.read_bytes()
+        model.ParseFromString(data)
+    except OSError as error:
+        raise ImportModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except DecodeError as error:
         raise ImportModelError(f"{path}: not a readable ONNX file ({error}); export it again") from error
     if not model.graph.output:  # an empty file is a valid message too
-        what = "a model without outputs" if path.stat().st_size else "an empty file"
+        what = "a model without outputs" if data else "an empty file"
         raise ImportModelError(f"{path}: {what}; export the model again, or copy it again from where it came")
     return model
 
 
-def _opset(model: ModelProto) -> int:
-    return max((entry.version for entry in model.opset_import if entry.domain in DOMAINS), default=0)
-
-
-def _prepared(model: ModelProto) -> ModelProto:
-    """The model at opset 13 or newer, with function calls replaced by their bodies where no rule exists."""
-    opset = _opset(model)
-    if opset < OLDEST_OPSET:
-        logger.warning("converting the ONNX model from opset %d to %d", opset, OLDEST_OPSET)
-        try:
-            model = onnx.version_converter.convert_version(model, OLDEST_OPSET)
-        except Exception as error:
-            raise ImportModelError(
-                f"the model uses opset {opset} and cannot be converted to {OLDEST_OPSET} ({error}); export it again"
-            ) from error
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    missing = {node.op_type for node in model.graph.node if node.domain in DOMAINS and node.op_type not in RULES}
-    bodies = [op for op in sorted(missing) if _has_body(op, _opset(model))]
-    if bodies:
-        identities = [("", op) for op in bodies]
-        model = onnx.inliner.inline_selected_functions(model, identities, inline_schema_functions=True)
-    return model
-
-
-def _has_body(op: str, opset: int) -> bool:
-    try:
-        schema = onnx.defs.get_schema(op, opset)
-    except onnx.defs.SchemaError:
-        return False
-    return bool(getattr(schema, "has_function", False) or getattr(schema, "has_context_dependent_function", False))
-
-
 class _Importer:
-    """The state of one import: the tensors by name."""
+    """The state of one import."""
 
-    def __init__(self, name: str, opset: int, folder: Path | None, report: Report) -> None:
+    def __init__(
+        self, name: str, functions: Mapping[FunctionKey, FunctionProto], folder: Path | None, report: Report
+    ) -> None:
         self.builder = GraphBuilder(name)
-        self.opset = opset
+        self.functions = functions
         self.folder = folder
         self.report = report
-        self.tensors: dict[str, Tensor] = {}
-        self.broken: set[str] = set()  # outputs of nodes that were reported, and those in `unavailable`
-        self.numbers: dict[str, int] = {}  # of nodes, by the first output
-        self.unavailable: dict[str, NodeProto] = {}  # secondary results that no rule gives, until they are used
+        self.declared: Mapping[str, TypeProto] = {}  # of the values of the model's own graph
+        self.symbols: dict[str, str] = {}  # the symbol of each `dim_param`
 
-    def inputs(self, graph: onnx.GraphProto, dimensions: dict[str, Axes]) -> None:
+    # Inputs and constants --------------------------------------------------------------------------
+
+    def inputs(self, graph: GraphProto, dimensions: dict[str, Axes], scope: Scope) -> None:
         """Graph inputs (those without an initializer) and their symbols."""
         stored = {tensor.name for tensor in graph.initializer}
         entries = [entry for entry in graph.input if entry.name not in stored]
@@ -150,194 +140,335 @@ class _Importer:
             if not entry.type.HasField("tensor_type") or not tensor.HasField("shape"):
                 raise ImportModelError(f"input {entry.name!r} is not a tensor with a known rank")
             if tensor.elem_type not in DTYPES:
-                raise ImportModelError(f"input {entry.name!r} has the element type {_type_name(tensor.elem_type)}")
+                raise ImportModelError(f"input {entry.name!r} has the element type {type_name(tensor.elem_type)}")
+            axes = dimensions.get(entry.name, {})
             shape = [
-                self._extent(dim, f"{entry.name}_{axis}", dimensions.get(entry.name, {}).get(axis), chosen)
-                for axis, dim in enumerate(tensor.shape.dim)
+                self._extent(dim, entry.name, axis, axes.get(axis), chosen) for axis, dim in enumerate(tensor.shape.dim)
             ]
             value = self.builder.input(entry.name, DTYPES[tensor.elem_type], shape)
-            self.tensors[entry.name] = Tensor(entry.name, value)
+            scope.values[entry.name] = Tensor(entry.name, value)
 
     def _size(self, entry: Dimension | int) -> Size:
         return entry if isinstance(entry, int) else self.builder.symbol(entry.name, entry.low, entry.high)
 
-    def _extent(self, dim: Any, default: str, entry: Dimension | int | None, chosen: Mapping[str, Size]) -> Size:
-        if dim.HasField("dim_value"):
-            return int(dim.dim_value)
+    def _extent(
+        self, dim: Any, name: str, axis: int, entry: Dimension | int | None, chosen: Mapping[str, Size]
+    ) -> Size:
+        """A dimension's size; exporters write -1 for one that is not known."""
+        if dim.HasField("dim_value") and dim.dim_value != -1:
+            size = int(dim.dim_value)
+            if not 0 <= size <= LARGEST_DIMENSION:
+                raise ImportModelError(
+                    f"input {name!r}: dimension {axis} has the size {size}; 0 to {LARGEST_DIMENSION} are supported"
+                )
+            if entry not in (None, size):
+                raise ImportModelError(
+                    f"dynamic_shapes[{name!r}][{axis}]: the model fixes this dimension at {size}; export it as dynamic"
+                )
+            return size
         if dim.dim_param in chosen:
             return chosen[dim.dim_param]
         if entry is not None:
             return self._size(entry)
-        return self.builder.symbol(symbol_name(dim.dim_param or default))
+        return self.builder.symbol(self._symbol(dim.dim_param or f"{name}[{axis}]"))
 
-    def initializers(self, graph: onnx.GraphProto) -> None:
+    def _symbol(self, name: str) -> str:
+        """An identifier for a dimension's name, of its own for each name."""
+        if name not in self.symbols:
+            base = candidate = symbol_name(name)
+            taken, number = {*self.symbols.values(), *self.builder.graph.symbols}, 0
+            while candidate in taken:
+                number += 1
+                candidate = f"{base}_{number}"
+            self.symbols[name] = candidate
+        return self.symbols[name]
+
+    def initializers(self, graph: GraphProto, scope: Scope) -> None:
         """Constants by name; they enter the graph when something uses them."""
+        declared = declared_types(graph.input)
         for tensor in graph.initializer:
-            self.tensors[tensor.name] = Tensor(tensor.name, known=self._array(tensor))
+            found = Tensor(tensor.name, known=read_tensor(tensor, self.folder))
+            if tensor.name in declared:
+                _check_declared(declared[tensor.name], found, f"the initializer {tensor.name!r}", strict=True)
+            scope.values[tensor.name] = found
         for sparse in graph.sparse_initializer:
             raise ImportModelError(f"sparse initializer {sparse.values.name!r}: store it dense")
 
-    def _array(self, tensor: TensorProto) -> np.ndarray:
-        if tensor.data_type not in DTYPES:
-            raise ImportModelError(f"tensor {tensor.name!r} has the element type {_type_name(tensor.data_type)}")
-        if tensor.data_location == TensorProto.EXTERNAL:
-            return self._external(tensor)
-        array = numpy_helper.to_array(tensor)
-        dtype = DTYPES[tensor.data_type].numpy
-        return array if array.dtype == dtype else array.view(dtype)
+    # Nodes -----------------------------------------------------------------------------------------
 
-    def _external(self, tensor: TensorProto) -> np.ndarray:
-        """A view of the mapped data file beside the model."""
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        if self.folder is None:
-            raise ImportModelError(f"tensor {tensor.name!r} is in the file {location!r}: import the model by its path")
-        path = (self.folder / location).resolve()
-        if not path.is_relative_to(self.folder.resolve()):
-            raise ImportModelError(f"tensor {tensor.name!r}: the data file {location!r} leaves the model's folder")
-        dtype, shape = DTYPES[tensor.data_type].numpy, tuple(tensor.dims)
-        count, offset = int(np.prod(shape, dtype=np.int64)), int(entries.get("offset", 0))
-        if not path.exists() or path.stat().st_size < offset + count * dtype.itemsize:
-            raise ImportModelError(f"tensor {tensor.name!r}: the data file {path} is missing or too short")
-        if count == 0:
-            return np.zeros(shape, dtype)
-        return np.memmap(path, dtype, "r", offset, shape)
-
-    def nodes(self, nodes: Iterable[NodeProto]) -> None:
-        """Import nodes in order; problems are collected."""
+    def nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
+        """Import nodes in order; what cannot be expressed is collected, what breaks a rule of ONNX is an error."""
         for number, node in enumerate(nodes):
-            self.numbers[node.output[0]] = number
+            where = f"{node_text(node, number)}{scope.place}"
             try:
-                self._node(node)
+                self._node(node, scope)
             except Unsupported as problem:
-                self._report(node, problem.reason, problem.advice)
+                self._report(node, number, scope, problem.reason, problem.advice)
+            except Invalid as problem:
+                raise ImportModelError(f"{where}: {problem}") from None
             except ShapeError as error:
-                self._report(node, str(error), "give equal dimensions one name through dynamic_shapes, or fix them")
-            except ImportModelError:
-                raise
+                if not self._is_dynamic(node, scope):
+                    raise ImportModelError(f"{where}: {error}") from None
+                advice = "give equal dimensions one name through dynamic_shapes, or fix them"
+                self._report(node, number, scope, str(error), advice)
+            except ImportModelError as error:
+                raise ImportModelError(f"{where}: {error}" if scope.depth == 0 else str(error)) from None
             except Exception as error:  # a rule met something unforeseen: name the node instead of crashing
                 reason = f"the import rule failed: {type(error).__name__}: {error}"
-                self._report(node, reason, "please report this with the model's part around this node")
+                raise ImportModelError(f"{where}: {reason}; {_INTERNAL}") from error
+            if len(self.builder.graph.nodes) > MOST_GRAPH_NODES:
+                raise ImportModelError(
+                    f"{where}: the model becomes more than {MOST_GRAPH_NODES} nodes here; unroll less, or split it"
+                )
 
-    def _node(self, node: NodeProto) -> None:
-        if node.op_type == "Constant" and node.domain in DOMAINS:
-            self.tensors[node.output[0]] = known_tensor(node.output[0], self._constant(node))
+    def _node(self, node: NodeProto, scope: Scope) -> None:
+        found = [scope.find(name) for name in node.input]
+        broken = [item for item in found if isinstance(item, Unavailable)]
+        if broken:
+            scope.values.update({name: Unavailable(node, index, True) for index, name in enumerate(node.output)})
+            self.missing(broken)
             return
-        rule = RULES.get(node.op_type) if node.domain in DOMAINS else None
-        if rule is None and not (node.op_type == "If" and node.domain in DOMAINS):
+        inputs = [item for item in found if not isinstance(item, Unavailable)]
+        attributes = scope.attributes_of(node)
+        function = self.functions.get(key_of(node))
+        if function is not None:
+            opset = opset_of(function.opset_import, f"the function {function.name!r}") or scope.opset
+            self._call(function, node, opset, attributes, inputs, scope)
+            return
+        if node.domain not in DOMAINS:
             raise Unsupported(NO_RULE)
-        if any(name in self.broken for name in node.input):
-            self.broken.update(node.output)
-            self.missing(node.input)
-            return
-        undefined = [repr(name) for name in node.input if name and name not in self.tensors]
-        if undefined:
-            raise Unsupported(
-                f"it reads {', '.join(undefined)}, which no input, initializer or earlier node defines",
-                "correct the model; onnx.checker.check_model finds such names",
-            )
-        inputs = [self.tensors[name] if name else None for name in node.input]
+        if scope.opset == 0:
+            raise Invalid("the model imports no opset of ai.onnx, which this operation belongs to")
+        form = form_of(node.op_type, scope.opset)
+        check_attributes(form, attributes)
+        check_arity(form, inputs, len(node.output))
+        check_types(form, [None if item is None else item.dtype for item in inputs])
         if node.op_type == "If":
-            self._branch(node, inputs)
+            self._branch(node, attributes, inputs, scope)
             return
-        call = Call(self.builder, source_of(node), inputs, self._attributes(node), self.opset, len(node.output))
+        if node.op_type == "Constant":
+            self._store(node, scope, [known_tensor(node.output[0], self._constant(attributes))])
+            return
+        self._apply(node, attributes, inputs, scope)
+
+    def _apply(
+        self, node: NodeProto, attributes: Mapping[str, AttributeProto], inputs: list[Tensor | None], scope: Scope
+    ) -> None:
+        """A node by its rule, by shape arithmetic, or by the body that ONNX gives for it."""
+        rule = RULES.get(node.op_type)
+        if rule is None:
+            body = standard_body(node, scope.opset, attributes, inputs)
+            if body is None:
+                raise Unsupported(NO_RULE)
+            opset = opset_of(body.opset_import, f"the body of {node.op_type}")
+            self._call(body, node, opset, attributes, inputs, scope)
+            return
+        values = {name: self._attribute(attribute) for name, attribute in attributes.items()}
+        source = source_of(node) or scope.place
+        call = Call(self.builder, source, inputs, values, scope.opset, len(node.output))
         known = evaluate(node.op_type, call)
         if known is not UNKNOWN:
-            self.tensors[node.output[0]] = known_tensor(node.output[0], known)
+            self._store(node, scope, [known_tensor(node.output[0], known)])
             return
-        assert rule is not None
         result = rule(call)
         call.check_attributes()
         results = result if isinstance(result, tuple) else (result,)
+        pairs = zip(node.output, results, strict=False)
+        self._store(node, scope, [None if item is None else Tensor(name, item) for name, item in pairs])
+
+    def _store(self, node: NodeProto, scope: Scope, results: Sequence[Tensor | Unavailable | None]) -> None:
+        """Give a node's results their names, after a look at what the model says of them."""
         for index, name in enumerate(node.output):
-            if name and index < len(results) and results[index] is not None:
-                self.tensors[name] = Tensor(name, results[index])
-            elif name:
-                self.broken.add(name)
-                self.unavailable[name] = node
+            if not name:
+                continue
+            found = results[index] if index < len(results) else None
+            if not isinstance(found, Tensor):
+                scope.values[name] = found or Unavailable(node, index, False)
+                continue
+            check_sizes(found.known.reshape(-1) if found.symbolic and found.known is not None else found.shape)
+            if scope.depth == 0 and name in self.declared:
+                _check_declared(self.declared[name], found, f"its result {name!r}", strict=False)
+            scope.values[name] = found
 
-    def missing(self, names: Iterable[str]) -> None:
+    def missing(self, values: Iterable[Tensor | Unavailable | None]) -> None:
         """Report secondary results that are used although no rule gives them."""
-        for name in names:
-            node = self.unavailable.pop(name, None)
-            if node is not None:
-                index = list(node.output).index(name)
-                self._report(node, f"result {index} ({name!r}) of this operation is not available", "do not use it")
+        for value in values:
+            if isinstance(value, Unavailable) and not value.reported:
+                value.reported = True
+                name = value.node.output[value.index]
+                reason = f"result {value.index} ({name!r}) of this operation is not available"
+                self._report(value.node, None, None, reason, "do not use it")
 
-    def _branch(self, node: NodeProto, inputs: list[Tensor | None]) -> None:
+    def _call(
+        self,
+        function: FunctionProto,
+        node: NodeProto,
+        opset: int,
+        attributes: Mapping[str, AttributeProto],
+        inputs: list[Tensor | None],
+        scope: Scope,
+    ) -> None:
+        """A call of a function: its body's nodes, in a scope of their own."""
+        if scope.depth >= DEEPEST:
+            raise Invalid(f"functions and branches are more than {DEEPEST} deep")
+        if len(inputs) > len(function.input) or len(node.output) > len(function.output):
+            raise Invalid(
+                f"the function has {len(function.input)} inputs and {len(function.output)} outputs; this call has "
+                f"{len(inputs)} and {len(node.output)}"
+            )
+        defaults = {item.name: item for item in function.attribute_proto}
+        place = f"{scope.place}, in the body of {node_text(node)}"
+        inner = Scope(opset, {}, None, {**defaults, **attributes}, place, scope.depth + 1)
+        given: list[Tensor | None] = [*inputs, *[None] * (len(function.input) - len(inputs))]
+        inner.values.update(zip(function.input, given, strict=True))
+        self.nodes(function.node, inner)
+        self._store(node, scope, [inner.find(name) for name in function.output])
+
+    def _branch(
+        self, node: NodeProto, attributes: Mapping[str, AttributeProto], inputs: list[Tensor | None], scope: Scope
+    ) -> None:
         """An If whose condition is known: the chosen branch's nodes, in place."""
         condition = inputs[0]
         if condition is None or condition.known is None or condition.symbolic:
             raise Unsupported("If with a condition that is computed from data", "export one branch only")
-        branches = {attribute.name: attribute.g for attribute in node.attribute}
-        graph = branches["then_branch" if bool(condition.known.reshape(-1)[0]) else "else_branch"]
-        self.initializers(graph)
-        self.nodes(graph.node)
-        for name, inner in zip(node.output, graph.output, strict=True):
-            if inner.name in self.tensors:
-                self.tensors[name] = self.tensors[inner.name]
-            else:
-                self.broken.add(name)
+        if condition.known.size != 1:
+            raise Invalid(f"its condition has {condition.known.size} elements; it must have one")
+        graph = attributes["then_branch" if bool(condition.known.reshape(-1)[0]) else "else_branch"].g
+        if len(graph.output) != len(node.output) or graph.input:
+            raise Invalid(
+                f"its branch has {len(graph.input)} inputs and {len(graph.output)} outputs; it must have 0 and "
+                f"{len(node.output)}"
+            )
+        if scope.depth >= DEEPEST:
+            raise Invalid(f"functions and branches are more than {DEEPEST} deep")
+        inner = scope.branch()
+        self.initializers(graph, inner)
+        self.nodes(graph.node, inner)
+        self._store(node, scope, [inner.find(entry.name) for entry in graph.output])
 
-    def _constant(self, node: NodeProto) -> np.ndarray:
-        (attribute,) = node.attribute
-        if attribute.name == "value":
-            return self._array(attribute.t)
-        value = helper.get_attribute_value(attribute)
-        dtype = np.int64 if attribute.name.startswith("value_int") else np.float32
+    # Attributes ------------------------------------------------------------------------------------
+
+    def _constant(self, attributes: Mapping[str, AttributeProto]) -> np.ndarray:
+        if len(attributes) != 1:
+            raise Invalid(f"a constant has one value, not {len(attributes)}")
+        (attribute,) = attributes.values()
+        value = self._attribute(attribute)
+        if isinstance(value, np.ndarray):
+            return value
         if not attribute.name.startswith(("value_int", "value_float")):
             raise Unsupported(f"a constant given as {attribute.name}")
-        return np.array(value, dtype)
+        return np.array(value, np.int64 if attribute.name.startswith("value_int") else np.float32)
 
-    def _attributes(self, node: NodeProto) -> dict[str, Any]:
-        """Attributes as Python values: tensors as arrays, element types as `DType`, bytes as text."""
-        result: dict[str, Any] = {}
-        for attribute in node.attribute:
-            value = helper.get_attribute_value(attribute)
-            if isinstance(value, TensorProto):
-                value = self._array(value)
-            elif isinstance(value, bytes):
-                value = value.decode()
-            elif attribute.name in TYPE_ATTRIBUTES:
-                if value not in DTYPES:
-                    raise Unsupported(f"the element type {_type_name(value)}", "use a real number type")
-                value = DTYPES[value]
-            result[attribute.name] = value
-        return result
+    def _attribute(self, attribute: AttributeProto) -> Any:
+        """An attribute as a Python value: tensors as arrays, element types as `DType`, bytes as text."""
+        kind = attribute.type
+        if kind == AttributeProto.TENSOR:
+            return read_tensor(attribute.t, self.folder, f"the attribute {attribute.name!r}: tensor")
+        if kind == AttributeProto.STRING:
+            return _text(attribute.s, attribute.name)
+        if kind == AttributeProto.STRINGS:
+            return [_text(item, attribute.name) for item in attribute.strings]
+        if kind == AttributeProto.INT and attribute.name in TYPE_ATTRIBUTES:
+            if attribute.i not in DTYPES:
+                raise Unsupported(f"the element type {type_name(attribute.i)}", "use a real number type")
+            return DTYPES[attribute.i]
+        simple = {
+            AttributeProto.INT: attribute.i,
+            AttributeProto.FLOAT: attribute.f,
+            AttributeProto.INTS: list(attribute.ints),
+            AttributeProto.FLOATS: list(attribute.floats),
+        }
+        if kind not in simple:
+            raise Unsupported(f"the attribute {attribute.name!r} of type {AttributeProto.AttributeType.Name(kind)}")
+        return simple[kind]
 
-    def outputs(self, outputs: Iterable[ValueInfoProto]) -> None:
+    # Results ---------------------------------------------------------------------------------------
+
+    def outputs(self, outputs: Iterable[ValueInfoProto], scope: Scope) -> None:
         """Graph outputs; inputs, constants and repeated values are copied."""
-        call = Call(self.builder, "output", [], {}, self.opset, 0)
+        call = Call(self.builder, "output", [], {}, scope.opset, 0)
+        graph = self.builder.graph
+        taken = {*graph.inputs, *graph.constants}
         for entry in outputs:
-            if entry.name not in self.tensors:
-                raise ImportModelError(f"output {entry.name!r} is computed by no node of the model")
-            value: Value = call.materialize(self.tensors[entry.name])
-            graph = self.builder.graph
-            if value in graph.inputs or value in graph.constants or value in graph.outputs:
+            found = scope.find(entry.name)
+            assert isinstance(found, Tensor)  # the structure was checked, and what is not available reported
+            if entry.HasField("type"):
+                _check_declared(entry.type, found, f"output {entry.name!r}", strict=True)
+            value: Value = call.materialize(found)
+            if value in taken or value in graph.constants:
                 value = self.builder.op("copy", [value])
+            taken.add(value)
             self.builder.output(value, entry.name)
 
-    def _report(self, node: NodeProto, reason: str, advice: str = NO_RULE_ADVICE) -> None:
-        self.broken.update(node.output)
-        shown = tuple(self._describe(name) for name in node.input if name)
+    def _report(
+        self, node: NodeProto, number: int | None, scope: Scope | None, reason: str, advice: str = NO_RULE_ADVICE
+    ) -> None:
+        shown: tuple[str, ...] = ()
+        if scope is not None:
+            scope.values.update(
+                {name: Unavailable(node, index, True) for index, name in enumerate(node.output) if name}
+            )
+            shown = tuple(_describe(name, scope) for name in node.input if name)
         operation = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-        source = source_of(node) or f"node number {self.numbers[node.output[0]]} ({node.op_type})"
-        self.report.add(Problem(operation, node.name or node.output[0], shown, source, reason, advice))
+        place = scope.place if scope is not None else ""
+        source = f"{source_of(node) or node_text(node, number)}{place}"
+        name = node.name or next(filter(None, node.output), "")
+        self.report.add(Problem(operation, name, shown, source, reason, advice))
 
-    def _describe(self, name: str) -> str:
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            return f"{name} (unknown)"
-        return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+    def _is_dynamic(self, node: NodeProto, scope: Scope) -> bool:
+        """Whether a node reads sizes that are known only at run time."""
+        found = [scope.find(name) for name in node.input]
+        tensors = [item for item in found if isinstance(item, Tensor)]
+        return any(item.symbolic or any(isinstance(n, Expression) for n in item.shape) for item in tensors)
 
 
-def _type_name(number: int) -> str:
-    return TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
+def _describe(name: str, scope: Scope) -> str:
+    tensor = scope.find(name)
+    if not isinstance(tensor, Tensor):
+        return f"{name} (unknown)"
+    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid(f"the attribute {name!r} is no UTF-8 text ({error.reason})") from None
+
+
+def _check_declared(declared: TypeProto, found: Tensor, what: str, strict: bool) -> None:
+    """Compare a value with the type that the model declares; raise `ImportModelError` for a contradiction.
+
+    Of values inside the graph (not `strict`) only the element type must fit: editors of models often leave old shapes
+    there, which are logged.
+    """
+    if declared.WhichOneof("value") not in (None, "tensor_type"):
+        raise ImportModelError(f"{what} is declared as {declared.WhichOneof('value')}, but it is a tensor")
+    tensor = declared.tensor_type
+    if tensor.elem_type not in (0, TensorProto.UNDEFINED) and DTYPES.get(tensor.elem_type) != found.dtype:
+        raise ImportModelError(
+            f"{what} is declared as {type_name(tensor.elem_type)}, but it is {found.dtype}; correct the declared type"
+        )
+    if not tensor.HasField("shape"):
+        return
+    dims = list(tensor.shape.dim)
+    if len(dims) == len(found.shape) and all(map(_may_be, dims, found.shape)):
+        return
+    shown = ", ".join(str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
+    text = f"{what} is declared with the shape [{shown}], but it has [{', '.join(map(str, found.shape))}]"
+    if strict:
+        raise ImportModelError(f"{text}; correct the declared shape")
+    logger.warning("%s; the declared shape is ignored", text)
+
+
+def _may_be(dim: Any, extent: Size) -> bool:
+    """Whether a size can be the declared one; names and numbers below 1 say nothing."""
+    return dim.dim_value < 1 or lower_bound(extent) <= dim.dim_value <= upper_bound(extent)
 
 
 def source_of(node: NodeProto) -> str:
     """Module path and source line where the exporter recorded them, else the node's name."""
-    records = {entry.key: entry.value for entry in node.metadata_props}
+    records = {entry.key: entry.value for entry in node.metadata_props if isinstance(entry.value, str)}
     parts = []
     scopes = records.get("pkg.torch.onnx.name_scopes")
     if scopes:

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from tilewright.dtypes import DType, from_numpy, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Unsupported
+from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.shapes import check_sizes
 from tilewright.symbolic import Size, simplify
 
 # Attributes that never change what an inference result means.
 WITHOUT_EFFECT = frozenset(
-    {"stash_type", "momentum", "seed", "storage_order", "training_mode", "softmax_precision", "kernel_shape"}
+    {"stash_type", "momentum", "seed", "storage_order", "training_mode", "softmax_precision", "consumed_inputs"}
 )
 
 
@@ -135,6 +138,39 @@ class Call(Emitter):
         if unread:
             raise Unsupported(f"the attributes {', '.join(sorted(unread))} of this operation", "leave them out")
 
+    def integers(self, name: str, count: int, default: int, least: int) -> list[int]:
+        """A list attribute with one entry for each of `count` dimensions; raises `Invalid` for other lists."""
+        found = list(self.attribute(name) or [default] * count)
+        if len(found) != count:
+            raise Invalid(f"the attribute {name!r} has {len(found)} entries; it must have {count}")
+        if any(number < least for number in found):
+            raise Invalid(f"the attribute {name!r} is {found}; each entry must be at least {least}")
+        return found
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        """An attribute that counts something; raises `Invalid` below 1."""
+        number = self.attribute(name, default)
+        if number is None or number < 1:
+            raise Invalid(f"the attribute {name!r} is {number}; it must be at least 1")
+        return int(number)
+
+    def choice(self, name: str, default: str, *others: str) -> str:
+        """A text attribute; raises `Invalid` for one that ONNX does not know."""
+        found = self.attribute(name, default)
+        if found not in (default, *others):
+            raise Invalid(f"the attribute {name!r} is {found!r}; it must be one of {', '.join((default, *others))}")
+        return str(found)
+
+    def dtype(self, name: str) -> DType | None:
+        """An element type, which the oldest opsets give as a text."""
+        found = self.attribute(name)
+        if isinstance(found, str):
+            number = dict(TensorProto.DataType.items()).get(found, 0)
+            if number not in DTYPES:
+                raise Invalid(f"the attribute {name!r} is {found!r}, which is no element type that is supported")
+            return DTYPES[number]
+        return found
+
     def sizes(self, index: int) -> list[Size]:
         """The elements of an integer input that must be known; raises `Unsupported` otherwise."""
         tensor = self.tensor(index)
@@ -143,7 +179,14 @@ class Call(Emitter):
                 f"input {index} ({tensor.name!r}) is computed from the data of a tensor",
                 "make shapes depend on input shapes only",
             )
-        return [item if tensor.symbolic else int(item) for item in tensor.known.reshape(-1)]
+        if tensor.known.ndim > 1:
+            raise Invalid(f"input {index} ({tensor.name!r}) has {tensor.known.ndim} dimensions; it must be a list")
+        if tensor.symbolic:
+            check_sizes(tensor.known)
+            return list(tensor.known.reshape(-1))
+        if tensor.known.dtype.kind == "f" and not np.isfinite(tensor.known).all():
+            raise Invalid(f"input {index} ({tensor.name!r}) holds what is no number")
+        return [int(item) for item in tensor.known.reshape(-1)]
 
     def ints(self, index: int) -> list[int]:
         """As `sizes`, plain numbers only."""
@@ -152,16 +195,46 @@ class Call(Emitter):
             raise Unsupported(f"input {index} is a symbolic size where a number is needed", "fix that dimension")
         return [int(number) for number in numbers]  # type: ignore[arg-type]
 
+    def listed(self, index: int, name: str) -> list[int] | None:
+        """Numbers from input `index` or, in older opsets, the attribute `name`; None when neither is there."""
+        if self.has(index):
+            return self.ints(index)
+        found = self.attribute(name)
+        return None if found is None else list(found)
+
     def number(self, index: int) -> int | float | bool:
         """The only element of an input that must be known."""
         tensor = self.tensor(index)
-        if tensor.known is None or tensor.symbolic or tensor.known.size != 1:
+        if tensor.known is not None and tensor.known.size != 1:
+            raise Invalid(f"input {index} ({tensor.name!r}) has {tensor.known.size} elements; it must have one")
+        if tensor.known is None or tensor.symbolic:
             raise Unsupported(f"input {index} ({tensor.name!r}) must be a constant number")
         return tensor.known.reshape(-1)[0].item()
 
+    def place(self, axis: int, rank: int, what: str = "axis") -> int:
+        """An axis counted from the front; raises `Invalid` for one that a tensor of `rank` does not have."""
+        if not -rank <= axis < rank:
+            raise Invalid(f"the {what} {axis} is out of range for a tensor of {rank} dimensions")
+        return int(axis) % rank
+
+    def places(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Axes counted from the front, in their order; raises `Invalid` for ones that repeat or are out of range."""
+        found = tuple(self.place(axis, rank) for axis in axes)
+        if len(set(found)) != len(found):
+            raise Invalid(f"the axes {list(axes)} of a tensor of {rank} dimensions name one twice")
+        return found
+
+    def axis(self, rank: int, default: int) -> int:
+        """The attribute `axis`, counted from the front."""
+        return self.place(self.attribute("axis", default), rank)
+
     def axes(self, index: int, rank: int) -> tuple[int, ...] | None:
-        """Axes from input `index` or, in older opsets, the attribute; None when not given."""
-        given = self.ints(index) if self.has(index) else self.attribute("axes")
-        if given is None:
-            return None
-        return tuple(sorted(int(axis) % max(rank, 1) for axis in given))
+        """Axes from input `index` or, in older opsets, the attribute; sorted; None when not given."""
+        given = self.listed(index, "axes")
+        return None if given is None else tuple(sorted(self.places(given, rank)))
+
+    def require_rank(self, value: Value, least: int, most: int | None = None) -> None:
+        """Raise `Invalid` for a tensor of too few or too many dimensions."""
+        if value.rank < least or (most is not None and value.rank > most):
+            bounds = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+            raise Invalid(f"{value!r} has {value.rank} dimensions; it must have {bounds}")

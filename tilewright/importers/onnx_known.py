@@ -6,13 +6,18 @@ the ordinary rule of the op runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import int64
+from tilewright.graph.inference import MOST_DIMENSIONS
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.onnx_ops.shape import slice_operands
+from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.shapes import check_sizes
 from tilewright.symbolic import (
     Expression,
     Size,
@@ -55,8 +60,9 @@ def evaluate(name: str, call: Call) -> Any:
             if tensor is not None and (tensor.known is None or tensor.known.size > LARGEST):
                 return UNKNOWN
     try:
-        return rule(call)
-    except (Undecided, Unsupported, TypeError, IndexError, ZeroDivisionError):
+        with np.errstate(all="ignore"):
+            return rule(call)
+    except (Undecided, Unsupported, Invalid):  # the ordinary rule says what is wrong, if anything is
         return UNKNOWN
 
 
@@ -65,6 +71,38 @@ def _known(call: Call, index: int) -> np.ndarray:
     if known is None:
         raise Undecided
     return known
+
+
+def _require(condition: bool) -> None:
+    """Leave a use of an operation to its ordinary rule unless a condition holds."""
+    if not condition:
+        raise Undecided
+
+
+def _small(shape: Sequence[int]) -> None:
+    """Leave results of more than `LARGEST` elements to the ordinary rule."""
+    _require(math.prod(shape) <= LARGEST and len(shape) <= MOST_DIMENSIONS)
+
+
+def _broadcast(*arrays: np.ndarray) -> tuple[int, ...]:
+    """The small shape that arrays broadcast to."""
+    shape = broadcast_shapes_of(arrays)
+    _require(shape is not None)
+    assert shape is not None
+    _small(shape)
+    return shape
+
+
+def broadcast_shapes_of(arrays: Sequence[np.ndarray]) -> tuple[int, ...] | None:
+    """The shape that arrays broadcast to; None when they do not."""
+    rank = max(array.ndim for array in arrays)
+    shape = []
+    for position in range(-rank, 0):
+        extents = {array.shape[position] for array in arrays if array.ndim >= -position} - {1}
+        if len(extents) > 1:
+            return None
+        shape.append(extents.pop() if extents else 1)
+    return tuple(shape)
 
 
 def _objects(items: list[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -90,29 +128,42 @@ def size(call: Call) -> np.ndarray:
 # Movement --------------------------------------------------------------------------------------------
 
 
-@_rule("Identity", "Dropout")
+@_rule("Identity")
 def identity(call: Call) -> np.ndarray:
     return _known(call, 0)
 
 
 @_rule("Gather")
 def gather(call: Call) -> np.ndarray:
-    return np.take(_known(call, 0), _known(call, 1).astype(np.int64), axis=call.attribute("axis", 0))
+    data, indices = _known(call, 0), _known(call, 1).astype(np.int64)
+    axis = call.axis(data.ndim, 0)
+    extent = data.shape[axis]
+    _require(indices.size == 0 or -extent <= int(indices.min()) <= int(indices.max()) < extent)
+    _small((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
+    return np.take(data, indices, axis=axis)
 
 
 @_rule("Concat")
 def concat(call: Call) -> np.ndarray:
-    return np.concatenate([_known(call, index) for index in range(len(call.inputs))], axis=call.attribute("axis"))
+    arrays = [_known(call, index) for index in range(len(call.inputs))]
+    first = arrays[0]
+    axis = call.axis(first.ndim, 1)
+    for array in arrays:
+        _require(array.ndim == first.ndim)
+        _require((array.shape[:axis], array.shape[axis + 1 :]) == (first.shape[:axis], first.shape[axis + 1 :]))
+    _require(sum(array.size for array in arrays) <= LARGEST)
+    return np.concatenate(arrays, axis=axis)
 
 
 @_rule("Slice")
 def slice_(call: Call) -> np.ndarray:
-    data = _known(call, 0)
-    starts, ends = call.ints(1), call.ints(2)
-    axes = call.ints(3) if call.has(3) else list(range(len(starts)))
-    steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    data, (starts, ends, given, steps) = _known(call, 0), slice_operands(call)
+    _require(len(starts) <= data.ndim)
+    axes = call.places(range(len(starts)) if given is None else given, data.ndim)
     window: list[slice] = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        _require(isinstance(start, int) and isinstance(end, int))
+        assert isinstance(end, int)
         stop = None if step < 0 and end < -data.shape[axis] else end
         window[axis] = slice(start, stop, step)
     return data[tuple(window)]
@@ -122,52 +173,66 @@ def slice_(call: Call) -> np.ndarray:
 def squeeze(call: Call) -> np.ndarray:
     data = _known(call, 0)
     axes = call.axes(1, data.ndim)
+    _require(axes is None or all(data.shape[axis] == 1 for axis in axes))
     return np.squeeze(data, axis=axes)
 
 
 @_rule("Unsqueeze")
 def unsqueeze(call: Call) -> np.ndarray:
-    data, axes = _known(call, 0), call.ints(1)
-    return np.expand_dims(data, tuple(axes))
+    data, axes = _known(call, 0), call.listed(1, "axes")
+    assert axes is not None  # they are required, there or here
+    _require(data.ndim + len(axes) <= MOST_DIMENSIONS)
+    return np.expand_dims(data, call.places(axes, data.ndim + len(axes)))
 
 
 @_rule("Reshape")
 def reshape(call: Call) -> np.ndarray:
     data, target = _known(call, 0), call.ints(1)
     if not call.attribute("allowzero", 0):
+        _require(all(index < data.ndim for index, extent in enumerate(target) if extent == 0))
         target = [data.shape[index] if extent == 0 else extent for index, extent in enumerate(target)]
+    _require(len(target) <= MOST_DIMENSIONS and all(extent >= -1 for extent in target))
+    rest = math.prod(extent for extent in target if extent != -1)
+    if target.count(-1) == 1:
+        _require(rest > 0 and data.size % rest == 0)
+    else:
+        _require(rest == data.size and -1 not in target)
     return data.reshape(target)
 
 
 @_rule("Expand")
 def expand(call: Call) -> np.ndarray:
     data, target = _known(call, 0), call.ints(1)
-    return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(target)))
+    _require(all(extent >= 0 for extent in target))
+    _small(target)
+    return np.broadcast_to(data, _broadcast(data, np.broadcast_to(np.int8(0), target)))
 
 
 @_rule("Transpose")
 def transpose(call: Call) -> np.ndarray:
-    return np.transpose(_known(call, 0), call.attribute("perm"))
+    data = _known(call, 0)
+    order = call.places(call.attribute("perm") or range(data.ndim)[::-1], data.ndim)
+    _require(len(order) == data.ndim)
+    return np.transpose(data, order)
 
 
 @_rule("ConstantOfShape")
 def constant_of_shape(call: Call) -> np.ndarray:
     value = call.attribute("value", np.zeros(1, np.float32))
     extents = call.ints(0)
-    if int(np.prod(extents)) > LARGEST:
-        raise Undecided
+    _require(value.size == 1 and all(extent >= 0 for extent in extents))
+    _small(extents)
     return np.full(extents, value.reshape(-1)[0], value.dtype)
 
 
 @_rule("Range")
 def range_(call: Call) -> np.ndarray:
     start, limit, step = (_known(call, index) for index in range(3))
-    if any(item.dtype == object for item in (start, limit, step)):
-        raise Undecided
-    result = np.arange(start.item(), limit.item(), step.item()).astype(start.dtype)
-    if result.size > LARGEST:
-        raise Undecided
-    return result
+    _require(all(item.dtype != object and item.size == 1 for item in (start, limit, step)) and bool(step))
+    count = (float(limit.item()) - float(start.item())) / float(step.item())
+    _require(math.isfinite(count) and count <= LARGEST)
+    positions = np.arange(max(0, math.ceil(count)))
+    return (start.reshape(()) + positions * step.reshape(())).astype(start.dtype)
 
 
 # Arithmetic ------------------------------------------------------------------------------------------
@@ -175,9 +240,13 @@ def range_(call: Call) -> np.ndarray:
 
 def _divide(left: Size, right: Size) -> Size:
     """ONNX truncates; sizes are not negative, so that this is a floor."""
-    if lower_bound(left) < 0 or lower_bound(right) < 0:
-        raise Undecided
+    _require(lower_bound(left) >= 0 and lower_bound(right) > 0)
     return floor_divide(left, right)
+
+
+def _modulo(left: Size, right: Size) -> Size:
+    _require(lower_bound(right) > 0)
+    return modulo(left, right)
 
 
 def _compare(left: Size, right: Size) -> int:
@@ -201,7 +270,7 @@ SYMBOLIC: dict[str, Callable[[Size, Size], Any]] = {
     "Sub": lambda a, b: simplify(lift(a) - b),
     "Mul": lambda a, b: simplify(lift(a) * b),
     "Div": _divide,
-    "Mod": modulo,
+    "Mod": _modulo,
     "Max": maximum,
     "Min": minimum,
     "Equal": _equal,
@@ -215,7 +284,18 @@ SYMBOLIC: dict[str, Callable[[Size, Size], Any]] = {
 def _numeric_divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     if left.dtype.kind not in "iu":
         return left / right
+    _require(bool((right != 0).all()))
     return (np.sign(left) * np.sign(right) * (np.abs(left) // np.abs(right))).astype(left.dtype)
+
+
+def _numeric_modulo(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    _require(left.dtype.kind in "iu" and bool((right != 0).all()))
+    return np.mod(left, right)
+
+
+def _numeric_power(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    _require(left.dtype.kind not in "iu" or (right.dtype.kind in "iu" and bool((right >= 0).all())))
+    return np.power(left, right).astype(left.dtype)
 
 
 NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -223,10 +303,10 @@ NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Div": _numeric_divide,
-    "Mod": np.mod,
+    "Mod": _numeric_modulo,
     "Max": np.maximum,
     "Min": np.minimum,
-    "Pow": lambda a, b: np.power(a, b).astype(a.dtype),
+    "Pow": _numeric_power,
     "Equal": np.equal,
     "Less": np.less,
     "LessOrEqual": np.less_equal,
@@ -250,8 +330,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
 
 def _binary(name: str) -> KnownRule:
     def rule(call: Call) -> np.ndarray:
-        if name == "Mod" and call.attribute("fmod", 0):
-            raise Undecided
+        _require(not call.attributes)  # fmod; how arrays broadcast before opset 7
         arrays = [_known(call, index) for index in range(len(call.inputs))]
         total = arrays[0]
         for other in arrays[1:]:
@@ -262,16 +341,25 @@ def _binary(name: str) -> KnownRule:
 
 
 def _apply(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    shape = _broadcast(left, right)
     if left.dtype != object and right.dtype != object:
         return np.asarray(NUMERIC[name](left, right))
-    if name not in SYMBOLIC:
-        raise Undecided
-    left, right = np.broadcast_arrays(left, right)
+    _require(name in SYMBOLIC)
+    left, right = np.broadcast_to(left, shape), np.broadcast_to(right, shape)
     pairs = zip(left.reshape(-1), right.reshape(-1), strict=True)
-    items = [SYMBOLIC[name](_size(a), _size(b)) for a, b in pairs]
+    items = [_in_range(SYMBOLIC[name](_size(a), _size(b))) for a, b in pairs]
     if items and all(isinstance(item, bool) for item in items):
         return np.array(items, np.bool_).reshape(left.shape)
     return _objects(items, left.shape)
+
+
+def _in_range(item: Any) -> Any:
+    """A size that int64 can hold and that is not too long."""
+    if isinstance(item, Expression):
+        check_sizes([item])
+    elif not isinstance(item, bool):
+        _require(-(2**63) <= item < 2**63)
+    return item
 
 
 def _size(item: Any) -> Size:
@@ -303,8 +391,9 @@ for _name in UNARY:
 @_rule("Where")
 def where(call: Call) -> np.ndarray:
     condition, left, right = (_known(call, index) for index in range(3))
+    shape = _broadcast(condition, left, right)
     if left.dtype == object or right.dtype == object:
-        condition, left, right = np.broadcast_arrays(condition, left, right)
+        condition, left, right = (np.broadcast_to(item, shape) for item in (condition, left, right))
         triples = zip(condition.reshape(-1), left.reshape(-1), right.reshape(-1), strict=True)
         return _objects([_size(a if chosen else b) for chosen, a, b in triples], condition.shape)
     return np.where(condition, left, right)
@@ -312,13 +401,18 @@ def where(call: Call) -> np.ndarray:
 
 @_rule("Cast")
 def cast(call: Call) -> np.ndarray:
-    """Between numbers; symbolic sizes stay sizes as int64 only."""
-    data, dtype = _known(call, 0), call.attribute("to").numpy
-    if data.dtype != object:
-        return data.astype(dtype)
-    if dtype != np.dtype(np.int64):
-        raise Undecided  # symbolic sizes are int64
-    return data
+    """Between numbers that both types hold; symbolic sizes stay sizes as int64 only."""
+    data, dtype = _known(call, 0), call.dtype("to")
+    assert dtype is not None  # the attribute is required
+    if data.dtype == object:
+        _require(dtype == int64)  # symbolic sizes are int64
+        return data
+    _require(not dtype.is_float or dtype.bits > 8)
+    if data.dtype.kind not in "iub" and dtype.is_integer and not dtype.is_bool:
+        limits = np.iinfo(dtype.numpy)
+        wide = data.astype(np.float64)
+        _require(bool((np.isfinite(wide) & (wide > limits.min - 1.0) & (wide < limits.max)).all()))
+    return data.astype(dtype.numpy)
 
 
 @_rule("ReduceProd")
@@ -327,5 +421,8 @@ def reduce_product(call: Call) -> np.ndarray:
     axes = call.axes(1, data.ndim)
     if data.ndim != 1 or axes not in (None, (0,)):
         raise Undecided
-    total = product([_size(item) for item in data])
+    if data.dtype != object:
+        return np.prod(data, keepdims=bool(call.attribute("keepdims", 1)), dtype=data.dtype)
+    check_sizes(data)
+    total = _in_range(product([_size(item) for item in data]))
     return _objects([total], (1,) if call.attribute("keepdims", 1) else ())

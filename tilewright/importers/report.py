@@ -19,6 +19,10 @@ class Unsupported(Exception):
         self.advice = advice
 
 
+class Invalid(Exception):
+    """Raised inside a rule: the model breaks a rule of its own format here. Never reaches the user as such."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One operation that was not imported."""

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import ImportModelError, ShapeError
-from tilewright.symbolic import Size
+from tilewright.importers.report import Unsupported
+from tilewright.symbolic import Expression, Size, Symbol
 
 LARGEST = 2**31 - 1
+MOST_TERMS = 256  # of one symbolic size, those inside its functions counted
+MOST_PRODUCTS = 1024  # terms that the product of all sizes of a shape may have
 
 _log = logging.getLogger("tilewright")
 
@@ -144,3 +147,31 @@ def check_names(dynamic_shapes: Mapping[str, Any], inputs: Mapping[str, Sequence
                 raise ImportModelError(
                     f"dynamic_shapes[{name!r}] names axis {axis}; the input has rank {len(inputs[name])}"
                 )
+
+
+def check_sizes(sizes: Iterable[Any]) -> None:
+    """Raise `Unsupported` for symbolic sizes so long that arithmetic with them could take forever."""
+    products = 1
+    for size in sizes:
+        if isinstance(size, Expression):
+            products *= len(size.terms)
+            if products > MOST_PRODUCTS or _length(size, MOST_TERMS) > MOST_TERMS:
+                raise Unsupported(
+                    f"a size is an expression of more than {MOST_TERMS} terms",
+                    "compute sizes in fewer steps, or fix them",
+                )
+
+
+def _length(size: Expression, limit: int) -> int:
+    """How many symbols and functions an expression has; it is not followed further than `limit`."""
+    total = 0
+    for monomial, _ in size.terms:
+        total += 1
+        for atom, power in monomial:
+            parts = [] if isinstance(atom, Symbol) else atom.arguments
+            total += power
+            for part in parts:
+                if total > limit:
+                    return total
+                total += power * _length(part, limit - total)
+    return total

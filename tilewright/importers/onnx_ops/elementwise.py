@@ -8,11 +8,12 @@ from functools import reduce
 
 import ml_dtypes
 
-from tilewright.dtypes import DType, int1
+from tilewright.dtypes import DType, float64, int1
 from tilewright.graph.core import Value
+from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import formulas
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 
 TABLE = RuleTable("Elementwise")
@@ -41,7 +42,10 @@ UNARY = {
 }
 ROUNDING = {"Floor": "floor", "Ceil": "ceil", "Round": "round"}
 BINARY = {
+    "Add": "add",
     "Sub": "subtract",
+    "Mul": "multiply",
+    "Div": "divide",
     "Equal": "equal",
     "Less": "less",
     "LessOrEqual": "less_equal",
@@ -77,8 +81,25 @@ def _rounding(op: str) -> Callable[[Call], Value]:
     return lambda call: call.op(op, call[0]) if call[0].dtype.is_float else call[0]
 
 
+def _operands(call: Call) -> tuple[Value, Value]:
+    """Both inputs; before opset 7 the second one meets the first at an axis that the node gives."""
+    left, right = call[0], call[1]
+    if call.opset >= 7:
+        return left, right
+    axis = call.attribute("axis")
+    if not call.attribute("broadcast", 0):
+        if left.shape != right.shape:
+            raise Invalid(f"{left!r} and {right!r} differ, and the attribute 'broadcast' is not set")
+    elif axis is not None and right.rank:
+        behind = left.rank - call.place(axis, left.rank) - right.rank
+        if behind < 0:
+            raise Invalid(f"{right!r} does not fit into {left!r} at axis {axis}")
+        right = call.reshape(right, (*right.shape, *[1] * behind))
+    return left, right
+
+
 def _binary(op: str) -> Callable[[Call], Value]:
-    return lambda call: call.op(op, call[0], call[1])
+    return lambda call: call.op(op, *_operands(call))
 
 
 def _variadic(op: str) -> Callable[[Call], Value]:
@@ -103,21 +124,6 @@ for _name, _function in FORMULAS.items():
     TABLE.add(_name, _formula(_function))
 
 
-@rule("Add")
-def add(call: Call) -> Value:
-    return call.op("add", call[0], call[1])
-
-
-@rule("Mul")
-def multiply(call: Call) -> Value:
-    return call.op("multiply", call[0], call[1])
-
-
-@rule("Div")
-def divide(call: Call) -> Value:
-    return call.op("divide", call[0], call[1])
-
-
 @rule("Mean")
 def mean(call: Call) -> Value:
     total = _variadic("add")(call)
@@ -139,7 +145,7 @@ def bit_shift(call: Call) -> Value:
 @rule("Pow")
 def power(call: Call) -> Value:
     """Small constant whole powers and roots become products and roots."""
-    base, exponent = call[0], call.tensor(1)
+    (base, power_of), exponent = _operands(call), call.tensor(1)
     if exponent.known is not None and not exponent.symbolic and exponent.known.size == 1 and exponent.known.ndim == 0:
         number = float(exponent.known)
         if number in (1, 2, 3):
@@ -147,7 +153,7 @@ def power(call: Call) -> Value:
         simple = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(number)
         if simple is not None and base.dtype.is_float:
             return call.op(simple, base)
-    return call.op("power", base, call.cast(call[1], base.dtype))
+    return call.op("power", base, call.cast(power_of, base.dtype))
 
 
 @rule("IsInf")
@@ -168,17 +174,26 @@ def where(call: Call) -> Value:
 
 @rule("Clip")
 def clip(call: Call) -> Value:
+    """Limits are attributes before opset 11."""
     x = call[0]
+    if call.opset < 11:
+        return call.op("clip", x, low=call.attribute("min"), high=call.attribute("max"))
+    for index in (1, 2):
+        if call.has(index) and call.tensor(index).shape not in ((), (1,)):
+            raise Invalid(f"the limit {call.tensor(index).name!r} is no single number")
     if all(not call.has(index) or call.tensor(index).known is not None for index in (1, 2)):
         low, high = (call.number(index) if call.has(index) else None for index in (1, 2))
         return call.op("clip", x, low=low, high=high)
-    x = call.op("maximum", x, call[1]) if call.has(1) else x
-    return call.op("minimum", x, call[2]) if call.has(2) else x
+    low_value, high_value = (call.reshape(call[index], ()) if call.has(index) else None for index in (1, 2))
+    x = x if low_value is None else call.op("maximum", x, low_value)
+    return x if high_value is None else call.op("minimum", x, high_value)
 
 
 @rule("Cast")
 def cast(call: Call) -> Value:
-    return _saturating_cast(call, call.attribute("to"))
+    dtype = call.dtype("to")
+    assert dtype is not None  # the attribute is required
+    return _saturating_cast(call, dtype)
 
 
 @rule("CastLike")
@@ -203,7 +218,9 @@ def identity(call: Call) -> Value:
 
 @rule("Dropout")
 def dropout(call: Call) -> tuple[Value, None]:
-    if call.has(2) and call.number(2):
+    training = call.number(2) if call.has(2) else call.opset < 7 and not call.attribute("is_test", 0)
+    call.attribute("ratio")  # of training
+    if training:
         raise Unsupported("dropout in training mode", "export the model for inference")
     return call[0], None
 
@@ -213,7 +230,7 @@ def dropout(call: Call) -> tuple[Value, None]:
 
 @rule("Gelu")
 def gelu(call: Call) -> Value:
-    return call.op("gelu", call[0], approximate=call.attribute("approximate", "none"))
+    return call.op("gelu", call[0], approximate=call.choice("approximate", "none", "tanh"))
 
 
 @rule("Swish")
@@ -231,7 +248,13 @@ def leaky_relu(call: Call) -> Value:
 
 @rule("PRelu")
 def prelu(call: Call) -> Value:
-    return formulas.where_positive(call, call[0], call[0], call.op("multiply", call[0], call[1]))
+    """The slope broadcasts to the input; before opset 7 a list of slopes is one for each channel."""
+    x, slope = call[0], call[1]
+    if call.opset < 7 and slope.rank == 1 and slope.shape != (1,):
+        slope = call.reshape(slope, (*slope.shape, *[1] * (x.rank - 2)))
+    if broadcast_shapes(x.shape, slope.shape) != x.shape:
+        raise Invalid(f"the slope {slope!r} does not broadcast to {x!r}")
+    return formulas.where_positive(call, x, x, call.op("multiply", x, slope))
 
 
 @rule("Elu")
@@ -242,6 +265,8 @@ def elu(call: Call) -> Value:
 @rule("Celu")
 def celu(call: Call) -> Value:
     alpha = call.attribute("alpha", 1.0)
+    if alpha == 0:
+        raise Invalid("the attribute 'alpha' is 0, by which the operation divides")
     return formulas.elu(call, call[0], alpha, 1, 1 / alpha)
 
 
@@ -267,6 +292,9 @@ def thresholded_relu(call: Call) -> Value:
 
 @rule("Shrink")
 def shrink(call: Call) -> Value:
-    x, limit, bias = call[0], call.attribute("lambd", 0.5), call.attribute("bias", 0.0)
+    """Integers are compared and moved as real numbers, and truncated at the end."""
+    source, limit, bias = call[0], call.attribute("lambd", 0.5), call.attribute("bias", 0.0)
+    x = source if source.dtype.is_float else call.cast(source, float64)
     low = call.op("where", call.op("less", x, -limit), call.op("add", x, bias), call.builder.number(0.0, x.dtype))
-    return call.op("where", call.op("greater", x, limit), call.op("subtract", x, bias), low)
+    result = call.op("where", call.op("greater", x, limit), call.op("subtract", x, bias), low)
+    return call.cast(result, source.dtype)

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tilewright.dtypes import int64
-from tilewright.errors import ShapeError
 from tilewright.graph.core import Value
+from tilewright.graph.inference import shape_text
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices
-from tilewright.symbolic import Size, product, simplify
+from tilewright.symbolic import Size, lower_bound, product, simplify, upper_bound
 
 TABLE = RuleTable("Indexing")
 rule = TABLE.rule
+
+
+def check_range(indices: np.ndarray, extent: Size) -> None:
+    """Raise `Invalid` for known indices outside a dimension of known size."""
+    if indices.size and isinstance(extent, int):
+        least, most = int(indices.min()), int(indices.max())
+        if least < -extent or most >= extent:
+            raise Invalid(
+                f"the indices from {least} to {most} are out of range: the dimension takes {-extent}..{extent - 1}"
+            )
 
 
 def from_front(call: Call, index: int, extent: Size) -> Value:
     """An input of indices with negative ones counted from the end; known ones are settled at import."""
     tensor = call.tensor(index)
     if tensor.known is not None and not tensor.symbolic:
+        check_range(tensor.known, extent)
         if tensor.known.size == 0 or int(tensor.known.min()) >= 0:
             return call[index]
         if isinstance(extent, int):
@@ -33,22 +46,35 @@ def from_front(call: Call, index: int, extent: Size) -> Value:
 def gather(call: Call) -> Value:
     """Embedding tables are read without a check for negative ids: token ids count from zero."""
     x = call[0]
-    axis = call.attribute("axis", 0) % x.rank
+    axis = call.axis(x.rank, 0)
     index = call.tensor(1)
-    if index.known is not None and not index.symbolic and index.known.ndim == 0:
-        position, extent = int(index.known), x.shape[axis]
-        if isinstance(extent, int) and not -extent <= position < extent:
-            raise ShapeError(f"the index {position} is out of range: dimension {axis} takes {-extent}..{extent - 1}")
-        return call.select(x, axis, position)
-    table = call.tensor(0).known is not None and x.rank == 2
+    if index.known is not None and not index.symbolic:
+        check_range(index.known, x.shape[axis])
+        if index.known.ndim == 0:
+            return call.select(x, axis, int(index.known))
+    table = call.tensor(0).known is not None and x.rank == 2 and index.known is None
     return call.op("gather", x, call[1] if table else from_front(call, 1, x.shape[axis]), axis=axis)
 
 
 @rule("GatherElements")
 def gather_elements(call: Call) -> Value:
     x = call[0]
-    axis = call.attribute("axis", 0) % x.rank
+    axis = call.axis(x.rank, 0)
+    _check_elements(call, x, axis)
     return call.op("gather_elements", x, from_front(call, 1, x.shape[axis]), axis=axis)
+
+
+def _check_elements(call: Call, x: Value, axis: int) -> None:
+    """Raise `Invalid` for indices that reach beyond the data along another axis."""
+    indices = call[1]
+    call.require_rank(indices, x.rank, x.rank)
+    for place, (count, extent) in enumerate(zip(indices.shape, x.shape, strict=True)):
+        if place == axis or count == extent:
+            continue
+        if lower_bound(count) > upper_bound(extent):
+            raise Invalid(f"the indices {indices!r} reach beyond dimension {place} of {x!r}")
+        if upper_bound(count) > lower_bound(extent):
+            raise Unsupported(f"indices {indices!r} that may reach beyond dimension {place} of {x!r}", "fix both sizes")
 
 
 def _flat_indices(call: Call, x: Value, indices: Value, depth: int) -> Value:
@@ -63,26 +89,34 @@ def _flat_indices(call: Call, x: Value, indices: Value, depth: int) -> Value:
     return call.reshape(total, (product(total.shape),))
 
 
-def _depth(indices: Value) -> int:
+def _depth(call: Call, indices: Value, most: int) -> int:
+    """The length of the index tuples, from 1 to `most`."""
+    call.require_rank(indices, 1)
     depth = indices.shape[-1]
     if not isinstance(depth, int):
         raise Unsupported("index tuples of a dynamic length", "fix the last dimension of the indices")
+    if not 1 <= depth <= most:
+        raise Invalid(f"the indices {indices!r} are tuples of {depth} numbers; there may be 1 to {most}")
     return depth
 
 
 @rule("GatherND")
 def gather_nd(call: Call) -> Value:
     x, indices, batch = call[0], call[1], call.attribute("batch_dims", 0)
+    if not 0 <= batch < min(x.rank, indices.rank):
+        raise Invalid(f"the attribute 'batch_dims' is {batch}; it must be from 0 to {min(x.rank, indices.rank) - 1}")
     if batch:
         return _batched_gather(call, x, indices, batch)
-    depth = _depth(indices)
+    depth = _depth(call, indices, x.rank)
     found = call.op("gather", call.flatten(x, 0, depth), _flat_indices(call, x, indices, depth), axis=0)
     return call.reshape(found, (*indices.shape[:-1], *x.shape[depth:]))
 
 
 def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
     """Leading dimensions shared by data and indices: their position becomes part of the flat index."""
-    depth, lead = _depth(indices), x.shape[:batch]
+    depth, lead = _depth(call, indices, x.rank - batch), x.shape[:batch]
+    if indices.shape[:batch] != lead:
+        raise Invalid(f"{x!r} and {indices!r} differ in their first {batch} dimensions")
     inner = x.shape[batch : batch + depth]
     merged = call.flatten(call.flatten(x, 0, batch), 1, 1 + depth)  # [batch, product(inner), rest..]
     rows = call.reshape(indices, (product(lead), -1, depth))
@@ -101,17 +135,17 @@ def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
 
 def _reduction(call: Call) -> str:
     """The graph's name of a scatter's `reduction`."""
-    given = call.attribute("reduction", "none")
-    found = {"none": "none", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}.get(given)
-    if found is None:
-        raise Unsupported(f"a scatter with the reduction {given!r}", "use none, add, mul, max or min")
-    return found
+    names = {"none": "none", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+    return names[call.choice("reduction", *names)]
 
 
 @rule("ScatterND")
 def scatter_nd(call: Call) -> Value:
     x, indices, updates = call[0], call[1], call[2]
-    depth = _depth(indices)
+    depth = _depth(call, indices, x.rank)
+    wanted = (*indices.shape[:-1], *x.shape[depth:])
+    if updates.shape != wanted:
+        raise Invalid(f"the updates {updates!r} must have the shape {shape_text(wanted)}")
     flat = _flat_indices(call, x, indices, depth)
     updates = call.reshape(updates, (flat.shape[0], *x.shape[depth:]))
     merged = scatter_slices(call, call.flatten(x, 0, depth), flat, updates, 0, _reduction(call))
@@ -120,7 +154,11 @@ def scatter_nd(call: Call) -> Value:
 
 @rule("ScatterElements", "Scatter")
 def scatter(call: Call) -> Value:
-    x, axis = call[0], call.attribute("axis", 0) % call[0].rank
+    x = call[0]
+    axis = call.axis(x.rank, 0)
+    _check_elements(call, x, axis)
+    if call[2].shape != call[1].shape:
+        raise Invalid(f"the updates {call[2]!r} and the indices {call[1]!r} must have one shape")
     return scatter_elements(call, x, from_front(call, 1, x.shape[axis]), call[2], axis, _reduction(call))
 
 
@@ -128,8 +166,15 @@ def scatter(call: Call) -> Value:
 def tensor_scatter(call: Call) -> Value:
     """Opset 24's cache update: `update` goes to `past` from a start for each batch entry."""
     past, update = call[0], call[1]
-    axis = call.attribute("axis", -2) % past.rank
-    circular = call.attribute("mode", "linear") == "circular"
+    call.require_rank(update, past.rank, past.rank)
+    axis = call.axis(past.rank, -2)
+    if axis == 0 or any(
+        a != b for place, (a, b) in enumerate(zip(past.shape, update.shape, strict=True)) if place != axis
+    ):
+        raise Invalid(f"{update!r} does not fit into {past!r} along axis {axis}")
+    if lower_bound(update.shape[axis]) > upper_bound(past.shape[axis]):
+        raise Invalid(f"{update!r} is longer than {past!r} along axis {axis}")
+    circular = call.choice("mode", "linear", "circular") == "circular"
     places = call.iota(update.shape[axis])
     if call.has(2):
         starts = call.reshape(call.cast(call[2], int64), (-1, *[1] * (past.rank - 1)))
@@ -143,10 +188,12 @@ def tensor_scatter(call: Call) -> Value:
 
 @rule("OneHot")
 def one_hot(call: Call) -> Value:
-    indices = call[0]
-    (depth,) = call.sizes(1)
-    axis = call.attribute("axis", -1)
-    axis = axis + indices.rank + 1 if axis < 0 else axis
+    indices, depths = call[0], call.sizes(1)
+    if len(depths) != 1 or (isinstance(depths[0], int) and depths[0] < 1):
+        raise Invalid(f"the depth is {list(map(str, depths))}; it must be one positive number")
+    if call[2].shape != (2,):
+        raise Invalid(f"the values {call[2]!r} must be two: for off and on")
+    (depth,), axis = depths, call.place(call.attribute("axis", -1), indices.rank + 1)
     off, on = (call.select(call[2], 0, index) for index in range(2))
     places = call.op(
         "iota", shape=tuple(depth if i == axis else 1 for i in range(indices.rank + 1)), axis=axis, dtype=int64

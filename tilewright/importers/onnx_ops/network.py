@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import DType
 from tilewright.graph.core import Value
+from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
 from tilewright.importers.einsum import einsum
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import grid_sample
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, lift, lower_bound, simplify
 
 TABLE = RuleTable("Layers")
 rule = TABLE.rule
@@ -22,6 +25,8 @@ rule = TABLE.rule
 @rule("MatMul")
 def matmul(call: Call) -> Value:
     left, right = call[0], call[1]
+    for operand in (left, right):
+        call.require_rank(operand, 1)
     if left.rank == right.rank == 1:
         return call.reshape(call.matmul(call.unsqueeze(left, 0), call.unsqueeze(right, 1)), ())
     return call.matmul(left, right)
@@ -29,14 +34,27 @@ def matmul(call: Call) -> Value:
 
 @rule("Gemm")
 def gemm(call: Call) -> Value:
+    call.attribute("broadcast")  # before opset 7; the bias broadcasts where it can
+    for index in range(2):
+        call.require_rank(call[index], 2, 2)
     left = call.transpose(call[0], 0, 1) if call.attribute("transA", 0) else call[0]
     product = call.op("matmul", left, call[1], transpose_b=bool(call.attribute("transB", 0)))
-    alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
-    product = product if alpha == 1.0 else call.op("multiply", product, alpha)
-    if not call.has(2) or beta == 0.0:
+    alpha, beta = (_factor(call, name, product.dtype) for name in ("alpha", "beta"))
+    product = product if alpha == 1 else call.op("multiply", product, alpha)
+    if not call.has(2) or beta == 0:
         return product
-    bias = call[2] if beta == 1.0 else call.op("multiply", call[2], beta)
+    if broadcast_shapes(product.shape, call[2].shape) != product.shape:
+        raise Invalid(f"the bias {call[2]!r} does not broadcast to {product!r}")
+    bias = call[2] if beta == 1 else call.op("multiply", call[2], beta)
     return call.op("add", product, bias)
+
+
+def _factor(call: Call, name: str, dtype: DType) -> float:
+    """A factor that the element type can hold."""
+    found = float(call.attribute(name, 1.0))
+    if dtype.is_integer and not found.is_integer():
+        raise Unsupported(f"the attribute {name!r} of {found} for numbers of type {dtype}", "use a whole number")
+    return found
 
 
 @rule("Einsum")
@@ -50,10 +68,10 @@ def einsum_(call: Call) -> Value:
 def _window(call: Call, x: Value, kernel: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
     """Strides, padding and dilation of a sliding window, with `auto_pad` worked out."""
     count = len(kernel)
-    strides = list(call.attribute("strides") or [1] * count)
-    dilation = list(call.attribute("dilations") or [1] * count)
-    pads = list(call.attribute("pads") or [0] * 2 * count)
-    auto = call.attribute("auto_pad", "NOTSET")
+    strides = call.integers("strides", count, default=1, least=1)
+    dilation = call.integers("dilations", count, default=1, least=1)
+    pads = call.integers("pads", 2 * count, default=0, least=0)
+    auto = call.choice("auto_pad", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         padding = [
             _same(x.shape[2 + i], kernel[i], strides[i], dilation[i], auto == "SAME_LOWER") for i in range(count)
@@ -76,17 +94,22 @@ def _same(extent: Size, kernel: int, stride: int, dilation: int, lower: bool) ->
     return (large, small) if lower else (small, large)
 
 
-def _kernel(weight: Value) -> list[int]:
+def _kernel(call: Call, x: Value, weight: Value) -> list[int]:
+    """The kernel's size, which the weight has and an attribute may repeat."""
+    call.require_rank(x, 3)
+    call.require_rank(weight, x.rank, x.rank)
     kernel = list(weight.shape[2:])
     if not all(isinstance(size, int) for size in kernel):
         raise Unsupported("a convolution whose kernel size is not a number")
+    if list(call.attribute("kernel_shape") or kernel) != kernel:
+        raise Invalid(f"the attribute 'kernel_shape' is {call.attribute('kernel_shape')}, but the weight is {weight!r}")
     return kernel  # type: ignore[return-value]
 
 
 def convolve(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     """A convolution by the attributes of Conv and its kin."""
-    strides, padding, dilation = _window(call, x, _kernel(weight))
-    groups = call.attribute("group", 1)
+    strides, padding, dilation = _window(call, x, _kernel(call, x, weight))
+    groups = call.positive("group", 1)
     return call.op("conv", x, weight, bias, strides=strides, padding=padding, dilation=dilation, groups=groups)
 
 
@@ -97,49 +120,52 @@ def convolution(call: Call) -> Value:
 
 @rule("ConvTranspose")
 def transposed_convolution(call: Call) -> Value:
+    x, weight = call[0], call[1]
+    kernel = _kernel(call, x, weight)
     if call.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or call.attribute("output_shape"):
         raise Unsupported("ConvTranspose with auto_pad or output_shape", "give explicit pads")
-    x, weight = call[0], call[1]
-    strides, padding, dilation = _window(call, x, _kernel(weight))
-    extra = call.attribute("output_padding") or [0] * len(strides)
-    groups = call.attribute("group", 1)
+    strides, padding, dilation = _window(call, x, kernel)
+    extra = call.integers("output_padding", len(kernel), default=0, least=0)
+    if any(more >= max(stride, step) for more, stride, step in zip(extra, strides, dilation, strict=True)):
+        raise Invalid(f"the attribute 'output_padding' is {extra}; each must be less than the stride or the dilation")
+    groups = call.positive("group", 1)
+    if isinstance(weight.shape[0], int) and weight.shape[0] % groups:
+        raise Invalid(f"{groups} groups do not divide the {weight.shape[0]} channels of the weight")
     return images.transposed_convolution(call, x, weight, call.optional(2), strides, padding, dilation, extra, groups)
+
+
+def _pool(call: Call) -> dict[str, Any]:
+    """The window of a pool, and how the last one counts."""
+    call.require_rank(call[0], 3)
+    kernel = call.integers("kernel_shape", call[0].rank - 2, default=0, least=1)
+    strides, padding, dilation = _window(call, call[0], kernel)
+    reach = [step * (size - 1) + 1 for size, step in zip(kernel, dilation, strict=True)]
+    if any(max(pair) >= size for pair, size in zip(padding, reach, strict=True)):
+        raise Invalid(f"the padding {padding} is not less than the window {reach}, which could see nothing but padding")
+    ceil_mode = bool(call.attribute("ceil_mode", 0))
+    return {"kernel": kernel, "strides": strides, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
 
 
 @rule("MaxPool")
 def max_pool(call: Call) -> tuple[Value, None]:
-    kernel = call.attribute("kernel_shape")
-    strides, padding, dilation = _window(call, call[0], kernel)
-    ceil_mode = bool(call.attribute("ceil_mode", 0))
-    pooled = call.op(
-        "max_pool", call[0], kernel=kernel, strides=strides, padding=padding, dilation=dilation, ceil_mode=ceil_mode
-    )
-    return pooled, None
+    return call.op("max_pool", call[0], **_pool(call)), None
 
 
 @rule("AveragePool")
 def average_pool(call: Call) -> Value:
-    kernel = call.attribute("kernel_shape")
-    strides, padding, dilation = _window(call, call[0], kernel)
-    return call.op(
-        "average_pool",
-        call[0],
-        kernel=kernel,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        ceil_mode=bool(call.attribute("ceil_mode", 0)),
-        count_include_pad=bool(call.attribute("count_include_pad", 0)),
-    )
+    counted = bool(call.attribute("count_include_pad", 0))
+    return call.op("average_pool", call[0], **_pool(call), count_include_pad=counted)
 
 
 @rule("GlobalAveragePool")
 def global_average_pool(call: Call) -> Value:
+    call.require_rank(call[0], 3)
     return call.op("reduce_mean", call[0], axes=tuple(range(2, call[0].rank)), keepdims=True)
 
 
 @rule("GlobalMaxPool")
 def global_max_pool(call: Call) -> Value:
+    call.require_rank(call[0], 3)
     return call.op("reduce_max", call[0], axes=tuple(range(2, call[0].rank)), keepdims=True)
 
 
@@ -149,7 +175,7 @@ def global_max_pool(call: Call) -> Value:
 @rule("LayerNormalization")
 def layer_norm(call: Call) -> tuple[Value, None, None]:
     x = call[0]
-    axis = call.attribute("axis", -1) % x.rank
+    axis = call.axis(x.rank, -1)
     shape = x.shape[axis:]
     scale, bias = (None if item is None else call.broadcast(item, shape) for item in (call[1], call.optional(2)))
     return call.op("layer_norm", x, scale, bias, axis=axis, epsilon=call.attribute("epsilon", 1e-5)), None, None
@@ -158,16 +184,20 @@ def layer_norm(call: Call) -> tuple[Value, None, None]:
 @rule("RMSNormalization")
 def rms_norm(call: Call) -> Value:
     x = call[0]
-    axis = call.attribute("axis", -1) % x.rank
+    axis = call.axis(x.rank, -1)
     scale = call.broadcast(call[1], x.shape[axis:])
     return call.op("rms_norm", x, scale, axis=axis, epsilon=call.attribute("epsilon", 1e-5))
 
 
 @rule("BatchNormalization")
 def batch_norm(call: Call) -> tuple[Value, None, None]:
-    if call.attribute("training_mode", 0):
+    """Before opset 7 the attribute `is_test` says whether the model is for inference."""
+    if call.attribute("training_mode", 0) or (call.opset < 7 and not call.attribute("is_test", 0)):
         raise Unsupported("batch normalisation in training mode", "export the model for inference")
+    if not call.attribute("spatial", 1):
+        raise Unsupported("batch normalisation of each element", "normalise channels")
     x = call[0]
+    call.require_rank(x, 2)
     parts = [call.cast(call[index], x.dtype) for index in range(1, 5)]
     return call.op("batch_norm", x, *parts, epsilon=call.attribute("epsilon", 1e-5)), None, None
 
@@ -175,6 +205,7 @@ def batch_norm(call: Call) -> tuple[Value, None, None]:
 @rule("InstanceNormalization")
 def instance_norm(call: Call) -> Value:
     x = call[0]
+    call.require_rank(x, 3)
     channels = x.shape[1]
     if not isinstance(channels, int):
         raise Unsupported("instance normalisation with a dynamic number of channels", "fix dimension 1")
@@ -184,7 +215,8 @@ def instance_norm(call: Call) -> Value:
 @rule("GroupNormalization")
 def group_norm(call: Call) -> Value:
     """From opset 21 scale and bias have one entry for each channel, before for each group."""
-    x, groups = call[0], call.attribute("num_groups")
+    x, groups = call[0], call.positive("num_groups")
+    call.require_rank(x, 3)
     channels = x.shape[1]
     scale, bias = call[1], call[2]
     if call.opset < 21 and scale.shape != (channels,):
@@ -195,13 +227,17 @@ def group_norm(call: Call) -> Value:
 # Attention -------------------------------------------------------------------------------------------
 
 
-def _heads(call: Call, x: Value, heads: int | None) -> Value:
-    """[B, S, H D] as [B, H, S, D]; rank 4 as it is."""
+def _heads(call: Call, x: Value, name: str) -> Value:
+    """[B, S, H D] as [B, H, S, D], H the attribute `name`; rank 4 as it is."""
+    call.require_rank(x, 3, 4)
+    heads = call.attribute(name)
     if x.rank == 4:
         return x
-    if heads is None:
-        raise Unsupported("attention on rank 3 without q_num_heads and kv_num_heads", "set both attributes")
+    if not heads:
+        raise Invalid(f"{x!r} has 3 dimensions, so that the attribute {name!r} must be there")
     batch, length, width = x.shape
+    if heads < 1 or (isinstance(width, int) and width % heads):
+        raise Invalid(f"the attribute {name!r} is {heads}, which does not divide the width of {x!r}")
     split = call.reshape(x, (batch, length, heads, simplify(lift(width) // heads)))
     return call.permute(split, (0, 2, 1, 3))
 
@@ -214,9 +250,8 @@ def attention(call: Call) -> tuple[Value | None, ...]:
         raise Unsupported("attention in a sliding window", "give the window as an attention mask")
     if call.attribute("softcap", 0.0) or call.has(6) or (call.outputs > 3):
         raise Unsupported("attention with softcap, key lengths or the score output", "leave these out")
-    query_heads, key_heads = call.attribute("q_num_heads"), call.attribute("kv_num_heads")
-    query = _heads(call, call[0], query_heads)
-    key, value = (_heads(call, call[index], key_heads) for index in (1, 2))
+    query = _heads(call, call[0], "q_num_heads")
+    key, value = (_heads(call, call[index], "kv_num_heads") for index in (1, 2))
     past = call.has(4)
     if past:
         key = call.op("concat", call[4], key, axis=2)
@@ -241,9 +276,13 @@ def attention(call: Call) -> tuple[Value | None, ...]:
 def rotary_embedding(call: Call) -> Value:
     """Opset 23: rotates pairs (halves, or neighbours when interleaved) of each head by cos and sin."""
     source = call[0]
-    x = call.transpose(_heads(call, source, call.attribute("num_heads") or None), 1, 2)  # [B, S, H, D]
+    x = call.transpose(_heads(call, source, "num_heads"), 1, 2)  # [B, S, H, D]
     width = call.attribute("rotary_embedding_dim", 0) or x.shape[3]
+    if isinstance(width, int) and isinstance(x.shape[3], int) and (width % 2 or not 0 < width <= x.shape[3]):
+        raise Invalid(f"{width} elements of each head are to be rotated; they must be an even part of {x.shape[3]}")
     cos, sin = call[1], call[2]
+    for table in (cos, sin):
+        call.require_rank(table, *((2, 2) if call.has(3) else (3, 3)))
     if call.has(3):
         cos, sin = (call.op("gather", table, call[3], axis=0) for table in (cos, sin))
     cos, sin = (call.unsqueeze(table, 2) for table in (cos, sin))
@@ -269,53 +308,87 @@ def rotary_embedding(call: Call) -> Value:
 # Resampling ------------------------------------------------------------------------------------------
 
 
-@rule("Resize")
+_COORDINATES = ("pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_crop_and_resize",
+                "tf_half_pixel_for_nn")  # fmt: skip
+_LARGEST_MATRIX = 1 << 24  # elements of the weights between two sizes
+
+
+@rule("Resize", "Upsample")
 def resize(call: Call) -> Value:
-    """Nearest, linear and cubic, static sizes; nearest by whole factors also for dynamic ones."""
-    x, mode = call[0], call.attribute("mode", "nearest")
-    coefficient, exclude_outside = call.attribute("cubic_coeff_a", -0.75), bool(call.attribute("exclude_outside", 0))
-    for name in ("extrapolation_value", "nearest_mode"):
+    """Nearest, linear and cubic, static sizes; nearest by whole factors also for dynamic ones.
+
+    Upsample, and Resize before opset 11, have no modes of coordinates.
+    """
+    x, mode = call[0], call.choice("mode", "nearest", "linear", "bilinear", "cubic").replace("bi", "", 1)
+    call.choice("coordinate_transformation_mode", "half_pixel", *_COORDINATES)
+    call.choice("nearest_mode", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    call.choice("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
+    for name in ("cubic_coeff_a", "exclude_outside", "extrapolation_value"):
         call.attribute(name)  # of other modes
-    call.attribute("keep_aspect_ratio_policy")
     if call.attribute("antialias", 0) or call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Unsupported("Resize with antialias or cropping", "resample without them")
-    if mode not in ("nearest", "linear", "cubic"):
-        raise Unsupported(f"Resize in mode {mode!r}", "use nearest, linear or cubic")
-    axes = [axis % x.rank for axis in call.attribute("axes") or range(x.rank)]
+    axes = call.places(call.attribute("axes") or range(x.rank), x.rank)
     for axis, (size, factor) in zip(axes, _targets(call, x, axes), strict=True):
-        extent = x.shape[axis]
-        if size == extent:
-            continue
-        whole = simplify(lift(size) // extent)
-        if not (isinstance(extent, int) and isinstance(size, int)):
-            repeats = mode == "nearest" and isinstance(whole, int) and simplify(lift(extent) * whole) == size
-            if not repeats or not isinstance(whole, int):
-                raise Unsupported(f"Resize from {extent} to {size}", "fix the image size, or use a whole factor")
-            x = images.repeat(call, x, axis, whole)
-            continue
-        places = _places(call, extent, size, factor)
-        if mode == "nearest":
-            positions = np.clip(_nearest(call, places), 0, extent - 1).astype(np.int64)
-            x = call.op("gather", x, call.constant(positions, "positions"), axis=axis)
-        elif mode == "linear":
-            x = images.mix(call, x, axis, images.interpolation_matrix(places, extent))
-        else:
-            x = images.mix(call, x, axis, images.cubic_matrix(places, extent, float(coefficient), exclude_outside))
+        x = _resized(call, x, axis, size, factor, mode)
     return x
+
+
+def _resized(call: Call, x: Value, axis: int, size: Size, factor: float | None, mode: str) -> Value:
+    """One dimension with a new size."""
+    extent = x.shape[axis]
+    if size == extent:
+        return x
+    whole = simplify(lift(size) // extent) if lower_bound(extent) > 0 else 0
+    if not (isinstance(extent, int) and isinstance(size, int)):
+        repeats = mode == "nearest" and isinstance(whole, int) and simplify(lift(extent) * whole) == size
+        if not repeats or not isinstance(whole, int):
+            raise Unsupported(f"Resize from {extent} to {size}", "fix the image size, or use a whole factor")
+        return images.repeat(call, x, axis, whole)
+    if extent < 1 or size < 1:
+        raise Invalid(f"dimension {axis} of {extent} elements cannot be resized to {size}")
+    if extent * size > _LARGEST_MATRIX:
+        raise Unsupported(f"Resize from {extent} to {size}", f"keep their product below {_LARGEST_MATRIX}")
+    places = _places(call, extent, size, factor)
+    if mode == "nearest":
+        positions = np.clip(_nearest(call, places, size < extent), 0, extent - 1).astype(np.int64)
+        return call.op("gather", x, call.constant(positions, "positions"), axis=axis)
+    if mode == "linear":
+        return images.mix(call, x, axis, images.interpolation_matrix(places, extent))
+    coefficient, exclude_outside = call.attribute("cubic_coeff_a", -0.75), bool(call.attribute("exclude_outside", 0))
+    return images.mix(call, x, axis, images.cubic_matrix(places, extent, float(coefficient), exclude_outside))
+
+
+def _scales(call: Call, rank: int) -> list[float]:
+    """The factors: an attribute of Upsample before opset 9, else an input."""
+    if call.opset < 9:
+        given = call.attribute("scales")
+        if given is None:  # opset 1
+            given = [1.0] * (rank - 2) + [call.attribute("height_scale"), call.attribute("width_scale")]
+        return [float(scale) for scale in given]
+    tensor = call.tensor(1 if call.opset < 11 else 2)
+    if tensor.known is None or tensor.symbolic:
+        raise Unsupported("Resize by scales computed from data", "use constant scales")
+    return [float(scale) for scale in tensor.known.reshape(-1)]
 
 
 def _targets(call: Call, x: Value, axes: Sequence[int]) -> list[tuple[Size, float | None]]:
     """The new size of each axis, and its scale where scales are given."""
-    if call.has(3):
-        if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-            raise Unsupported("Resize that keeps the aspect ratio", "give the sizes")
-        return [(size, None) for size in call.sizes(3)]
-    scales = call.tensor(2).known
-    if scales is None or scales.dtype == object:
-        raise Unsupported("Resize by scales computed from data", "use constant scales")
+    if call.opset >= 11 and call.has(3):
+        sizes = call.sizes(3)
+        if sizes or not call.has(2):
+            if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+                raise Unsupported("Resize that keeps the aspect ratio", "give the sizes")
+            if len(sizes) != len(axes):
+                raise Invalid(f"there are {len(sizes)} sizes for {len(axes)} dimensions")
+            return [(size, None) for size in sizes]
+    scales = _scales(call, x.rank)
+    if len(scales) != len(axes):
+        raise Invalid(f"there are {len(scales)} scales for {len(axes)} dimensions")
     targets: list[tuple[Size, float | None]] = []
-    for axis, scale in zip(axes, scales.reshape(-1).tolist(), strict=True):
+    for axis, scale in zip(axes, scales, strict=True):
         extent = x.shape[axis]
+        if not 0 < scale < 2**31:
+            raise Invalid(f"the scale of dimension {axis} is {scale}; it must be a positive number")
         if isinstance(extent, int):
             targets.append((int(np.floor(extent * scale)), scale))
         elif float(scale).is_integer():
@@ -329,7 +402,7 @@ def _places(call: Call, extent: int, size: int, factor: float | None) -> np.ndar
     """Where in the image each output pixel reads, by `coordinate_transformation_mode`."""
     scale = factor or size / extent
     target = np.arange(size, dtype=np.float64)
-    mode = call.attribute("coordinate_transformation_mode", "half_pixel")
+    mode = call.attribute("coordinate_transformation_mode", "half_pixel" if call.opset >= 11 else "asymmetric")
     if mode == "asymmetric":
         return target / scale
     if mode == "align_corners":
@@ -344,8 +417,11 @@ def _places(call: Call, extent: int, size: int, factor: float | None) -> np.ndar
     raise Unsupported(f"Resize with coordinates {mode!r}")
 
 
-def _nearest(call: Call, places: np.ndarray) -> np.ndarray:
+def _nearest(call: Call, places: np.ndarray, smaller: bool) -> np.ndarray:
+    """The pixel of each place; before opset 11 the one behind it when the image becomes smaller, else before it."""
     mode = call.attribute("nearest_mode", "round_prefer_floor")
+    if call.opset < 11:
+        mode = "ceil" if smaller else "floor"
     if mode == "floor":
         return np.floor(places)
     if mode == "ceil":
@@ -355,6 +431,13 @@ def _nearest(call: Call, places: np.ndarray) -> np.ndarray:
 
 @rule("GridSample")
 def sample_grid(call: Call) -> Value:
-    mode = str(call.attribute("mode", "linear")).replace("bi", "", 1)  # bilinear and bicubic before opset 20
-    padding, align_corners = call.attribute("padding_mode", "zeros"), call.attribute("align_corners", 0)
-    return grid_sample(call, call[0], call[1], mode, str(padding), bool(align_corners))
+    """Modes have other names before opset 20."""
+    names = ("linear", "nearest", "cubic") if call.opset >= 20 else ("bilinear", "nearest", "bicubic")
+    mode = call.choice("mode", *names).replace("bi", "", 1)
+    padding = call.choice("padding_mode", "zeros", "border", "reflection")
+    x, places = call[0], call[1]
+    call.require_rank(x, 3)
+    call.require_rank(places, x.rank, x.rank)
+    if places.shape[-1] != x.rank - 2 or places.shape[0] != x.shape[0]:
+        raise Invalid(f"the places {places!r} are not those of images {x!r}: [{x.shape[0]}, ..., {x.rank - 2}]")
+    return grid_sample(call, x, places, mode, padding, bool(call.attribute("align_corners", 0)))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
+from tilewright.graph.inference import shape_text
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.symbolic import Size
 
 TABLE = RuleTable("Recurrent layers")
 rule = TABLE.rule
@@ -85,24 +87,29 @@ def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> l
 def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[str]]:
     """The graph's ops for the functions of each direction."""
     names = call.attribute("activations") or [*defaults] * directions
+    if len(names) != len(defaults) * directions:
+        raise Invalid(f"there are {len(names)} activations; there must be {len(defaults) * directions}")
     if call.attribute("activation_alpha") or call.attribute("activation_beta") or set(names) - set(_ACTIVATIONS):
         raise Unsupported(f"the activations {', '.join(names)}", f"use {', '.join(_ACTIVATIONS)}")
     found = [_ACTIVATIONS[name] for name in names]
     return [found[len(defaults) * number : len(defaults) * (number + 1)] for number in range(directions)]
 
 
-def _layer(call: Call, cell: Cell, defaults: Sequence[str], states: int, peepholes: bool) -> tuple[Value, ...]:
+def _layer(
+    call: Call, cell: Cell, gates: int, defaults: Sequence[str], states: int, peepholes: bool
+) -> tuple[Value, ...]:
     """(outputs [steps, directions, batch, hidden], last states [directions, batch, hidden] …)."""
     batch_first = bool(call.attribute("layout", 0))
+    kind = call.choice("direction", "forward", "reverse", "bidirectional")
+    directions = 2 if kind == "bidirectional" else 1
+    _check_shapes(call, directions, gates, batch_first)
+    call.attribute("output_sequence")  # before opset 7; the outputs of the node say it
     x = call.transpose(call[0], 0, 1) if batch_first else call[0]
     steps = x.shape[0]
     if not isinstance(steps, int) or steps > LONGEST:
         raise Unsupported(f"a recurrent layer of {steps} steps", f"fix the length, to at most {LONGEST} steps")
     if call.attribute("clip") is not None or call.attribute("input_forget", 0):
         raise Unsupported("a recurrent layer with `clip` or `input_forget`", "leave them out")
-    kind = call.attribute("direction", "forward")
-    directions = 2 if kind == "bidirectional" else 1
-    call.attribute("hidden_size")
     activations = _activations(call, defaults, directions)
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]
@@ -121,6 +128,29 @@ def _layer(call: Call, cell: Cell, defaults: Sequence[str], states: int, peephol
     if not batch_first:
         return tuple(joined)
     return call.permute(joined[0], (2, 0, 1, 3)), *(call.transpose(value, 0, 1) for value in joined[1:])
+
+
+def _check_shapes(call: Call, directions: int, gates: int, batch_first: bool) -> None:
+    """Raise `Invalid` for inputs that are not [steps, batch, width] and weights and states for it."""
+    for index in range(3):
+        call.require_rank(call[index], 3, 3)
+    x, hidden = call[0], call[2].shape[2]
+    batch = x.shape[0] if batch_first else x.shape[1]
+    if call.attribute("hidden_size", hidden) != hidden or not isinstance(hidden, int):
+        raise Invalid(f"the attribute 'hidden_size' is {call.attribute('hidden_size')}, but {call[2]!r} has {hidden}")
+    state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
+    wanted: dict[int, tuple[Size, ...]] = {
+        1: (directions, gates * hidden, x.shape[2]),
+        2: (directions, gates * hidden, hidden),
+        3: (directions, 2 * gates * hidden),
+        4: (batch,),
+        5: state,
+        6: state,
+        7: (directions, 3 * hidden),
+    }
+    for index, shape in wanted.items():
+        if call.has(index) and call[index].shape != shape:
+            raise Invalid(f"input {index} is {call[index]!r}; with {x!r} it must have the shape {shape_text(shape)}")
 
 
 def _concat(call: Call, values: Sequence[Value], axis: int) -> Value:
@@ -154,14 +184,14 @@ def _run(
 
 @rule("RNN")
 def rnn(call: Call) -> tuple[Value, ...]:
-    return _layer(call, _rnn, ["Tanh"], 1, peepholes=False)
+    return _layer(call, _rnn, 1, ["Tanh"], 1, peepholes=False)
 
 
 @rule("GRU")
 def gru(call: Call) -> tuple[Value, ...]:
-    return _layer(call, _gru, ["Sigmoid", "Tanh"], 1, peepholes=False)
+    return _layer(call, _gru, 3, ["Sigmoid", "Tanh"], 1, peepholes=False)
 
 
 @rule("LSTM")
 def lstm(call: Call) -> tuple[Value, ...]:
-    return _layer(call, _lstm, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True)
+    return _layer(call, _lstm, 4, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.dtypes import float64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, sorting
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.symbolic import lower_bound, product, upper_bound
 
 TABLE = RuleTable("Reductions")
 rule = TABLE.rule
@@ -32,11 +34,36 @@ def _plain(op: str) -> Callable[[Call], Value]:
     return lambda call: _reduce(call, op, call[0])
 
 
+def _extreme(op: str) -> Callable[[Call], Value]:
+    """Of booleans as of the numbers 0 and 1."""
+
+    def apply(call: Call) -> Value:
+        x = call[0]
+        found = _reduce(call, op, call.cast(x, uint8) if x.dtype.is_bool else x)
+        return call.cast(found, x.dtype)
+
+    return apply
+
+
 TABLE.add("ReduceSum", _plain("reduce_sum"))
-TABLE.add("ReduceMax", _plain("reduce_max"))
-TABLE.add("ReduceMin", _plain("reduce_min"))
+TABLE.add("ReduceMax", _extreme("reduce_max"))
+TABLE.add("ReduceMin", _extreme("reduce_min"))
 TABLE.add("ReduceProd", _plain("reduce_product"))
-TABLE.add("ReduceMean", _plain("reduce_mean"))
+
+
+def _floats(call: Call) -> Value:
+    """The input as real numbers: what follows has no meaning for integers."""
+    x = call[0]
+    return x if x.dtype.is_float else call.cast(x, float64)
+
+
+@rule("ReduceMean")
+def reduce_mean(call: Call) -> Value:
+    x = call[0]
+    if x.dtype.is_float:
+        return _reduce(call, "reduce_mean", x)
+    count = call.value(product([x.shape[axis] for axis in _axes(call, x)]), x.dtype)
+    return call.op("divide", _reduce(call, "reduce_sum", x), count)
 
 
 @rule("ReduceL1")
@@ -51,21 +78,23 @@ def reduce_sum_square(call: Call) -> Value:
 
 @rule("ReduceL2")
 def reduce_l2(call: Call) -> Value:
-    return call.op("sqrt", reduce_sum_square(call))
+    x = _floats(call)
+    total = call.op("sqrt", _reduce(call, "reduce_sum", call.op("multiply", x, x)))
+    return call.cast(total, call[0].dtype)
 
 
 @rule("ReduceLogSum")
 def reduce_log_sum(call: Call) -> Value:
-    return call.op("log", _reduce(call, "reduce_sum", call[0]))
+    return call.cast(call.op("log", _reduce(call, "reduce_sum", _floats(call))), call[0].dtype)
 
 
 @rule("ReduceLogSumExp")
 def reduce_log_sum_exp(call: Call) -> Value:
-    x = call[0]
+    x = _floats(call)
     axes, keep = _axes(call, x), call.attribute("keepdims", 1)
     if not axes:
-        return x
-    result = formulas.logsumexp(call, x, axes)
+        return call[0]
+    result = call.cast(formulas.logsumexp(call, x, axes), call[0].dtype)
     if keep:
         return result
     return call.reshape(result, [size for axis, size in enumerate(result.shape) if axis not in axes])
@@ -73,7 +102,8 @@ def reduce_log_sum_exp(call: Call) -> Value:
 
 def _position(op: str) -> Callable[[Call], Value]:
     def apply(call: Call) -> Value:
-        x, axis = call[0], call.attribute("axis", 0) % max(call[0].rank, 1)
+        x = call[0]
+        axis = call.axis(max(x.rank, 1), 0)
         keep = bool(call.attribute("keepdims", 1))
         if not call.attribute("select_last_index", 0):
             return call.op(op, x, axis=axis, keepdims=keep)
@@ -88,35 +118,54 @@ TABLE.add("ArgMax", _position("argmax"))
 TABLE.add("ArgMin", _position("argmin"))
 
 
-@rule("Softmax")
-def softmax(call: Call) -> Value:
-    return call.op("softmax", call[0], axis=call.attribute("axis", -1))
+def _along_rows(apply: Callable[[Call, Value, int], Value]) -> Callable[[Call], Value]:
+    """Along one axis; before opset 13 over all dimensions from the axis on, as one."""
+
+    def rule_(call: Call) -> Value:
+        x = call[0]
+        if call.opset >= 13:
+            return apply(call, x, call.axis(x.rank, -1))
+        axis = call.attribute("axis", 1)
+        axis = axis if axis == x.rank else call.place(axis, x.rank)
+        rows = call.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+        return call.reshape(apply(call, rows, 1), x.shape)
+
+    return rule_
 
 
-@rule("LogSoftmax")
-def log_softmax(call: Call) -> Value:
-    return call.op("log_softmax", call[0], axis=call.attribute("axis", -1))
-
-
-@rule("Hardmax")
-def hardmax(call: Call) -> Value:
-    x = call[0]
-    axis = call.attribute("axis", -1) % x.rank
+def _hardmax(call: Call, x: Value, axis: int) -> Value:
     best = call.op("argmax", x, axis=axis, keepdims=True)
     places = call.op("iota", shape=tuple(x.shape[axis] if i == axis else 1 for i in range(x.rank)), axis=axis)
     return call.cast(call.op("equal", places, best), x.dtype)
 
 
+TABLE.add("Softmax", _along_rows(lambda call, x, axis: call.op("softmax", x, axis=axis)))
+TABLE.add("LogSoftmax", _along_rows(lambda call, x, axis: call.op("log_softmax", x, axis=axis)))
+TABLE.add("Hardmax", _along_rows(_hardmax))
+
+
 @rule("TopK")
 def top_k(call: Call) -> tuple[Value, Value]:
-    x, (count,) = call[0], call.ints(1)
+    """The count is an attribute before opset 10."""
+    x = call[0]
+    axis = call.axis(x.rank, -1)
+    counts = call.ints(1) if call.opset >= 10 else [call.attribute("k")]
+    if len(counts) != 1:
+        raise Invalid(f"the count k has {len(counts)} elements; it must have one")
+    count, extent = counts[0], x.shape[axis]
+    if count < 0 or count > upper_bound(extent):
+        raise Invalid(f"k is {count}, but the dimension {axis} has {extent} elements")
+    if count == 0 or count > lower_bound(extent):
+        advice = f"let the dimension begin at {count} in dynamic_shapes" if count else "leave the operation out"
+        raise Unsupported(f"k is {count} where the dimension has {extent} elements", advice)
     call.attribute("sorted", 1)
-    return sorting.top(call, x, count, call.attribute("axis", -1) % x.rank, bool(call.attribute("largest", 1)))
+    return sorting.top(call, x, count, axis, bool(call.attribute("largest", 1)))
 
 
 @rule("CumSum")
 def cumsum(call: Call) -> Value:
-    x, axis = call[0], int(call.number(1)) % call[0].rank
+    x = call[0]
+    axis = call.place(int(call.number(1)), x.rank)
     if call.attribute("reverse", 0):
         total = call.flip(call.op("cumsum", call.flip(x, axis), axis=axis), axis)
     else:
@@ -127,7 +176,7 @@ def cumsum(call: Call) -> Value:
 @rule("LpNormalization")
 def lp_normalization(call: Call) -> Value:
     x, order = call[0], call.attribute("p", 2)
-    axis = call.attribute("axis", -1) % x.rank
+    axis = call.axis(x.rank, -1)
     if order == 1:
         length = call.op("reduce_sum", call.op("absolute", x), axes=(axis,), keepdims=True)
     elif order == 2:
@@ -140,6 +189,6 @@ def lp_normalization(call: Call) -> Value:
 @rule("MeanVarianceNormalization")
 def mean_variance_normalization(call: Call) -> Value:
     x = call[0]
-    mean, variance = call.mean_and_variance(x, call.attribute("axes", [0, 2, 3]), 0)
+    mean, variance = call.mean_and_variance(x, call.places(call.attribute("axes", [0, 2, 3]), x.rank), 0)
     deviation = call.op("add", call.op("sqrt", variance), 1e-9)
     return call.op("divide", call.op("subtract", x, mean), deviation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilewright.dtypes import from_numpy
@@ -9,66 +11,117 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import Expression, Size, ceil_divide, lift, maximum, minimum, product, simplify
+from tilewright.symbolic import (
+    Expression,
+    Size,
+    ceil_divide,
+    lift,
+    lower_bound,
+    maximum,
+    minimum,
+    product,
+    simplify,
+    upper_bound,
+)
 
 TABLE = RuleTable("Shapes, joins and splits")
 rule = TABLE.rule
 
 
+def not_negative(sizes: Sequence[Size], what: str) -> None:
+    """Raise `Invalid` for a negative number among sizes."""
+    if any(isinstance(size, int) and size < 0 for size in sizes):
+        raise Invalid(f"{what} {list(map(str, sizes))} have a negative number")
+
+
 @rule("Reshape")
 def reshape(call: Call) -> Value:
-    x, target = call[0], call.sizes(1)
+    """The shape is an attribute before opset 5."""
+    x = call[0]
+    target = call.sizes(1) if call.opset >= 5 else list(call.attribute("shape") or [])
+    not_negative([size for size in target if size != -1], "the sizes")
     if not call.attribute("allowzero", 0):
+        if any(size == 0 and axis >= x.rank for axis, size in enumerate(target)):
+            raise Invalid(f"a 0 in the shape {target} stands for a dimension that {x!r} does not have")
         target = [x.shape[axis] if extent == 0 else extent for axis, extent in enumerate(target)]
+    if target.count(-1) > 1:
+        raise Invalid(f"the shape {list(map(str, target))} has more than one -1")
+    if -1 in target and 0 in target:
+        raise Invalid(f"the shape {list(map(str, target))} has a 0, so that nothing says what its -1 is")
     return call.reshape(x, target)
 
 
 @rule("Flatten")
 def flatten(call: Call) -> Value:
     x, axis = call[0], call.attribute("axis", 1)
-    axis = axis + x.rank if axis < 0 else axis
+    axis = axis if axis == x.rank else call.place(axis, x.rank)
     return call.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
 @rule("Squeeze")
 def squeeze(call: Call) -> Value:
+    """The axes are an attribute before opset 13."""
     x = call[0]
     axes = call.axes(1, x.rank)
     if axes is None:
         if any(isinstance(extent, Expression) for extent in x.shape):
             raise Unsupported("Squeeze without axes on a dynamic shape", "give the axes")
-        axes = tuple(range(x.rank))
+        axes = tuple(axis for axis, extent in enumerate(x.shape) if extent == 1)
+    for axis in axes:
+        extent = x.shape[axis]
+        if not lower_bound(extent) <= 1 <= upper_bound(extent):
+            raise Invalid(f"dimension {axis} of {x!r} has the size {extent}; only dimensions of size 1 can go")
+        if extent != 1:
+            raise Unsupported(f"Squeeze of dimension {axis}, whose size {extent} may differ from 1", "fix it to 1")
     return call.squeeze(x, axes)
 
 
 @rule("Unsqueeze")
 def unsqueeze(call: Call) -> Value:
-    return call.unsqueeze(call[0], *call.ints(1))
+    """The axes are an attribute before opset 13."""
+    x, axes = call[0], call.listed(1, "axes")
+    assert axes is not None  # they are required, there or here
+    return call.unsqueeze(x, *call.places(axes, x.rank + len(axes)))
 
 
 @rule("Transpose")
 def transpose(call: Call) -> Value:
     x = call[0]
-    return call.permute(x, call.attribute("perm") or list(range(x.rank))[::-1])
+    order = call.places(call.attribute("perm") or list(range(x.rank))[::-1], x.rank)
+    if len(order) != x.rank:
+        raise Invalid(f"the attribute 'perm' has {len(order)} entries for {x!r}")
+    return call.permute(x, order)
 
 
 @rule("Expand")
 def expand(call: Call) -> Value:
-    x = call[0]
-    return call.broadcast(x, broadcast_shapes(x.shape, tuple(call.sizes(1))))
+    x, target = call[0], call.sizes(1)
+    not_negative(target, "the sizes")
+    return call.broadcast(x, broadcast_shapes(x.shape, tuple(target)))
 
 
 @rule("Tile")
 def tile(call: Call) -> Value:
-    return images.tile(call, call[0], call.sizes(1))
+    """Before opset 6 the inputs are one count and its axis."""
+    x, repeats = call[0], call.sizes(1)
+    if call.opset < 6:
+        axis = call.place(int(call.number(2)), x.rank)
+        repeats = [repeats[0] if place == axis else 1 for place in range(x.rank)]
+    if len(repeats) != x.rank:
+        raise Invalid(f"there are {len(repeats)} counts for {x!r}")
+    not_negative(repeats, "the counts")
+    return images.tile(call, x, repeats)
 
 
 @rule("Concat")
 def concat(call: Call) -> Value:
     values = [call[index] for index in range(len(call.inputs))]
-    axis = call.attribute("axis") % values[0].rank
+    axis = call.axis(values[0].rank, 1)  # a default of the oldest opsets
+    for value in values[1:]:
+        if value.rank != values[0].rank:
+            raise Invalid(f"{values[0]!r} and {value!r} have different numbers of dimensions")
     kept = [value for value in values if value.shape[axis] != 0] or values[:1]
     return kept[0] if len(kept) == 1 else call.op("concat", *kept, axis=axis)
 
@@ -84,13 +137,33 @@ def _bound(bound: Size, extent: Size, low: Size, high: Size) -> Size:
     return maximum(low, minimum(bound, high))
 
 
+def slice_operands(call: Call) -> tuple[list[Size], list[Size], list[int] | None, list[int]]:
+    """Starts, ends, axes and steps of a Slice; before opset 10 they are attributes.
+
+    Raises `Invalid` for lists that do not fit together.
+    """
+    if call.opset < 10:
+        starts, ends = list(call.attribute("starts")), list(call.attribute("ends"))
+        axes, steps = call.attribute("axes"), [1] * len(starts)
+    else:
+        starts, ends = call.sizes(1), call.sizes(2)
+        axes = call.ints(3) if call.has(3) else None
+        steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    lengths = {len(item) for item in (starts, ends, steps, axes) if item is not None}
+    if len(lengths) > 1:
+        raise Invalid(f"the starts, ends, axes and steps have different lengths: {sorted(lengths)}")
+    if 0 in steps:
+        raise Invalid(f"the steps {steps} have a 0")
+    return starts, ends, axes, steps
+
+
 @rule("Slice")
 def slice_(call: Call) -> Value:
-    x, starts, ends = call[0], call.sizes(1), call.sizes(2)
-    axes = call.ints(3) if call.has(3) else list(range(len(starts)))
-    steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    x, (starts, ends, given, steps) = call[0], slice_operands(call)
+    if given is None and len(starts) > x.rank:
+        raise Invalid(f"there are {len(starts)} starts for {x!r}")
+    axes = call.places(list(range(len(starts))) if given is None else given, x.rank)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis %= x.rank
         extent = x.shape[axis]
         if step > 0:
             first = _bound(start, extent, 0, extent)
@@ -110,20 +183,33 @@ def _backwards(call: Call, x: Value, axis: int, start: Size, end: Size, step: in
     return call.slice(turned, axis, simplify(lift(last) - first), simplify(lift(last) - stop), -step)
 
 
+def _parts(call: Call, extent: Size) -> list[Size]:
+    """The sizes of the parts of a Split: an input, in the oldest opsets an attribute, or equal ones."""
+    sizes = call.sizes(1) if call.has(1) else call.attribute("split")
+    count = call.attribute("num_outputs", call.outputs)
+    if count != call.outputs:
+        raise Invalid(f"the attribute 'num_outputs' is {count}, but the node has {call.outputs} outputs")
+    if sizes is None:
+        each = ceil_divide(extent, call.outputs)
+        if call.opset < 18 and isinstance(extent, int) and extent % call.outputs:
+            raise Invalid(f"{extent} elements are not divided by {call.outputs} outputs")
+        sizes = [each] * (call.outputs - 1)
+        sizes.append(simplify(lift(extent) - lift(each) * (call.outputs - 1)))
+    not_negative(sizes, "the parts")
+    surplus = simplify(lift(extent) - sum(map(lift, sizes), lift(0)))
+    if len(sizes) != call.outputs or (isinstance(surplus, int) and surplus):
+        raise Invalid(f"the parts {list(map(str, sizes))} are not {call.outputs} that make up {extent}")
+    if surplus:
+        raise Unsupported(f"a Split of {extent} into {', '.join(map(str, sizes))}, which may differ from it")
+    return list(sizes)
+
+
 @rule("Split")
 def split(call: Call) -> tuple[Value, ...]:
     x = call[0]
-    axis = call.attribute("axis", 0) % x.rank
-    extent = x.shape[axis]
-    call.attribute("num_outputs")  # the node's outputs say it
-    if call.has(1):
-        sizes = call.sizes(1)
-    else:
-        each = ceil_divide(extent, call.outputs)
-        sizes = [each] * (call.outputs - 1)
-        sizes.append(simplify(lift(extent) - lift(each) * (call.outputs - 1)))
+    axis = call.axis(x.rank, 0)
     parts, start = [], lift(0)
-    for size in sizes:
+    for size in _parts(call, x.shape[axis]):
         stop = lift(start + size)
         parts.append(call.slice(x, axis, simplify(start), simplify(stop)))
         start = stop
@@ -132,20 +218,33 @@ def split(call: Call) -> tuple[Value, ...]:
 
 @rule("Pad")
 def pad(call: Call) -> Value:
-    x, numbers = call[0], call.ints(1)
-    mode = call.attribute("mode", "constant")
-    axes = [axis % x.rank for axis in (call.ints(3) if call.has(3) else range(x.rank))]
-    value = call.number(2) if call.has(2) else 0
+    """Pads and value are attributes before opset 11."""
+    x = call[0]
+    mode = call.choice("mode", "constant", "reflect", "edge", "wrap")
+    if call.opset < 11:
+        numbers, value = call.attribute("pads" if call.opset >= 2 else "paddings"), call.attribute("value", 0.0)
+    else:
+        numbers, value = call.ints(1), call.number(2) if call.has(2) else 0
+    axes = call.places(call.ints(3) if call.has(3) else range(x.rank), x.rank)
+    if len(numbers) != 2 * len(axes):
+        raise Invalid(f"there are {len(numbers)} pads for {len(axes)} dimensions; there must be two for each")
     pads = [(0, 0)] * x.rank
     for place, axis in enumerate(axes):
         low, high = numbers[place], numbers[place + len(axes)]
+        cut = max(0, -low) + max(0, -high)
+        if cut > upper_bound(x.shape[axis]):
+            raise Invalid(f"the pads {low} and {high} cut more than the {x.shape[axis]} elements of dimension {axis}")
+        if cut > lower_bound(x.shape[axis]):
+            raise Unsupported(f"the pads {low} and {high} of {x.shape[axis]} elements", "let the size begin higher")
         x = call.slice(x, axis, max(0, -low), simplify(lift(x.shape[axis]) - max(0, -high)))
         pads[axis] = (max(0, low), max(0, high))
     if mode == "constant":
         return call.op("pad", x, pads=pads, value=value) if any(pair != (0, 0) for pair in pads) else x
-    if mode not in ("reflect", "edge", "wrap"):
-        raise Unsupported(f"padding in mode {mode!r}", "use constant, reflect, edge or wrap")
     for axis, (low, high) in enumerate(pads):
+        least = max(low, high) + 1 if mode == "reflect" else 1
+        if (low or high) and lower_bound(x.shape[axis]) < least:
+            advice = f"let the dimension begin at {least} in dynamic_shapes, or pad less"
+            raise Unsupported(f"the pads {low} and {high} in mode {mode!r} of {x.shape[axis]} elements", advice)
         x = images.pad_from_image(call, x, axis, low, high, mode)
     return x
 
@@ -157,8 +256,11 @@ def known_only(call: Call) -> Value:
 
 @rule("ConstantOfShape")
 def constant_of_shape(call: Call) -> Value:
-    value = call.attribute("value", np.zeros(1, np.float32))
-    return call.full(call.sizes(0), value.reshape(-1)[0].item(), from_numpy(value.dtype))
+    value, shape = call.attribute("value", np.zeros(1, np.float32)), call.sizes(0)
+    if value.size != 1:
+        raise Invalid(f"the attribute 'value' has {value.size} elements; it must have one")
+    not_negative(shape, "the sizes")
+    return call.full(shape, value.reshape(-1)[0].item(), from_numpy(value.dtype))
 
 
 @rule("Range")
@@ -167,9 +269,17 @@ def range_(call: Call) -> Value:
     dtype = call.tensor(0).dtype
     if dtype.is_float:
         start, limit, step = (float(call.number(index)) for index in range(3))
-        length: Size = max(0, int(np.ceil((limit - start) / step)))
+        count = (limit - start) / step if step else np.nan
+        if not np.isfinite(count):
+            raise Invalid(f"a range from {start} to {limit} in steps of {step} has no length")
+        length: Size = max(0, int(np.ceil(count)))
         return call.op("iota", shape=(length,), axis=0, dtype=dtype, start=start, step=step)
-    (first,), (last,), (delta,) = call.sizes(0), call.sizes(1), call.ints(2)
+    firsts, lasts, steps = call.sizes(0), call.sizes(1), call.ints(2)
+    if not len(firsts) == len(lasts) == len(steps) == 1:
+        raise Invalid("start, limit and step must have one element each")
+    first, last, delta = firsts[0], lasts[0], steps[0]
+    if delta == 0:
+        raise Invalid("the step is 0")
     length = maximum(0, ceil_divide(simplify((lift(last) - first) * (1 if delta > 0 else -1)), abs(delta)))
     if isinstance(first, int):
         return call.op("iota", shape=(length,), axis=0, dtype=dtype, start=first, step=delta)
@@ -179,8 +289,9 @@ def range_(call: Call) -> Value:
 
 @rule("EyeLike")
 def eye_like(call: Call) -> Value:
+    call.require_rank(call[0], 2, 2)
     rows, columns = call.tensor(0).shape
-    dtype = call.attribute("dtype") or call.tensor(0).dtype
+    dtype = call.dtype("dtype") or call.tensor(0).dtype
     row, column = call.unsqueeze(call.iota(rows), 1), call.unsqueeze(call.iota(columns), 0)
     diagonal = call.attribute("k", 0)
     return call.cast(call.op("equal", call.op("add", row, diagonal), column), dtype)
@@ -188,17 +299,20 @@ def eye_like(call: Call) -> Value:
 
 @rule("Trilu")
 def triangle(call: Call) -> Value:
+    call.require_rank(call[0], 2)
     diagonal = int(call.number(1)) if call.has(1) else 0
     return call.keep_triangle(call[0], diagonal, upper=bool(call.attribute("upper", 1)))
 
 
 @rule("DepthToSpace")
 def depth_to_space(call: Call) -> Value:
-    columns_first = call.attribute("mode", "DCR") == "DCR"
-    return images.depth_to_space(call, call[0], call.attribute("blocksize"), columns_first)
+    call.require_rank(call[0], 4, 4)
+    columns_first = call.choice("mode", "DCR", "CRD") == "DCR"
+    return images.depth_to_space(call, call[0], call.positive("blocksize"), columns_first)
 
 
 @rule("SpaceToDepth")
 def space_to_depth(call: Call) -> Value:
-    columns_first = call.attribute("mode", "DCR") == "DCR"
-    return images.space_to_depth(call, call[0], call.attribute("blocksize"), columns_first)
+    call.require_rank(call[0], 4, 4)
+    columns_first = call.choice("mode", "DCR", "CRD") == "DCR"
+    return images.space_to_depth(call, call[0], call.positive("blocksize"), columns_first)

@@ -1,0 +1,74 @@
+"""Bodies of functions: those of the model, and those that ONNX gives for operations without a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx.defs
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+
+from tilewright.importers.onnx_call import Tensor
+from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.importers.report import Unsupported
+
+_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+
+
+def standard_body(
+    node: NodeProto, opset: int, attributes: Mapping[str, AttributeProto], inputs: Sequence[Tensor | None]
+) -> FunctionProto | None:
+    """The body that ONNX gives for an operation, with default attributes; None where it gives none.
+
+    Some bodies follow from the element types of the inputs.  Raises `Unsupported` when ONNX refuses these.
+    """
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    body = FunctionProto()
+    if schema.has_function:
+        version = _version(schema.function_opset_versions, opset)
+        body.ParseFromString(schema.get_function_with_opset_version(version))
+    elif schema.has_context_dependent_function:
+        version = _version(schema.context_dependent_function_opset_versions, opset)
+        call = NodeProto(op_type=node.op_type, input=node.input, output=node.output, attribute=attributes.values())
+        types = [_type_of(item).SerializeToString() for item in inputs]
+        try:
+            data = schema.get_context_dependent_function_with_opset_version(version, call.SerializeToString(), types)
+        except RuntimeError as error:
+            raise Unsupported(f"ONNX gives no body for this use: {error}") from None
+        body.ParseFromString(data)
+    else:
+        return None
+    if not body.node:
+        return None
+    if not any(entry.domain == "" for entry in body.opset_import):
+        body.opset_import.append(onnx.helper.make_opsetid("", version))
+    given = {item.name for item in body.attribute_proto}
+    body.attribute_proto.extend(
+        item.default_value
+        for name, item in schema.attributes.items()
+        if name not in given and item.default_value.type != AttributeProto.UNDEFINED
+    )
+    return body
+
+
+def _version(versions: Sequence[int], opset: int) -> int:
+    """The newest version of a body that is not newer than the model; else the oldest."""
+    return max((version for version in versions if version <= opset), default=min(versions))
+
+
+def _type_of(tensor: Tensor | None) -> TypeProto:
+    result = TypeProto()
+    if tensor is not None:
+        result.tensor_type.elem_type = _NUMBERS[tensor.dtype]
+        shape = result.tensor_type.shape
+        for extent in tensor.shape:
+            dim = shape.dim.add()
+            if isinstance(extent, int):
+                dim.dim_value = extent
+            else:
+                dim.dim_param = str(extent)
+    return result

@@ -1,0 +1,60 @@
+"""Names and what they stand for: in the graph, in a branch that sees the graph's names, in a call of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnx import AttributeProto, NodeProto
+
+from tilewright.importers.onnx_call import Tensor
+
+
+@dataclass(eq=False)
+class Unavailable:
+    """A value that no rule gives: `node` was reported, or does not give its secondary result `index`."""
+
+    node: NodeProto
+    index: int
+    reported: bool
+
+
+@dataclass(eq=False)
+class Scope:
+    """The values of one graph or one call of a function.
+
+    `attributes` are those of the call, which nodes of the body may refer to.  `place` says where the call is.
+    """
+
+    opset: int
+    values: dict[str, Tensor | Unavailable | None] = field(default_factory=dict)  # None: an input that is left out
+    outer: Scope | None = None
+    attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
+    place: str = ""
+    depth: int = 0
+
+    def find(self, name: str) -> Tensor | Unavailable | None:
+        """What a name stands for; None for the empty name and for inputs of a function that are left out."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return None
+
+    def branch(self) -> Scope:
+        """A scope for a branch: names defined inside do not go outside."""
+        return Scope(self.opset, {}, self, self.attributes, self.place, self.depth + 1)
+
+    def attributes_of(self, node: NodeProto) -> dict[str, AttributeProto]:
+        """A node's attributes by name, references to those of the function's call replaced by what they refer to."""
+        found: dict[str, AttributeProto] = {}
+        for attribute in node.attribute:
+            if not attribute.ref_attr_name:
+                found[attribute.name] = attribute
+            elif attribute.ref_attr_name in self.attributes:
+                copy = AttributeProto()
+                copy.CopyFrom(self.attributes[attribute.ref_attr_name])
+                copy.name = attribute.name
+                found[attribute.name] = copy
+        return found

@@ -1,0 +1,249 @@
+"""The rules that an ONNX model must keep as a whole, checked before anything is imported.
+
+Versions, unique names, nodes in an order in which they can run, and bounds on what a small file can ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+from tilewright.errors import ImportModelError
+from tilewright.importers.onnx_schema import DOMAINS, NEWEST
+
+OLDEST_OPSET = 1
+DEEPEST = 32  # functions and branches inside each other
+MOST_NODES = 1 << 16  # of a model, calls of functions replaced by their bodies
+MOST_ATTRIBUTE_ITEMS = 1 << 20  # of one list
+
+FunctionKey = tuple[str, str, str]  # domain, name, overload
+
+
+@dataclass
+class Structure:
+    """What the check found out: opsets of the model and of its functions by domain."""
+
+    opset: int
+    functions: dict[FunctionKey, FunctionProto] = field(default_factory=dict)
+
+
+def check_structure(model: ModelProto) -> Structure:
+    """Raise `ImportModelError` for a model that breaks a rule of the ONNX format, or is beyond the bounds above."""
+    if not 1 <= model.ir_version <= onnx.IR_VERSION:
+        raise ImportModelError(
+            f"the model has the IR version {model.ir_version}; 1 to {onnx.IR_VERSION} are known: export it again, "
+            "or install a newer onnx package"
+        )
+    opset = opset_of(model.opset_import, "the model", 1 if model.ir_version < 3 else 0)
+    if not model.graph.output:
+        raise ImportModelError("the model has no outputs; export it again")
+    _check_text([model.graph.name], "the model")
+    structure = Structure(opset, _functions(model.functions))
+    _check_graph(model.graph, (), "the model")
+    for function in model.functions:
+        _check_function(function)
+    _check_size(model.graph, structure.functions)
+    return structure
+
+
+def _check_text(names: Iterable[str], where: str) -> None:
+    """Raise `ImportModelError` for a name that is no UTF-8 text: protobuf gives it as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ImportModelError(f"{where} has a name that is no UTF-8 text: {name!r}; the file is damaged")
+
+
+def opset_of(imports: Iterable[onnx.OperatorSetIdProto], whose: str, default: int = 0) -> int:
+    """The version of ONNX's own operations that is imported; 0 where none has to be.
+
+    Raises `ImportModelError` for a version that is not known, and for two versions of one domain.
+    """
+    versions: dict[str, int] = {}
+    imports = list(imports)
+    _check_text([entry.domain for entry in imports], whose)
+    for entry in imports:
+        domain = "" if entry.domain in DOMAINS else entry.domain
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise ImportModelError(
+                f"{whose} imports versions {versions[domain]} and {entry.version} of the domain {domain or 'ai.onnx'!r}"
+            )
+    opset = versions.get("", default)
+    if "" in versions and not OLDEST_OPSET <= opset <= NEWEST:
+        raise ImportModelError(
+            f"{whose} imports opset {opset}; {OLDEST_OPSET} to {NEWEST} are known: export it with one of them, or "
+            "install a newer onnx package"
+        )
+    return opset
+
+
+def key_of(node: NodeProto) -> FunctionKey:
+    """Under which a node's function is found, if it calls one."""
+    return ("" if node.domain in DOMAINS else node.domain, node.op_type, node.overload)
+
+
+def node_text(node: NodeProto, number: int | None = None) -> str:
+    """A node in messages: ``node 'pool' (MaxPool)``; one without a name by its number."""
+    if node.name or number is None:
+        return f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"
+    return f"node number {number} ({node.op_type})"
+
+
+def _functions(functions: Iterable[FunctionProto]) -> dict[FunctionKey, FunctionProto]:
+    found: dict[FunctionKey, FunctionProto] = {}
+    for function in functions:
+        _check_text([function.domain, function.name, function.overload], "a function of the model")
+        key = ("" if function.domain in DOMAINS else function.domain, function.name, function.overload)
+        if key in found:
+            raise ImportModelError(f"the function {function.name!r} of domain {function.domain!r} is defined twice")
+        found[key] = function
+    return found
+
+
+# Names -------------------------------------------------------------------------------------------------
+
+
+def _check_graph(graph: GraphProto, outer: tuple[set[str], ...], where: str) -> None:
+    if len(outer) > DEEPEST:
+        raise ImportModelError(f"{where} has graphs that are nested more than {DEEPEST} deep")
+    defined: set[str] = set()
+    _check_text([entry.name for entry in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)], where)
+    _check_text([dim.dim_param for entry in graph.input for dim in entry.type.tensor_type.shape.dim], where)
+    for entry in graph.input:
+        _define(entry.name, defined, where, "an input")
+    stored = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
+    _no_repeats(stored, where, "initializers")
+    for name in stored:
+        if not name:
+            raise ImportModelError(f"{where} has an initializer without a name")
+    defined.update(stored)
+    _check_nodes(graph.node, defined, outer, where)
+    names = [entry.name for entry in graph.output]
+    _no_repeats(names, where, "outputs")
+    for name in names:
+        if name not in defined and not any(name in names for names in outer):
+            raise ImportModelError(f"output {name!r} of {where} is computed by no node of the model")
+
+
+def _check_nodes(nodes: Iterable[NodeProto], defined: set[str], outer: tuple[set[str], ...], where: str) -> None:
+    nodes = list(nodes)
+    for number, node in enumerate(nodes):
+        _check_text([node.op_type, node.domain, node.name, node.overload, *node.input, *node.output], where)
+        text = f"{node_text(node, number)} of {where}"
+        if not node.op_type:
+            raise ImportModelError(f"{text} names no operation")
+        for name in node.input:
+            if name and name not in defined and not any(name in names for names in outer):
+                raise ImportModelError(_undefined(name, text, nodes[number:]))
+        for attribute in _checked_attributes(node, text):
+            for graph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
+                _check_graph(graph, (*outer, defined), f"the attribute {attribute.name!r} of {text}")
+        for name in node.output:
+            if name:
+                _define(name, defined, where, text)
+        if not any(node.output):
+            raise ImportModelError(f"{text} has no outputs")
+
+
+def _undefined(name: str, text: str, following: list[NodeProto]) -> str:
+    for later in following:
+        if name in later.output:
+            return (
+                f"{text} reads {name!r}, which {node_text(later)} computes, and that does not come before it: nodes "
+                "must be sorted and have no cycles"
+            )
+    return (
+        f"{text} cannot run: it reads {name!r}, which no input, initializer or earlier node defines; correct the model"
+    )
+
+
+def _checked_attributes(node: NodeProto, text: str) -> Iterable[AttributeProto]:
+    _check_text([name for item in node.attribute for name in (item.name, item.ref_attr_name)], text)
+    _no_repeats([attribute.name for attribute in node.attribute], text, "attributes")
+    for attribute in node.attribute:
+        for items in (attribute.floats, attribute.ints, attribute.strings, attribute.tensors, attribute.graphs):
+            if len(items) > MOST_ATTRIBUTE_ITEMS:
+                raise ImportModelError(
+                    f"{text}: the attribute {attribute.name!r} has {len(items)} items; at most {MOST_ATTRIBUTE_ITEMS} "
+                    "are supported: use an initializer"
+                )
+    return node.attribute
+
+
+def _define(name: str, defined: set[str], where: str, what: str) -> None:
+    if not name:
+        raise ImportModelError(f"{where} has {what} without a name")
+    if name in defined:
+        raise ImportModelError(f"{where} defines {name!r} twice: {what} does it again; names must be unique")
+    defined.add(name)
+
+
+def _no_repeats(names: list[str], where: str, what: str) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise ImportModelError(f"{where} has two {what} named {twice!r}; names must be unique")
+
+
+def _check_function(function: FunctionProto) -> None:
+    where = f"the function {function.name!r}"
+    opset_of(function.opset_import, where)
+    _check_text([*function.input, *function.output, *function.attribute], where)
+    defined: set[str] = set()
+    for name in function.input:
+        _define(name, defined, where, "an input")
+    _no_repeats([*function.attribute, *(item.name for item in function.attribute_proto)], where, "attributes")
+    _check_nodes(function.node, defined, (), where)
+    _no_repeats(list(function.output), where, "outputs")
+    for name in function.output:
+        if name not in defined:
+            raise ImportModelError(f"{where} has an output {name!r} that none of its nodes computes")
+
+
+# Size --------------------------------------------------------------------------------------------------
+
+
+def _check_size(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto]) -> None:
+    """Refuse functions that call themselves, and models of too many nodes once calls are replaced by bodies."""
+    sizes: dict[FunctionKey, tuple[int, int]] = {}  # nodes and depth of each function's body
+
+    def measure(nodes: Iterable[NodeProto], calls: tuple[FunctionKey, ...]) -> tuple[int, int]:
+        total, depth = 0, 0
+        for node in nodes:
+            parts = [(1, 0)]
+            for attribute in node.attribute:
+                for inner in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
+                    parts.append(measure(inner.node, calls))
+            key = key_of(node)
+            if key in functions:
+                parts.append(body(key, calls))
+            total += sum(count for count, _ in parts)
+            depth = max(depth, *(level for _, level in parts))
+        return total, depth
+
+    def body(key: FunctionKey, calls: tuple[FunctionKey, ...]) -> tuple[int, int]:
+        if key in calls:
+            circle = " -> ".join(name for _, name, _ in (*calls[calls.index(key) :], key))
+            raise ImportModelError(f"functions call each other in a circle: {circle}; ONNX does not allow it")
+        if key not in sizes and len(calls) <= DEEPEST:
+            count, depth = measure(functions[key].node, (*calls, key))
+            sizes[key] = count, depth + 1
+        if key not in sizes or sizes[key][1] > DEEPEST:
+            raise ImportModelError(f"functions call each other more than {DEEPEST} deep; write the calls out")
+        return sizes[key]
+
+    total, _ = measure(graph.node, ())
+    if total > MOST_NODES:
+        raise ImportModelError(
+            f"the model has {total} nodes when calls of functions are replaced by their bodies; at most {MOST_NODES} "
+            "are supported"
+        )
+
+
+# Declared types ----------------------------------------------------------------------------------------
+
+
+def declared_types(entries: Iterable[ValueInfoProto]) -> dict[str, onnx.TypeProto]:
+    """The types that a graph declares of its values, by name."""
+    return {entry.name: entry.type for entry in entries if entry.HasField("type")}

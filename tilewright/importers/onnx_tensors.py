@@ -1,0 +1,162 @@
+"""TensorProto -> arrays: every size is checked against the data before anything is read."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto
+
+from tilewright import dtypes
+from tilewright.dtypes import DType
+from tilewright.errors import ImportModelError, ShapeError
+from tilewright.graph.inference import check_shape
+
+DTYPES: dict[int, DType] = {
+    TensorProto.BOOL: dtypes.int1,
+    TensorProto.INT8: dtypes.int8,
+    TensorProto.INT16: dtypes.int16,
+    TensorProto.INT32: dtypes.int32,
+    TensorProto.INT64: dtypes.int64,
+    TensorProto.UINT8: dtypes.uint8,
+    TensorProto.UINT16: dtypes.uint16,
+    TensorProto.UINT32: dtypes.uint32,
+    TensorProto.UINT64: dtypes.uint64,
+    TensorProto.FLOAT8E5M2: dtypes.float8e5,
+    TensorProto.FLOAT8E4M3FN: dtypes.float8e4nv,
+    TensorProto.FLOAT16: dtypes.float16,
+    TensorProto.BFLOAT16: dtypes.bfloat16,
+    TensorProto.FLOAT: dtypes.float32,
+    TensorProto.DOUBLE: dtypes.float64,
+}
+# The field that holds the elements of each type when they are not in `raw_data`; the rest are in `int32_data`.
+_FIELDS: dict[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+}
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+
+def type_name(number: int) -> str:
+    """ONNX's name of an element type, or the number where there is none."""
+    return TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
+
+
+def read_tensor(tensor: TensorProto, folder: Path | None, what: str = "tensor") -> np.ndarray:
+    """The elements of a stored tensor; those in an external file of the model's `folder` are mapped, not read.
+
+    Raises `ImportModelError` for an unknown element type, dimensions that do not fit the data, numbers outside the
+    type's range, and external files that are missing, too short or outside the folder.
+    """
+    what = f"{what} {tensor.name!r}"
+    if tensor.data_type not in DTYPES:
+        raise ImportModelError(
+            f"{what} has the element type {type_name(tensor.data_type)}, which is not supported; use a number type"
+        )
+    if tensor.HasField("segment"):
+        raise ImportModelError(f"{what} is stored in segments, which is not supported; store it whole")
+    shape = tuple(tensor.dims)
+    dtype = DTYPES[tensor.data_type].numpy
+    try:
+        check_shape(shape)
+    except ShapeError as error:
+        raise ImportModelError(f"{what} has the dimensions {list(shape)}: {error}") from None
+    fields = [name for name in _DATA_FIELDS if len(getattr(tensor, name))]
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external(tensor, folder, shape, dtype, what)
+    if len(fields) + tensor.HasField("raw_data") > 1:
+        raise ImportModelError(f"{what} stores its elements twice: in {', '.join(fields)} and elsewhere")
+    if tensor.HasField("raw_data"):
+        return _raw(tensor.raw_data, shape, dtype, what)
+    field = _FIELDS.get(tensor.data_type, "int32_data")
+    if fields and fields != [field]:
+        raise ImportModelError(f"{what} stores its {dtype} elements in {fields[0]}; they belong into {field}")
+    return _typed(np.array(getattr(tensor, field)), shape, dtype, what)
+
+
+def _check_count(found: int, shape: Sequence[int], what: str, unit: str, each: int = 1) -> None:
+    expected = math.prod(shape) * each
+    if found != expected:
+        raise ImportModelError(
+            f"{what} has {found} {unit}, but its dimensions {list(shape)} need {expected}; export the model again"
+        )
+
+
+def _raw(data: bytes, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+    _check_count(len(data), shape, what, "bytes", dtype.itemsize)
+    if dtype == np.bool_:  # any byte but 0 is true
+        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _typed(elements: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+    """Elements from a list of numbers; those of small floating-point types are bit patterns."""
+    _check_count(elements.size, shape, what, "elements")
+    if elements.size == 0 or dtype in (np.float32, np.float64):
+        return elements.astype(dtype).reshape(shape)
+    stored = dtype if dtype.kind in "iub" else np.dtype(f"uint{8 * dtype.itemsize}")
+    low, high = (0, 1) if dtype == np.bool_ else (np.iinfo(stored).min, np.iinfo(stored).max)
+    least, most = int(elements.min()), int(elements.max())
+    if least < low or most > high:
+        raise ImportModelError(f"{what} has elements from {least} to {most}; those of {dtype} are {low} to {high}")
+    return elements.astype(stored).view(dtype).reshape(shape)
+
+
+def _external(
+    tensor: TensorProto, folder: Path | None, shape: tuple[int, ...], dtype: np.dtype, what: str
+) -> np.ndarray:
+    """A view of the mapped data file in the model's folder."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if not all(isinstance(text, str) for item in entries.items() for text in item):
+        raise ImportModelError(f"{what} has external data whose place is no UTF-8 text; the file is damaged")
+    if folder is None:
+        raise ImportModelError(f"{what} is in the file {location!r}: import the model by its path")
+    path = _inside(folder, location, what)
+    offset = _number(entries.get("offset", "0"), "offset", what)
+    size = math.prod(shape) * dtype.itemsize
+    if "length" in entries:
+        _check_count(_number(entries["length"], "length", what), shape, what, "bytes", dtype.itemsize)
+    try:
+        status = path.stat()
+    except OSError:
+        raise ImportModelError(f"{what}: the data file {location!r} is missing or too short") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ImportModelError(f"{what}: the data file {location!r} is no regular file")
+    if status.st_size < offset + size:
+        raise ImportModelError(
+            f"{what}: the data file {location!r} is missing or too short: it has {status.st_size} bytes, and bytes "
+            f"{offset} to {offset + size} are needed"
+        )
+    if size == 0:
+        return np.zeros(shape, dtype)
+    try:
+        return np.memmap(path, dtype, "r", offset, shape)
+    except OSError as error:
+        raise ImportModelError(f"{what}: the data file {location!r} cannot be read: {error.strerror}") from None
+
+
+def _inside(folder: Path, location: str, what: str) -> Path:
+    """The file that a location names, which must lie in the model's folder, links followed."""
+    if not location or "\0" in location:
+        raise ImportModelError(f"{what}: {location!r} is no name of a data file")
+    try:
+        home = folder.resolve()
+        path = (home / location).resolve()
+    except (OSError, RuntimeError) as error:  # too long, links in a circle
+        raise ImportModelError(f"{what}: the data file {location!r} cannot be found: {error}") from None
+    if not path.is_relative_to(home) or Path(location).is_absolute():
+        raise ImportModelError(f"{what}: the data file {location!r} leaves the model's folder")
+    return path
+
+
+def _number(text: str, key: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ImportModelError(f"{what}: the external data's {key} {text[:40]!r} is no number of bytes")
+    return int(text)
