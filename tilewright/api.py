@@ -24,6 +24,7 @@ def compile(
     timing_cache: str | Path | None = None,
     reproducible: bool = False,
     vendor: bool = False,
+    trust: bool = False,
 ) -> Engine:
     """Build an engine from a model.
 
@@ -32,7 +33,8 @@ def compile(
     says which dimensions vary (see `importers.import_model`).  `target` is ``auto`` (this machine's CPU) or a
     target's name: ``cuda`` (this machine's GPU), ``cuda:sm_90a`` (on any machine); several make one engine for all.
     ``cuda+tf32`` multiplies float32 as tf32 in products and convolutions.
-    `progress` is called with (stage, item, seconds).
+    `progress` is called with (stage, item, seconds).  `trust` lets PyTorch read a .pt2 file that cannot be read as
+    data: it runs the pickles in it, so such a file is a program.
 
     Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times
     nothing, 1 (the default) the close ones, 3 all; `timing_cache` names recorded times (a file of `tilewright tune`,
@@ -45,7 +47,7 @@ def compile(
     when a reproducible build would have to time kernels.
     """
     source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
-    graph = import_model(model, example_inputs, dynamic_shapes)
+    graph = import_model(model, example_inputs, dynamic_shapes, trust=trust)
     recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
     with on_gpu_of(_values(example_inputs)):  # kernels are timed where they will run
         return build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))

@@ -89,6 +89,14 @@ def build(
     timing_cache: TimingCacheOption = None,
     reproducible: ReproducibleOption = False,
     vendor: VendorOption = "never",
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Let PyTorch read a .pt2 file that cannot be read as data. It runs the pickles in the file: such a "
+            "file is a program, and may do anything that you may.",
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
@@ -106,7 +114,7 @@ def build(
     progress = BuildProgress(f"Building {path.name}", terminal(stderr=True, quiet=quiet))
     with progress:
         progress("import", str(model), 0.0)
-        graph, source = _read(model)
+        graph, source = _read(model, trust)
         if ranges:
             graph = restrict_shapes(graph, ranges)
         engine = builder.build(graph, _targets(model, target), progress, source, tuning)
@@ -186,7 +194,7 @@ def _check_output(model: Path, path: Path, given: bool) -> None:
         raise typer.BadParameter(f"-o {path}: the folder {path.parent} cannot be written to")
 
 
-def _read(model: Path) -> tuple[Graph, str]:
+def _read(model: Path, trust: bool) -> tuple[Graph, str]:
     """The graph of a model file or of an engine, and where the model came from."""
     if model.suffix == ".engine":
         from tilewright.engine.rebuild import read_graph
@@ -194,4 +202,4 @@ def _read(model: Path) -> tuple[Graph, str]:
         return read_graph(model)
     from tilewright.importers import import_model
 
-    return import_model(model), model.resolve().name
+    return import_model(model, trust=trust), model.resolve().name

@@ -148,9 +148,11 @@ def _import_torch() -> ModuleType:
 
 def _torch_call(torch: ModuleType, path: Path, threads: int, place: str = "cpu") -> Callable[[Mapping[str, Any]], Any]:
     """The model in PyTorch, as a function of its inputs by name, tensors on the device `place`."""
+    from tilewright.importers.torch_export import load_program
+
     torch.set_num_threads(threads)
     if path.suffix == ".pt2":
-        program = torch.export.load(path)
+        program = load_program(str(path))
         if place != "cpu":
             program = importlib.import_module("torch.export.passes").move_to_device_pass(program, place)
         module = program.module()

@@ -28,12 +28,15 @@ def import_model(
     example_inputs: Any = None,
     dynamic_shapes: Mapping[str, Any] | Any = None,
     name: str | None = None,
+    trust: bool = False,
 ) -> Graph:
     """The graph of a model of any supported kind (see `ACCEPTED`).
 
     `example_inputs` (PyTorch modules only): a tuple of tensors, a dict by argument name, or one tensor.
     `dynamic_shapes`: ``{input: {axis: (name, low, high)}}`` (other forms: `importers.shapes`); for
     PyTorch modules also what `torch.export.export` takes.
+    `trust` lets PyTorch read a .pt2 file, and so runs the pickles in it: only for files of people you trust.  Without
+    it, files that cannot be read as data are refused.
 
     Raises `ImportModelError` (unreadable, unknown kind), `UnsupportedOperationError` (lists every
     operation without a rule) and `MissingDependencyError` (names the extra to install).
@@ -41,7 +44,7 @@ def import_model(
     if isinstance(model, Graph):
         return model
     if isinstance(model, (str, Path)):
-        return _import_path(Path(model), dynamic_shapes, name)
+        return _import_path(Path(model), dynamic_shapes, name, trust)
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
     if "torch.nn.modules.module.Module" in kinds:
         return _torch().import_module(model, example_inputs, dynamic_shapes, name)
@@ -52,7 +55,7 @@ def import_model(
     raise ImportModelError(f"cannot import an object of type {type(model).__name__}; expected {ACCEPTED}")
 
 
-def _import_path(path: Path, dynamic_shapes: Any, name: str | None) -> Graph:
+def _import_path(path: Path, dynamic_shapes: Any, name: str | None, trust: bool) -> Graph:
     if not path.exists():
         raise ImportModelError(f"{path}: no such file or folder; expected {ACCEPTED}")
     if path.is_dir():
@@ -63,7 +66,8 @@ def _import_path(path: Path, dynamic_shapes: Any, name: str | None) -> Graph:
         return _onnx().import_onnx(path, dynamic_shapes, name)
     if path.suffix == ".pt2":
         torch_export = _torch()
-        return torch_export.import_program(torch_export.load_program(str(path)), dynamic_shapes, name or path.stem)
+        program = torch_export.load_program(str(path), trust)
+        return torch_export.import_program(program, dynamic_shapes, name or path.stem)
     raise ImportModelError(f"{path}: unknown kind of model file {path.suffix!r}; expected {ACCEPTED}")
 
 

@@ -277,10 +277,22 @@ def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes
     return result
 
 
-def load_program(path: str) -> ExportedProgram:
-    """Read a .pt2 file; raises `ImportModelError` when it is missing or damaged."""
+def load_program(path: str, trust: bool = False) -> ExportedProgram:
+    """Read a .pt2 file, as data alone; with `trust` by PyTorch's own reader, which runs the programs (pickles) in it.
+
+    Raises `ImportModelError` when it is missing or damaged, or cannot be read without `trust`.
+    """
     if not _is_export(path):  # PyTorch would try its older formats, with a page of warnings
         raise ImportModelError(f"{path}: not a torch.export file; write one with torch.export.save(program, path)")
+    if not trust:
+        try:
+            from tilewright.importers.torch_archive import read_program
+        except ImportError as error:  # names inside PyTorch that change between versions
+            raise ImportModelError(
+                f"{path}: this version of PyTorch ({torch.__version__}) has no reader that takes the file as data "
+                f"({error}); PyTorch's own runs the programs in it, which needs trust=True (build: --trust)"
+            ) from error
+        return read_program(path)
     try:
         return torch.export.load(path)
     except Exception as error:
@@ -294,7 +306,7 @@ def _is_export(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith((".json", "archive_format")) for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, MemoryError):
         return False
 
 
