@@ -17,6 +17,7 @@ from tilewright.cli.progress import BuildProgress
 from tilewright.errors import EngineError
 
 if TYPE_CHECKING:
+    from tilewright.engine import Engine
     from tilewright.graph.core import Graph
     from tilewright.tune.cache import Timing
 
@@ -44,6 +45,14 @@ VendorOption = Annotated[
     typer.Option(
         help="allow: products of cuBLASLt (nvmath-python), convolutions of cuDNN (nvidia-cudnn-frontend) and both of "
         "PyTorch may be taken where they are faster; the engine then needs that package. never: only our own kernels."
+    ),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Let PyTorch read a .pt2 file that cannot be read as data. It runs the pickles in the file: such a file is "
+        "a program, and may do anything that you may.",
     ),
 ]
 
@@ -89,14 +98,7 @@ def build(
     timing_cache: TimingCacheOption = None,
     reproducible: ReproducibleOption = False,
     vendor: VendorOption = "never",
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust",
-            help="Let PyTorch read a .pt2 file that cannot be read as data. It runs the pickles in the file: such a "
-            "file is a program, and may do anything that you may.",
-        ),
-    ] = False,
+    trust: TrustOption = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
@@ -127,15 +129,20 @@ def build(
 
         TimingCache([*tuning.recorded, *read_timings(path)]).write(timing_cache)
     if not quiet:
-        console = terminal()
-        size = f"{path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps"
-        console.print(f"{path}: {size}, for {', '.join(engine.targets)}")
-        for spec in (*engine.inputs, *engine.outputs):
-            kind = "input " if spec in engine.inputs else "output"
-            console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
         asked = effort is not None or timing_cache is not None or reproducible or vendor == "allow"
-        for text in _choices(path, engine.targets, asked):
-            console.print(f"  {text}", soft_wrap=True)
+        _describe(engine, path, asked)
+
+
+def _describe(engine: Engine, path: Path, asked: bool) -> None:
+    """Print what was built; `asked` as of `_choices`."""
+    console = terminal()
+    size = f"{path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps"
+    console.print(f"{path}: {size}, for {', '.join(engine.targets)}")
+    for spec in (*engine.inputs, *engine.outputs):
+        kind = "input " if spec in engine.inputs else "output"
+        console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
+    for text in _choices(path, engine.targets, asked):
+        console.print(f"  {text}", soft_wrap=True)
 
 
 def _targets(model: Path, asked: str | None) -> list[str]:
