@@ -51,8 +51,8 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Let PyTorch read a .pt2 file that cannot be read as data. It runs the pickles in the file: such a file is "
-        "a program, and may do anything that you may.",
+        help="Let PyTorch read a .pt2 file that cannot be read as data. It runs the pickles in the file: such a file "
+        "is a program, and may do anything that you may.",
     ),
 ]
 
