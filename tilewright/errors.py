@@ -168,3 +168,23 @@ def a_kind(value: Any) -> str:
     """A value's class with its article, for messages: "a list", "an object"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def brief(value: Any) -> str:
+    """A value for messages: its kind with extents and element type where it is an array or a tensor, which are not
+    written out; of others what fits."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{a_kind(value)} of {dtype} {list(shape)}"
+    try:
+        if type(value) in (tuple, list):
+            text = ", ".join(map(brief, value[:_BRIEF]))
+            text = f"[{text}]" if type(value) is list else f"({text}{',' * (len(value) == 1)})"
+        else:
+            text = repr(value)
+    except Exception:  # of the value's own code
+        return a_kind(value)
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"
+
+
+_BRIEF = 120  # characters

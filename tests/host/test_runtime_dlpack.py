@@ -42,13 +42,18 @@ class Handmade:
         self.released = 0
         self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._release)
         self.record = layout()
-        for name, value in {"major": 1, **facts}.items():
-            setattr(self.record, name, value)
+        self.record.major, self.record.flags = facts.get("major", 1), facts.get("flags", 0)
         self.record.deleter = ctypes.cast(self.deleter, ctypes.c_void_p).value
         tensor = self.record.tensor
         tensor.data, tensor.device_type, tensor.ndim = ctypes.addressof(self.memory), facts.get("device", 1), 1
         tensor.code, tensor.bits, tensor.lanes = facts.get("type", (10, 8, 1))
         tensor.shape, tensor.byte_offset = self.extents, 8
+        self.extents[0] = facts.get("extent", 4)
+        if "stride" in facts:
+            self.strides = (ctypes.c_int64 * 1)(facts["stride"])
+            tensor.strides = self.strides
+        for name in {"ndim", "shape", "data"} & facts.keys():
+            setattr(tensor, name, facts[name])
         self.name = b"dltensor_versioned" if layout is _Versioned else b"dltensor"
 
     def _release(self, record: int) -> None:
@@ -126,12 +131,60 @@ def test_memory_that_may_not_be_written() -> None:
         (Handmade(_Managed, device=7), r"memory of a device \(DLPack type 7, number 0\); copy it to the CPU"),
         (Handmade(_Managed, type=(17, 4, 2)), "code 17, 4 bits, 2 lanes.*convert it first"),
         (Foreign(torch.zeros(4, dtype=torch.complex64)), "complex64"),
+        (Handmade(_Versioned, ndim=-1), "describes no memory: -1 axes"),
+        (Handmade(_Managed, ndim=65), "describes no memory: 65 axes"),
+        (Handmade(_Versioned, ndim=2**31 - 1), "describes no memory: 2147483647 axes"),
+        (Handmade(_Versioned, shape=None), "describes no memory: 1 axes and no extents"),
+        (Handmade(_Managed, shape=None), "describes no memory: 1 axes and no extents"),
+        (Handmade(_Versioned, extent=-4), r"describes no memory: the extents \[-4\]"),
+        (Handmade(_Versioned, extent=2**62), "describes no memory: elements at"),
+        (Handmade(_Managed, extent=2**63 - 1), "describes no memory: elements at"),
+        (Handmade(_Versioned, data=0), "describes no memory: elements at 0x8"),
+        (Handmade(_Managed, data=0), "describes no memory: elements at 0x8"),
+        (Handmade(_Versioned, stride=2**62), "describes no memory: elements at"),
+        (Handmade(_Versioned, stride=-(2**60), type=(2, 32, 1)), "describes no memory: elements at"),
+        (Handmade(_Versioned, data=2**64 - 4096), "describes no memory: elements at"),
         (Foreign(torch.zeros(4, requires_grad=True)), r"cannot read this Foreign through DLPack \(Can't export"),
     ],
 )
 def test_what_cannot_be_read_says_why(exporter: Any, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         doubled[(1,)](exporter, np.zeros(4, np.float32), 4, BLOCK=4)
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError, MemoryError, ZeroDivisionError, StopIteration])
+def test_exporters_that_raise(error: type[Exception]) -> None:
+    class Raising:
+        def __dlpack__(self, **keywords: Any) -> Any:
+            raise error
+
+    with pytest.raises(LaunchError, match=r"cannot read this Raising through DLPack \((KeyError|OSError|\w+)\)"):
+        doubled[(1,)](Raising(), np.zeros(4, np.float32), 4, BLOCK=4)
+
+
+@pytest.mark.parametrize("answer", [None, (), (1,), "cpu", ("a", 0), object()], ids=str)
+def test_devices_that_are_none(answer: Any) -> None:
+    class Nowhere(Foreign):
+        def __dlpack_device__(self) -> Any:
+            return answer
+
+    with pytest.raises(LaunchError, match="__dlpack_device__ of this Nowhere does not tell where its memory is"):
+        doubled[(1,)](Nowhere(torch.zeros(4)), np.zeros(4, np.float32), 4, BLOCK=4)
+
+
+@pytest.mark.parametrize("answer", [None, 3, "dltensor", object()], ids=str)
+def test_what_is_no_capsule(answer: Any) -> None:
+    class Nonsense:
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return answer
+
+    with pytest.raises(LaunchError, match="and no DLPack capsule"):
+        doubled[(1,)](Nonsense(), np.zeros(4, np.float32), 4, BLOCK=4)
+
+
+def test_a_record_without_elements_may_have_no_memory() -> None:
+    for layout in (_Managed, _Versioned):
+        assert dlpack.as_numpy(Handmade(layout, extent=0, data=0)).shape == (0,)
 
 
 def test_a_capsule_that_was_read_before() -> None:

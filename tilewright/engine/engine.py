@@ -28,6 +28,7 @@ from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.session import Session
+from tilewright.runtime.shapes import check_mapping
 from tilewright.symbolic import evaluate
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class Engine:
             return self._session
         from tilewright.runtime.cuda.device import on_gpu_of
 
+        check_mapping(inputs, "inputs")
         with on_gpu_of(inputs.values()):
             return self._session
 
@@ -347,8 +349,10 @@ class Engine:
     def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
         """Median milliseconds of every step: dictionaries with name, kernel, milliseconds, bytes and flops.
 
-        Raises `RuntimeError` where native code can't read a clock.
+        Raises `RuntimeError` where native code can't read a clock, and `InputError` as `run` does.
         """
+        if runs < 1:
+            raise InputError(f"runs is a whole number of at least 1, got {runs}")
         session = self._link(inputs)
         times = session.step_times(inputs, runs, threads, len(self.plan.steps))
         sizes = session.symbols(inputs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Union
@@ -23,7 +24,7 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError, a_kind
+from tilewright.errors import LaunchError, a_kind, brief
 from tilewright.frontend.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.frontend.descriptor import check as check_descriptor
 from tilewright.frontend.descriptor import parts as descriptor_parts
@@ -38,7 +39,7 @@ from tilewright.language.types import NAMES, constexpr, dtype, unwrap
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.streams import Place
-from tilewright.runtime.tensors import is_torch, version_raiser
+from tilewright.runtime.tensors import WITHOUT_MEMORY, is_torch, no_memory, version_raiser
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +113,8 @@ def pointer_classes(kind: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
 def _classify_array(value: np.ndarray) -> Classified:
     aligned, unaligned = pointer_classes(value.dtype)
     address = value.__array_interface__["data"][0]
+    if address == 0 and value.size:
+        raise LaunchError("an array at address 0, where no memory is: pass one that has memory")
     if address & 15 == 0:
         return aligned, address
     if address % unaligned.divisibility:
@@ -156,9 +159,21 @@ def _classify_torch(value: Any) -> Classified:
         raise LaunchError(f"a tensor on {value.device} was passed to a kernel; pass one of the CPU or of a CUDA GPU")
     try:
         address = value.data_ptr()
-    except RuntimeError as error:  # sparse and other tensors without storage
+    except RuntimeError as error:
+        if value.layout == sys.modules["torch"].strided:  # torch.func's, and those of modes that trace
+            raise LaunchError(f"a tensor {WITHOUT_MEMORY}") from error
         raise LaunchError(f"a tensor of layout {value.layout} has no plain memory: pass tensor.to_dense()") from error
+    if not address and value.numel():
+        raise LaunchError(f"a tensor that {no_memory(value)}")
     return classes[address & 15 != 0], address
+
+
+def _classify_dispatching(value: Any) -> Classified:
+    """A tensor of a class that carries out PyTorch's operations itself: many of these have no memory."""
+    reason = no_memory(value)
+    if reason:
+        raise LaunchError(f"{a_kind(value)} {reason}")
+    return _classify_torch(value)
 
 
 def _torch_element(kind: Any) -> DType:
@@ -183,7 +198,11 @@ def _by_alignment(pointer: TensorType, place: Place | None) -> tuple[ArgumentCla
 
 
 def _classify_numpy_scalar(value: np.generic) -> Classified:
-    return argument_class(scalar(dtypes.from_numpy(value.dtype))), value.item()
+    try:
+        element = dtypes.from_numpy(value.dtype)
+    except KeyError:
+        raise LaunchError(f"a NumPy number of dtype {value.dtype} cannot be passed to a kernel; convert it") from None
+    return argument_class(scalar(element)), value.item()
 
 
 def _classify_group(value: Any) -> Classified:
@@ -314,10 +333,10 @@ def element_of(kind: Any) -> DType:
         return NAMES[kind]._number
     if type(kind).__module__ == "torch":
         return _torch_element(kind)
-    try:
-        return dtypes.from_numpy(np.dtype(kind))
-    except (KeyError, TypeError):
-        raise LaunchError(f"{kind!r} is no dtype of array elements; pass tl.float32 or the like") from None
+    if kind is not None:  # which NumPy takes for float64
+        with suppress(KeyError, TypeError, ValueError):
+            return dtypes.from_numpy(np.dtype(kind))
+    raise LaunchError(f"{brief(kind)} is no dtype of array elements; pass tl.float32 or the like")
 
 
 _HANDLERS: dict[type, Handler] = {
@@ -345,8 +364,15 @@ def _register(value: Any) -> Handler:
     """Find the handler of a type met for the first time."""
     handler: Handler
     if is_torch(value):
-        handler = _classify_torch
-        TENSOR_TYPES[type(value)] = version_raiser()
+        if type(value).__torch_dispatch__ is sys.modules["torch"].Tensor.__torch_dispatch__:
+            handler = _classify_torch
+            TENSOR_TYPES[type(value)] = version_raiser()
+        else:
+            handler = _classify_dispatching
+    elif isinstance(value, np.ma.MaskedArray):
+        raise LaunchError(
+            "kernels know no masks of masked arrays: pass array.data, and array.mask as an argument of its own"
+        )
     elif isinstance(value, np.ndarray):
         handler = _classify_array
     elif isinstance(value, np.generic):
@@ -423,6 +449,9 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
+    reason = no_memory(value)
+    if reason:
+        raise LaunchError(f"a tensor that {reason}")
     plain = value.detach()
     wanted = _classify_torch(value)[0]
     assert isinstance(wanted, ArgumentClass) and wanted.type is not None
@@ -430,6 +459,8 @@ def _torch_as_array(value: Any, torch: Any) -> np.ndarray:
     element: DType = wanted.type.element.element
     try:
         return plain.numpy()
+    except RuntimeError as error:  # a negated view, say
+        raise LaunchError(f"{a_kind(value)} that is not plain memory ({error}); pass tensor.clone()") from error
     except TypeError:  # bfloat16 and fp8, which NumPy has by extension only
         carrier = {1: torch.uint8, 2: torch.int16}[element.itemsize]
         return plain.view(carrier).numpy().view(element.numpy)
@@ -446,7 +477,7 @@ def is_writable(value: Any) -> bool:
         return not described["data"][1]
     if memory.is_device_array(value):
         return memory.inspect(value).writable
-    return not hasattr(value, "__dlpack__") or dlpack.borrow(value).writable
+    return not hasattr(value, "__dlpack__") or bool(dlpack.as_numpy(value).flags.writeable)
 
 
 def stored_array(value: Any) -> Any:

@@ -58,13 +58,11 @@ _RUN_TIME = """\
             _tw_c{i} = _tw_int32[{value} & 15] if {value} != 1 and -2147483648 <= {value} <= 2147483647 \
 else _tw_wide({value})[0]
             _tw_s{i} = {value}
-        elif _tw_t in _tw_tensors and {value}.is_cpu:
-            _tw_s{i} = {value}.data_ptr()
+        elif _tw_t in _tw_tensors and {value}.is_cpu and (_tw_s{i} := {value}.data_ptr()):
             _tw_c{i} = _tw_torch_classes[{value}.dtype][_tw_s{i} & 15 != 0]
-        elif _tw_t in _tw_tensors and {value}.is_cuda:
-            _tw_s{i} = {value}.data_ptr()
+        elif _tw_t in _tw_tensors and {value}.is_cuda and (_tw_s{i} := {value}.data_ptr()):
             _tw_c{i} = _tw_cuda_classes[{value}.get_device()][{value}.dtype][_tw_s{i} & 15 != 0]
-        elif _tw_t is _tw_array and not (_tw_s{i} := {address}) & 15:
+        elif _tw_t is _tw_array and (_tw_s{i} := {address}) and not _tw_s{i} & 15:
             _tw_c{i} = _tw_array_classes({value}.dtype)[0]
         else:
             _tw_c{i}, _tw_s{i} = _tw_classify({value})

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import dtypes
-from tilewright.errors import DeviceError, LaunchError
+from tilewright.errors import DeviceError, LaunchError, brief
 from tilewright.frontend import hooks, recompile
 from tilewright.frontend.arguments import classify, is_writable, stored_array
 from tilewright.frontend.driver import GPUTarget
@@ -381,14 +381,14 @@ def full_grid(grid: Any) -> tuple[int, int, int]:
             return grid
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     if not 1 <= len(extents) <= 3:
-        raise LaunchError(f"a grid has one to three extents, got {grid!r}")
+        raise LaunchError(f"a grid has one to three extents, got {brief(grid)}")
     numbers = []
     for extent in extents:
         if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool) or extent < 0:
-            raise LaunchError(f"a grid's extents are whole numbers of at least 0, got {grid!r}")
+            raise LaunchError(f"a grid's extents are whole numbers of at least 0, got {brief(grid)}")
         if extent > GREATEST_EXTENT:
             raise LaunchError(
-                f"an extent of a grid is at most {GREATEST_EXTENT}, because program ids are int32; got {grid!r}: "
+                f"an extent of a grid is at most {GREATEST_EXTENT}, because program ids are int32; got {brief(grid)}: "
                 "let each program instance do more, or use another axis"
             )
         numbers.append(int(extent))

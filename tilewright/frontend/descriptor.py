@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import dtypes
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, brief
 from tilewright.ir.types import PointerType
 from tilewright.language.semantic.convert import cast, to_tensor
 from tilewright.language.semantic.tiled import MAXIMUM_RANK, StridedTensor, TileForm
@@ -60,7 +60,7 @@ class TensorDescriptor:
         if self.strides[-1] != 1:
             raise LaunchError("the last axis of a tensor descriptor must be contiguous: its stride must be 1")
         if self.padding not in ("zero", "nan"):
-            raise LaunchError(f"padding must be 'zero' or 'nan', got {self.padding!r}")
+            raise LaunchError(f"padding must be 'zero' or 'nan', got {brief(self.padding)}")
 
     @classmethod
     def from_tensor(

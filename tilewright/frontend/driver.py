@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tilewright.errors import TargetError
+from tilewright.errors import TargetError, brief
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -250,4 +250,4 @@ class NullAllocator:
 def set_allocator(allocator: Allocator) -> None:
     """Accepted for kernels that want scratch memory on a device: here scratch memory is the launcher's."""
     if not callable(allocator):
-        raise TypeError(f"an allocator is a function of size, alignment and stream, got {allocator!r}")
+        raise TypeError(f"an allocator is a function of size, alignment and stream, got {brief(allocator)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tilewright.errors import user_errors
+from tilewright.errors import brief, user_errors
 from tilewright.frontend.jit import LAUNCH_OPTIONS, JITFunction
 
 
@@ -23,7 +23,7 @@ class KernelWrapper:
 
     def __init__(self, fn: JITFunction | KernelWrapper) -> None:
         if not isinstance(fn, (JITFunction, KernelWrapper)):
-            raise TypeError(f"a kernel is needed (put @tilewright.jit below this decorator), got {fn!r}")
+            raise TypeError(f"a kernel is needed (put @tilewright.jit below this decorator), got {brief(fn)}")
         self.fn = fn
         self.kernel: JITFunction = fn.kernel if isinstance(fn, KernelWrapper) else fn
         self.base_fn = self.kernel.function

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, overload
 
-from tilewright.errors import CompilationError, DeviceError, LaunchError, user_errors
+from tilewright.errors import CompilationError, DeviceError, LaunchError, a_kind, user_errors
 from tilewright.frontend import binaries, hooks, recompile
 from tilewright.frontend.arguments import (
     as_tensor_map,
@@ -449,8 +449,10 @@ class JITFunction(KernelSource):
             except (LaunchError, DeviceError) as found:
                 return type(found)(f"kernel '{self.name}', argument '{parameter.name}': {found}")
             except Exception as found:  # of the argument's own code, such as a property that fails
-                found.add_note(f"  while reading argument '{parameter.name}' of kernel '{self.name}'")
-                return found
+                return LaunchError(
+                    f"kernel '{self.name}', argument '{parameter.name}': {a_kind(value)} that cannot be read "
+                    f"({type(found).__name__}: {found}); pass an array, a tensor or a number"
+                )
         return error
 
     def _changed(self) -> bool:

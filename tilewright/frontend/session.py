@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import language
-from tilewright.errors import CompilationError
+from tilewright.errors import CompilationError, brief
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Location
 from tilewright.ir.diagnostics import user_place
@@ -44,7 +44,8 @@ class TraceSession:
         """Inline a function of the language; its caller is the operation being emitted."""
         if not isinstance(function, SourceFunction):
             raise LanguageError(
-                f"a function of the tile language is needed here, got {function!r}", "decorate it with @tilewright.jit"
+                f"a function of the tile language is needed here, got {brief(function)}",
+                "decorate it with @tilewright.jit",
             )
         return self.inline(function, arguments, keywords, self.builder.location)
 

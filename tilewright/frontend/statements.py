@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright import dtypes
+from tilewright.errors import brief
 from tilewright.frontend.analysis import assigned_names, leaves_inside, reads_of, returns_inside, returns_value
 from tilewright.frontend.calls import Calls
 from tilewright.frontend.values import identical, put_together, same_types, take_apart
@@ -207,7 +208,7 @@ class Statements(Calls):
             if known[0] is not None and not isinstance(known[0], (bool, int, float)):
                 raise self.error(
                     statement.test,
-                    f"a compile-time condition must be a bool, int or None, got {known[0]!r}",
+                    f"a compile-time condition must be a bool, int or None, got {brief(known[0])}",
                     'compare explicitly, for example with `is not None` or == "name"',
                 )
             taken = statement.body if known[0] else statement.orelse

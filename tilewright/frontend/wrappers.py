@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, brief
 from tilewright.language.types import dtype
 
 
@@ -136,7 +136,7 @@ def pointer(address: int, dtype: Any) -> RawPointer:
     `dtype` is a dtype of the language, of NumPy or of PyTorch.  Nothing is checked: a wrong address ends the program.
     """
     if not isinstance(address, int) or isinstance(address, bool) or address < 0:
-        raise LaunchError(f"an address is a whole number of at least 0, got {address!r}")
+        raise LaunchError(f"an address is a whole number of at least 0, got {brief(address)}")
     return RawPointer(address, dtype)
 
 

@@ -5,6 +5,7 @@
 # mypy: disable-error-code="assignment,attr-defined,operator,call-arg,arg-type"
 from __future__ import annotations
 
+from tilewright.errors import brief
 from tilewright.language import core
 from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.standard import max as largest
@@ -23,7 +24,7 @@ def _word(dtype):
 @constexpr_function
 def _check_order(what, sem, choices):
     if sem is not None and sem not in choices:
-        raise ValueError(f"sem of {what} must be one of {', '.join(choices)}, got {sem!r}")
+        raise ValueError(f"sem of {what} must be one of {', '.join(choices)}, got {brief(sem)}")
     return choices[0] if sem is None else sem
 
 

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tilewright.errors import brief
 from tilewright.language import types
 from tilewright.language.function import constexpr_function
 from tilewright.language.semantic import arithmetic, convert, escape, hint, memory, product, reduction, tiled
@@ -71,7 +72,7 @@ def full(shape: Sequence[int], value: Any, dtype: dtype) -> tensor:
     element = unwrap(dtype)
     if not hasattr(element, "_number"):
         raise convert.LanguageError(
-            f"full needs a dtype such as tl.float32, got {element!r}", "tl.full((16,), 0, tl.float32)"
+            f"full needs a dtype such as tl.float32, got {brief(element)}", "tl.full((16,), 0, tl.float32)"
         )
     return convert.full(shapes.static_shape(shape), value, element._number)
 

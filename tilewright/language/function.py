@@ -19,7 +19,7 @@ from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from tilewright.errors import CompilationError
+from tilewright.errors import CompilationError, brief
 from tilewright.ir.core import Location
 from tilewright.ir.diagnostics import render
 from tilewright.language.records import contents, is_record, is_users
@@ -49,7 +49,7 @@ class SourceFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not isinstance(function, FunctionType):
-            raise TypeError(f"a function defined with def is needed, got {function!r}")
+            raise TypeError(f"a function defined with def is needed, got {brief(function)}")
         self.function: FunctionType = function
         self.name = function.__name__
         self.file = function.__code__.co_filename

@@ -10,6 +10,7 @@ formats times a power of two, within its exponent range; other combinations are 
 
 from __future__ import annotations
 
+from tilewright.errors import brief
 from tilewright.language import core
 from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.types import (
@@ -33,7 +34,7 @@ def _element(name, dtype):
     """The dtype that a format is read as (uint8 for pairs of e2m1)."""
     if name not in _FORMATS:
         raise core.convert.LanguageError(
-            f"dot_scaled formats are {', '.join(_FORMATS)}, got {name!r}", "pass the format as a string"
+            f"dot_scaled formats are {', '.join(_FORMATS)}, got {brief(name)}", "pass the format as a string"
         )
     wanted = _FORMATS[name]
     stored = (uint8,) if wanted is None else (wanted, uint8 if wanted.primitive_bitwidth == 8 else uint16)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.errors import brief
 from tilewright.ir.core import Attribute, Region, Value
 from tilewright.ir.types import PointerType
 from tilewright.language import types
@@ -136,4 +137,4 @@ def type_text(value: Any) -> str:
     """How error messages speak of a value's type."""
     if isinstance(value, tensor):
         return str(value.type)
-    return f"the constant {value!r}" if isinstance(value, (bool, int, float, str)) else repr(value)
+    return f"the constant {value!r}" if isinstance(value, (bool, int, float, str)) else brief(value)

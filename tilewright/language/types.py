@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright import dtypes as foundation
 from tilewright.dtypes import DType
+from tilewright.errors import brief
 from tilewright.ir.types import HANDLES, PointerType, TensorType
 from tilewright.language.context import LanguageError
 
@@ -49,10 +50,10 @@ class dtype:
     def __init__(self, element: DType | PointerType | str) -> None:
         if isinstance(element, str):
             if element != "void" and element not in NAMES:
-                raise LanguageError(f"there is no dtype named {element!r}", f"one of {', '.join(NAMES)}")
+                raise LanguageError(f"there is no dtype named {brief(element)}", f"one of {', '.join(NAMES)}")
             element = foundation.void if element == "void" else NAMES[element].element
         elif not isinstance(element, (DType, PointerType)):
-            raise LanguageError(f"a dtype is made from its name, got {element!r}", 'tl.dtype("fp32")')
+            raise LanguageError(f"a dtype is made from its name, got {brief(element)}", 'tl.dtype("fp32")')
         self.element: DType | PointerType = element
 
     @property
@@ -238,7 +239,7 @@ class pointer_type(dtype):
     def __init__(self, element_ty: dtype, address_space: int = 1, const: bool = False) -> None:
         if not isinstance(element_ty, dtype) or element_ty.is_ptr():
             raise LanguageError(
-                f"pointer_type needs a number type, got {element_ty!r}", "pass a dtype such as tl.float32"
+                f"pointer_type needs a number type, got {brief(element_ty)}", "pass a dtype such as tl.float32"
             )
         super().__init__(PointerType(element_ty._number, const))
         self.element_ty = element_ty
@@ -358,7 +359,7 @@ def tuple_of_ints(shape: Any) -> tuple[int, ...]:
     for extent in values:
         if isinstance(extent, bool) or not isinstance(extent, int):
             raise LanguageError(
-                f"a shape must be made of compile-time integers, got {extent!r}",
+                f"a shape must be made of compile-time integers, got {brief(extent)}",
                 "make the size a tl.constexpr parameter of the kernel",
             )
     return tuple(values)

@@ -1,6 +1,7 @@
 """Memory that arrays of other libraries lend through DLPack, read from the record in the capsule.
 
-NumPy's own reader knows neither bfloat16 nor the fp8 types, and takes every record without a version for read-only.
+NumPy's own reader knows neither bfloat16 nor the fp8 types, takes every record without a version for read-only, and
+believes what a record says: one without extents ends the process.
 
 tensor = borrow(array)          # element type, address, extents, strides; `array` is asked for its capsule
 tensor.numpy()                  # the same memory as a NumPy array
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,6 @@ ON_CUDA = (CUDA, CUDA_MANAGED)
 
 _VERSION = (1, 0)  # the newest major version that is read here
 _READ_ONLY, _COPIED = 1, 2  # flags
-_REFUSALS = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)  # what exporters and NumPy raise
 
 
 class _Tensor(ctypes.Structure):
@@ -91,16 +92,23 @@ _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object
 _set_name = _api.PyCapsule_SetName
 _set_name.restype, _set_name.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 
+_NEW = b"dltensor_versioned"
 # By the name of a capsule: what it is called when it has been read (the capsule keeps a pointer to that name, so that
 # it must live as long as the process), and the record's layout.
 _CAPSULES: tuple[tuple[bytes, bytes, type[_Managed] | type[_Versioned]], ...] = (
-    (b"dltensor_versioned", b"used_dltensor_versioned", _Versioned),
+    (_NEW, b"used_dltensor_versioned", _Versioned),
     (b"dltensor", b"used_dltensor", _Managed),
 )
+_MOST_AXES = 64  # NumPy has no more
+_FIRST_PAGE = 4096  # addresses below belong to nobody
+_ADDRESSES = 2**56  # no processor gives a program more
 
 
 class Borrowed:
-    """A tensor of another library: `address` (bytes), `element`, `shape`, `strides` (elements), device, `writable`."""
+    """A tensor of another library: `address` (bytes), `element`, `shape`, `strides` (elements), device, `writable`.
+
+    Raises `LaunchError` for a record that is not read here, or that describes no memory.
+    """
 
     def __init__(self, capsule: Any, exporter: str) -> None:
         self._exporter = exporter
@@ -124,11 +132,17 @@ class Borrowed:
         self.writable = not flags & _READ_ONLY
         tensor = record.tensor
         rank = tensor.ndim
+        if not 0 <= rank <= _MOST_AXES:
+            raise _damaged(exporter, f"{rank} axes: there are 0 to {_MOST_AXES}")
+        if rank and not tensor.shape:
+            raise _damaged(exporter, f"{rank} axes and no extents")
         self.device_type, self.device_id = tensor.device_type, tensor.device_id
+        self.element = _element(tensor, exporter)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.shape = tuple(tensor.shape[:rank])
         self.strides = tuple(tensor.strides[:rank]) if tensor.strides else packed(self.shape)
-        self.element = _element(tensor, exporter)
+        size = self.element.itemsize
+        _check_memory(self.address, size, self.shape, [stride * size for stride in self.strides], exporter)
 
     def numpy(self) -> np.ndarray:
         """The same memory as a NumPy array, which keeps this record; raises `LaunchError` for memory of a device."""
@@ -162,13 +176,42 @@ class _Described:
 def as_numpy(value: Any) -> np.ndarray:
     """The memory that `value` lends, which the CPU must reach, as an array that keeps it alive.
 
-    NumPy's reader is tried first, because it is quicker.  Raises `LaunchError` with the reason where neither can.
+    NumPy reads what it can, because it is quicker.  Raises `LaunchError` with the reason where there is no such memory.
     """
-    try:
-        array = np.from_dlpack(value, copy=False)
-    except _REFUSALS:
-        return borrow(value).numpy()
-    return array if array.flags.writeable else borrow(value).numpy()  # NumPy writes to no record without a version
+    exporter = type(value).__name__
+    capsule = _capsule(value)
+    if _is_valid(capsule, _NEW) and _numpy_may_read(_Versioned.from_address(_get_pointer(capsule, _NEW))):
+        try:
+            array = np.from_dlpack(_Lent(capsule), copy=False)
+        except Exception:  # the capsule is as it was: it is read here, or refused with a reason
+            return Borrowed(capsule, exporter).numpy()
+        if not array.flags.c_contiguous:
+            address, size = array.__array_interface__["data"][0], array.itemsize
+            _check_memory(address, size, array.shape, array.strides, exporter)
+        return array
+    return Borrowed(capsule, exporter).numpy()
+
+
+class _Lent:
+    """A capsule in the hands of NumPy."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+
+def _numpy_may_read(record: _Versioned) -> bool:
+    """Whether NumPy's reader survives a record, and takes it for what it is."""
+    tensor = record.tensor
+    rank = tensor.ndim
+    described = 0 <= rank <= _MOST_AXES and (bool(tensor.shape) or not rank)
+    somewhere = (tensor.data or 0) + tensor.byte_offset >= _FIRST_PAGE and tensor.device_type in HOST
+    return described and somewhere and record.major == _VERSION[0] and not record.flags & _COPIED
 
 
 def borrow(value: Any, stream: int | None = None) -> Borrowed:
@@ -176,18 +219,34 @@ def borrow(value: Any, stream: int | None = None) -> Borrowed:
 
     `stream` is the one of a GPU on which the memory is to be ready; there is none for the CPU's memory.
     """
-    exporter = type(value).__name__
     options = {} if stream is None else {"stream": stream}
+    return Borrowed(_capsule(value, **options), type(value).__name__)
+
+
+def _capsule(value: Any, **options: Any) -> Any:
+    """What ``__dlpack__`` gives; raises `LaunchError` where it fails."""
     try:
         try:
-            capsule = value.__dlpack__(max_version=_VERSION, copy=False, **options)
+            return value.__dlpack__(max_version=_VERSION, copy=False, **options)
         except TypeError:  # an exporter from before there were versions
-            capsule = value.__dlpack__(**options)
-    except _REFUSALS as error:
+            return value.__dlpack__(**options)
+    except Exception as error:  # whatever the exporter raises
         raise LaunchError(
-            f"cannot read this {exporter} through DLPack ({error}); copy it to the CPU, or pass a NumPy array"
+            f"cannot read this {type(value).__name__} through DLPack ({str(error) or type(error).__name__}); "
+            "copy it to the CPU, or pass a NumPy array"
         ) from error
-    return Borrowed(capsule, exporter)
+
+
+def on_cuda(value: Any) -> bool:
+    """Whether an exporter says that its memory is a CUDA GPU's; raises `LaunchError` for an answer that is none."""
+    try:
+        kind, _ = value.__dlpack_device__()
+        return int(kind) in ON_CUDA
+    except Exception as error:  # whatever the exporter raises
+        raise LaunchError(
+            f"the __dlpack_device__ of this {type(value).__name__} does not tell where its memory is "
+            f"({str(error) or type(error).__name__}); pass a NumPy array or a PyTorch tensor"
+        ) from error
 
 
 def _take(capsule: Any, exporter: str) -> _Managed | _Versioned:
@@ -212,6 +271,26 @@ def _element(tensor: _Tensor, exporter: str) -> DType:
             "kernels do not know; convert it first"
         )
     return element
+
+
+def _check_memory(address: int, size: int, shape: Sequence[int], strides: Sequence[int], exporter: str) -> None:
+    """Raise `LaunchError` unless all elements, of `size` bytes and so many bytes apart, may have memory."""
+    if shape and min(shape) < 0:
+        raise _damaged(exporter, f"the extents {list(shape)}")
+    low = high = address
+    count = size
+    for extent, stride in zip(shape, strides, strict=True):
+        reach = (extent - 1) * stride
+        low, high = (low, high + reach) if reach > 0 else (low + reach, high)
+        count *= extent
+    if count and (low < _FIRST_PAGE or high + size > _ADDRESSES or count > _ADDRESSES):
+        raise _damaged(
+            exporter, f"elements at {low:#x} to {high:#x} (extents {list(shape)}, bytes between them {list(strides)})"
+        )
+
+
+def _damaged(exporter: str, what: str) -> LaunchError:
+    return LaunchError(f"the DLPack record of this {exporter} describes no memory: {what}; pass a NumPy array")
 
 
 def packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import InputError, ShapeError
+from tilewright.errors import InputError, ShapeError, brief
 from tilewright.runtime import tensors
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import NativeLibrary
 from tilewright.runtime.memory import BufferPool
 from tilewright.runtime.parallel import run_parallel
 from tilewright.runtime.plan import ContextLayout, IndexRange, Plan
-from tilewright.runtime.shapes import Binding, Shapes
+from tilewright.runtime.shapes import Binding, Shapes, check_mapping
 from tilewright.settings import settings
 
 # A plan shorter than this on one core is run by the caller alone: bringing threads together takes longer.
@@ -36,7 +37,6 @@ class Session:
         self._arenas = BufferPool()
         self._shapes = Shapes(plan)
         self._input_names = self._shapes.input_numbers
-        self._output_names = [spec.name for spec in plan.outputs]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
 
     def run(
@@ -51,6 +51,8 @@ class Session:
         `out` gives memory for some or all outputs; other outputs are fresh.  Inputs that the plan
         mutates are updated in place.  `profile` has room for one time more than there are steps.
         """
+        if out is not None and type(out) is not dict:
+            check_mapping(out, "out")
         views = self._bind_inputs(inputs)
         values = self._shapes.symbols(views)
         binding = self._shapes.binding(values)
@@ -59,8 +61,9 @@ class Session:
         results, addresses, owners = self._bind_outputs(inputs, views, binding, out or {})
         if self._mutated or out:
             self._check_overlaps(views, owners if out else [])
+            tensors.track_updates(self._shapes.updated(inputs, out or {}))
         share = binding.nanoseconds == 0 or binding.nanoseconds >= _SHARE_FROM_NANOSECONDS
-        workers = max(1, settings.threads if threads is None else threads) if share else 1
+        workers = max(1, settings.threads if threads is None else check_threads(threads)) if share else 1
         arena = self._arenas.take(binding.arena_bytes)
         try:
             context = self._context_type(
@@ -112,9 +115,8 @@ class Session:
         out: Mapping[str, Any],
     ) -> tuple[dict[str, Any], list[int], list[tensors.TensorView]]:
         """Results by name, their addresses, and the memory that must stay alive during the run."""
-        for name in out:
-            if name not in self._output_names:
-                raise InputError(f"out: unknown output {name!r}; the engine gives {', '.join(self._output_names)}")
+        if out:
+            self._shapes.check_out(inputs, out)
         like = next(iter(inputs.values()), None)
         results: dict[str, Any] = {}
         addresses: list[int] = []
@@ -130,7 +132,7 @@ class Session:
             if given is not None:
                 if found.shape != shape:
                     raise ShapeError(f"out: output {spec.name!r} has shape {list(shape)}, got {list(found.shape)}")
-                tensors.check_writable(found, given, f"output {spec.name!r}")
+                tensors.check_writable(found, given, f"output {spec.name!r}", is_output=True)
             results[spec.name] = tensors.finish(memory, like) if given is None else given
             addresses.append(found.address)
             owners.append(found)
@@ -147,6 +149,17 @@ class Session:
                     raise InputError(
                         f"{names[written]} is written in place and shares memory with {names[other]}: pass a copy"
                     )
+
+
+def check_threads(threads: Any) -> int:
+    """A number of threads; raises `InputError` for anything else."""
+    try:
+        number = operator.index(threads)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InputError(f"threads is a whole number of at least 1, got {brief(threads)}")
+    return number
 
 
 def check_indices(ranges: Sequence[tuple[int, int, int, IndexRange]], views: Sequence[tensors.TensorView]) -> None:

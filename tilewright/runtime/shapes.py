@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tilewright.errors import InputError, ShapeError
+from tilewright.errors import InputError, ShapeError, a_kind, brief
 from tilewright.runtime.plan import IndexRange, Plan, TensorSpec
 from tilewright.symbolic import Expression, Size, Symbol, evaluate, free_symbols, plain_symbol
 
@@ -41,6 +41,8 @@ class Shapes:
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:
         """Raise `InputError` unless the inputs are those of the plan."""
+        if type(inputs) is not dict:
+            check_mapping(inputs, "inputs")
         if inputs.keys() != self.input_numbers.keys():
             raise self._wrong_names(inputs)
 
@@ -50,6 +52,24 @@ class Shapes:
         parts = [f"missing: {', '.join(missing)}"] if missing else []
         parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
         return InputError(f"wrong inputs ({'; '.join(parts)}); the engine takes {', '.join(self.input_numbers)}")
+
+    def check_out(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> None:
+        """Raise `InputError` unless `out` gives memory for outputs of the plan that are no updated inputs."""
+        outputs = {spec.name: spec for spec in self.plan.outputs}
+        for name, given in out.items():
+            if name not in outputs:
+                raise InputError(f"out: unknown output {brief(name)}; the engine gives {', '.join(outputs)}")
+            source = outputs[name].mutates
+            if source is not None and given is not None and given is not inputs[source]:
+                raise InputError(
+                    f"out: output {name!r} is the input {source!r}, which is updated in place: leave it out, and pass "
+                    "the memory as that input"
+                )
+
+    def updated(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+        """The caller's tensors that a run changes."""
+        found = [inputs[spec.name] for spec in self.plan.inputs if spec.mutates is not None]
+        return found + [out[spec.name] for spec in self.plan.outputs if spec.mutates is None and spec.name in out]
 
     def binding(self, values: tuple[int, ...]) -> Binding:
         """What follows from the symbols' values."""
@@ -143,6 +163,15 @@ class Shapes:
                     f"the model does not take the sizes {sizes}: {condition.operation}: {left}, not {right}; "
                     "give sizes for which these are equal"
                 )
+
+
+def check_mapping(values: Any, role: str) -> None:
+    """Raise `InputError` unless tensors are given by name."""
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"{role} are given by name, as a dictionary of tensors, got {a_kind(values)}: pass {{name: tensor, …}}; "
+            "engine(…) takes inputs in order"
+        )
 
 
 def _solve(size: Expression, symbol: Symbol, extent: int, values: Mapping[str, int]) -> int | None:

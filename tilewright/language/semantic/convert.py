@@ -8,6 +8,7 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.errors import brief
 from tilewright.ir.types import PointerType
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.promotion import fits, literal_dtype
@@ -224,7 +225,7 @@ def convert(value: Any, target: dtype, rounding: str | None = None, reinterpret:
     mode = unwrap(rounding) or "rtne"
     if mode not in ("rtne", "rtz"):
         raise LanguageError(
-            f"fp_downcast_rounding must be 'rtne' or 'rtz', got {mode!r}", "leave it out to round to nearest even"
+            f"fp_downcast_rounding must be 'rtne' or 'rtz', got {brief(mode)}", "leave it out to round to nearest even"
         )
     narrows = value.dtype.is_floating() and target.is_floating() and target.element.bits < value.element.bits
     if mode == "rtz" and not narrows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright import dtypes
+from tilewright.errors import brief
 from tilewright.ir.core import Attribute
 from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.arithmetic import where
@@ -68,7 +69,7 @@ def device_print(prefix: Any, values: tuple[Any, ...], hexadecimal: Any = False)
     text = unwrap(prefix)
     if not isinstance(text, str) or not text.isascii():
         raise LanguageError(
-            f"device_print needs a literal ASCII prefix, got {text!r}", "pass the text first, then the values"
+            f"device_print needs a literal ASCII prefix, got {brief(text)}", "pass the text first, then the values"
         )
     attributes: dict[str, Attribute] = {"prefix": text, "hex": bool(unwrap(hexadecimal))}
     emit_many("print", [to_tensor(value) for value in values], attributes)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.errors import brief
 from tilewright.ir.core import Attribute
 from tilewright.ir.types import PointerType
 from tilewright.language.context import LanguageError, active
@@ -49,7 +50,7 @@ def _choice(value: Any, choices: tuple[str, ...], what: str) -> str:
         text = text.removeprefix(".")
     if text not in choices:
         raise LanguageError(
-            f"{what} must be one of {', '.join(repr(entry) for entry in choices)}, got {text!r}",
+            f"{what} must be one of {', '.join(repr(entry) for entry in choices)}, got {brief(text)}",
             "leave it out for the default",
         )
     return text

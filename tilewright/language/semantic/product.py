@@ -6,6 +6,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.errors import brief
 from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.convert import cast, constant
 from tilewright.language.semantic.shape import reshape
@@ -63,7 +64,7 @@ def _result_dtype(element: DType, out_dtype: Any, accumulator: tensor | None) ->
     if requested is None:
         return natural
     if not isinstance(requested, dtype):
-        raise LanguageError(f"out_dtype must be a dtype, got {requested!r}", "pass tl.float32 or tl.float16")
+        raise LanguageError(f"out_dtype must be a dtype, got {brief(requested)}", "pass tl.float32 or tl.float16")
     allowed = (dtypes.float32, dtypes.float16) if element.bits <= 16 and element != dtypes.bfloat16 else (natural,)
     if requested.element not in allowed:
         raise LanguageError(f"dot of {wrap(element)} cannot give {requested}", "cast the fp32 result")
@@ -104,7 +105,8 @@ def _precision(input_precision: Any, allow_tf32: Any) -> str:
         raise LanguageError("dot takes input_precision or allow_tf32, not both", "input_precision alone says it")
     if precision not in PRECISIONS:
         raise LanguageError(
-            f"input_precision must be one of {', '.join(PRECISIONS)}, got {precision!r}", "leave it out for the default"
+            f"input_precision must be one of {', '.join(PRECISIONS)}, got {brief(precision)}",
+            "leave it out for the default",
         )
     return precision
 

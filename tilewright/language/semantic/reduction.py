@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.errors import brief
 from tilewright.ir.core import Region, Value
 from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.convert import broadcast, cast
@@ -16,7 +17,7 @@ def _inputs(value: Any, what: str) -> list[tensor]:
     values = list(value) if isinstance(value, (tuple, list)) else [value]
     for entry in values:
         if not isinstance(entry, tensor):
-            raise LanguageError(f"{what} needs blocks, got {entry!r}", "pass a block or a tuple of blocks")
+            raise LanguageError(f"{what} needs blocks, got {brief(entry)}", "pass a block or a tuple of blocks")
     return broadcast(*values)
 
 

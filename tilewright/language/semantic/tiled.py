@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
+from tilewright.errors import brief
 from tilewright.ir.types import PointerType
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic import arithmetic, memory
@@ -137,7 +138,7 @@ def padding_of(option: Any, element: DType) -> str:
     """Check a padding option: "zero" (also "" and None), or "nan" for floats."""
     text = unwrap(option) or "zero"
     if text not in ("zero", "nan"):
-        raise LanguageError(f"padding_option must be 'zero' or 'nan', got {text!r}", "leave it out for zero")
+        raise LanguageError(f"padding_option must be 'zero' or 'nan', got {brief(text)}", "leave it out for zero")
     if text == "nan" and not element.is_float:
         raise LanguageError(f"padding_option 'nan' needs floats, the elements are {element}", "use 'zero'")
     return str(text)

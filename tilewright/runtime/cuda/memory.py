@@ -96,7 +96,7 @@ class DeviceMemory:
 def is_device_array(value: Any) -> bool:
     """Whether an array of another library than PyTorch is in a GPU's memory."""
     if hasattr(type(value), "__dlpack_device__"):
-        return int(value.__dlpack_device__()[0]) in dlpack.ON_CUDA
+        return dlpack.on_cuda(value)
     return hasattr(value, "__cuda_array_interface__")
 
 

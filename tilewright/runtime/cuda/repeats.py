@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.runtime.cuda.graphs import CapturedGraph
 from tilewright.runtime.plan import Plan
-from tilewright.runtime.tensors import torch_dtype
+from tilewright.runtime.tensors import raise_versions, torch_dtype
 
 _KEPT = 64  # signatures of calls
 
@@ -138,6 +138,15 @@ class Repeats:
             return None, None
         self._last = last = _Last.of(values, key, self._known.get(key))
         return key, last.repeat
+
+    def track_updates(self, tensors: Sequence[Any]) -> None:
+        """Raise the versions of tensors of the last call that its run changes: they are still what was checked."""
+        raise_versions(tensors)
+        last = self._last
+        if last is not None and last.counted:
+            for number, reference in enumerate(last.tensors):
+                if any(reference() is tensor for tensor in tensors):
+                    last.facts[number] = _version(reference())
 
     def remember(self, key: Signature, values: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> None:
         """A call that was checked and run: the symbols' values, and the outputs' shapes."""

@@ -30,8 +30,8 @@ from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
 from tilewright.runtime.cuda.timing import graph_times
 from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices
-from tilewright.runtime.shapes import Binding, Shapes
-from tilewright.runtime.tensors import TensorView, check_writable, finish
+from tilewright.runtime.shapes import Binding, Shapes, check_mapping
+from tilewright.runtime.tensors import TensorView, check_writable, finish, track_updates
 from tilewright.symbolic import evaluate
 
 _ALIGNMENT = 256  # of weights and staged tensors in the GPU's memory
@@ -110,6 +110,10 @@ class CudaSession:
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
         """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect."""
+        if type(inputs) is not dict:
+            check_mapping(inputs, "inputs")
+        if out is not None and type(out) is not dict:
+            check_mapping(out, "out")
         with self._lock:
             key, repeat = self._repeats.find(inputs, out or {})
             results = None if repeat is None else self._run_again(repeat, inputs, out or {})
@@ -124,6 +128,11 @@ class CudaSession:
         launches = self._launches.get(repeat.values)
         if launches is None or is_capturing(stream):
             return None
+        if self._mutated or out:
+            changed = self._shapes.updated(inputs, out)
+            if any(tensor.requires_grad for tensor in changed):
+                return None
+            self._repeats.track_updates(changed)
         results, fresh = self._repeats.results(repeat, inputs, out)
         if self._last_stream not in (None, stream):
             check(cuda.cuStreamWaitEvent(stream, self._done, 0), "ordering two runs")
@@ -148,6 +157,8 @@ class CudaSession:
             if key is not None and not any(item.copied for item in call.owners):
                 self._torch_stream = streams.current_stream(streams.TORCH)
                 self._repeats.remember(key, call.values, call.binding.output_shapes)
+            if self._mutated or out:
+                track_updates(self._shapes.updated(inputs, out))
             with _Ordered(self, call):
                 self._copy_in(call)
                 if is_capturing(stream):
@@ -213,10 +224,8 @@ class CudaSession:
         self, inputs: Mapping[str, Any], views: Sequence[DeviceView], binding: Binding, out: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[DeviceView]]:
         """Results by name, and the memory of all outputs."""
-        names = [spec.name for spec in self.plan.outputs]
-        for name in out:
-            if name not in names:
-                raise InputError(f"out: unknown output {name!r}; the engine gives {', '.join(names)}")
+        if out:
+            self._shapes.check_out(inputs, out)
         like = next(iter(inputs.values()), None)
         results: dict[str, Any] = {}
         found: list[DeviceView] = []
@@ -237,7 +246,7 @@ class CudaSession:
             return (finish(memory, like) if place.on_host else memory), place
         if place.shape != shape:
             raise ShapeError(f"out: output {spec.name!r} has shape {list(shape)}, got {list(place.shape)}")
-        _check_writable(place, given, f"output {spec.name!r}")
+        _check_writable(place, given, f"output {spec.name!r}", is_output=True)
         return given, place
 
     def _check_overlaps(self, inputs: Sequence[DeviceView], outputs: Sequence[DeviceView]) -> None:
@@ -247,7 +256,8 @@ class CudaSession:
         names = [f"input {spec.name!r}" for spec in self.plan.inputs] + [f"output {spec.name!r}" for spec, _ in fresh]
         written = {*self._mutated, *range(len(inputs), len(views))}
         reaching: list[tuple[bool, int, int]] = []  # kind of memory, end and number of those that begin before
-        for on_host, begin, end, number in sorted((v.on_host, v.address, v.end, n) for n, v in enumerate(views)):
+        places = sorted((v.on_host, v.address, v.end, n) for n, v in enumerate(views) if v.bytes)
+        for on_host, begin, end, number in places:
             reaching = [item for item in reaching if item[0] == on_host and item[1] > begin]
             for _, _, other in reaching:
                 if number in written or other in written:
@@ -437,11 +447,11 @@ def _streams(views: Sequence[DeviceView], session: CudaSession) -> tuple[int, tu
     return first, tuple(others), all(item.library != streams.DLPACK for item in views)
 
 
-def _check_writable(found: DeviceView, value: Any, role: str) -> None:
+def _check_writable(found: DeviceView, value: Any, role: str, is_output: bool = False) -> None:
     if not found.on_host and found.copied:
         raise ShapeError(
             f"{role} is written in place and must be contiguous from a multiple of 16 bytes on: pass such a copy "
             "and keep it"
         )
-    if found.on_host:
-        check_writable(TensorView(found.address, found.dtype, found.shape, found.owner, found.copied), value, role)
+    host = TensorView(found.address, found.dtype, found.shape, found.owner, found.copied)
+    check_writable(host, value, role, is_output)
