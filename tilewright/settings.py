@@ -22,6 +22,7 @@ from typing import Any
 from tilewright.errors import SettingsError
 
 PREFIX = "TILEWRIGHT_"
+MOST_THREADS = 1024  # of one run: more workers than any machine has use for
 _CHOICES = {
     "interpret": ("eager", "check"),
     "cpu": ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "znver4", "znver5", "sapphirerapids")
@@ -43,7 +44,7 @@ def _default_cache() -> Path:
 def _default_threads() -> int:
     """The CPUs that this process may use: its affinity, and a container's share of time where one is set."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, _cpu_quota(Path("/sys/fs/cgroup")) or allowed))
+    return max(1, min(allowed, MOST_THREADS, _cpu_quota(Path("/sys/fs/cgroup")) or allowed))
 
 
 def _cpu_quota(folder: Path) -> int | None:
@@ -133,8 +134,10 @@ def _parse(name: str, kind: str, text: str) -> Any:
     if kind.startswith("Path"):
         return Path(text).expanduser()
     if kind == "int":
-        if not text.isdigit() or int(text) < 1:
-            raise SettingsError(f"{variable}={text!r}: expected a positive whole number")
+        if not (text.isascii() and text.isdecimal()) or len(text) > 18 or int(text) < 1:
+            raise SettingsError(f"{variable}={text[:50]!r}: expected a positive whole number")
+        if name == "threads" and int(text) > MOST_THREADS:
+            raise SettingsError(f"{variable}={text}: at most {MOST_THREADS} threads")
         return int(text)
     if kind.startswith("bool") and text.lower() not in _CHOICES.get(name, ()):
         if text.lower() not in ("0", "1", "true", "false"):

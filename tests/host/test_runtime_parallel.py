@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.host.handmade import compile_text
+from tilewright.errors import SettingsError
 from tilewright.runtime import glue as glue_module
 from tilewright.runtime import parallel
 from tilewright.runtime.glue import glue_text
@@ -203,6 +205,85 @@ def test_a_system_that_gives_no_threads_is_served(add_one, monkeypatch, caplog):
         launch(add_one, struct.pack("<q", x.ctypes.data), (100, 1, 1), scratch_bytes=8, threads=7)
     np.testing.assert_array_equal(x, 1)
     assert "only 1 of 7 threads" in caplog.text
+
+
+def _own_threads() -> int:
+    return sum(thread.name.startswith("tilewright-") for thread in threading.enumerate())
+
+
+def _wait_until(condition, seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+def test_idle_threads_end_and_come_back(add_one):
+    """Whatever numbers of workers were asked for; a run after that is as good as the first."""
+    x = np.zeros(200, np.int64)
+    with settings.scope(parallel="threads"):
+        for threads in range(2, 30):
+            launch(add_one, struct.pack("<q", x.ctypes.data), (200, 1, 1), scratch_bytes=64, threads=threads)
+        assert _own_threads() > 100
+        assert _wait_until(lambda: _own_threads() == 0)
+        for threads in (3, 29, 3):
+            launch(add_one, struct.pack("<q", x.ctypes.data), (200, 1, 1), scratch_bytes=64, threads=threads)
+        assert _own_threads() == 30
+    np.testing.assert_array_equal(x, 31)
+
+
+def test_threads_are_bounded(add_one):
+    """Idle teams of other sizes are sent away for a new one."""
+    x = np.zeros(64, np.int64)
+    slots = struct.pack("<q", x.ctypes.data)
+    provider = parallel.ThreadProvider()
+    provider._MOST_THREADS = 100
+    for count, workers in enumerate([2, 40, 3, 41, 42, 43, 60, 90, 44, 45, 101, 46]):
+        provider.start(glue_module.glue().launch_body, context(add_one, slots, 64), *scratch(workers), workers)
+        assert sum(size * teams for size, teams in provider._counts.items()) <= 100
+        np.testing.assert_array_equal(x, count + 1)
+    assert _wait_until(lambda: _own_threads() <= 100)
+
+
+def context(function: int, slots: bytes, total: int) -> bytes:
+    return struct.pack("<qq", function, total) + slots + struct.pack("<3q", total, 1, 1)
+
+
+_SCRATCH = np.zeros(128 * 128, np.uint8)
+
+
+def scratch(workers: int) -> tuple[int, int]:
+    assert workers <= 128
+    return _SCRATCH.ctypes.data, 128
+
+
+def test_too_many_threads_are_refused(add_one):
+    x = np.zeros(200_000, np.int64)
+    with pytest.raises(SettingsError, match="at most 1024"):
+        launch(add_one, struct.pack("<q", x.ctypes.data), (200_000, 1, 1), scratch_bytes=8, threads=100_000)
+    assert not x.any()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+def test_a_limit_of_the_system_gives_fewer_threads():
+    """A process that may create few threads runs with those, and says so once in a while, not at each run."""
+    code = (
+        "import resource, numpy as np\n"
+        "from tests.host.handmade import make_engine\n"
+        "from tilewright.settings import settings\n"
+        "import threading\n"
+        "settings.parallel = 'threads'\n"
+        "threading.stack_size(1 << 30)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (5 << 30), used + (5 << 30)))\n"
+        "engine = make_engine()\n"
+        "for _ in range(50):\n"
+        "    engine.run({'x': np.ones((64, 8), np.float32), 'cache': np.zeros(4, np.int64)}, threads=64)\n"
+    )
+    environment = {**os.environ, "TILEWRIGHT_LOG": "warning"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count(" of 64 threads") == 1
 
 
 def test_a_process_may_end_at_any_time():

@@ -18,7 +18,7 @@ from tilewright.cli.console import terminal
 from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption, TargetOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.insight.report import report
-from tilewright.settings import settings
+from tilewright.settings import MOST_THREADS, settings
 
 if TYPE_CHECKING:
     from tilewright.engine import Engine
@@ -60,7 +60,7 @@ def bench(
     vs: Annotated[str, typer.Option(help="Other runtimes, comma separated: torch,onnxruntime.")] = "",
     model: ModelOption = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time to spend on each runtime.")] = 4.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for every runtime.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads for every runtime.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Time each step of the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:

@@ -10,7 +10,8 @@ that delivers fewer threads, or delivers them late or one after another, only ma
     word  32   entered: threads that came in; the first runs the body, the others get their number
     word  48   closed: 1 when the body has ended
     words 64…  function, arguments, total, workers, scratch, scratch stride, body, context
-    words 96…  a lock, a condition, the number of sleepers: only for a team of our own threads
+    words 96…  a lock, a condition, the numbers of sleepers and of members, whether they shall leave: only for a team of
+               our own threads
 
 The job is read only after a part of it was taken, and it can't change before that part is done, so a
 thread that slept through several jobs does no harm.  Parts shrink as the job empties (guided
@@ -40,14 +41,16 @@ TEAM_BYTES = 1152
 _WORDS = {
     "remaining": 0, "done": 16, "entered": 32, "closed": 48, "function": 64, "arguments": 65, "total": 66,
     "workers": 67, "scratch": 68, "stride": 69, "body": 70, "context": 71,
-    "lock": 96, "condition": 112, "sleepers": 128,
+    "lock": 96, "condition": 112, "sleepers": 128, "members": 129, "dismissed": 130,
 }  # fmt: skip
 
 # Spins before a waiting thread offers its CPU to others, and between two such offers.
 _PATIENCE = 2048
 _YIELD_EVERY = 64
+MEMBERS = 8 * _WORDS["members"]  # offset in bytes of the number of threads that live in a team
 # Spins for which a thread of our own team stays awake after a run, waiting for the next; then it sleeps.
 _LINGER = 4096
+IDLE_SECONDS = 5  # after which a sleeping thread ends, where the system has a clock
 
 _TEXT = """
 {declare_yield}
@@ -283,25 +286,39 @@ run:
   ret void
 }}
 
-; The life of one of our own threads: serve, linger, sleep until the next run. Never returns.
+; The life of one of our own threads: serve, linger, sleep until the next run. Returns when there was none for some
+; seconds, or when the team was dismissed.
 define void @join_team(ptr %team, i64 %index) nounwind {{
 entry:
   {lock_p}
   {condition_p}
   {sleepers_p}
+  {members_p}
+  {dismissed_p}
+  call void @tilewright_lock(ptr %lock.p)
+  %joined = load i64, ptr %members.p, align 8
+  %joining = add i64 %joined, 1
+  store atomic i64 %joining, ptr %members.p monotonic, align 8
+  call void @tilewright_unlock(ptr %lock.p)
   br label %serve
 serve:
   call void @serve(ptr %team, i64 %index, i64 {linger})
   call void @tilewright_lock(ptr %lock.p)
   br label %check
 check:
+  %late = phi i1 [ false, %serve ], [ %timed.out, %sleep ]
   %open = call i1 @is_open(ptr %team)
-  br i1 %open, label %awake, label %sleep
+  br i1 %open, label %awake, label %closed
+closed:
+  %dismissed = load i64, ptr %dismissed.p, align 8
+  %unwanted = icmp ne i64 %dismissed, 0
+  %leaves = or i1 %late, %unwanted
+  br i1 %leaves, label %leave, label %sleep
 sleep:
   %before = load i64, ptr %sleepers.p, align 8
   %more = add i64 %before, 1
   store i64 %more, ptr %sleepers.p, align 8
-  call void @tilewright_sleep(ptr %condition.p, ptr %lock.p)
+  %timed.out = call i1 @tilewright_sleep(ptr %condition.p, ptr %lock.p)
   %during = load i64, ptr %sleepers.p, align 8
   %less = sub i64 %during, 1
   store i64 %less, ptr %sleepers.p, align 8
@@ -309,6 +326,24 @@ sleep:
 awake:
   call void @tilewright_unlock(ptr %lock.p)
   br label %serve
+leave:
+  %all = load i64, ptr %members.p, align 8
+  %others = sub i64 %all, 1
+  store atomic i64 %others, ptr %members.p monotonic, align 8
+  call void @tilewright_unlock(ptr %lock.p)
+  ret void
+}}
+
+; Sends the threads of a team away that nobody runs any more.
+define void @dismiss_team(ptr %team) nounwind {{
+  {lock_p}
+  {condition_p}
+  {dismissed_p}
+  call void @tilewright_lock(ptr %lock.p)
+  store i64 1, ptr %dismissed.p, align 8
+  call void @tilewright_unlock(ptr %lock.p)
+  call void @tilewright_wake(ptr %condition.p)
+  ret void
 }}
 
 ; A team of our own threads before its first run: closed.
@@ -359,7 +394,6 @@ declare i32 @pthread_mutex_init(ptr, ptr)
 declare i32 @pthread_mutex_lock(ptr)
 declare i32 @pthread_mutex_unlock(ptr)
 declare i32 @pthread_cond_init(ptr, ptr)
-declare i32 @pthread_cond_wait(ptr, ptr)
 declare i32 @pthread_cond_broadcast(ptr)
 define internal void @tilewright_create(ptr %lock, ptr %condition) nounwind {
   %1 = call i32 @pthread_mutex_init(ptr %lock, ptr null)
@@ -374,13 +408,30 @@ define internal void @tilewright_unlock(ptr %lock) nounwind {
   %1 = call i32 @pthread_mutex_unlock(ptr %lock)
   ret void
 }
-define internal void @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
-  %1 = call i32 @pthread_cond_wait(ptr %condition, ptr %lock)
-  ret void
-}
 define internal void @tilewright_wake(ptr %condition) nounwind {
   %1 = call i32 @pthread_cond_broadcast(ptr %condition)
   ret void
+}
+"""
+# Sleeping says whether nothing came for some seconds: by the clock of the time of day, which conditions go by.
+_POSIX_WAIT = """
+declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
+define internal i1 @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
+  %until = alloca [2 x i64], align 8
+  %1 = call i32 @clock_gettime(i32 0, ptr %until)
+  %now = load i64, ptr %until, align 8
+  %later = add i64 %now, IDLE_SECONDS
+  store i64 %later, ptr %until, align 8
+  %status = call i32 @pthread_cond_timedwait(ptr %condition, ptr %lock, ptr %until)
+  %late = icmp ne i32 %status, 0
+  ret i1 %late
+}
+"""
+_POSIX_WAIT_WITHOUT_CLOCK = """
+declare i32 @pthread_cond_wait(ptr, ptr)
+define internal i1 @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
+  %1 = call i32 @pthread_cond_wait(ptr %condition, ptr %lock)
+  ret i1 false
 }
 """
 _WINDOWS_SLEEP = """
@@ -399,9 +450,10 @@ define internal void @tilewright_unlock(ptr %lock) nounwind {
   call void @ReleaseSRWLockExclusive(ptr %lock)
   ret void
 }
-define internal void @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
-  %1 = call i32 @SleepConditionVariableSRW(ptr %condition, ptr %lock, i32 -1, i32 0)
-  ret void
+define internal i1 @tilewright_sleep(ptr %condition, ptr %lock) nounwind {
+  %status = call i32 @SleepConditionVariableSRW(ptr %condition, ptr %lock, i32 IDLE_MILLISECONDS, i32 0)
+  %late = icmp eq i32 %status, 0
+  ret i1 %late
 }
 define internal void @tilewright_wake(ptr %condition) nounwind {
   call void @WakeAllConditionVariable(ptr %condition)
@@ -411,12 +463,12 @@ define internal void @tilewright_wake(ptr %condition) nounwind {
 
 _EXPORTS = (
     "parallel_for", "run_here", "tilewright_clock", "launch_body",
-    "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team",
+    "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team", "dismiss_team",
 )  # fmt: skip
 _SYSTEM = (
     "clock_gettime", "pthread_mutex_init", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_init",
-    "pthread_cond_wait", "pthread_cond_broadcast", "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive",
-    "SleepConditionVariableSRW", "WakeAllConditionVariable",
+    "pthread_cond_wait", "pthread_cond_timedwait", "pthread_cond_broadcast", "AcquireSRWLockExclusive",
+    "ReleaseSRWLockExclusive", "SleepConditionVariableSRW", "WakeAllConditionVariable",
 )  # fmt: skip
 _PAUSES = {
     "x86": ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"),
@@ -443,6 +495,7 @@ class Glue:
     start_team: ctypes._FuncPointer
     join_team: ctypes._FuncPointer
     create_team: ctypes._FuncPointer
+    dismiss_team: ctypes._FuncPointer
 
 
 def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
@@ -466,7 +519,7 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
         declare_pause=declare_pause,
         give="call void @tilewright_yield()" if can_yield else "",
         declare_yield="declare void @tilewright_yield()" if can_yield else "",
-        sleep=_WINDOWS_SLEEP if "windows" in triple else _POSIX_SLEEP,
+        sleep=_sleep_text("windows" in triple, clock_id is not None),
         clock=_NO_CLOCK if clock_id is None else _CLOCK.format(clock_id=clock_id),
         patience=_PATIENCE,
         yield_mask=_YIELD_EVERY - 1,
@@ -474,6 +527,11 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
         team_bytes=TEAM_BYTES,
         **pieces,
     )
+
+
+def _sleep_text(windows: bool, has_clock: bool) -> str:
+    text = _WINDOWS_SLEEP if windows else _POSIX_SLEEP + (_POSIX_WAIT if has_clock else _POSIX_WAIT_WITHOUT_CLOCK)
+    return text.replace("IDLE_SECONDS", str(IDLE_SECONDS)).replace("IDLE_MILLISECONDS", str(1000 * IDLE_SECONDS))
 
 
 _glue_lock = threading.Lock()
@@ -518,6 +576,7 @@ def _load_glue() -> Glue:
         launch_body=library.address("launch_body"),
         join_team=_JOIN(library.address("join_team")),
         create_team=_CREATE(library.address("create_team")),
+        dismiss_team=_CREATE(library.address("dismiss_team")),
         **start,
     )
 

@@ -14,14 +14,15 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
 from tilewright.errors import SettingsError
-from tilewright.runtime.glue import TEAM_BYTES, glue
+from tilewright.runtime.glue import MEMBERS, TEAM_BYTES, glue
 from tilewright.runtime.memory import AlignedBuffer, scratch_pool
-from tilewright.settings import settings
+from tilewright.settings import MOST_THREADS, settings
 
 _log = logging.getLogger("tilewright")
 
@@ -79,12 +80,15 @@ class DispatchProvider:
 
 
 class ThreadProvider:
-    """Threads of our own, created by Python, that live in a native loop. A caller that finds all teams
-    busy gets a new one, up to a limit, and works alone beyond it."""
+    """Threads of our own, created by Python, that live in a native loop, and end when they were idle for some seconds.
+
+    A caller that finds all teams busy gets a new one, up to a limit, and works alone beyond it.
+    """
 
     name = "threads"
     detail = "threads of our own"
     _MOST_TEAMS = 8  # for each number of workers
+    _MOST_THREADS = MOST_THREADS  # of all teams; idle teams are sent away for a new one
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,6 +101,8 @@ class ThreadProvider:
             glue().start_inline(None, body, context, scratch, stride, 1)
             return
         try:
+            if team.members.value < team.wanted:
+                team.fill()
             glue().start_team(team.address, body, context, scratch, stride, workers)
         finally:
             with self._lock:
@@ -107,30 +113,57 @@ class ThreadProvider:
             idle = self._idle.setdefault(workers, [])
             if idle:
                 return idle.pop()
-            if self._counts[workers] == self._MOST_TEAMS:
+            if self._counts[workers] == self._MOST_TEAMS or not self._make_room(workers):
                 return None
             self._counts[workers] += 1
         return _Team(workers)
+
+    def _make_room(self, workers: int) -> bool:
+        """Send idle teams away until there is room for another; False when the busy ones leave none."""
+        for count in sorted(self._idle, reverse=True):
+            while sum(size * teams for size, teams in self._counts.items()) + workers > self._MOST_THREADS:
+                if not self._idle[count]:
+                    break
+                glue().dismiss_team(self._idle[count].pop().address)
+                self._counts[count] -= 1
+        return sum(size * teams for size, teams in self._counts.items()) + workers <= self._MOST_THREADS
 
 
 class _Team:
     """A native team and its threads, which sleep between runs without the GIL."""
 
+    _PAUSE = 10.0  # seconds before threads are asked for again that the system did not give
+
     def __init__(self, workers: int) -> None:
         self._memory = AlignedBuffer(TEAM_BYTES)
         self.address = self._memory.address
         glue().create_team(self.address)
-        for index in range(1, workers):
+        self.members = ctypes.c_int64.from_address(self.address + MEMBERS)  # threads that are there
+        self.wanted = workers - 1
+        self._workers = workers
+        self._threads: dict[int, threading.Thread] = {}
+        self._refused = -self._PAUSE  # when the system gave no thread
+
+    def fill(self) -> None:
+        """Create the threads that are missing: all at first, later those that ended because they were idle."""
+        if time.monotonic() - self._refused < self._PAUSE:
+            return
+        for index in range(1, self._workers):
+            known = self._threads.get(index)
+            if known is not None and known.is_alive():
+                continue  # it begins, or it is about to end: its place in the scratch memory is taken
             thread = threading.Thread(target=_work, args=(self._memory, index), name=f"tilewright-{index}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # a limit of the system, or Python is ending: fewer threads do too
-                _log.warning("only %d of %d threads: %s", index, workers, error)
-                break
+            except (RuntimeError, MemoryError) as error:  # a limit of the system, or Python is ending: fewer do too
+                _log.warning("only %d of %d threads: %s", index, self._workers, error)
+                self._refused = time.monotonic()
+                return
+            self._threads[index] = thread
 
 
 def _work(memory: AlignedBuffer, index: int) -> None:
-    """What each thread of a team does for the rest of its life."""
+    """What each thread of a team does until it was idle for long."""
     glue().join_team(memory.address, index)
 
 
@@ -161,8 +194,10 @@ def provider_name() -> str:
 def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: int) -> None:
     """Run a native body with up to `workers` threads, each with its own scratch memory.
 
-    `context` is an address, or bytes whose address the body gets.
+    `context` is an address, or bytes whose address the body gets.  Raises `SettingsError` for more than `MOST_THREADS`.
     """
+    if workers > MOST_THREADS:
+        raise SettingsError(f"{workers} threads for one run: at most {MOST_THREADS} are possible; ask for fewer")
     stride = (scratch_bytes + 127) // 128 * 128
     scratch = scratch_pool.take(stride * workers)
     try:
