@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -30,8 +31,10 @@ def run(
     seconds: Annotated[float, typer.Option(help="time for each target")] = 3600.0,
     jobs: Annotated[int, typer.Option(help="worker processes")] = 1,
     state: State = Path("build/fuzz"),
+    device: Annotated[str, typer.Option(help="where random PyTorch programs run: cpu, cuda")] = "cpu",
 ) -> None:
     """Run cases; exits with 1 if any failed."""
+    os.environ["TILEWRIGHT_FUZZ_DEVICE"] = device  # for the workers
     failed = 0
     for name in targets or names():
         record = Campaign(name, jobs, state.resolve()).run(cases, seconds)

@@ -1,0 +1,1 @@
+"""Random PyTorch programs: how they are drawn, and what their results may differ by."""

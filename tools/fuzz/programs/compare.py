@@ -1,0 +1,121 @@
+"""What the results of a program are allowed to be: PyTorch's own, and what rounding errors make of them.
+
+The program runs in its own types, in float64, and some times with every number changed by the size of its rounding
+error (after Parker's Monte Carlo arithmetic).  What these runs differ by is the condition of a result: a number may lie
+that far from them, times a factor.  Whole numbers and truth values on which all runs agree must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from tools.fuzz.programs.program import Program
+from tools.fuzz.target import Failed
+
+RUNS = 3
+FACTOR = 12.0  # times the spread of so few runs
+ROUNDINGS = 16.0  # of a result's own size, for errors that the runs did not happen to show
+
+
+class Perturbed(TorchDispatchMode):
+    """Every floating-point result is changed by up to its last place, element by element."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.name()
+        if name.startswith(("aten::fill", "aten::copy", "aten::detach")) or any(
+            argument.alias_info is not None and argument.alias_info.is_write for argument in function._schema.arguments
+        ):
+            return result
+        return tree_map(self.changed, result)
+
+    def changed(self, value: Any) -> Any:
+        """A tensor within one unit in the last place; other things as they are."""
+        if not isinstance(value, torch.Tensor) or value.dtype not in _EPSILON or value.is_sparse:
+            return value
+        noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        wide = value.double()
+        return torch.where(wide.isfinite(), wide * (1 + noise * _EPSILON[value.dtype]), wide).to(value.dtype)
+
+
+_EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+
+
+class Reference:
+    """The results of a program for some inputs."""
+
+    def __init__(self, program: Program, inputs: Sequence[torch.Tensor]) -> None:
+        self.inputs = [value.cpu() for value in inputs]
+        with torch.no_grad():
+            self.plain = program(*[value.clone() for value in self.inputs])
+            self.others = [self._perturbed(program, seed) for seed in range(RUNS)]
+            exact = self._exact(program)
+        if exact is not None:
+            self.others.append(exact)
+
+    def _perturbed(self, program: Program, seed: int) -> tuple[Any, ...]:
+        with Perturbed(seed) as mode:
+            values = [mode.changed(value.clone()) for value in self.inputs]
+            return program(*values)
+
+    def _exact(self, program: Program) -> tuple[Any, ...] | None:
+        """In float64; None where the program itself asks for other types, or depends on those of its inputs."""
+        if not any(value.dtype == torch.float32 for value in self.inputs):
+            return None
+        try:
+            return program(*[value.double() if value.is_floating_point() else value for value in self.inputs])
+        except RuntimeError:
+            return None
+
+    def check(self, results: Sequence[Any], text: str) -> None:
+        """Raises `Failed` for results that are not among those that rounding explains."""
+        if len(results) != len(self.plain):
+            raise Failed("wrong", f"{len(results)} results of {len(self.plain)}\n{text}", "number of results")
+        for number, (result, plain) in enumerate(zip(results, self.plain, strict=True)):
+            result = torch.as_tensor(result).cpu()
+            if result.dtype != plain.dtype or result.shape != plain.shape:
+                found = f"{result.dtype}{list(result.shape)}, not {plain.dtype}{list(plain.shape)}"
+                raise Failed("wrong", f"result {number} is {found}\n{text}", "type or shape of a result")
+            others = [other[number] for other in self.others if other[number].shape == plain.shape]
+            wrong = _wrong(result, plain, others)
+            if bool(wrong.any()):
+                place = wrong.flatten().nonzero()[0].item()
+                values = [each.flatten()[place].item() for each in (result, plain, *others)]
+                raise Failed(
+                    "wrong",
+                    f"result {number} of shape {list(plain.shape)}: {int(wrong.sum())} wrong, at {place}: "
+                    f"{values[0]}, PyTorch {values[1]}, others {values[2:]}\n{text}",
+                    f"wrong numbers in {text.rpartition('return')[0].strip().splitlines()[-1].partition('(')[0]}",
+                )
+
+
+def _wrong(result: torch.Tensor, plain: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Where a result is none that rounding explains."""
+    if not plain.is_floating_point():
+        agreed = torch.ones_like(plain, dtype=torch.bool)
+        for other in others:
+            agreed &= other == plain
+        return agreed & (result != plain)
+    wide, found = plain.double(), result.double()
+    spread = torch.zeros_like(wide)
+    stable = torch.ones_like(wide, dtype=torch.bool)
+    for other in others:
+        different = (other.double() - wide).abs()
+        stable &= (other.isfinite() == wide.isfinite()) & (other.isnan() == wide.isnan())
+        spread = torch.maximum(spread, torch.nan_to_num(different, 0.0, 0.0, 0.0))
+    finite = wide.isfinite()
+    information = torch.finfo(plain.dtype)
+    allowed = FACTOR * spread + ROUNDINGS * information.eps * wide.abs() + ROUNDINGS * information.tiny
+    near = (found - wide).abs() <= allowed
+    overflow = finite & (wide.abs() + allowed >= information.max) & ~found.isfinite()
+    same = (found == wide) | (found.isnan() & wide.isnan())
+    return stable & ~same & ~(finite & near) & ~overflow
