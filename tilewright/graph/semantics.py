@@ -289,8 +289,13 @@ def log_sum_exp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return total if keepdims else np.squeeze(total, axis)
 
 
-def cumsum(inputs: Arrays, attributes: Attributes) -> Array:
-    return np.cumsum(inputs[0], axis=attributes["axis"]).astype(inputs[0].dtype)
+def cumulative(function: Callable[..., Any]) -> Rule:
+    """The rule of a NumPy function that runs along `axis`."""
+
+    def rule(inputs: Arrays, attributes: Attributes) -> Array:
+        return np.asarray(function(inputs[0], axis=attributes["axis"])).astype(inputs[0].dtype)
+
+    return rule
 
 
 def softmax(inputs: Arrays, attributes: Attributes) -> Array:

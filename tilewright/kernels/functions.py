@@ -43,6 +43,18 @@ def minimum(x, y):
 
 
 @tilewright.jit
+def total(x, y):
+    """The sum of two numbers."""
+    return x + y
+
+
+@tilewright.jit
+def times(x, y):
+    """The product of two numbers."""
+    return x * y
+
+
+@tilewright.jit
 def sign(x):
     """-1, 0 or 1; NaN stays NaN."""
     return tl.where(x > 0, tl.full((), 1, x.dtype), tl.where(x < 0, tl.full((), -1, x.dtype), x))

@@ -172,16 +172,32 @@ def arg_extreme(x, out, reduced, outer_stride, reduced_stride, inner, LARGEST: t
 
 
 @tilewright.jit
-def cumulative_sum(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.constexpr):
-    """out[outer, :, inner] = running sum of x[outer, :, inner].  Grid: (column blocks, outer).
+def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr):
+    """out[outer, i, inner] = x[outer, 0, inner], .. x[outer, i, inner] combined.  Grid: (outer, column blocks).
 
-    A sequential pass along the summed dimension, vectorised over the inner one.
+    A sequential pass along the combined dimension, vectorised over the inner one.
     """
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < inner
-    base = tl.program_id(1).to(tl.int64) * length * inner
-    total = tl.zeros((BLOCK,), TYPE)
-    for step in range(0, length):
+    base = tl.program_id(0).to(tl.int64) * length * inner
+    total = tl.load(x + base + column, mask=mask).to(TYPE)
+    tl.store(out + base + column, total, mask=mask)
+    for step in range(1, length):
         offsets = base + step.to(tl.int64) * inner + column
-        total += tl.load(x + offsets, mask=mask).to(TYPE)
+        total = COMBINE(total, tl.load(x + offsets, mask=mask).to(TYPE))
         tl.store(out + offsets, total, mask=mask)
+
+
+@tilewright.jit
+def cumulative_rows(x, out, length, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr):
+    """The same where the combined dimension is the last: a row in blocks, each by a parallel scan.  Grid: (outer,)."""
+    base = tl.program_id(0).to(tl.int64) * length
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((), TYPE)
+    for start in range(0, length, BLOCK):
+        column = start + lane
+        mask = column < length
+        found = tl.associative_scan(tl.load(x + base + column, mask=mask, other=0).to(TYPE), 0, COMBINE)
+        found = tl.where(start == 0, found, COMBINE(total, found))
+        tl.store(out + base + column, found, mask=mask)
+        total = tl.sum(tl.where(lane == BLOCK - 1, found, 0), 0).to(TYPE)

@@ -13,9 +13,10 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.kernels.reduce import arg_extreme, cumulative_sum, reduce_columns, reduce_rows
+from tilewright.kernels import functions
+from tilewright.kernels.reduce import arg_extreme, cumulative_columns, cumulative_rows, reduce_columns, reduce_rows
 from tilewright.kernels.rows import log_sum_exp, normalize, normalize_chunked, softmax, softmax_chunked
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
@@ -27,10 +28,15 @@ from tilewright.tune.cost import estimate, machine_of
 
 WHOLE_ROW = 16384  # longest row that is one block
 CHUNK = 1024
+SCAN_BLOCK = 2048  # elements of a parallel scan
 ROW_WORK = 16384  # elements that one program should have at least
 
 REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
                "reduce_product": "product"}  # fmt: skip
+
+
+CUMULATIVE = {"cumsum": functions.total, "cumprod": functions.times, "cummax": functions.maximum,
+              "cummin": functions.minimum}  # fmt: skip
 
 
 def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -43,8 +49,8 @@ def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         calls = [reduce_call(group, graph, _along_rows, _over_rows)]
     elif anchor.op in ("argmax", "argmin"):
         calls = [arg_extreme_call(group)]
-    elif anchor.op == "cumsum":
-        calls = [cumulative_sum_call(group)]
+    elif anchor.op in CUMULATIVE:
+        calls = [cumulative_call(group)]
     elif anchor.op == "reduce_log_sum_exp":
         calls = [log_sum_exp_call(group, graph, _log_sum_exp)]
     else:
@@ -338,18 +344,25 @@ def arg_extreme_call(group: Group) -> KernelCall:
     return KernelCall(arg_extreme, operands, types, constants, (simplify(lift(outer) * inner), 1, 1))
 
 
-def cumulative_sum_call(group: Group) -> KernelCall:
+def cumulative_call(group: Group, parallel: bool = False) -> KernelCall:
+    """A running sum or its kin; `parallel`: rows by parallel scans, for targets on which one lane is slow."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
     _only_anchor(group)
-    inner, outer = product(source.shape[axis + 1 :]), product(source.shape[:axis])
-    block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
-    constants: dict[str, Any] = {"BLOCK": block, "TYPE": language_type(source.dtype)}
+    length, inner, outer = source.shape[axis], product(source.shape[axis + 1 :]), product(source.shape[:axis])
     operands: dict[str, Operand] = {"x": source, "out": anchor.output}
+    constants: dict[str, Any] = {"TYPE": language_type(source.dtype), "COMBINE": CUMULATIVE[anchor.op]}
     types: dict[str, str] = {}
-    bind_sizes({"length": source.shape[axis], "inner": inner}, operands, types, constants)
-    return KernelCall(cumulative_sum, operands, types, constants, (ceil_divide(inner, block), outer, 1))
+    if parallel and inner == 1:
+        constants["BLOCK"] = block = SCAN_BLOCK if upper_bound(length) > SCAN_BLOCK // 2 else SCAN_BLOCK // 4
+        bind_sizes({"length": length}, operands, types, constants)
+        return KernelCall(
+            cumulative_rows, operands, types, constants, (outer, 1, 1), options={"num_warps": block // 256}
+        )
+    constants["BLOCK"] = block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
+    bind_sizes({"length": length, "inner": inner}, operands, types, constants)
+    return KernelCall(cumulative_columns, operands, types, constants, (outer, ceil_divide(inner, block), 1))
 
 
 def _only_anchor(group: Group) -> None:

@@ -162,15 +162,22 @@ def top_k(call: Call) -> tuple[Value, Value]:
     return sorting.top(call, x, count, axis, bool(call.attribute("largest", 1)))
 
 
-@rule("CumSum")
-def cumsum(call: Call) -> Value:
-    x = call[0]
-    axis = call.place(int(call.number(1)), x.rank)
-    if call.attribute("reverse", 0):
-        total = call.flip(call.op("cumsum", call.flip(x, axis), axis=axis), axis)
-    else:
-        total = call.op("cumsum", x, axis=axis)
-    return call.op("subtract", total, x) if call.attribute("exclusive", 0) else total
+def _cumulative(op: str, neutral: int) -> Callable[[Call], Value]:
+    def apply(call: Call) -> Value:
+        x, axis = call[0], call.place(int(call.number(1)), call[0].rank)
+        reverse = bool(call.attribute("reverse", 0))
+        x = call.flip(x, axis) if reverse else x
+        result = call.op(op, x, axis=axis)
+        if call.attribute("exclusive", 0):
+            pads = tuple((1, 0) if place == axis else (0, 0) for place in range(x.rank))
+            result = call.slice(call.op("pad", result, pads=pads, value=neutral), axis, 0, x.shape[axis])
+        return call.flip(result, axis) if reverse else result
+
+    return apply
+
+
+TABLE.add("CumSum", _cumulative("cumsum", 0))
+TABLE.add("CumProd", _cumulative("cumprod", 1))
 
 
 @rule("LpNormalization")

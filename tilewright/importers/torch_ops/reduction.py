@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.dtypes import float32, int1, int32
@@ -195,10 +195,25 @@ def logsumexp(call: Call, x: Value, dim: Axes, keepdim: bool = False) -> Value:
     return result if keepdim else _drop(call, result, axes)
 
 
-@rule("cumsum.default")
-def cumsum(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
-    x = call.cast(x, call.dtype)
-    return call.op("cumsum", x, axis=dim) if x.rank else x
+def _cumulative(op: str) -> Callable[..., Value]:
+    def apply(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+        x = call.cast(x, call.dtype)
+        return call.op(op, x, axis=dim) if x.rank else x
+
+    return apply
+
+
+TABLE.add("cumsum.default", _cumulative("cumsum"))
+TABLE.add("cumprod.default", _cumulative("cumprod"))
+
+
+def _cumulative_extreme(op: str) -> Callable[..., tuple[Value, None]]:
+    """The values; the positions are not available."""
+    return lambda call, x, dim: (call.op(op, x, axis=dim) if x.rank else x, None)
+
+
+TABLE.add("cummax.default", _cumulative_extreme("cummax"))
+TABLE.add("cummin.default", _cumulative_extreme("cummin"))
 
 
 # Softmax ---------------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from tilewright.tactics.core import Candidate, KernelCall, Stage
 from tilewright.tactics.expressions import compute_type
 from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.reduction import (
+    CUMULATIVE,
     REDUCTIONS,
     Deal,
     arg_extreme_call,
-    cumulative_sum_call,
+    cumulative_call,
     log_sum_exp_call,
     reduce_call,
     reduced_space,
@@ -52,8 +53,8 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
         return [other for candidate in _reductions(group, graph, target) for other in _with_warps(candidate)]
     if anchor.op in ("argmax", "argmin"):
         call = arg_extreme_call(group)
-    elif anchor.op == "cumsum":
-        call = cumulative_sum_call(group)
+    elif anchor.op in CUMULATIVE:
+        call = cumulative_call(group, parallel=True)
     elif anchor.op == "reduce_log_sum_exp":
         call = log_sum_exp_call(group, graph, _log_sum_exp)
     else:
