@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tilewright import dtypes
 from tilewright.errors import DeviceError, LaunchError, brief
 from tilewright.frontend import hooks, recompile
 from tilewright.frontend.arguments import classify, is_writable, stored_array
+from tilewright.frontend.bounds import Extent, failed_operation
 from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import located_execution_error
@@ -31,7 +31,7 @@ from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
-from tilewright.targets.cpu.failures import WORDS, Failure, assertions, failed
+from tilewright.targets.cpu.failures import WORDS, Failure
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -222,19 +222,25 @@ class CompiledKernel:
         kinds = ", ".join(self.binary.parameters)
         return LaunchError(f"kernel '{self.name}': arguments do not fit its parameters ({kinds}): {error}")
 
-    def run(self, grid: tuple[int, int, int], slots: Sequence[Any]) -> None:
-        """Launch with slot values (addresses and numbers); returns when every instance is done."""
+    def run(self, grid: tuple[int, int, int], slots: Sequence[Any], extents: Sequence[Extent] = ()) -> None:
+        """Launch with slot values (addresses and numbers); returns when every instance is done.
+
+        `extents` are those of its pointers, for a kernel that `checks_bounds`; without them nothing is out of bounds.
+        """
+        if self.checks_bounds and not extents:
+            extents = [Extent() for kind in self.binary.parameters if kind.startswith("*")]
+        extra = [number for extent in extents for number in (extent.first, extent.bytes)]
         try:
-            packed = self._pack(*slots)
+            packed = self.packer(len(extra))(*slots, *extra) if extra else self._pack(*slots)
         except struct.error as error:
             raise self.misfit(error) from None
-        if not self.binary.asserts:
+        if not self.watches:
             refused = self._launch(packed, grid)
         else:
-            with self.watched() as record:
+            with self.watched(extents) as record:
                 refused = self._launch(packed, grid, record)
         if refused:
-            self.careful.run(grid, slots)
+            self.careful.run(grid, slots, extents)
 
     def _launch(self, packed: bytes, grid: tuple[int, int, int], record: int | None = None) -> bool:
         binary = self.binary
@@ -257,18 +263,34 @@ class CompiledKernel:
         kernel.argument_names, kernel.run_time = self.argument_names, self.run_time
         return kernel
 
-    @contextmanager
-    def watched(self) -> Iterator[int]:
-        """Around a launch of a kernel with assertions, which gets this address as its last slot.
+    @property
+    def checks_bounds(self) -> bool:
+        """Whether an access out of bounds stops a launch (`TILEWRIGHT_CHECK_BOUNDS`)."""
+        return bool(self.options.get("check_bounds"))
 
-        Raises `ExecutionError` where one failed, as the interpreter does.
+    @property
+    def watches(self) -> bool:
+        """Whether a launch may leave a failure, so that it goes through `watched`."""
+        return self.binary.asserts or self.checks_bounds
+
+    def extents(self, arguments: Sequence[Any], names: Sequence[str]) -> list[Extent]:
+        """What each pointer argument may reach, called by `names` (of all parameters); none without `checks_bounds`."""
+        if not self.checks_bounds:
+            return []
+        described = zip(self.binary.parameters, names, arguments, strict=True)
+        return [Extent.of(name, argument) for kind, name, argument in described if kind.startswith("*")]
+
+    @contextmanager
+    def watched(self, extents: Sequence[Extent] = ()) -> Iterator[int]:
+        """Around a launch of a kernel that may fail, which gets this address as its last slot.
+
+        Raises `ExecutionError` where it did, as the interpreter does; `extents` are what its pointers may reach.
         """
         record = (ctypes.c_int64 * WORDS)()
         yield ctypes.addressof(record)
         failure = Failure.read(record)
         if failure is not None:
-            operation = next(islice(assertions(self.function), failure.number, None))
-            error = failed(operation, failure.element)
+            operation, error = failed_operation(self.function, failure, extents)
             raise located_execution_error(error, operation.opcode, operation.location, failure.program_id)
 
     @property
@@ -315,7 +337,8 @@ class CompiledKernel:
             slots = [self._slot(*pair) for pair in enumerate(given)]
             self.check_divisors(slots)
             self.prepare_stores(given)
-            self.run(extents, slots)
+            names = self.argument_names and [self.argument_names[place] for place in self.run_time]
+            self.run(extents, slots, self.extents(given, names or self.binary.parameters))
 
         return call
 

@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.errors import LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, classify, places_of
+from tilewright.frontend.bounds import Extent
 from tilewright.frontend.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.frontend.driver import GPUTarget
 from tilewright.frontend.launching import Grid, Interface
@@ -72,7 +73,7 @@ class CudaKernel(CompiledKernel):
         """The driver's handle (CUfunction) of the code on the current GPU."""
         return load(self.binary.program(self.name), current_device())
 
-    def run(self, grid: tuple[int, int, int], slots: Sequence[Any]) -> None:
+    def run(self, grid: tuple[int, int, int], slots: Sequence[Any], extents: Sequence[Extent] = ()) -> None:
         """Launch with slot values (addresses, numbers, descriptions of tensors) on the current GPU's default stream."""
         self._run(grid, slots, current_device().ordinal, LEGACY_DEFAULT)
 

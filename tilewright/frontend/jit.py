@@ -79,8 +79,8 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
     "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
 _OF_THE_FRONT_END = frozenset(("debug", "ir_override"))
-# `keep_texts` keeps every stage's text in the binary, `overlap` is told in `targets.cpu.pipeline`.
-_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap"))
+# `keep_texts` keeps every stage's text in the binary, `overlap` and `check_bounds` are told in `targets.cpu.pipeline`.
+_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds"))
 Types = Mapping[str, Any]
 
 
@@ -599,6 +599,8 @@ class JITFunction(KernelSource):
         given: dict[str, Any] = {"debug": debug, "overlap": "refuse", **options}
         if "enable_fp_fusion" in options:
             given["enable_fp_fusion"] = False
+        if settings.check_bounds:
+            given["check_bounds"] = True
         kernel = self.compile(types, constants, described, options=given)
         return CPULaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), self.launch_metadata)
 

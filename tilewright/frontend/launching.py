@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
+from tilewright.frontend.bounds import Extent
 from tilewright.frontend.compiled import GREATEST_EXTENT, CompiledKernel, full_grid, read_only_error
 from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.frontend.tracer import leaf_names, spelled_names
@@ -161,23 +162,33 @@ class CPULaunch:
         """The first run loads the machine code."""
         binary = self.kernel.binary
         self._start = launcher(self.kernel.address, binary.scratch_bytes, binary.refuses)
-        self.run = self._watched if binary.asserts else self._second
-        return (self._watched if binary.asserts else self._once)(grid, arguments, slots)
+        self.run = self._watched if self.kernel.watches else self._second
+        return (self._watched if self.kernel.watches else self._once)(grid, arguments, slots)
 
     def _watched(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
-        """A run of a kernel with assertions: the first that fails is raised."""
+        """A run of a kernel that may fail: the first failure is raised."""
         try:
-            with self.kernel.watched() as record:
-                return self._once(grid, arguments, slots, record)
+            extents = self.kernel.extents(self.interface.flat(arguments), self.interface.spelled)
+            with self.kernel.watched(extents) as record:
+                return self._once(grid, arguments, slots, extents, record)
         except ExecutionError as error:
             raise error.with_traceback(None) from None  # the message says where; our own frames do not help
 
-    def _once(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any], *last: int) -> CompiledKernel:
-        """A run whose steps nobody has written out; `last` are slots behind the grid's."""
+    def _once(
+        self,
+        grid: Grid,
+        arguments: tuple[Any, ...],
+        slots: Sequence[Any],
+        reached: Sequence[Extent] = (),
+        *last: int,
+    ) -> CompiledKernel:
+        """A run whose steps nobody has written out; the slots of what pointers reach come before the grid's, `last`
+        after them."""
         self.interface.prepare_stores(arguments)
         extents = full_grid(grid)
+        extra = [*(number for entry in reached for number in (entry.first, entry.bytes)), *extents, *last]
         try:
-            packed = self.kernel.packer(3 + len(last))(*self.interface.flat(slots), *extents, *last)
+            packed = self.kernel.packer(len(extra))(*self.interface.flat(slots), *extra)
         except struct.error as error:
             raise self.kernel.misfit(error) from None
         self._observe(packed, extents, arguments)

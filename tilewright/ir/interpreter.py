@@ -213,17 +213,14 @@ class _Instance:
     def one_by_one(
         self, operation: Operation, pointer: Array, mask: Array, update: Callable[[Array, tuple[int, ...]], Array]
     ) -> Array:
-        """Replace memory lane after lane; the old values."""
+        """Replace memory lane after lane; the old values.  Nothing is replaced when an address is wrong."""
         dtype = _pointee(operation)
+        self.memory.resolve(pointer[mask], dtype)
         result = np.zeros(pointer.shape, dtype.numpy)
         for lane in np.ndindex(pointer.shape):
             if mask[lane]:
                 address = np.asarray(pointer[lane])
-                try:
-                    old = self.memory.read(address, dtype)
-                except ExecutionError as error:
-                    error.lane, error.element = None, lane
-                    raise
+                old = self.memory.read(address, dtype)
                 result[lane] = old
                 self.memory.write(address, np.asarray(update(old, lane)), dtype)
         return result

@@ -190,16 +190,30 @@ def span(array: np.ndarray) -> tuple[np.ndarray, int]:
 def _check(buffer: Buffer, offsets: np.ndarray, dtype: DType) -> None:
     size = dtype.itemsize
     if np.any(offsets % size):
-        raise ExecutionError(f"access to {buffer.name or 'memory'} that is not aligned to its element type {dtype}")
+        raise misaligned_error(buffer.name or "memory", dtype)
     outside = (offsets < 0) | (offsets > buffer.bytes.size - size)
     if np.any(outside):
         lane = int(np.flatnonzero(outside)[0])
-        count, element = buffer.bytes.size // size, int(offsets.flat[lane]) // size
-        lanes = f" ({int(outside.sum())} of {offsets.size} lanes are outside)" if offsets.size > 1 else ""
-        error = ExecutionError(
-            f"access out of bounds: element {element} of {buffer.name}, which has {count} elements of {dtype}{lanes}",
-            f"let a mask leave out what lies outside, or check the sizes and strides that go with {buffer.name}",
-            address=buffer.place(int(offsets.flat[lane]), size),
-        )
+        extent = (buffer.name, buffer.bytes.size)
+        error = outside_error(extent, int(offsets.flat[lane]), dtype, (int(outside.sum()), offsets.size))
+        error.address = buffer.place(int(offsets.flat[lane]), size)
         error.lane = lane
         raise error
+
+
+def outside_error(extent: tuple[str, int], offset: int, dtype: DType, lanes: tuple[int, int]) -> ExecutionError:
+    """The error of an access at a byte offset outside of an array: its name and size in bytes; how many lanes of how
+    many are outside."""
+    (name, size), (outside, total) = extent, lanes
+    element, count = offset // dtype.itemsize, size // dtype.itemsize
+    also = f" ({outside} of {total} lanes are outside)" if total > 1 else ""
+    return ExecutionError(
+        f"access out of bounds: element {element} of {name}, which has {count} elements of {dtype}{also}",
+        f"let a mask leave out what lies outside, or check the sizes and strides that go with {name}",
+        address=f"{name}[{element}]",
+    )
+
+
+def misaligned_error(name: str, dtype: DType) -> ExecutionError:
+    """The error of an access between the elements of an array."""
+    return ExecutionError(f"access to {name} that is not aligned to its element type {dtype}")

@@ -208,7 +208,8 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
     "facts and effects": (
         OpInfo("assume", "the condition holds in every element; the compiler may rely on it", (1, 1),
                inference.predicate, effects=FACT),
-        OpInfo("assert", "stop with a message unless the condition holds in every element", (1, 1),
+        # Further operands are integers, scalars or of the condition's shape, that a target may tell of a failure.
+        OpInfo("assert", "stop with a message unless the condition holds in every element", (1, None),
                inference.predicate, effects=OBSERVE, attributes={"message": AttributeInfo("str", "")}),
         OpInfo("print", "print the operands", (0, None), inference.no_result, effects=OBSERVE,
                attributes={"prefix": AttributeInfo("str", ""), "hex": _BOOL_FALSE}),

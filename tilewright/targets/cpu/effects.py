@@ -163,7 +163,8 @@ class EffectEmitter:
         builder.start(fails)
         assert self.record is not None
         positions = [builder.add(index.base, 0) for index in indices]
-        emit_failure(builder, self.record, integer(operation, NUMBER), self.programs, positions)
+        facts = [self.evaluator.evaluate(operand, indices) for operand in operation.operands[1:]]
+        emit_failure(builder, self.record, integer(operation, NUMBER), self.programs, positions, facts)
         builder.ret()
         builder.start(on)
 

@@ -136,7 +136,7 @@ def _letter(parameter: Value) -> str:
     """A parameter's kind in the text of a frame."""
     if parameter.type.is_pointer:
         return "p"
-    return "i" if parameter.type.dtype.is_integer else "o"
+    return "i" if parameter.type.dtype.is_integer and not parameter.name.startswith("_") else "o"
 
 
 class _Overlaps:

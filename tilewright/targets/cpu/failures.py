@@ -1,4 +1,5 @@
-"""Failed assertions, and loops whose step is not positive: what machine code leaves behind, and how it is read.
+"""Failed assertions, loops whose step is not positive, and accesses out of bounds, which are checked where a kernel is
+compiled so (`passes.check_bounds`): what machine code leaves behind, and how it is read.
 
 The launcher of a kernel with assertions gives it the address of a record, an array of `WORDS` int64, all zero:
 
@@ -7,6 +8,7 @@ The launcher of a kernel with assertions gives it the address of a record, an ar
     2-4    the program instance
     5      axes of the condition's block, at most 16
     6-21   the element's index along each of them
+    22-24  of an access out of bounds: the address, how many lanes are outside, how many there are
 
 An instance whose assertion fails ends there, and instances that have not begun by then are left out; those that run
 go on, but for the next pass of a `while`, in which one may wait for what the failed instance would have written.  So
@@ -26,9 +28,10 @@ from tilewright.ir.rewrite import Rebuilder
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
-WORDS = 24
+WORDS = 25
 NUMBER = "cpu.assertion"  # the attribute that tells an assertion's number to the lowering
-_PROGRAM, _AXES, _INDEX, _MOST_AXES = 2, 5, 6, 16
+_ACCESSES = frozenset({"load", "store", "atomic_rmw", "atomic_cas"})
+_PROGRAM, _AXES, _INDEX, _MOST_AXES, _FACTS = 2, 5, 6, 16, 22
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Failure:
     number: int
     program_id: tuple[int, ...]
     element: tuple[int, ...]
+    facts: tuple[int, ...] = ()  # of an access: address, lanes outside, lanes
 
     @staticmethod
     def read(record: Sequence[int] | ctypes.Array[ctypes.c_int64]) -> Failure | None:
@@ -45,12 +49,17 @@ class Failure:
         if not record[0]:
             return None
         index = record[_INDEX : _INDEX + record[_AXES]]
-        return Failure(record[1], tuple(record[_PROGRAM : _PROGRAM + 3]), tuple(index))
+        return Failure(record[1], tuple(record[_PROGRAM : _PROGRAM + 3]), tuple(index), tuple(record[_FACTS:WORDS]))
 
 
 def assertions(function: Function) -> Iterator[Operation]:
     """What may fail in a traced kernel, in the order of its numbers: assertions, and loops that may not count up."""
     return (entry for entry in function.walk() if entry.opcode == "assert" or _may_stand_still(entry))
+
+
+def accesses(function: Function) -> Iterator[Operation]:
+    """What may use memory in a traced kernel; the numbers of those that are checked follow the assertions'."""
+    return (entry for entry in function.walk() if entry.opcode in _ACCESSES)
 
 
 def failed(operation: Operation, element: tuple[int, ...] = ()) -> ExecutionError:
@@ -131,12 +140,15 @@ def emit_failure(
     number: int,
     programs: Sequence[LLVMValue],
     index: Sequence[LLVMValue],
+    facts: Sequence[LLVMValue] = (),
 ) -> None:
-    """Write a failure into the record, if it is the launch's first.  `programs` are i32, `index` i64."""
+    """Write a failure into the record, if it is the launch's first.  `programs` are i32, `index` and `facts` i64."""
     pair = builder.emit(f"cmpxchg {record}, i64 0, i64 1 acq_rel acquire, align 8", "{ i64, i1 }")
     first = builder.emit(f"extractvalue {pair}, 1", "i1")
     index = index[:_MOST_AXES]
     values = [builder.integer(number), *(builder.cast("sext", program, "i64") for program in programs)]
     with builder.when(first):
         for place, value in enumerate([*values, builder.integer(len(index)), *index], 1):
+            builder.store(value, builder.gep(record, place, "i64"), 8)
+        for place, value in enumerate(facts, _FACTS):
             builder.store(value, builder.gep(record, place, "i64"), 8)

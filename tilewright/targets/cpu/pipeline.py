@@ -16,8 +16,9 @@ from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.entry import Entry, emit_entry
-from tilewright.targets.cpu.failures import number_assertions
+from tilewright.targets.cpu.failures import assertions, number_assertions
 from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.passes.check_bounds import check_bounds
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import Module
@@ -58,7 +59,8 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     ``enable_fp_fusion=False`` rounds every product before it is added to something; ``overlap`` says what becomes of
     arrays that overlap in a way that its loops do not bear: "refuse" makes the entry point return 1 without having run
     anything (if `refuses` says so), "careful" makes a kernel that takes all arrays, and without it the kernel has both
-    versions in it.  Others (`num_warps` and the like) change nothing here.
+    versions in it; ``check_bounds`` stops it at accesses outside of its arrays, whose first address and size in bytes
+    follow the arguments.  Others (`num_warps` and the like) change nothing here.
     """
     symbol = kernel_symbol(function, target.key, options)
     with _deep_recursion:
@@ -71,7 +73,15 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[
             raise inline_asm_error(operation, "a CPU")
         if is_explicit(operation.opcode):
             raise explicit_error(operation, "a CPU")
-    function = run_passes(function, tuple(step for step, _ in CPU_PASSES))
+    passes = tuple(step for step, _ in CPU_PASSES)
+    if options.get("check_bounds"):
+        first = len(list(assertions(function)))
+
+        def checks(function: Function) -> Function:
+            return check_bounds(function, first)
+
+        passes = (passes[0], carry_uniform_increments, checks, *passes[1:])
+    function = run_passes(function, passes)
     module = Module(features=frozenset(target.features))
     fuse, overlap = bool(options.get("enable_fp_fusion", True)), options.get("overlap")
     instance, careful = f"{symbol}.instance", f"{symbol}.careful"

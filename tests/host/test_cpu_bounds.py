@@ -1,0 +1,162 @@
+"""Kernels compiled with checks of their accesses: what the interpreter reports, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright.errors import ExecutionError
+from tilewright.settings import settings
+
+
+def plain(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n, other=0.0))
+
+
+def before(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i - n))
+
+
+def gathered(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    place = tl.load(x + i).to(tl.int32)
+    tl.store(out + i, tl.load(x + place))
+
+
+def scalar(x, out, n, BLOCK: tl.constexpr):
+    for i in range(n):
+        tl.store(out + i, tl.load(x + i) + 1)
+
+
+def walking(x, out, n, BLOCK: tl.constexpr):
+    pointers = x + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(0, n, BLOCK):
+        total += tl.load(pointers)
+        pointers += BLOCK
+    tl.store(out + tl.arange(0, BLOCK), total)
+
+
+def square(x, out, n, BLOCK: tl.constexpr):
+    rows = tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    value = tl.load(x + rows * n + columns, mask=columns < n, other=0.0)
+    tl.store(out + tl.arange(0, BLOCK), tl.sum(value, 1))
+
+
+def atomic(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.atomic_add(out + i * n, tl.load(x + i), mask=i < 5)
+
+
+def wrapped(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + (i * 1073741824 + n) * 4))
+
+
+def chosen(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    source = tl.where(i < n, x + i, out + i)
+    tl.store(out + i, tl.load(source))
+
+
+def branch(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    if n > 8:
+        tl.store(out + i + n, tl.load(x + i))
+
+
+def bytes_of(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out.to(tl.pointer_type(tl.int8)) + i + 4 * n - 4, i.to(tl.int8))
+
+
+def reversed_rows(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + n - 1 - i, tl.load(x + i))
+
+
+KERNELS = [
+    plain, before, gathered, scalar, walking, square, atomic, wrapped, chosen, branch, bytes_of, reversed_rows,
+]  # fmt: skip
+
+
+def outcome(kernel, checked, x, out, n, grid=(1,)) -> tuple[str, bytes]:
+    """What a launch reports, and what it leaves."""
+    changes = {"check_bounds": True, "threads": 1} if checked else {"interpret": True}
+    out = out.copy()
+    with settings.scope(**changes):
+        try:
+            tilewright.jit(kernel)[grid](x, out, n, BLOCK=8)
+        except ExecutionError as error:
+            return f"{error}\n{error.element} {error.address} {error.program_id}", out.tobytes()
+    return "", out.tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+def test_reports_are_the_interpreters(kernel):
+    reports = set()
+    for size, n, grid in ((8, 8, (1,)), (64, 3, (1,)), (7, 8, (1,)), (12, 12, (2,)), (64, 9, (3,))):
+        x = np.arange(size, dtype=np.float32) * (5 if n == 9 else 1)
+        out = np.zeros(size, np.float32)
+        found = outcome(kernel, True, x, out, n, grid)
+        assert found == outcome(kernel, False, x, out, n, grid)
+        reports.add(found[0])
+    assert len(reports) > 1  # at least one case is out of bounds
+
+
+def test_views_reach_what_they_span():
+    whole = np.arange(64, dtype=np.float32)
+    for view in (whole[8:16], whole[:16:2], whole[15:7:-1]):
+        out = np.zeros(8, np.float32)
+        assert outcome(plain, True, view, out, 8) == outcome(plain, False, view, out, 8)
+
+
+def test_no_memory_is_touched_and_other_instances_end():
+    x, out = np.ones(24, np.float32), np.zeros(32, np.float32)
+    with settings.scope(check_bounds=True, threads=1), pytest.raises(ExecutionError, match="element 24 of x"):
+        tilewright.jit(unmasked)[(4,)](x, out[:24], BLOCK=8)
+    assert out[:24].all() and not out[24:].any()
+
+
+def unmasked(x, out, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i))
+
+
+def test_numbers_of_assertions_stay():
+    @tilewright.jit(debug=True)
+    def kernel(x, out, n):
+        tl.device_assert(n < 100, "many")
+        tl.store(out + n, tl.load(x))
+
+    x, out = np.ones(4, np.float32), np.zeros(4, np.float32)
+    with settings.scope(check_bounds=True):
+        with pytest.raises(ExecutionError, match="assertion failed: many"):
+            kernel[(1,)](x, out, 100)
+        with pytest.raises(ExecutionError, match="element 7 of out, which has 4"):
+            kernel[(1,)](x, out, 7)
+        kernel[(1,)](x, out, 3)
+    assert out[3] == 1
+
+
+def test_pointers_without_accesses():
+    @tilewright.jit
+    def unused(x, n):
+        if n > 1000:
+            tl.device_print("n", n)
+
+    with settings.scope(check_bounds=True):
+        for _ in range(3):
+            unused[(2,)](np.ones(3, np.float32), 3)
+
+
+def test_addresses_reach_everything():
+    x, out = np.ones(8, np.float32), np.zeros(8, np.float32)
+    with settings.scope(check_bounds=True):
+        tilewright.jit(plain)[(1,)](tilewright.pointer(x.ctypes.data, tl.float32), out, 8, BLOCK=8)
+    assert out.all()
