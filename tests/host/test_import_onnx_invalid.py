@@ -160,6 +160,27 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     "range": (single("Range", (), {"l": np.float32(9), "d": np.float32(0)}), "must be a constant number"),
     "eye": (single("EyeLike", (2, 2, 2)), "3 dimensions"),
     "trilu": (single("Trilu", (2,)), "1 dimensions"),
+    "transform of a scalar": (single("DFT", (4,)), "1 dimensions; it must have 2"),
+    "transform without parts": (single("DFT", (4, 3)), "no dimension of real and imaginary parts"),
+    "mel weights": (
+        model_of(
+            [helper.make_node("MelWeightMatrix", list("abcde"), ["y"])],
+            {},
+            ["y"],
+            {"a": np.int64(-1), "b": np.int64(8), "c": np.int64(8), "d": np.float32(0), "e": np.float32(4)},
+        ),
+        "number of bins is",
+    ),
+    "scale of a quantized tensor": (
+        single("QuantizeLinear", constants={"s": np.ones((1, 6), np.float32)}),
+        "the scale",
+    ),
+    "classes of a loss": (single("NegativeLogLikelihoodLoss", constants={"c": ints(0)}), "the classes"),
+    "empty but huge": (single("Expand", (1,), {"shape": ints(0, 2**62, 2**62)}), "at most"),
+    "constant empty but huge": (
+        model_of([helper.make_node("ConstantOfShape", ["s"], ["y"])], {}, ["y"], {"s": ints(0, 2**62, 2**62)}),
+        "at most",
+    ),
     "input of a negative size": (single("Relu", (-3, 2)), "dimension 0 has the size -3"),
     "input of a huge size": (single("Relu", (2**40,)), "dimension 0 has the size 1099511627776"),
 }
@@ -213,6 +234,7 @@ EDITS: dict[str, str] = {
     "graph.initializer[0].dims[0] = -4": "negative size -4",
     "graph.initializer[0].dims[0] = 2**60": "at most",
     "graph.initializer[0].dims.extend([1] * 31)": "33 dimensions",
+    "t = graph.initializer[0]; t.raw_data = b''; t.dims[0] = 0; t.dims.extend([2**40, 2**40])": "at most",
     "graph.initializer[0].raw_data = b'1'": "1 bytes",
     "graph.initializer[0].data_type = 9999": "element type 9999",
     "graph.initializer[0].data_type = onnx.TensorProto.STRING": "element type STRING",

@@ -37,7 +37,7 @@ def check_shape(shape: Sequence[Size]) -> None:
     for extent in shape:
         if isinstance(extent, int) and extent < 0:
             raise ShapeError(f"the result would have the negative size {extent} in {shape_text(shape)}")
-        least *= max(lower_bound(extent), 0)
+        least *= max(lower_bound(extent), 1)  # of an empty tensor, without what makes it empty
     if least > MOST_ELEMENTS:
         raise ShapeError(f"a tensor {shape_text(shape)} of {least} elements; at most {MOST_ELEMENTS} are supported")
 

@@ -169,7 +169,7 @@ class Emitter:
             return self.reshape(result, (*lead, *result.shape[4 - kept :]))
         width = query.shape[-1]
         if scale is None:
-            if not isinstance(width, int):
+            if not isinstance(width, int) or width < 1:
                 raise Unsupported("attention over a head width that is not a number", "give `scale` explicitly")
             scale = 1.0 / math.sqrt(width)
         rows, keys = query.shape[2], key.shape[2]

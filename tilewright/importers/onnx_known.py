@@ -81,7 +81,7 @@ def _require(condition: bool) -> None:
 
 def _small(shape: Sequence[int]) -> None:
     """Leave results of more than `LARGEST` elements to the ordinary rule."""
-    _require(math.prod(shape) <= LARGEST and len(shape) <= MOST_DIMENSIONS)
+    _require(math.prod(extent for extent in shape if extent) <= LARGEST and len(shape) <= MOST_DIMENSIONS)
 
 
 def _broadcast(*arrays: np.ndarray) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 
 TABLE = RuleTable("Losses")
@@ -17,6 +17,9 @@ def _likelihood_loss(call: Call, logarithms: Value, target: Value, weight: Value
     dtype = logarithms.dtype
     zero = call.builder.number(0.0, dtype)
     ignored, reduction = call.attribute("ignore_index"), call.attribute("reduction", "mean")
+    call.require_rank(logarithms, 2)
+    if target.shape != (logarithms.shape[0], *logarithms.shape[2:]):
+        raise Invalid(f"the classes {target!r} do not fit {logarithms!r}: they have no dimension of classes")
     target = call.cast(target, int64)
     kept: Value | None = None
     if ignored is not None:
@@ -49,5 +52,6 @@ def negative_log_likelihood(call: Call) -> Value:
 
 @rule("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(call: Call) -> tuple[Value, Value]:
+    call.require_rank(call[0], 2)
     logarithms = call.op("log_softmax", call[0], axis=1)
     return _likelihood_loss(call, logarithms, call[1], call.optional(2)), logarithms

@@ -15,7 +15,7 @@ from tilewright.dtypes import DType, float32, float64, int32, uint8
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.network import convolve
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import ceil_divide, lift, simplify
 
@@ -38,6 +38,20 @@ def _along(call: Call, parameter: Value, x: Value, axis: int, block: int) -> Val
         flat = call.flatten(stretched, axis, axis + 2)
         return flat if simplify(lift(count) * block) == extent else call.slice(flat, axis, 0, extent)
     return call.reshape(parameter, [-1 if place == axis else 1 for place in range(x.rank)])
+
+
+def _axis_and_block(call: Call, x: Value) -> tuple[int, int]:
+    """Where scales lie along x: an axis, which means nothing to a single scale, and how many share one."""
+    axis, block = call.attribute("axis", 1), call.attribute("block_size", 0)
+    scale = call[1]
+    if scale.rank == 0 or scale.shape == (1,):
+        return 0, 0
+    axis = call.place(axis, x.rank)
+    if block < 0 or (block and scale.rank != x.rank) or (not block and scale.rank != 1):
+        raise Invalid(f"the scale {scale!r} does not fit {x!r} in blocks of {block}")
+    if call.has(2) and call[2].shape != scale.shape:
+        raise Invalid(f"the zero point {call[2]!r} and the scale {scale!r} must have one shape")
+    return axis, block
 
 
 def _saturated(call: Call, x: Value, dtype: DType) -> Value:
@@ -68,7 +82,7 @@ def _wide(dtype: DType) -> DType:
 def quantize_linear(call: Call) -> Value:
     """The type is that of the zero point, else `output_dtype`, else uint8."""
     x, scale = call[0], call[1]
-    axis, block = call.attribute("axis", 1) % max(x.rank, 1), call.attribute("block_size", 0)
+    axis, block = _axis_and_block(call, x)
     call.attribute("precision")  # of the division: at least float32 here
     dtype = call.tensor(2).dtype if call.has(2) else call.attribute("output_dtype") or uint8
     zero = _along(call, call[2], x, axis, block) if call.has(2) else None
@@ -81,7 +95,7 @@ def quantize_linear(call: Call) -> Value:
 def dequantize_linear(call: Call) -> Value:
     """(x - zero point) scale, in the type of the scale, or `output_dtype`."""
     x, scale = call[0], call[1]
-    axis, block = call.attribute("axis", 1) % max(x.rank, 1), call.attribute("block_size", 0)
+    axis, block = _axis_and_block(call, x)
     dtype = call.attribute("output_dtype") or scale.dtype
     wide = float64 if x.dtype.bits > 16 and x.dtype.is_integer else float32  # float32 rounds integers of 32 bits
     centred = call.cast(x, wide)

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size, floor_divide, lift, simplify
 
@@ -18,6 +18,7 @@ TABLE = RuleTable("Signal")
 rule = TABLE.rule
 
 SHORT = 64  # numbers of a transform
+LARGEST_TABLE = 1 << 26  # elements of the cosines of a transform, and of a window
 # The coefficients of cos(0), cos(2 pi n / N) and cos(4 pi n / N).
 WINDOWS = {
     "HannWindow": (0.5, -0.5, 0.0),
@@ -28,7 +29,7 @@ WINDOWS = {
 
 def _window(coefficients: tuple[float, float, float]) -> Callable[[Call], Value]:
     def apply(call: Call) -> Value:
-        (size,) = call.sizes(0)
+        size = _count(call, 0, "size of the window", least=0)
         dtype: DType = call.attribute("output_datatype", float32)
         periodic = bool(call.attribute("periodic", 1))
         if isinstance(size, int):
@@ -50,9 +51,23 @@ for _name, _coefficients in WINDOWS.items():
     TABLE.add(_name, _window(_coefficients))
 
 
+def _count(call: Call, index: int, what: str, least: int = 1) -> Size:
+    """An input that is one whole number of at least `least`."""
+    found = call.sizes(index)
+    if len(found) != 1 or (isinstance(found[0], int) and found[0] < least):
+        raise Invalid(f"the {what} is {list(map(str, found))}; it must be one number of at least {least}")
+    if isinstance(found[0], int) and found[0] > LARGEST_TABLE:
+        raise Unsupported(f"a {what} of {found[0]}", f"use at most {LARGEST_TABLE}")
+    return found[0]
+
+
 def _angles(call: Call, rows: Size, columns: Size, length: Size, dtype: DType) -> tuple[Value, Value]:
     """cos and sin of 2 pi row column / length, [rows, columns]; the product is reduced exactly, in integers."""
     if isinstance(rows, int) and isinstance(columns, int) and isinstance(length, int):
+        if rows < 1 or columns < 1 or length < 1:
+            raise Invalid(f"a transform of {rows} numbers to {columns}")
+        if rows * columns > LARGEST_TABLE:
+            raise Unsupported(f"a transform of {rows} numbers to {columns}", "use shorter ones")
         turns = np.outer(np.arange(rows), np.arange(columns)) % length
         angle = 2 * math.pi * turns / length
         return tuple(call.constant(f(angle).astype(dtype.numpy), "transform") for f in (np.cos, np.sin))  # type: ignore[return-value]
@@ -108,10 +123,13 @@ def _fitted(call: Call, x: Value, length: Size) -> Value:
 def fourier_transform(call: Call) -> Value:
     """[..., n, ..., 1 or 2] along one axis; opset 20 has the axis as an input, which counts the last dimension too."""
     x = call[0]
+    call.require_rank(x, 2)
     axis = call.attribute("axis", 1) if call.opset < 20 else int(call.number(2)) if call.has(2) else -2
-    axis = int(axis) % x.rank
+    axis = call.place(int(axis), x.rank)
+    if axis == x.rank - 1 or x.shape[-1] not in (1, 2):
+        raise Invalid(f"{x!r} has no dimension of real and imaginary parts behind axis {axis}")
     inverse, onesided = bool(call.attribute("inverse", 0)), bool(call.attribute("onesided", 0))
-    length = call.sizes(1)[0] if call.has(1) else None
+    length = _count(call, 1, "length of the transform") if call.has(1) else None
     parts = [call.select(x, x.rank - 1, part) for part in range(2 if x.shape[-1] == 2 else 1)]
     parts = [call.transpose(part, axis, part.rank - 1) for part in parts]
     if onesided and inverse:
@@ -150,9 +168,12 @@ def _is_middle(call: Call, place: Value, length: Size) -> Value:
 @rule("STFT")
 def short_time_transform(call: Call) -> Value:
     """Frames of a signal [B, n, 1 or 2], times a window, transformed: [B, frames, numbers, 2]."""
-    signal, (step,) = call[0], call.sizes(1)
+    signal, step = call[0], _count(call, 1, "step between frames")
     window = call.optional(2)
-    length = call.sizes(3)[0] if call.has(3) else window.shape[0] if window is not None else None
+    call.require_rank(signal, 3, 3)
+    if window is not None:
+        call.require_rank(window, 1, 1)
+    length = _count(call, 3, "length of a frame") if call.has(3) else window.shape[0] if window is not None else None
     if length is None:
         raise Unsupported("STFT without a window and a frame length", "give one of them")
     count = simplify(lift(floor_divide(simplify(lift(signal.shape[1]) - length), step)) + 1)
@@ -171,8 +192,13 @@ def short_time_transform(call: Call) -> Value:
 @rule("MelWeightMatrix")
 def mel_weights(call: Call) -> Value:
     """Triangles over the numbers of a spectrum, evenly spaced in mel: [dft_length // 2 + 1, bins]."""
-    bins, length, rate = (call.ints(index)[0] for index in range(3))
+    sizes = [_count(call, index, what) for index, what in enumerate(("number of bins", "length", "sample rate"))]
+    bins, length, rate = sizes
+    if not (isinstance(bins, int) and isinstance(length, int) and isinstance(rate, int)):
+        raise Unsupported("mel weights of a size that is known only at run time", "fix the sizes")
     low, high = (float(call.number(index)) for index in (3, 4))
+    if not 0 <= low < high <= rate / 2 or (length // 2 + 1) * bins > LARGEST_TABLE:
+        raise Invalid(f"edges from {low} to {high} Hz at a rate of {rate}, {bins} bins and a length of {length}")
     dtype: DType = call.attribute("output_datatype", float32)
     edges = 2595 * np.log10(1 + np.array([low, high]) / 700)
     mels = np.arange(bins + 2) * ((edges[1] - edges[0]) / (bins + 2)) + edges[0]
