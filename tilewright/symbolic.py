@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, Union
 
 Size = Union[int, "Expression"]
@@ -36,6 +36,20 @@ class Call:
     arguments: tuple[Expression, ...]
 
     def __str__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of texts differ from process to process
+        return Call, (self.function, self.arguments)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.function, self.arguments))
+
+    @cached_property
+    def _text(self) -> str:
         if self.function in ("max", "min"):
             return f"{self.function}({', '.join(map(str, self.arguments))})"
         left, right = self.arguments
@@ -77,6 +91,33 @@ class Expression:
         return modulo(self, other)
 
     def __str__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of texts differ from process to process
+        return Expression, (self.terms,)
+
+    @cached_property
+    def _hash(self) -> int:  # kept, as the text is: nested expressions are hashed and sorted at every level
+        return hash(self.terms)
+
+    @cached_property
+    def _range(self) -> tuple[int, int]:
+        low = high = 0
+        for monomial, factor in self.terms:
+            term_low = term_high = factor
+            for atom, power in monomial:
+                atom_low, atom_high = _atom_bounds(atom)
+                for _ in range(power):
+                    corners = [a * b for a in (term_low, term_high) for b in (atom_low, atom_high)]
+                    term_low, term_high = min(corners), max(corners)
+            low, high = low + term_low, high + term_high
+        return low, high
+
+    @cached_property
+    def _text(self) -> str:
         return " + ".join(_term_text(monomial, factor) for monomial, factor in self.terms) or "0"
 
     def __repr__(self) -> str:
@@ -268,18 +309,7 @@ def evaluate(value: Size, symbols: Mapping[str, int]) -> int:
 
 def _bounds(value: Size) -> tuple[int, int]:
     """Interval arithmetic over the symbols' ranges."""
-    if isinstance(value, int):
-        return value, value
-    low = high = 0
-    for monomial, factor in value.terms:
-        term_low = term_high = factor
-        for atom, power in monomial:
-            atom_low, atom_high = _atom_bounds(atom)
-            for _ in range(power):
-                corners = [a * b for a in (term_low, term_high) for b in (atom_low, atom_high)]
-                term_low, term_high = min(corners), max(corners)
-        low, high = low + term_low, high + term_high
-    return low, high
+    return (value, value) if isinstance(value, int) else value._range
 
 
 def _atom_bounds(atom: Atom) -> tuple[int, int]:
@@ -375,7 +405,7 @@ class SizeReader:
     MOST_DEPTH = 24
     MOST_PARTS = 1000
     LARGEST = 2**64
-    MOST_WORK = 4_000_000
+    MOST_WORK = 2_000_000
 
     def __init__(self, symbols: Mapping[str, Symbol]) -> None:
         self.symbols = symbols

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from tests.host.handmade import COLUMNS, expected, make_package
-from tests.host.test_engine_fuzz import read_members, write_members
 from tilewright import Engine, load
 from tilewright.engine import file, signing
 from tilewright.engine.trust import Trust
@@ -26,6 +25,7 @@ from tilewright.errors import (
     SettingsError,
     SigningKeyError,
 )
+from tools.fuzz.engine_files import read_members, write_members
 
 X = np.linspace(-2, 2, 3 * COLUMNS, dtype=np.float32).reshape(3, COLUMNS)
 

@@ -24,7 +24,7 @@ def test_a_campaign_resumes(tmp_path):
     assert (record.cases, record.next, record.left) == (80, 80, [])
 
 
-@pytest.mark.parametrize("name", ["sizes"])
+@pytest.mark.parametrize("name", ["sizes", "plan_json", "zip_attacks", "engine_bytes"])
 def test_quick_targets_find_nothing(tmp_path, name):
     record = Campaign(name, 1, tmp_path).run(cases=200, seconds=100)
     assert record.cases == 200 and not record.failed, record.failures

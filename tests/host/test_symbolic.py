@@ -1,11 +1,16 @@
 """Symbolic sizes: arithmetic agrees with integers, bounds hold, JSON round-trips."""
 
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright import symbolic
-from tilewright.symbolic import Symbol, evaluate, lower_bound, symbol, upper_bound
+from tilewright.symbolic import Symbol, evaluate, lower_bound, maximum, symbol, upper_bound
 
 SYMBOLS = {"batch": Symbol("batch", 1, 16), "sequence": Symbol("sequence", 1, 64)}
 LEAVES = [symbol(item.name, item.low, item.high) for item in SYMBOLS.values()]
@@ -85,3 +90,16 @@ def test_polynomials_have_one_form():
 def test_malformed_json_is_refused(data):
     with pytest.raises(ValueError):
         symbolic.from_json(data, SYMBOLS)
+
+
+def test_sizes_are_equal_in_other_processes() -> None:
+    size = maximum(symbol("rows") * 2 + 1, symbol("columns"))
+    code = (
+        "import pickle, sys; from tilewright.symbolic import maximum, symbol; "
+        "size = maximum(symbol('rows') * 2 + 1, symbol('columns')); "
+        "assert {size: 1}[pickle.loads(bytes.fromhex(sys.argv[1]))]"
+    )
+    hash(size), hash(size.terms[0][0][0][0])  # both are kept
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", code, pickle.dumps(size).hex()], env=environment, check=True)

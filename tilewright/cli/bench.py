@@ -99,7 +99,8 @@ def bench(
 def profiled(loaded: Engine, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> list[dict[str, Any]]:
     """The steps of the plan with their times, what bounds each, and the part of that bound that it reaches."""
     rows = loaded.profile(arrays)
-    steps = report(loaded, sizes, rows)["steps"]
+    with loaded.reading():
+        steps = report(loaded, sizes, rows)["steps"]
     return [
         {
             **row,

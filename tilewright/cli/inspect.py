@@ -14,6 +14,7 @@ from rich.text import Text
 from tilewright.cli import tensors
 from tilewright.cli.console import terminal
 from tilewright.cli.run import EngineArgument, SizeOption, TargetOption
+from tilewright.engine.file import check_replaceable
 from tilewright.insight.page import page
 from tilewright.insight.report import least_arena_bytes, report, short, transposes
 from tilewright.symbolic import evaluate
@@ -42,10 +43,14 @@ def inspect(
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     if html is not None:
         rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None
-        html.write_text(page(report(loaded, sizes, rows)), encoding="utf-8")
+        with loaded.reading():
+            text = page(report(loaded, sizes, rows))
+        check_replaceable(html)
+        html.write_text(text, encoding="utf-8")
         terminal().print(f"{html}: {html.stat().st_size / 1e3:.0f} kB", soft_wrap=True)
         return
-    data = describe(loaded, sizes)
+    with loaded.reading():
+        data = describe(loaded, sizes)
     if as_json:
         print(json.dumps(data, indent=2))
         return

@@ -22,6 +22,7 @@ from tilewright.errors import (
     EngineUntrustedError,
     InputError,
     SettingsError,
+    TilewrightError,
 )
 from tilewright.host import host_cpu, missing_features
 from tilewright.runtime.faults import load_kernels
@@ -55,8 +56,10 @@ class Engine:
         """
         self._package = package
         self._origin = origin
-        with self._reading():
+        with self.reading():
             programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
+            for program in programs:
+                _check_program(program)
             self._misfits = [_misfit(program["target"]) for program in programs]
             self._program = self._choose_program(target)
             self._check_plan()  # before the plan is read, which takes longer
@@ -86,13 +89,26 @@ class Engine:
             raise ValueError("the machine code belongs to another plan")
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """What goes wrong while the manifest is read is damage to it."""
+    def reading(self) -> Iterator[None]:
+        """``with engine.reading():`` what goes wrong while something of the file is looked at is damage to it.
+
+        Raises `EngineDamagedError` in the place of errors such as `KeyError`.
+        """
         try:
             yield
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        except TilewrightError:
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            StopIteration,
+            RecursionError,
+        ) as error:
             raise EngineDamagedError(
-                f"{self._origin} is damaged: the manifest is malformed ({type(error).__name__}: {error}). "
+                f"{self._origin} is damaged: the manifest is malformed ({type(error).__name__}: {str(error)[:300]}). "
                 "Build it again."
             ) from error
 
@@ -104,7 +120,7 @@ class Engine:
             raise EngineTargetError(
                 f"{self._origin} does not run on this machine: {'; '.join(filter(None, self._misfits))}. {REBUILD}"
             )
-        with self._reading():
+        with self.reading():
             if program["target"]["name"] == "cuda":
                 return cuda_program.session(program, self.plan, package)
             symbol = program["symbol"]
@@ -259,7 +275,7 @@ class Engine:
     @functools.cached_property
     def plan(self) -> Plan:
         """The whole plan, with its steps and the evidence for each choice."""
-        with self._reading():
+        with self.reading():
             return plan_from_json(self._program["plan"])
 
     @property
@@ -292,20 +308,25 @@ class Engine:
         """What the machine code needs: LLVM's names of CPU features, or a GPU's architecture."""
         return tuple(self._program["target"]["features"])
 
+    def _texts(self, key: str) -> tuple[str, ...]:
+        with self.reading():
+            return tuple(map(str, self._package.manifest.get(key, ())))
+
     @property
     def remarks(self) -> tuple[str, ...]:
         """What the compiler had to tell: fallbacks, choices, warnings."""
-        return tuple(self._package.manifest.get("remarks", ()))
+        return self._texts("remarks")
 
     @property
     def fusion(self) -> tuple[str, ...]:
         """What the passes made of the graph, in words."""
-        return tuple(self._package.manifest.get("fusion", ()))
+        return self._texts("fusion")
 
     @property
     def arena(self) -> tuple[tuple[Any, ...], ...]:
         """What lies in the arena: name, offset, bytes (as JSON sizes), first and last step."""
-        return tuple(tuple(entry) for entry in self._program.get("arena", ()))
+        with self.reading():
+            return tuple(tuple(entry) for entry in self._program.get("arena", ()))
 
     @property
     def weight_bytes(self) -> int:
@@ -317,7 +338,7 @@ class Engine:
         """The times by which kernels were chosen: what `tilewright tune` and builds of the model elsewhere use."""
         from tilewright.tune.cache import timing_from_json
 
-        with self._reading():
+        with self.reading():
             return tuple(map(timing_from_json, self._program.get("timings", ())))
 
     def kernel_name(self, key: str) -> str:
@@ -336,7 +357,7 @@ class Engine:
 
     def graph_data(self) -> dict[str, Any]:
         """The optimised graph as JSON values, without its constants' data."""
-        with self._reading():
+        with self.reading():
             data: dict[str, Any] = read_json(self._package.graph, MOST_GRAPH_BYTES)["graph"]
         return data
 
@@ -376,6 +397,22 @@ def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:
     that do not belong together don't link."""
     text = json.dumps([plan, weights], sort_keys=True, separators=(",", ":"))
     return f"tilewright_plan_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _check_program(program: Mapping[str, Any]) -> None:
+    """Raise `TypeError` or `KeyError` unless a program has the parts of one, each of its kind."""
+    target, kernels = program["target"], program["kernels"]
+    texts = [target["name"], program["symbol"], *target["features"], *program["objects"], *kernels]
+    texts += [target[key] for key in ("triple", "architecture") if key in target]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"expected a text, found {str(text)[:80]}")
+    for part in (target, program["plan"], kernels, *kernels.values()):
+        if not isinstance(part, dict):
+            raise TypeError(f"expected an object, found {str(part)[:80]}")
+    for part in (target["features"], program["objects"], program.get("arena", []), program.get("timings", [])):
+        if not isinstance(part, list):
+            raise TypeError(f"expected a list, found {str(part)[:80]}")
 
 
 def _misfit(target: Mapping[str, Any]) -> str | None:
