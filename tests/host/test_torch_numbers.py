@@ -222,3 +222,11 @@ def test_scales_stay_behind_a_cast_that_loses_numbers():
         ],
         torch.randn(1, 3, 6, 6) * 5,
     )
+
+
+def test_gelu_of_large_negative_numbers_vanishes():
+    x = torch.tensor([-6.0, -10.0, -100.0, -65504.0, -1e30, 1e30, 8.0])
+    engine = tilewright.compile(Functions([torch.nn.functional.gelu, torch.erf]).eval(), (x,))
+    gelu, erf = engine(x)
+    torch.testing.assert_close(gelu, torch.tensor([0.0, 0, 0, 0, 0, 1e30, 8]), rtol=1e-6, atol=1e-8)
+    assert torch.equal(erf, x.sign())

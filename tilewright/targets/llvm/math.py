@@ -218,6 +218,7 @@ def _erf_tables() -> list[list[float]]:
         else:  # odd, so that small arguments keep all their digits
             even = np.polynomial.polynomial.polyfit(points**2, values / points - 1, _ERF_DEGREE // 2)
             rows.append(np.column_stack([np.zeros_like(even), even]).ravel())
+    rows[-1][0] = 1.0  # so that the last piece ends in one: x (1 + erf(x)) must vanish for large -x
     return [[float(np.float32(row[power])) for row in rows] for power in range(_ERF_DEGREE + 1)]
 
 
