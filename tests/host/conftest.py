@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -37,3 +37,19 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
     with settings.scope(cache_directory=tmp_path):
         yield install(monkeypatch)
     gc.collect()  # sessions give their memory back to the stand-in
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that a test built into engines."""
+    import tilewright.engine.builder
+
+    graphs: list[Any] = []
+    build = tilewright.engine.builder.build
+
+    def record(graph: Any, *arguments: Any, **options: Any) -> Any:
+        graphs.append(graph)
+        return build(graph, *arguments, **options)
+
+    monkeypatch.setattr(tilewright.engine.builder, "build", record)
+    return graphs

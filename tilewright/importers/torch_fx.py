@@ -202,12 +202,12 @@ class Walker:
             else:
                 self._missing_scalar(node)
         except Unsupported as problem:
-            self._report(node, name, problem.reason, problem.advice)
+            self._report(node, problem.reason, problem.advice)
         except ShapeError as error:
-            self._report(node, name, str(error), "this use of the operation is outside what the graph can express")
+            self._report(node, str(error), "this use of the operation is outside what the graph can express")
         except Exception as error:  # a rule met something unforeseen: name the node instead of crashing
             reason = f"the import rule failed: {type(error).__name__}: {error}"
-            self._report(node, name, reason, "please report this with the model's code for this operation")
+            self._report(node, reason, "please report this with the model's code for this operation")
 
     def _missing_scalar(self, node: fx.Node) -> None:
         """Report arguments that are symbolic floats or booleans; other missing ones are reported already."""
@@ -253,9 +253,8 @@ class Walker:
             raise AssertionError(f"the rule gives {value!r}, PyTorch {dtype}[{', '.join(map(str, shape))}]")
         return call.reshape(value, shape)
 
-    def _report(self, node: fx.Node, name: str, reason: str, advice: str = NO_RULE_ADVICE) -> None:
-        inputs = tuple(describe(argument) for argument in node.all_input_nodes)
-        self.report.add(Problem(name, node.name, inputs, source_of(node), reason, advice))
+    def _report(self, node: fx.Node, reason: str, advice: str = NO_RULE_ADVICE) -> None:
+        self.report.add(problem_of(node, reason, advice))
 
 
 _LAYOUT = ("device", "layout", "pin_memory", "memory_format", "non_blocking")  # without meaning for values
@@ -266,6 +265,12 @@ def target_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     return getattr(target, "__name__", str(target))
+
+
+def problem_of(node: fx.Node, reason: str, advice: str) -> Problem:
+    """A call that is not imported, for the report."""
+    inputs = tuple(describe(argument) for argument in node.all_input_nodes)
+    return Problem(target_name(node.target), node.name, inputs, source_of(node), reason, advice)
 
 
 def describe(node: fx.Node) -> str:

@@ -45,17 +45,15 @@ class SymbolTable:
         The size is the symbol or linear in it (``8*s``); those with several symbols are left alone.
         Raises `ImportModelError` for a dimension whose range has no such size.
         """
-        (symbol, *others) = sorted(expression.free_symbols, key=str) or [None]
-        if symbol is None or others or str(symbol) in self.sizes:
+        linear = linear_in(expression)
+        if linear is None or str(linear[0]) in self.sizes:
             return
-        slope, start = expression.coeff(symbol), expression.subs(symbol, 0)
-        if not (slope.is_Integer and slope > 0 and expression - slope * symbol == start):
-            return
+        symbol, slope, start = linear
         low, high = self._range(str(symbol))
         name = default
         if dimension is not None:
             name = dimension.name
-            factor, offset = int(slope), int(start)
+            factor, offset = slope, start
             exported = f"{factor * low + offset}..{factor * high + offset}"
             low = max(low, -((offset - dimension.low) // factor))
             high = min(high, (dimension.high - offset) // factor)
@@ -68,6 +66,11 @@ class SymbolTable:
             low = 2
             self.builder.graph.remarks.append(f"{name} is never 1: the model squeezes a dimension of this size")
         self.sizes[str(symbol)] = self.builder.symbol(name, low, max(low, high))
+
+    def is_size(self, symbol: Any) -> bool:
+        """Whether a symbol cannot be negative, so that it may be the size of something."""
+        bounds = self.ranges.get(str(symbol))
+        return bounds is None or bool(bounds.lower >= 0)
 
     def _range(self, name: str) -> tuple[int, int]:
         """The exported range. PyTorch's default lower bound of 2 stands for "not specialised": 1 is allowed."""
@@ -171,6 +174,17 @@ def squeezed_symbols(graph: fx.Graph) -> frozenset[str]:
             if isinstance(extent, torch.SymInt) and extent.node.expr.is_Symbol:
                 found.add(str(extent.node.expr))
     return frozenset(found)
+
+
+def linear_in(expression: Any) -> tuple[Any, int, int] | None:
+    """The only symbol of a size that grows linearly with it, the factor and the offset: ``8*s + 1``; else None."""
+    (symbol, *others) = sorted(expression.free_symbols, key=str) or [None]
+    if symbol is None or others:
+        return None
+    slope, start = expression.coeff(symbol), expression.subs(symbol, 0)
+    if not (slope.is_Integer and slope > 0 and expression - slope * symbol == start):
+        return None
+    return symbol, int(slope), int(start)
 
 
 def assertions_hold(program: ExportedProgram) -> bool:

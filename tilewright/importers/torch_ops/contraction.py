@@ -117,6 +117,42 @@ def flash_attention(
     return attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale), None
 
 
+# What PyTorch has for GPUs. Sums, sizes and the generator's state are for the backward pass: a graph that uses them
+# cannot be imported.
+
+
+@rule("_scaled_dot_product_flash_attention.default")
+def gpu_flash_attention(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: float | None = None,
+) -> tuple[Value | None, ...]:
+    result = attention(call, query, key, value, None, dropout_p, is_causal, scale)
+    return (result, *[None] * (len(call.results) - 1))
+
+
+@rule("_scaled_dot_product_efficient_attention.default", "_scaled_dot_product_cudnn_attention.default")
+def gpu_biased_attention(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: float | None = None,
+) -> tuple[Value | None, ...]:
+    result = attention(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return (result, *[None] * (len(call.results) - 1))
+
+
 @rule("_scaled_dot_product_attention_math.default")
 def math_attention(
     call: Call,

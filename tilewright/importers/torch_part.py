@@ -1,0 +1,309 @@
+"""One part of a graph of `torch.compile`: its engines, and the parameters that are their constants."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from tilewright.engine.engine import Engine
+from tilewright.engine.tuning import Tuning
+from tilewright.errors import TilewrightError, UnsupportedOperationError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.importers.report import Report, Unsupported
+from tilewright.importers.torch_export import declare_output
+from tilewright.importers.torch_fx import Walker, dtype_of
+from tilewright.importers.torch_nodes import linear_sizes, ranges, stride_order
+from tilewright.importers.torch_survey import IMPORT_RULES
+from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+
+logger = logging.getLogger("tilewright")
+
+SAMPLES = 32  # words of each parameter that are compared at each call
+
+
+class NotImported(UnsupportedOperationError):
+    """A part has operations that cannot be imported: `problems`."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.text())
+        self.problems = report.problems
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the parts of a graph are built; `strict` raises where PyTorch would take over."""
+
+    target: str
+    tuning: Tuning
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """A part as a graph, and the positions of the arguments that are its inputs and its sizes, with their names."""
+
+    graph: Graph
+    names: list[tuple[int, str]]
+    sizes: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class _Built:
+    engine: Engine
+    names: list[tuple[int, str]]
+    sizes: list[tuple[int, str]]
+
+
+class Part:
+    """Runs one part by engines, which are kept by the state of the parameters (`_Watched`).
+
+    The first engine has the parameters as constants, and so has the one that replaces it when they were changed in
+    place once.  Parameters that change again, or other parameters, are inputs of one more engine, which serves them
+    all.  Buffers that change while the parameters stay as they were are inputs from then on.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        constants: Sequence[int],
+        settings: Settings,
+        divide: Callable[[Part, str], Callable[..., Any] | None],
+    ) -> None:
+        """`constants` are the positions of parameters and buffers; `divide` is asked for what runs a part for which no
+        engine can be built, None where PyTorch is to run it.  Raises `NotImported`.
+        """
+        self.gm = gm
+        self.constants = tuple(constants)
+        self.settings = settings
+        self.divide = divide
+        self.engines: dict[Any, _Built] = {}
+        self.general: _Built | None = None  # has the parameters as inputs
+        self.replacement: Callable[..., Any] | None = None  # what runs the part since no engine was built
+        self.watched: dict[int, _Watched] = {}
+        self.kept: list[Any] = []  # parameters of all engines: their addresses must not be used again
+        self.rebuilt = False
+        self.told = False  # that an engine did not run
+        (output,) = gm.graph.find_nodes(op="output")
+        self.orders = [stride_order(node.meta["val"]) for node in output.args[0]]
+        self.on_host = [node.meta["val"].device.type == "cpu" for node in output.args[0]]
+        self.unknown_sizes = _unknown_sizes(gm)
+        with unset_fake_temporarily():  # what is missing is known now: shapes of the parameters are enough
+            self._import(dict.fromkeys(self.constants))
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.replacement is not None or (self.unknown_sizes and self._is_empty(arguments)):
+            return (self.replacement or self.gm)(*arguments)
+        key = tuple([self._state(position, arguments[position]) for position in self.constants])
+        built = self.engines.get(key) or self.general or self._build(key, arguments)
+        if built is None:
+            return (self.replacement or self.gm)(*arguments)
+        named = {name: arguments[position] for position, name in built.names}
+        for position, name in built.sizes:
+            named[name] = torch.empty(arguments[position], dtype=torch.int8, device=self._device(arguments))
+        try:
+            values = built.engine.run(named).values()
+        except TilewrightError as reason:
+            self._tell(reason)
+            return self.gm(*arguments)
+        return [_ordered(value, *facts) for value, *facts in zip(values, self.orders, self.on_host, strict=True)]
+
+    def _tell(self, reason: TilewrightError) -> None:
+        """Say once that PyTorch computes what the engine did not."""
+        if self.settings.strict:
+            raise reason
+        if not self.told:
+            logger.warning("torch.compile: an engine did not run, PyTorch computes its part of this call: %s", reason)
+        self.told = True
+
+    def _is_empty(self, arguments: Sequence[Any]) -> bool:
+        """Whether a size that depends on data is 0."""
+        return any(
+            0 in (getattr(arguments[position], "shape", (arguments[position],))) for position in self.unknown_sizes
+        )
+
+    def _device(self, arguments: Sequence[Any]) -> torch.device:
+        devices = [argument.device for argument in arguments if isinstance(argument, torch.Tensor)]
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+    def _state(self, position: int, parameter: torch.Tensor) -> tuple[int, int, bytes]:
+        watched = self.watched.get(position)
+        if watched is None or watched.tensor is not parameter or watched.address != parameter.data_ptr():
+            watched = self.watched[position] = _Watched(parameter)
+        return watched.state()
+
+    # -- Building -------------------------------------------------------------------------------
+
+    def _build(self, key: Any, arguments: Sequence[Any]) -> _Built | None:
+        """The engine for parameters that none was built for yet; None where PyTorch or other parts take over."""
+        constants = self.constants
+        if self.engines and self._release_buffers(key, arguments):
+            logger.warning("torch.compile: buffers changed; they become inputs of the engine, which is built again")
+            constants = self.constants
+            key = tuple([self._state(position, arguments[position]) for position in constants])
+        elif self.engines and not self.rebuilt and self._is_in_place(key):
+            logger.warning("torch.compile: parameters changed; building the engine again")
+            self.rebuilt = True
+            self._forget()
+        elif self.engines:
+            text = "torch.compile: %s; from now on they are inputs of one engine for all"
+            logger.warning(
+                text, "parameters changed again" if self._is_in_place(key) else "the graph has other parameters"
+            )
+            constants = ()
+        try:
+            built = self._engine({position: arguments[position] for position in constants}, arguments)
+        except Exception as error:  # torch.compile promises an answer: other parts or PyTorch give it
+            self._give_up(error)
+            return None
+        self.kept += [arguments[position].untyped_storage() for position in constants]
+        if constants or not self.constants:
+            self.engines[key] = built
+        else:
+            self.general = built
+        return built
+
+    def _engine(self, constants: Mapping[int, torch.Tensor | None], arguments: Sequence[Any]) -> _Built:
+        from tilewright.engine.builder import build
+        from tilewright.runtime.cuda.device import on_gpu_of
+
+        imported = self._import(constants)  # again: a rule may need the values of what was a constant so far
+        with on_gpu_of(arguments):  # whose kernels are timed there
+            engine = build(imported.graph, target=self.settings.target, tuning=self.settings.tuning)
+        return _Built(engine, imported.names, imported.sizes)
+
+    def _give_up(self, error: Exception) -> None:
+        reason = str(error) if isinstance(error, TilewrightError) else repr(error)
+        if self.settings.strict:
+            raise UnsupportedOperationError(f"an engine of this graph was not built: {reason}") from error
+        self.replacement = self.divide(self, reason) or self.gm
+        self._forget()
+
+    def _forget(self) -> None:
+        self.engines.clear()
+        self.kept.clear()
+
+    def _is_in_place(self, key: Any) -> bool:
+        """Whether the parameters are those of the last engine."""
+        last = list(self.engines)[-1]
+        return all(old[0] == new[0] for old, new in zip(last, key, strict=True))
+
+    def _release_buffers(self, key: Any, arguments: Sequence[Any]) -> bool:
+        """Make inputs of the buffers that changed since the last engine was built, where no parameter did."""
+        last = list(self.engines)[-1]
+        changed = {position for position, old, new in zip(self.constants, last, key, strict=True) if old != new}
+        if any(isinstance(arguments[position], torch.nn.Parameter) for position in changed):
+            return False
+        self.constants = tuple(position for position in self.constants if position not in changed)
+        self._forget()
+        return True
+
+    # -- Importing ------------------------------------------------------------------------------
+
+    def _import(self, constants: Mapping[int, torch.Tensor | None]) -> _Imported:
+        """The part as a graph; a constant of None stands for any tensor of its shape.  Raises `NotImported`."""
+        placeholders = self.gm.graph.find_nodes(op="placeholder")
+        builder = GraphBuilder("compiled")
+        symbols = SymbolTable(builder, ranges(list(self.gm.graph.nodes)), squeezed_symbols(self.gm.graph))
+        walker = Walker(builder, symbols, Report("compiled"), IMPORT_RULES)
+        names = [(position, node) for position, node in enumerate(placeholders) if position not in constants]
+        _name_symbols(symbols, [node for _, node in names])
+        sizes = []
+        for position, node in names:
+            fake = node.meta["val"]
+            if isinstance(fake, torch.SymInt) and fake.node.expr.is_Symbol and str(fake.node.expr) not in symbols.sizes:
+                symbols.name(fake.node.expr, None, node.name)
+                builder.input(node.name, dtype_of(torch.int8), symbols.shape([fake]))
+                sizes.append((position, node.name))
+        for position, node in enumerate(placeholders):
+            value = _placeholder(builder, symbols, walker, node, position in constants, constants.get(position))
+            if value is not None:
+                walker.values[node] = value
+        for node in self.gm.graph.find_nodes(op="get_attr"):
+            walker.values[node] = walker.constant(getattr(self.gm, str(node.target)), str(node.target))
+        walker.run(self.gm.graph.nodes)
+        if walker.report.problems:
+            raise NotImported(walker.report)
+        (output,) = self.gm.graph.find_nodes(op="output")
+        for index, node in enumerate(output.args[0]):
+            declare_output(builder, walker.values[node], f"output_{index}")
+        tensors = [(position, node.name) for position, node in names if isinstance(walker.values.get(node), Value)]
+        return _Imported(builder.finish(), tensors, sizes)
+
+
+def _placeholder(
+    builder: GraphBuilder,
+    symbols: SymbolTable,
+    walker: Walker,
+    node: fx.Node,
+    constant: bool,
+    data: torch.Tensor | None,
+) -> Any:
+    """The value of an argument; None for a number that is no size."""
+    fake = node.meta["val"]
+    if not isinstance(fake, torch.Tensor):
+        try:
+            return symbols.size(fake)
+        except Unsupported:
+            return None
+    if data is not None:
+        return walker.constant(data, node.name)
+    if constant:
+        zero = np.zeros((), dtype_of(fake.dtype).numpy)
+        return builder.constant(np.broadcast_to(zero, tuple(fake.shape)), node.name)
+    return builder.input(node.name, dtype_of(fake.dtype), symbols.shape(fake.shape))
+
+
+class _Watched:
+    """A parameter, and what tells that it was changed: its address, version, and a sample of its bytes.
+
+    The version alone is not enough: writes through `.data`, a NumPy view or in inference mode do not
+    raise it.  The sample (`SAMPLES` words spread over the storage) sees them where they touch it, as a
+    step of an optimiser or a loaded checkpoint does.  Parameters on a GPU have none.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        if tensor.device.type != "cpu":
+            self.sample = np.empty(0, np.uint8)  # looking at a GPU's memory would wait for the GPU
+            return
+        data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+        words = data[: data.size // 4 * 4].reshape(-1, 4)
+        self.sample = words[:: max(1, len(words) // SAMPLES)] if len(words) else data
+
+    def state(self) -> tuple[int, int, bytes]:
+        version = 0 if self.tensor.is_inference() else self.tensor._version
+        return self.address, version, self.sample.tobytes()
+
+
+def _name_symbols(symbols: SymbolTable, nodes: Sequence[fx.Node]) -> None:
+    """Name the symbols by the sizes of the inputs: plain ones before those that follow from a size."""
+    sizes = [(node, axis, expression) for node in nodes for axis, expression in linear_sizes(node)]
+    for node, axis, expression in sorted(sizes, key=lambda entry: not entry[2].is_Symbol):
+        symbols.name(expression, None, f"{node.name}_{axis}")
+
+
+def _unknown_sizes(gm: fx.GraphModule) -> list[int]:
+    """Positions of the arguments with a size that depends on data, which may be 0."""
+    placeholders = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return [position for position, node in placeholders if free_unbacked_symbols(node.meta["val"])]
+
+
+def _ordered(value: Any, order: list[int] | None, on_host: bool) -> torch.Tensor:
+    """A result of an engine with PyTorch's order of dimensions in memory, on PyTorch's device."""
+    result = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if on_host and result.is_cuda:
+        result = result.cpu()
+    if order is None:
+        return result
+    inverse = [order.index(axis) for axis in range(len(order))]
+    return result.permute(order).contiguous().permute(inverse)

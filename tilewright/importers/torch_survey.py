@@ -1,0 +1,173 @@
+"""Which operations of an ATen graph an engine can compute, and why the others stay with PyTorch.
+
+Every node is imported once, without an engine in mind. The results of one whose rule is missing or refuses become
+inputs, so that the nodes after it are judged on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Value
+from tilewright.importers.report import Problem, Report, Unsupported
+from tilewright.importers.torch_fx import Walker, describe, dtype_of, problem_of, target_name
+from tilewright.importers.torch_nodes import (
+    fakes_of,
+    free_symbols,
+    is_check,
+    is_getitem,
+    is_needed_check,
+    is_number,
+    ranges,
+    reads_number,
+)
+from tilewright.importers.torch_ops import FOREIGN, RULES
+from tilewright.importers.torch_symbols import SymbolTable
+
+IMPORT_RULES = RULES | FOREIGN
+_MOVES = ("aten._to_copy.default", "prims.device_put.default")
+
+
+class Survey:
+    """The calls of one graph by what becomes of them; those that are in none of the sets can be compiled.
+
+    `stays` has the operations that PyTorch computes, with the reason, `moves` the copies between devices, which are
+    PyTorch's without being worth a word, `checks` the assertions that PyTorch makes.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, constants: Collection[fx.Node], device: str, known: Mapping[fx.Node, Problem]
+    ) -> None:
+        """`constants` are the placeholders whose tensors stay the same, `known` what was found to stay before."""
+        self.gm = gm
+        self.constants = constants
+        self.device = device
+        self.stays: dict[fx.Node, Problem] = dict(known)
+        self.moves: set[fx.Node] = set()
+        self.checks: set[fx.Node] = set()
+        self._anywhere: set[fx.Node] = set()  # made from nothing on the host: an engine has it where it needs it
+        self._builder = GraphBuilder("survey")
+        self._symbols = SymbolTable(self._builder, ranges(gm.graph.nodes))
+        self._walker = Walker(self._builder, self._symbols, Report("survey"), IMPORT_RULES)
+        for node in gm.graph.nodes:
+            self._name_sizes(node)
+        for node in gm.graph.nodes:
+            self._visit(node)
+
+    def is_kept(self, node: fx.Node) -> bool:
+        """Whether PyTorch runs a call."""
+        while is_getitem(node):
+            node = node.args[0]  # type: ignore[assignment]
+        return node in self.stays or node in self.moves or node in self.checks
+
+    def _name_sizes(self, node: fx.Node) -> None:
+        for fake in fakes_of(node):
+            for symbol in free_symbols(fake):
+                if self._symbols.is_size(symbol):
+                    self._symbols.name(symbol, None, f"size_{len(self._symbols.sizes)}")
+
+    def _visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self._offer(node)
+        elif node.op == "get_attr":
+            value = getattr(self.gm, str(node.target), None)
+            if isinstance(value, torch.Tensor):
+                self._walker.values[node] = self._tensor(value, node.name, constant=True)
+        elif node.op == "call_function":
+            self._call(node)
+
+    def _call(self, node: fx.Node) -> None:
+        if is_check(node):
+            if is_needed_check(node):
+                self.checks.add(node)
+        elif is_getitem(node) and self.is_kept(node):
+            self._walker.run([node])
+        elif node in self.stays or self._is_elsewhere(node):
+            self._offer(node)
+        elif reads_number(node):
+            self._keep(node, "a number read out of a tensor by .item()", "keep it a tensor of no dimensions")
+        else:
+            self._import(node)
+
+    def _import(self, node: fx.Node) -> None:
+        problems = self._walker.report.problems
+        reported = len(problems)
+        self._walker.run([node])
+        if node in self._walker.values and self._walker.values[node] is not None or is_number(node):
+            return
+        if len(problems) > reported:
+            self._keep(node, problems[-1].reason, problems[-1].advice)
+            return
+        missing = [argument for argument in node.all_input_nodes if self._walker.values.get(argument) is None]
+        reason = ", ".join(f"its argument {argument.name!r} is {describe(argument)}" for argument in missing)
+        self._keep(node, reason or "it gives no tensor", "tensors of real numbers and integers can be compiled")
+
+    def _keep(self, node: fx.Node, reason: str, advice: str) -> None:
+        problem = problem_of(node, reason, advice)
+        while is_getitem(node):  # a result that cannot be given keeps the operation
+            node = node.args[0]  # type: ignore[assignment]
+        self.stays[node] = problem
+        self._offer(node)
+        for user in node.users:
+            if self._walker.values.pop(user, None) is not None:
+                self._walker.run([user])
+
+    def _is_elsewhere(self, node: fx.Node) -> bool:
+        """Whether a call works on another device, or copies from one to another; notes it as what stays or moves."""
+        if is_getitem(node):
+            return False
+        results = [fake for fake in fakes_of(node) if isinstance(fake, torch.Tensor)]
+        given = [argument for argument in node.all_input_nodes if argument not in self._anywhere]
+        fakes = [fake for argument in given for fake in fakes_of(argument) if isinstance(fake, torch.Tensor)]
+        if not fakes and all(fake.device.type == "cpu" for fake in results):
+            self._anywhere.add(node)
+            return False
+        here = any(str(fake.device) == self.device for fake in fakes)
+        odd = [fake for fake in fakes if str(fake.device) != self.device and not _is_host_scalar(fake)]
+        odd += [fake for fake in results if str(fake.device) != self.device and (here or not _is_host_scalar(fake))]
+        if not odd:
+            return False
+        if target_name(node.target) in _MOVES:
+            self.moves.add(node)
+        else:
+            where = ", ".join(sorted({str(fake.device) for fake in odd}))
+            reason = f"it has tensors on {where}; the engines of this graph run on {self.device}"
+            self.stays[node] = problem_of(node, reason, "move its tensors to one device")
+        return True
+
+    def _offer(self, node: fx.Node) -> None:
+        """Make what a node that is not compiled gives known, as far as a graph can have it as an input."""
+        fake = node.meta.get("val")
+        if isinstance(fake, (tuple, list)):
+            values = [self._tensor(item, f"{node.name}_{index}") for index, item in enumerate(fake)]
+            self._walker.values[node] = tuple(values)
+        elif isinstance(fake, torch.Tensor):
+            self._walker.values[node] = self._tensor(fake, node.name, node in self.constants)
+        elif isinstance(fake, (int, torch.SymInt)):
+            try:
+                self._walker.values[node] = self._symbols.size(fake)
+            except Unsupported:
+                return  # it may be negative: what uses it stays
+        if self._walker.values.get(node) is None:
+            self._walker.values.pop(node, None)
+
+    def _tensor(self, fake: Any, name: str, constant: bool = False) -> Value | None:
+        if not isinstance(fake, torch.Tensor) or fake.layout != torch.strided:
+            return None
+        try:
+            shape, dtype = self._symbols.shape(fake.shape), dtype_of(fake.dtype)
+        except Unsupported:
+            return None
+        if constant:
+            return self._builder.constant(np.broadcast_to(np.zeros((), dtype.numpy), shape), name)
+        return self._builder.input(name, dtype, shape)
+
+
+def _is_host_scalar(fake: torch.Tensor) -> bool:
+    return fake.device.type == "cpu" and fake.ndim == 0
