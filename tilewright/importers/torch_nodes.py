@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -90,7 +90,10 @@ def linear_sizes(node: fx.Node) -> list[tuple[int, Any]]:
     """The axes of a tensor whose size grows linearly with one symbol, and these sizes as expressions."""
     fake = node.meta.get("val")
     sizes = enumerate(fake.shape if isinstance(fake, torch.Tensor) else ())
-    symbolic = [(axis, size.node.expr) for axis, size in sizes if isinstance(size, torch.SymInt)]
+    symbolic: list[tuple[int, Any]] = []
+    for axis, size in sizes:
+        if isinstance(size, torch.SymInt):
+            symbolic.append((axis, size.node.expr))
     return [(axis, expression) for axis, expression in symbolic if linear_in(expression) is not None]
 
 
@@ -125,7 +128,7 @@ def stride_order(fake: torch.Tensor) -> list[int] | None:
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 
-def ranges(nodes: Sequence[fx.Node]) -> dict[Any, Any]:
+def ranges(nodes: Iterable[fx.Node]) -> dict[Any, Any]:
     """The value ranges of all symbols, from the shape environment of any symbolic size."""
     for node in nodes:
         for fake in fakes_of(node):

@@ -165,7 +165,7 @@ class Survey:
         except Unsupported:
             return None
         if constant:
-            return self._builder.constant(np.broadcast_to(np.zeros((), dtype.numpy), shape), name)
+            return self._builder.constant(np.broadcast_to(np.zeros((), dtype.numpy), tuple(fake.shape)), name)
         return self._builder.input(name, dtype, shape)
 
 
