@@ -19,6 +19,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
@@ -87,7 +88,7 @@ def backend(
         kind = device.partition(":")[0]
         chosen = Settings(_target_on(kind) if target == "auto" else str(target), tuning, strict)
         return _compile(gm, example_inputs, _Compiler(device, chosen, _static_positions(gm, example_inputs)))
-    except MissingDependencyError:
+    except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise
     except Exception as error:  # of AOT too, which cannot trace the gradients of some graphs that run well without them
         reason = error if isinstance(error, (_Declined, TilewrightError)) else f"{type(error).__name__}: {error}"
