@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -223,3 +224,53 @@ def test_damaged_safetensors_are_refused(tmp_path: Path, rng: np.random.Generato
         except ImportModelError:
             refused += 1
     assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "key",
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings vocab_size "
+    "type_vocab_size layer_norm_eps".split(),
+)
+def test_settings_of_any_kind_are_refused(key: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """At once, and without memory for what they say."""
+    for value in (-1, 10**9, 2**63, 10**400, True, None, "8", [1], {}, float("nan"), float("inf")):
+        with pytest.raises(ImportModelError) as error:
+            import_model(write(tmp_path / "model", weights(rng), **{key: value}))
+        assert len(str(error.value)) < 20_000
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 5000 + "1" + "}" * 5000, '{"model_type": []}', "[]", "\0"])
+def test_damaged_configurations(text: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write(tmp_path / "model", weights(rng))
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ImportModelError):
+        import_model(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_only_files_of_the_folder_are_read(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Nor links that lead elsewhere, but for those of a Hugging Face cache."""
+    folder = write(tmp_path / "model", weights(rng))
+    kept = (folder / "model.safetensors").rename(tmp_path / "weights")
+    (folder / "model.safetensors").symlink_to(kept)
+    with pytest.raises(ImportModelError, match="leads out of the folder"):
+        import_model(folder)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(ImportModelError, match="no regular file"):
+        import_model(folder)
+    (tmp_path / "hub/blobs").mkdir(parents=True)
+    (tmp_path / "hub/snapshots").mkdir()
+    snapshot = write(tmp_path / "hub/snapshots/abc", weights(rng))
+    (snapshot / "model.safetensors").rename(tmp_path / "hub/blobs/123")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/123")
+    assert import_model(snapshot).inputs
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "", "/etc/passwd", "a\0", "\ud800", "a/b", "..\\x", ["a"], None])
+def test_shards_stay_in_the_folder(name: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write(tmp_path / "model", weights(rng))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ImportModelError):
+        import_model(folder)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SOURCES = {
     "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
 }  # fmt: skip
-_DIMENSION = re.compile(r"(\d+)(?:\.\.(\d+))?")
+_DIMENSION = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?", re.ASCII)
 
 
 EffortOption = Annotated[

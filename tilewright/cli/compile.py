@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewright.cli.console import terminal
+from tilewright.errors import CompilationError, TilewrightError
 
 if TYPE_CHECKING:
     from tilewright.frontend.jit import JITFunction
@@ -59,7 +61,16 @@ def load_kernel(file: Path, name: str) -> JITFunction:
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except TilewrightError:
+        raise
+    except Exception as error:  # the file's own faults, shown from its own lines on
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(file):
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace, chain=False)).rstrip()
+        raise CompilationError(f"{file} cannot be run:\n{text}") from None
     found: Any = getattr(module, name, None)
     kernel = found.kernel if isinstance(found, KernelWrapper) else found
     if not isinstance(kernel, JITFunction):

@@ -6,6 +6,9 @@ Exit codes: 0 done; 1 the input, the model or the machine does not allow it (one
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 
 import typer
@@ -40,18 +43,44 @@ def application() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `tilewright` and `tw` commands."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files and tensors may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
     try:
-        application()()
+        try:
+            application()()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except TilewrightError as error:
         terminal(stderr=True).print(Text(type(error).__name__, "bold red"), end=": ")
         print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         sys.exit(1)
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        text = f": {error.strerror}: {error.filename}"
-        terminal(stderr=True).print(Text.assemble(("error", "bold red"), text), soft_wrap=True)
+    except (OSError, MemoryError) as error:
+        _end_output()
+        if not isinstance(error, BrokenPipeError):  # whoever reads the output has enough of it
+            _complain(error)
         sys.exit(1)
     except KeyboardInterrupt:
+        _end_output()
         sys.exit(130)
+
+
+def _end_output() -> None:
+    """Let nothing more be written at the end of the process: the output is gone, or full."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+
+
+def _complain(error: OSError | MemoryError) -> None:
+    """What the system refused, in one line."""
+    if isinstance(error, MemoryError):
+        text = "there is not enough memory"
+    else:
+        text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename is not None else "")
+    terminal(stderr=True).print(Text.assemble(("error", "bold red"), f": {text}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
              enumerate(plan.symbols.items())}  # fmt: skip
     for text in texts:
         name, separator, value = text.partition("=")
-        if not separator or name not in plan.symbols or not value.isdigit():
+        if not separator or name not in plan.symbols or not re.fullmatch(r"[0-9]{1,18}", value):
             known = ", ".join(f"{symbol.name} ({symbol.low}..{symbol.high})" for symbol in plan.symbols.values())
             raise typer.BadParameter(f"{text!r}: expected NAME=NUMBER with a size of this engine: {known or 'none'}")
         symbol = plan.symbols[name]

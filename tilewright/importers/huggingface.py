@@ -6,7 +6,10 @@ Neither PyTorch nor transformers is needed: the structure of a family is in `fam
 from __future__ import annotations
 
 import json
+import math
 import mmap
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,9 @@ _DTYPES: dict[str, DType] = {
     "F32": dtypes.float32,
     "F64": dtypes.float64,
 }
-_LARGEST_HEADER = 100 << 20
+_LARGEST_HEADER = 100 << 20  # bytes, as the format says
+_LARGEST_JSON = 64 << 20  # bytes of config.json, or of the index of shards
+_MOST_PROBLEMS = 100  # missing and misshapen tensors, after which reading stops
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -45,6 +50,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     Layout: 8 bytes little-endian header length, JSON header ``{name: {dtype, shape, data_offsets}}``,
     then the data.  Raises `ImportModelError` when anything does not fit.
     """
+    _check_file(path)
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -57,15 +63,33 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         header = json.loads(data[8 : 8 + length])
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         return {name: _tensor(data, 8 + length, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ImportModelError(f"{path}: damaged safetensors file ({error}); fetch it again") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        text = f"{type(error).__name__}: {error}"[:300]
+        raise ImportModelError(f"{path}: damaged safetensors file ({text}); fetch it again") from error
+
+
+def _check_file(path: Path) -> None:
+    """Raise `ImportModelError` for what is no regular file of the checkpoint: a pipe, a device, a link to elsewhere.
+
+    Links may lead to the blobs of a Hugging Face cache: ``snapshots/REVISION/NAME -> ../../blobs/DIGEST``.
+    """
+    try:
+        status, real, folder = path.stat(), path.resolve(), path.parent.resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ImportModelError(f"{path}: cannot be mapped ({error})") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ImportModelError(f"{path}: no regular file")
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
+    if folder not in real.parents and blobs not in real.parents:
+        raise ImportModelError(f"{path}: a link that leads out of the folder, to {real}; copy that file here")
 
 
 def _tensor(data: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray:
     dtype = _DTYPES[entry["dtype"]].numpy
-    shape = tuple(int(extent) for extent in entry["shape"])
-    first, last = (int(offset) for offset in entry["data_offsets"])
-    count = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(number) is int for number in (*shape, first, last)):
+        raise ValueError("a shape or an offset that is no whole number")
+    count = math.prod(shape)
     if any(extent < 0 for extent in shape) or first < 0 or last - first != count * dtype.itemsize:
         raise ValueError(f"offsets {first}..{last} do not hold {shape} of {entry['dtype']}")
     if start + last > len(data):
@@ -91,21 +115,26 @@ class Checkpoint:
 
     @staticmethod
     def _read_json(path: Path) -> dict[str, Any]:
+        if not os.path.lexists(path):
+            raise ImportModelError(f"{path}: missing; a checkpoint folder needs config.json and weights")
+        _check_file(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ImportModelError(f"{path}: missing; a checkpoint folder needs config.json and weights") from error
-        except (OSError, ValueError) as error:
-            raise ImportModelError(f"{path}: cannot be read as JSON ({error})") from error
+            with path.open("rb") as file:
+                data = file.read(_LARGEST_JSON + 1)
+            if len(data) > _LARGEST_JSON:
+                raise ImportModelError(f"{path}: more than {_LARGEST_JSON} bytes")
+            content = json.loads(data.decode())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ImportModelError(f"{path}: cannot be read as JSON ({str(error)[:300]})") from error
         if not isinstance(content, dict):
             raise ImportModelError(f"{path}: expected a JSON object")
         return content
 
     def _read_weights(self) -> dict[str, np.ndarray]:
         single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
-        if single.exists():
+        if os.path.lexists(single):
             return read_safetensors(single)
-        if not index.exists():
+        if not os.path.lexists(index):
             hint = "; convert the PyTorch weights to safetensors" if any(self.folder.glob("*.bin")) else ""
             raise ImportModelError(f"{self.folder}: no model.safetensors and no model.safetensors.index.json{hint}")
         mapping = self._read_json(index).get("weight_map")
@@ -113,8 +142,8 @@ class Checkpoint:
             raise ImportModelError(f"{index}: has no weight_map")
         tensors: dict[str, np.ndarray] = {}
         for shard in sorted(set(map(str, mapping.values()))):
-            if Path(shard).name != shard:
-                raise ImportModelError(f"{index}: the shard name {shard!r} leaves the folder")
+            if Path(shard).name != shard or shard in ("", ".", "..") or "\\" in shard:
+                raise ImportModelError(f"{index}: the shard name {shard[:200]!r} leaves the folder")
             tensors.update(read_safetensors(self.folder / shard))
         absent = sorted(set(mapping) - set(tensors))
         if absent:
@@ -124,11 +153,30 @@ class Checkpoint:
     def setting(self, key: str, kind: type, default: Any = None) -> Any:
         """One entry of config.json; raises `ImportModelError` when it is missing or of another type."""
         value = self.config.get(key, default)
-        if kind is float and isinstance(value, int):
+        if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {value!r}, expected {kind.__name__}")
+            shown = repr(value)[:100] if not isinstance(value, int) else "a whole number"
+            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {shown}, expected {kind.__name__}")
         return value
+
+    def number(self, key: str, default: int | None = None, low: int = 1, high: int = 2**31 - 1) -> int:
+        """A whole number of config.json from `low` to `high`; raises `ImportModelError`."""
+        value: int = self.setting(key, int, default)
+        if not low <= value <= high:
+            shown = value if abs(value) < 2**63 else "a number of more than 64 bits"
+            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {shown}, expected {low} to {high}")
+        return value
+
+    def check_layers(self, prefix: str, count: int, key: str) -> None:
+        """Raise `ImportModelError` when the weights hold fewer layers (``PREFIX0.``, ...) than config.json says, before
+        anything is done for each of them."""
+        held = {name.removeprefix(prefix).split(".")[0] for name in self.tensors if name.startswith(prefix)}
+        if len(held) < count:
+            raise ImportModelError(
+                f"{self.folder}: {key!r} is {count} in config.json, and the weights hold {len(held)} layers "
+                f"({prefix}NUMBER). Check that config.json and the weights belong together."
+            )
 
     def strip_prefix(self, prefix: str) -> None:
         """Drop a common prefix of the names (``bert.``), which task models put before their base."""
@@ -148,7 +196,9 @@ class Checkpoint:
             self._problems.append(f"wrong shape: {name} is {list(data.shape)}, the configuration says {list(shape)}")
         else:
             return data
-        return np.zeros(shape, np.float32)
+        if len(self._problems) == _MOST_PROBLEMS:
+            self.finish(ignored=("",))
+        return np.broadcast_to(np.float32(0), shape)  # no memory: the shape comes from config.json
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Check the account; names that start with one of `ignored` may be left over."""
@@ -187,9 +237,9 @@ def import_checkpoint(folder: Path, dynamic_shapes: Mapping[str, Any] | None = N
 
     checkpoint = Checkpoint(Path(folder))
     family = checkpoint.config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ImportModelError(
-            f"{folder}: model_type {family!r} has no importer yet; known: {', '.join(FAMILIES)}. "
+            f"{folder}: model_type {repr(family)[:100]} has no importer yet; known: {', '.join(FAMILIES)}. "
             "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/importers.md)."
         )
     return FAMILIES[family](checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name)

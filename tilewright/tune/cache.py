@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from tilewright.settings import settings
 logger = logging.getLogger("tilewright.tune")
 
 FILE_NAME = "timings.jsonl"  # in the cache directory
+_LARGEST = 256 << 20  # bytes of a file that a user names
 _LIMIT = 50_000  # lines of that file; the oldest go first
 
 
@@ -64,6 +66,9 @@ class TimingCache:
     def read(cls, path: Path) -> TimingCache:
         """The times of a file that a user names; raises `TimingCacheError` when it is not there or holds others."""
         try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+                raise TimingCacheError(f"the timing cache {path} is no regular file of at most {_LARGEST >> 20} MiB")
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise TimingCacheError(f"the timing cache {path} cannot be read: {error}") from error

@@ -42,14 +42,16 @@ def build(checkpoint: Checkpoint, dimensions: dict[str, Axes], name: str) -> Gra
 class _Bert:
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint = checkpoint
-        self.hidden: int = checkpoint.setting("hidden_size", int)
-        self.layers: int = checkpoint.setting("num_hidden_layers", int)
-        self.heads: int = checkpoint.setting("num_attention_heads", int)
-        self.intermediate: int = checkpoint.setting("intermediate_size", int)
-        self.positions: int = checkpoint.setting("max_position_embeddings", int)
+        self.hidden: int = checkpoint.number("hidden_size")
+        self.layers: int = checkpoint.number("num_hidden_layers", low=0, high=10_000)
+        self.heads: int = checkpoint.number("num_attention_heads")
+        self.intermediate: int = checkpoint.number("intermediate_size")
+        self.positions: int = checkpoint.number("max_position_embeddings")
         self.epsilon: float = checkpoint.setting("layer_norm_eps", float, 1e-12)
         self.activation: str = checkpoint.setting("hidden_act", str, "gelu")
-        kind = checkpoint.config.get("position_embedding_type", "absolute")
+        if not 0 <= self.epsilon <= 1:
+            raise ImportModelError(f"{checkpoint.folder}: layer_norm_eps is {self.epsilon}, expected 0 to 1")
+        kind = checkpoint.setting("position_embedding_type", str, "absolute")
         if kind != "absolute" or self.activation not in ACTIVATIONS or self.hidden % self.heads:
             raise ImportModelError(
                 f"{checkpoint.folder}: position_embedding_type {kind!r} with hidden_act {self.activation!r} and "
@@ -57,6 +59,7 @@ class _Bert:
                 f"{', '.join(ACTIVATIONS)}, and heads that divide the hidden size. Import it through torch.export."
             )
         checkpoint.strip_prefix("bert.")
+        checkpoint.check_layers("encoder.layer.", self.layers, "num_hidden_layers")
         self.builder = GraphBuilder(name)
         self.emit = Emitter(self.builder)
 
@@ -92,8 +95,8 @@ class _Bert:
     def _embeddings(self, ids: Value, types: Value, sequence: Size) -> Value:
         emit, path = self.emit, "embeddings"
         emit.source = path
-        vocabulary: int = self.checkpoint.setting("vocab_size", int)
-        kinds: int = self.checkpoint.setting("type_vocab_size", int, 2)
+        vocabulary: int = self.checkpoint.number("vocab_size")
+        kinds: int = self.checkpoint.number("type_vocab_size", 2)
         words = self._constant(f"{path}.word_embeddings.weight", vocabulary, self.hidden)
         kind_table = self._constant(f"{path}.token_type_embeddings.weight", kinds, self.hidden)
         places = self._constant(f"{path}.position_embeddings.weight", self.positions, self.hidden)

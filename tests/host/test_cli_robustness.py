@@ -1,0 +1,72 @@
+"""The command line where the system does not do as asked: full disks, closed pipes, odd names, interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="devices, pipes and signals of POSIX")
+COMMAND = [sys.executable, "-m", "tilewright"]
+
+
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    line = line.replace("tilewright", f"{sys.executable} -m tilewright", 1)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True,
+        errors="replace", timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("tilewright doctor --json | head -c 1 > /dev/null", (0, 1, 141)),
+        ("tilewright cache show >&-", (0, 1)),
+        ("tilewright cache show --json > /dev/full", (1,)),
+        ("tilewright cache show > /dev/full", (1,)),
+        ("tilewright inspect $(printf 'x%.0s' {1..5000})", (1,)),
+        ("tilewright inspect loop", (1,)),
+        ("tilewright inspect folder", (1,)),
+        ("tilewright inspect file/x", (1,)),
+        ("tilewright inspect $'caf\\xe9.engine'", (1,)),
+        ("tilewright build $'caf\\xe9.onnx'", (1,)),
+        ("tilewright build file.onnx --shapes x:²", (2,)),
+        (f"tilewright build file.onnx --shapes x:{'9' * 5000}", (2,)),
+        ("tilewright build file.onnx --shapes :", (2,)),
+        ("tilewright build file.onnx --target ''", (1,)),
+        ("tilewright build file.onnx -o /dev/null", (1, 2)),
+        ("tilewright compile syntax.py -n kernel -s ''", (1,)),
+        ("tilewright compile raising.py -n kernel -s ''", (1,)),
+        ("tilewright compile file -n kernel -s ''", (2,)),
+        ("tilewright bench file --threads 100000", (2,)),
+        ("tilewright tune show file", (1,)),
+        ("tilewright tune show /dev/zero", (1,)),
+        ("tilewright run file --size x=²", (1, 2)),
+    ],
+)
+def test_one_message_and_a_code(line: str, code: tuple[int, ...], tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "syntax.py").write_text("def kernel(:\n")
+    (tmp_path / "raising.py").write_text("raise ValueError('on its own')\n")
+    for name in ("file", "file.onnx"):
+        (tmp_path / name).write_bytes(b"\xff\x00text")
+    found = shell(line, tmp_path)
+    assert found.returncode in code, found.stderr
+    assert "tilewright/cli" not in found.stderr and "Traceback" not in found.stderr, found.stderr
+
+
+def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
+    process = subprocess.Popen([*COMMAND, "doctor"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, 1, 130, -signal.SIGINT)
+    assert process.returncode == -signal.SIGINT or b"Traceback" not in errors
