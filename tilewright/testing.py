@@ -7,6 +7,7 @@ median, low, high = do_bench(call, quantiles=(0.5, 0.2, 0.8))
 from __future__ import annotations
 
 import csv
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -321,7 +322,29 @@ def cuda_memcheck(**target_kwargs: Any) -> Callable[[Callable[..., Any]], Callab
     return lambda test: test
 
 
+def nvsmi(attributes: Sequence[str]) -> list[int]:
+    """What nvidia-smi says of the first GPU, as whole numbers: ``nvsmi(["clocks.max.sm", "power.limit"])``.
+
+    Raises `DeviceError` where it cannot be asked.
+    """
+    query = f"--query-gpu={','.join(attributes)}"
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return [int(float(number)) for number in answer.split(",")]
+    except FileNotFoundError as error:
+        raise DeviceError("there is no nvidia-smi to ask: install NVIDIA's driver") from error
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        said = str(getattr(error, "stdout", "") or error).strip()
+        raise DeviceError(f"nvidia-smi does not tell {', '.join(attributes)}: {said}") from error
+
+
 __all__ = [
+    "nvsmi",
     "Benchmark", "Mark", "assert_close", "cuda_memcheck", "do_bench", "do_bench_cudagraph", "do_bench_cudagraph_proton",
     "do_bench_proton", "get_dram_gbps", "get_max_simd_tflops", "get_max_tensorcore_tflops", "perf_report",
     "set_gpu_clock", "unwritten",

@@ -19,7 +19,7 @@ def test_every_kind_of_failure_is_noticed(tmp_path):
 
 
 def test_a_campaign_resumes(tmp_path):
-    Campaign("sizes", 1, tmp_path).run(cases=50, seconds=100)
+    Campaign("sizes", "dlpack_objects", "engine_arguments", 1, tmp_path).run(cases=50, seconds=100)
     record = Campaign("sizes", 1, tmp_path).run(cases=30, seconds=100)
     assert (record.cases, record.next, record.left) == (80, 80, [])
 

@@ -182,6 +182,14 @@ def test_what_is_no_capsule(answer: Any) -> None:
         doubled[(1,)](Nonsense(), np.zeros(4, np.float32), 4, BLOCK=4)
 
 
+def test_extents_that_no_array_has() -> None:
+    exporter = Handmade(_Managed, ndim=2, type=(0, 64, 1))
+    exporter.extents = (ctypes.c_int64 * 2)(0, 2**63 - 1)
+    exporter.record.tensor.shape = exporter.extents
+    with pytest.raises(LaunchError, match="describes no memory"):
+        dlpack.as_numpy(exporter)
+
+
 def test_a_record_without_elements_may_have_no_memory() -> None:
     for layout in (_Managed, _Versioned):
         assert dlpack.as_numpy(Handmade(layout, extent=0, data=0)).shape == (0,)

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind
+from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind, brief
 from tilewright.frontend.arguments import ArgumentClass, argument_class
 from tilewright.ir.core import Function
 from tilewright.ir.parser import parse_function, parse_type
@@ -183,8 +183,9 @@ def read_override(path: str, kernel: str) -> Function:
         text = Path(path).read_text(encoding="utf-8")
         function = parse_function(text)
         verify(function)
-    except OSError as error:
-        raise CompilationError(f"kernel '{kernel}': cannot read ir_override={path!r} ({error.strerror})") from error
+    except (OSError, TypeError, ValueError) as error:  # no file, no path, no text
+        reason = getattr(error, "strerror", None) or error
+        raise CompilationError(f"kernel '{kernel}': cannot read ir_override={brief(path)} ({reason})") from error
     except InvalidIRError as error:
         raise CompilationError(
             f"kernel '{kernel}': ir_override={path!r} holds no Tile IR of a kernel: {error}\n"

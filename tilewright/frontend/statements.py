@@ -143,11 +143,9 @@ class Statements(Calls):
             self.assign(statement.target, value)
             return
         known = self.known(value)
-        if known is None:
-            raise LanguageError(
-                f"'{statement.target.id}' is declared constexpr, but its value is known at run time only",
-                "drop the annotation",
-            )
+        if known is None:  # as in Triton, the annotation does not make a run-time value a constant
+            self.assign(statement.target, value)
+            return
         self.bind(statement.target.id, known[0])
         self.constants.add(statement.target.id)
 

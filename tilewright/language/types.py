@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, Union
 
 import numpy as np
@@ -366,10 +367,17 @@ def tuple_of_ints(shape: Any) -> tuple[int, ...]:
 
 
 class constexpr:
-    """A compile-time value: ``x: tl.constexpr`` in a signature, ``N = tl.constexpr(4)`` as a global."""
+    """A compile-time value: ``x: tl.constexpr`` in a signature, ``N = tl.constexpr(4)`` as a global.
+
+    As the decorator of a Python function it is `constexpr_function`.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = unwrap(value)
+        if isinstance(self.value, FunctionType):
+            from tilewright.language.function import constexpr_function
+
+            self.value = constexpr_function(self.value)
 
     def __repr__(self) -> str:
         return f"constexpr[{self.value!r}]"

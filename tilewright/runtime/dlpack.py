@@ -147,7 +147,11 @@ class Borrowed:
     def numpy(self) -> np.ndarray:
         """The same memory as a NumPy array, which keeps this record; raises `LaunchError` for memory of a device."""
         self.require_host()
-        return np.asarray(_Described(self)).view(self.element.numpy)
+        try:
+            array = np.asarray(_Described(self))
+        except (OverflowError, ValueError) as error:  # extents or strides that no array has
+            raise _damaged(self._exporter, str(error)) from error
+        return array.view(self.element.numpy)
 
     def require_host(self) -> None:
         """Raise `LaunchError` unless the CPU can use the memory."""

@@ -197,9 +197,13 @@ def reshape(value: tensor, shape: tuple[int, ...]) -> tensor:
 
 
 def permute(value: tensor, order: tuple[int, ...]) -> tensor:
-    axes = tuple(axis_of(value, axis, "every axis of a permutation") for axis in order)
+    numbers = [static_int(axis, "an axis of a permutation") for axis in order]
+    axes = tuple(number % value.rank if -value.rank <= number < value.rank else -1 for number in numbers)
     if sorted(axes) != list(range(value.rank)):
-        raise LanguageError(f"{list(order)} is not a permutation of the {value.rank} axes", "name every axis once")
+        raise LanguageError(
+            f"{numbers} is not a permutation of the {value.rank} axes",
+            f"name every axis from 0 to {value.rank - 1} once; negative ones count from the last",
+        )
     return value if axes == tuple(range(value.rank)) else emit("permute", [value], {"order": axes})
 
 
