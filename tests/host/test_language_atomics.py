@@ -11,6 +11,10 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.host.language_support import compile_error, launch
+from tilewright.passes.pipeline import simplify
+from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.pipeline import lower
+from tilewright.targets.cpu.target import CPUTarget
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = {
@@ -182,3 +186,14 @@ def float_poll(p, n):
 def test_mistakes(mistake, message: str) -> None:
     kind = "*k f32" if mistake is read_only else "*f32"
     assert message in compile_error(tilewright.jit(mistake), {"p": kind, "n": "i32"})
+
+
+@pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "x86-64-v4", "znver4", "aarch64"])
+@pytest.mark.parametrize("kind", ["add", "max", "min", "exchange"])
+def test_bfloat16_needs_no_library_function(kind: str, name: str) -> None:
+    """Older systems have no `__truncsfbf2`, which LLVM calls where the CPU cannot convert."""
+    target = CPUTarget.named(name)
+    constants = {"KIND": kind, "SEM": "acq_rel", "SCOPE": "gpu", "N": 16}
+    function = update.trace({"p": "*bf16", "value": "*bf16", "old": "*bf16"}, constants)
+    assembly = assemble(lower(simplify(function), target, {}).text, target, keep_texts=True).assembly
+    assert assembly is not None and "sfbf2" not in assembly

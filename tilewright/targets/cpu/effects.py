@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tilewright.dtypes import DType, bfloat16, float64, int64
+from tilewright.dtypes import DType, bfloat16, float32, float64, int64
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
@@ -26,6 +26,11 @@ from tilewright.targets.llvm.conversions import memory_type, positive_nan
 _ORDERINGS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _INTEGER_KINDS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}
 _FLOAT_KINDS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}
+
+
+def _failure(order: str) -> str:
+    """The order of an exchange that did not take place, which stores nothing."""
+    return {"acq_rel": "acquire", "release": "monotonic"}.get(order, order)
 
 
 class EffectEmitter:
@@ -91,11 +96,33 @@ class EffectEmitter:
         kind, order = self._kind(operation, dtype), _ORDERINGS[str(operation.attributes["semantics"])]
 
         def emit() -> LLVMValue:
-            number = builder.cast("bitcast", operand, "bfloat") if dtype == bfloat16 else operand
-            text = f"atomicrmw {kind} {address}, {number} {order}, align {dtype.itemsize}"
-            return builder.cast("bitcast", builder.emit(text, number.type), operand.type)
+            if dtype == bfloat16 and kind != "xchg":
+                return self._update_bfloat16(kind, address, operand, order)
+            return builder.emit(f"atomicrmw {kind} {address}, {operand} {order}, align {dtype.itemsize}", operand.type)
 
         self._where(mask, operation, indices, emit)
+
+    def _update_bfloat16(self, kind: str, address: LLVMValue, operand: LLVMValue, order: str) -> LLVMValue:
+        """The number before: LLVM's own expansion converts with a library function that not every system has."""
+        builder, converter = self.builder, self.evaluator.elementwise.converter
+        value = converter.cast(operand, bfloat16, float32)
+        first = builder.emit(f"load atomic i16, {address} monotonic, align 2", "i16")
+        entry, again, end = builder.block, builder.new_block("update"), builder.new_block("updated")
+        builder.branch(again)
+        builder.start(again)
+        old = builder.reserve("i16")
+        number = converter.cast(old, bfloat16, float32)
+        if kind == "fadd":
+            number = builder.binary("fadd", number, value)
+        else:
+            number = builder.intrinsic("maxnum" if kind == "fmax" else "minnum", [number, value])
+        new = converter.cast(number, float32, bfloat16)
+        pair = builder.emit(f"cmpxchg {address}, {old}, {new} {order} {_failure(order)}", "{ i16, i1 }")
+        seen = builder.emit(f"extractvalue {pair}, 0", "i16")
+        builder.branch_if(builder.emit(f"extractvalue {pair}, 1", "i1"), end, again)
+        builder.fill_phi(again, old, [(first, entry), (seen, again)])
+        builder.start(end)
+        return seen
 
     def _kind(self, operation: Operation, dtype: DType) -> str:
         kind = str(operation.attributes["kind"])
@@ -119,10 +146,9 @@ class EffectEmitter:
         )
         mask = evaluator.evaluate(operation.operands[3], indices) if len(operation.operands) > 3 else None
         order = _ORDERINGS[str(operation.attributes["semantics"])]
-        failure = {"acq_rel": "acquire", "release": "monotonic"}.get(order, order)
 
         def emit() -> LLVMValue:
-            text = f"cmpxchg {address}, {old_text}, {new_text} {order} {failure}"
+            text = f"cmpxchg {address}, {old_text}, {new_text} {order} {_failure(order)}"
             pair = builder.emit(text, f"{{ {word}, i1 }}")
             old = builder.emit(f"extractvalue {pair}, 0", word)
             return evaluator.from_memory(builder.cast("bitcast", old, memory_type(element)), element)
