@@ -96,16 +96,15 @@ def test_any_number_of_images(
     check(model(rng, "batch", **sizes, **attributes), rng, (1, 5), "hopper convolution")
 
 
-@pytest.mark.parametrize("batch", [2, "batch"])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(  # every pair of values
+    ("batch", "residual", "stride"), [(2, False, 1), (2, True, 2), ("batch", False, 2), ("batch", True, 1)]
+)
 def test_few_channels(driver: Driver, rng: np.random.Generator, batch: int | str, residual: bool, stride: int) -> None:
     graph = model(rng, batch, (9, 20), 3, 24, residual=residual, **window(3, stride=stride, pad=1))
     check(graph, rng, (2,) if batch == 2 else (1, 3), "few channels")
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("form", [(1, 1, 8), (1, 4, 8), (2, 7, 4)])
+@pytest.mark.parametrize(("stride", "form"), [(1, (1, 1, 8)), (2, (1, 4, 8)), (1, (2, 7, 4)), (2, (2, 7, 4))])
 def test_depthwise(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, form: tuple[int, int, int]
 ) -> None:
