@@ -49,7 +49,7 @@ UNARY = {
     "negate": torch.neg, "absolute": torch.abs, "sign": torch.sign, "exp": torch.exp, "sin": torch.sin,
     "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "floor": torch.floor,
     "ceil": torch.ceil, "round": torch.round, "isnan": torch.isnan, "relu": torch.relu,
-    "silu": functional.silu, "gelu": functional.gelu, "atan": torch.atan, "lgamma": torch.lgamma,
+    "silu": functional.silu, "gelu": functional.gelu, "atan": torch.atan, "lgamma": torch.lgamma, "erfc": torch.erfc,
 }  # fmt: skip
 POSITIVE = {"log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal}
 BINARY = {

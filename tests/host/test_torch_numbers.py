@@ -230,3 +230,15 @@ def test_gelu_of_large_negative_numbers_vanishes():
     gelu, erf = engine(x)
     torch.testing.assert_close(gelu, torch.tensor([0.0, 0, 0, 0, 0, 1e30, 8]), rtol=1e-6, atol=1e-8)
     assert torch.equal(erf, x.sign())
+
+
+def test_the_complement_of_erf_keeps_its_digits():
+    x = torch.tensor([-3.0, 0.0, 0.5, 2.0, 5.0, 9.0])
+    engine = tilewright.compile(Functions([torch.erfc]).eval(), (x,))
+    torch.testing.assert_close(engine(x), torch.erfc(x), rtol=1e-5, atol=1e-38)
+
+
+def test_a_quotient_rounded_to_zero_has_its_sign():
+    x, y = torch.tensor([1.0, -1.0, 1.0, 0.0, -0.0]), torch.tensor([2.0, -2.0, 3.0, -2.0, 2.0])
+    engine = tilewright.compile(Functions([torch.floor_divide]).eval(), (x, y))
+    assert torch.equal(torch.signbit(engine(x, y)), torch.signbit(x // y))

@@ -86,6 +86,7 @@ _op("elementwise", "tanh", 1, infer.unary_float, _numpy(np.tanh), "hyperbolic ta
 _op("elementwise", "erf", 1, infer.unary_float, _numpy(compute.erf), "error function")
 _op("elementwise", "sigmoid", 1, infer.unary_float, _numpy(compute.sigmoid), "1/(1 + e^-x)")
 _op("elementwise", "erfinv", 1, infer.unary_float, _numpy(compute.erfinv), "the inverse of erf; NaN outside [-1, 1]")
+_op("elementwise", "erfc", 1, infer.unary_float, _numpy(compute.erfc), "1 - erf(x), without cancellation")
 _op("elementwise", "lgamma", 1, infer.unary_float, _numpy(compute.lgamma), "log |gamma(x)|")
 _op("elementwise", "asin", 1, infer.unary_float, _numpy(np.arcsin), "arcsine; NaN outside [-1, 1]")
 _op("elementwise", "acos", 1, infer.unary_float, _numpy(np.arccos), "arccosine; NaN outside [-1, 1]")

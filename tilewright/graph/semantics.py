@@ -86,6 +86,13 @@ def _log_gamma(x: float) -> float:
     return math.lgamma(x)
 
 
+_erfc_of_one = np.frompyfunc(math.erfc, 1, 1)
+
+
+def erfc(x: Array) -> Array:
+    return np.asarray(_erfc_of_one(np.asarray(x, np.float64))).astype(x.dtype)
+
+
 def lgamma(x: Array) -> Array:
     return np.vectorize(_log_gamma, otypes=[np.float64])(np.asarray(x, np.float64)).astype(x.dtype)
 

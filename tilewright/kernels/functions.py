@@ -144,6 +144,7 @@ def floor_divide_floats(x, y):
     whole = tl.where((rest != 0) & ((rest < 0) != (y < 0)), whole - 1, whole)
     near = tl.floor(whole)
     near = tl.where(whole - near > 0.5, near + 1, near)
+    near = tl.where(whole == 0, x / y * 0.0, near)  # a zero has the sign of the quotient
     return tl.where(y == 0, x / y, near)
 
 
@@ -219,6 +220,12 @@ def arctangent_of_two(y, x):
 def inverse_error_function(x):
     """The inverse of erf; NaN outside [-1, 1]."""
     return libdevice.erfinv(x)
+
+
+@tilewright.jit
+def complementary_error_function(x):
+    """1 - erf(x), without cancellation."""
+    return libdevice.erfc(x)
 
 
 @tilewright.jit

@@ -190,6 +190,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "atan": "arctangent({0})",
     "atan2": "arctangent_of_two({0}, {1})",
     "erfinv": "inverse_error_function({0})",
+    "erfc": "complementary_error_function({0})",
     "lgamma": "log_gamma({0})",
 }
 
@@ -197,7 +198,7 @@ EXPRESSIONS: dict[str, Rule] = {
 OPERATION_WEIGHTS: dict[str, float] = {
     "exp": 12, "log": 14, "sin": 16, "cos": 16, "tanh": 16, "erf": 16, "sigmoid": 16, "silu": 16, "gelu": 18,
     "sqrt": 6, "rsqrt": 6, "reciprocal": 4, "divide": 4, "power": 30, "remainder": 12, "floor_divide": 12,
-    "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "erfinv": 60, "lgamma": 80,
+    "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "erfinv": 60, "erfc": 60, "lgamma": 80,
 }  # fmt: skip
 
 

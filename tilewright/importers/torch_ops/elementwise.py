@@ -43,7 +43,7 @@ def logical(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
 
 for _name in (
     *("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid"),
-    *("asin", "acos", "atan", "erfinv", "lgamma"),
+    *("asin", "acos", "atan", "erfc", "erfinv", "lgamma"),
 ):
     TABLE.add(f"{_name}.default", float_unary(_name))
 for _name, _op in (("floor", "floor"), ("ceil", "ceil"), ("round", "round")):
@@ -202,11 +202,6 @@ TABLE.add("log10.default", _scaled_log(1 / math.log(10)))
 @rule("exp2.default")
 def exp2(call: Call, x: Value) -> Value:
     return call.op("exp", call.op("multiply", call.cast(x, call.dtype), math.log(2)))
-
-
-@rule("erfc.default")
-def erfc(call: Call, x: Value) -> Value:
-    return call.op("subtract", 1.0, call.op("erf", call.cast(x, call.dtype)))
 
 
 def of_floats(function: formulas.Unary) -> Callable[[Call, Value], Value]:
