@@ -40,6 +40,7 @@ def model_of(
 def single(
     operation: str,
     shape: Any = (2, 6),
+    /,
     constants: Arrays | None = None,
     opset: int = 20,
     kind: int = FLOAT,
