@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -320,3 +321,26 @@ def test_numbers_that_may_be_negative(built: list[Any]) -> None:
     for number in (3, 7, 0, -2, 1):
         torch.testing.assert_close(run(x, number), (torch.relu(x) * 2 + 1).tanh() * number)
     assert built
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
+def test_attention_of_gpus_is_one_operation(name: str) -> None:
+    """As in a graph traced on a GPU; where results for the backward pass are read, it stays with PyTorch."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tilewright.importers.torch_survey import Survey
+
+    operation = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    for read in (0, 1):
+        graph = torch.fx.Graph()
+        with FakeTensorMode():
+            tensors = [graph.placeholder(letter) for letter in "qkv"]
+            for node in tensors:
+                node.meta["val"] = torch.empty(2, 4, 8, 16, dtype=torch.float16)
+            call = graph.call_function(operation, (*tensors, *([] if name == "flash" else [None, False])))
+            call.meta["val"] = (tensors[0].meta["val"], *[torch.empty(2, 4, 8) for _ in operation._schema.returns[1:]])
+        result = graph.call_function(operator.getitem, (call, read))
+        result.meta["val"] = call.meta["val"][read]
+        graph.output((result,))
+        survey = Survey(torch.fx.GraphModule({}, graph), set(), "cpu", {})
+        assert (call in survey.stays) == bool(read)
