@@ -19,12 +19,14 @@ def test_every_kind_of_failure_is_noticed(tmp_path):
 
 
 def test_a_campaign_resumes(tmp_path):
-    Campaign("sizes", "dlpack_objects", "engine_arguments", 1, tmp_path).run(cases=50, seconds=100)
+    Campaign("sizes", 1, tmp_path).run(cases=50, seconds=100)
     record = Campaign("sizes", 1, tmp_path).run(cases=30, seconds=100)
     assert (record.cases, record.next, record.left) == (80, 80, [])
 
 
-@pytest.mark.parametrize("name", ["sizes", "plan_json", "zip_attacks", "engine_bytes"])
+@pytest.mark.parametrize(
+    "name", ["sizes", "dlpack_objects", "engine_arguments", "plan_json", "zip_attacks", "engine_bytes"]
+)
 def test_quick_targets_find_nothing(tmp_path, name):
     record = Campaign(name, 1, tmp_path).run(cases=200, seconds=100)
     assert record.cases == 200 and not record.failed, record.failures
