@@ -8,11 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilewright
+import tilewright.language as tl
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.memory import Pointer
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
+from tilewright.settings import settings
 
 
 def kernel(parameters: str, body: str):
@@ -377,3 +380,39 @@ def test_real_addresses_in_memory_are_followed():
     for address, message in ((8, "address 0x8, which is in no argument"), (elsewhere.ctypes.data + 1, "not aligned")):
         with pytest.raises(ExecutionError, match=message if address == 8 or sys.platform == "linux" else "in no arg"):
             run(function, [np.asarray([address]), x, y])
+
+
+def waits(turn, out):
+    me = tl.program_id(0)
+    while tl.atomic_add(turn, 0) != 1 - me:
+        pass
+    tl.store(out + me, 1)
+    tl.atomic_xchg(turn, 1)
+
+
+def waits_in_order(turn, out):
+    me = tl.program_id(0)
+    while tl.atomic_cas(turn, me, me) != me:
+        pass
+    tl.store(out + me, 1)
+    tl.atomic_add(turn, 1)
+
+
+def counts_down(turn, out):
+    left = tl.load(turn) + 3
+    while left > 0:
+        left -= 1
+    tl.store(out + tl.program_id(0), left + 1)
+
+
+@pytest.mark.parametrize("mode", [True, "check"])
+def test_an_instance_that_waits_for_a_later_one_is_told_of(mode):
+    out = np.zeros(2, np.int32)
+    with settings.scope(interpret=mode):
+        with pytest.raises(ExecutionError, match="the loop never ends") as caught:
+            tilewright.jit(waits)[(2,)](np.zeros(1, np.int32), out)
+        assert caught.value.program_id == (0, 0, 0) and "while tl.atomic_add" in str(caught.value)
+        for kernel in (waits_in_order, counts_down):
+            out[:] = 0
+            tilewright.jit(kernel)[(2,)](np.zeros(1, np.int32), out)
+            assert out.all()

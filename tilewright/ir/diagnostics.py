@@ -100,6 +100,14 @@ def step_error(step: int | None = None) -> ExecutionError:
     return ExecutionError(f"the step{'' if step is None else f' {step}'} is not positive", advice)
 
 
+def waiting_error() -> ExecutionError:
+    """The error for a loop of which a pass has changed nothing, so that no later one will."""
+    return ExecutionError(
+        "the loop never ends: a pass of it changed neither a value nor memory",
+        "program instances run one after the other here, x fastest: wait only for those before this one",
+    )
+
+
 def located_execution_error(
     error: ExecutionError, opcode: str, location: Location | None, program_id: tuple[int, ...]
 ) -> ExecutionError:

@@ -25,7 +25,7 @@ from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import MASK_OPERAND, Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
-from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error
+from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error, waiting_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Address, Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
@@ -66,7 +66,9 @@ def run(
         run_explicit(function, initial, extents, lambda index, values: make(index=index, values=values), order)
         return
     for index in instances(extents):
-        _Instance(memory, index, extents, dict(initial), checks).region(function.region)
+        instance = _Instance(memory, index, extents, dict(initial), checks)
+        instance.alone = True
+        instance.region(function.region)
 
 
 def full_extents(grid: Sequence[int]) -> tuple[int, int, int]:
@@ -141,6 +143,7 @@ class _Instance:
     ) -> None:
         self.memory, self.index, self.extents, self.values = memory, index, extents, values
         self.checks = checks
+        self.alone = False  # nobody else changes memory while it runs
 
     def region(self, region: Region, arguments: Sequence[Array] = ()) -> list[Array]:
         """Run a region; the operands of its terminator."""
@@ -294,7 +297,11 @@ class _Instance:
         before, after = operation.regions
         proceed, *values = self.region(before, operands)
         while proceed:
-            proceed, *values = self.region(before, self.region(after, values))
+            changes = self.memory.changes
+            proceed, *following = self.region(before, self.region(after, values))
+            if proceed and self.alone and changes == self.memory.changes and _equal(values, following):
+                raise waiting_error()
+            values = following
         return values
 
     def if_branch(self, operation: Operation, operands: list[Array]) -> list[Array]:
@@ -324,6 +331,10 @@ def _not_everywhere(message: str, condition: Array, advice: str = "") -> Executi
     wrong = np.argwhere(~condition)
     details = (f"it is false in {len(wrong)} of {condition.size} elements",) if condition.size > 1 else ()
     return ExecutionError(message, advice, details, tuple(int(part) for part in wrong[0]))
+
+
+def _equal(values: Sequence[Array], others: Sequence[Array]) -> bool:
+    return all(value.tobytes() == other.tobytes() for value, other in zip(values, others, strict=True))
 
 
 def lane_index(operation: Operation, operands: Sequence[Array], lane: int) -> tuple[int, ...]:

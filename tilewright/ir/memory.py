@@ -61,6 +61,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
+        self.changes = 0  # writes that left other values than there were
 
     def add(self, array: np.ndarray, name: str, offset: int = 0) -> int:
         """The address of element `offset` of the first element of `array`, whose whole span becomes reachable."""
@@ -85,7 +86,9 @@ class Memory:
             if not buffer.bytes.flags.writeable:
                 what = buffer.name or f"address {buffer.place(int(offsets.flat[0]), 1)}"
                 raise ExecutionError(f"store to {what}, which is {'a read-only array' if buffer.name else 'read-only'}")
-            buffer.view(stored)[offsets // stored.itemsize] = values[lanes]
+            view, places, chosen = buffer.view(stored), offsets // stored.itemsize, values[lanes]
+            self.changes += bool(np.any(view[places] != chosen))
+            view[places] = chosen
             buffer.stored = True
 
     def describe(self, address: int, itemsize: int) -> str:
