@@ -11,7 +11,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import AttributeProto, TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
@@ -312,6 +312,59 @@ def test_attributes_that_hold_another_value() -> None:
     node.attribute[0].type = AttributeProto.UNDEFINED
     with pytest.raises(ImportModelError, match="unknown type 0"):
         import_model(model_of([node], {"x": (FLOAT, [2, 3])}, ["y"]))
+
+
+# Models that ended the process of others, in the checker, in shape inference or in the converter of the onnx package.
+PUBLISHED = {
+    "weight of a convolution without dimensions": (
+        '<ir_version: 9, opset_import: ["" : 11]> '
+        "graph (float[7,6,1,5] a, float b, float[7,2,3,2,1] c) => (float[1] y) { y = Conv <group = 1> (a, b, c) }",
+        "0 dimensions; it must have 4",
+    ),
+    "product with a scalar": (
+        '<ir_version: 10, opset_import: ["" : 6]> graph (double[2,1] a, double b, double[2] c) => (double[1] y) '
+        "{ y = Gemm <alpha: float = 1, beta: float = -693.7, broadcast: int = -436, transB: int = 823> (a, b, c) }",
+        "0 dimensions; it must have 2",
+    ),
+    "einsum of another rank": (
+        '<ir_version: 9, opset_import: ["" : 13]> graph (float[2,3] a, float[3] b) => (float[2] y) '
+        '{ y = Einsum <equation = "abc,cd->abd"> (a, b) }',
+        "einsum",
+    ),
+    "einsum of no operand": (
+        '<ir_version: 9, opset_import: ["" : 13]> graph (float[2,3] a) => (float[2] y) '
+        '{ y = Einsum <equation = ",,->"> (a) }',
+        "einsum",
+    ),
+    "reshape to another dtype": (
+        '<ir_version: 9, opset_import: ["" : 13]> graph (float[2,3] a, float[2] b) => (float[6] y) '
+        "{ y = Reshape (a, b) }",
+        "does not take",
+    ),
+    "branch without its graph": (
+        '<ir_version: 9, opset_import: ["" : 13]> graph (float[2] a, bool b) => (float[2] y) { y = If (b) }',
+        "_branch' is missing",
+    ),
+    "split of nothing": (
+        '<ir_version: 9, opset_import: ["" : 11]> graph (float a) => (float y) { y = Split <axis = 0> (a) }',
+        "axis 0 is out of range",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_crash_cases(name: str) -> None:
+    text, message = PUBLISHED[name]
+    with pytest.raises((ImportModelError, UnsupportedOperationError), match=message) as error:
+        import_model(parser.parse_model(text))
+    assert "import rule failed" not in str(error.value)
+
+
+def test_external_data_has_no_say_in_other_things(tmp_path: Path) -> None:
+    """Keys that are none of the format's are ignored; some readers set them as attributes."""
+    (tmp_path / "data.bin").write_bytes(bytes(64))
+    path = external(tmp_path, location="data.bin", basepath="/", __class__="x", checksum="0")
+    assert len(import_model(path).constants) == 1
 
 
 # External data -----------------------------------------------------------------------------------------

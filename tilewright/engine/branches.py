@@ -8,6 +8,7 @@ afterwards: a tensor keeps its place until everything that may run beside its us
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,7 @@ def last_beside(found: Sequence[Place]) -> Callable[[Iterable[int]], int]:
     """A function that gives the last task that does not come after all of some tasks: it may run beside one of them."""
     before: list[int] = []  # all tasks that are done when one begins, as bits
     last: dict[int, int] = {}
+    lanes: dict[int, list[int]] = {}  # the tasks of each, one after the other: what is done only grows
     for number, place in enumerate(found):
         ordered = [*place.after, *([last[place.lane]] if place.lane in last else [])]
         bits = 0
@@ -75,10 +77,12 @@ def last_beside(found: Sequence[Place]) -> Callable[[Iterable[int]], int]:
             bits |= before[other] | 1 << other
         before.append(bits)
         last[place.lane] = number
+        lanes.setdefault(place.lane, []).append(number)
 
     def found_last(tasks: Iterable[int]) -> int:
         wanted = sum(1 << task for task in set(tasks))
-        return max(number for number, bits in enumerate(before) if wanted & ~bits)
+        begun = [bisect_left(numbers, 1, key=lambda n: not wanted & ~before[n]) for numbers in lanes.values()]
+        return max(numbers[count - 1] for numbers, count in zip(lanes.values(), begun, strict=True) if count)
 
     return found_last
 
