@@ -144,6 +144,7 @@ def test_memory_that_may_not_be_written() -> None:
         (Handmade(_Versioned, stride=2**62), "describes no memory: elements at"),
         (Handmade(_Versioned, stride=-(2**60), type=(2, 32, 1)), "describes no memory: elements at"),
         (Handmade(_Versioned, data=2**64 - 4096), "describes no memory: elements at"),
+        (Handmade(_Versioned, data=2**64 - 16, type=(2, 32, 1)), "describes no memory: elements at"),
         (Foreign(torch.zeros(4, requires_grad=True)), r"cannot read this Foreign through DLPack \(Can't export"),
     ],
 )

@@ -214,7 +214,8 @@ def _numpy_may_read(record: _Versioned) -> bool:
     tensor = record.tensor
     rank = tensor.ndim
     described = 0 <= rank <= _MOST_AXES and (bool(tensor.shape) or not rank)
-    somewhere = (tensor.data or 0) + tensor.byte_offset >= _FIRST_PAGE and tensor.device_type in HOST
+    address = (tensor.data or 0) + tensor.byte_offset
+    somewhere = _FIRST_PAGE <= address < _ADDRESSES and tensor.device_type in HOST
     return described and somewhere and record.major == _VERSION[0] and not record.flags & _COPIED
 
 
