@@ -81,7 +81,8 @@ class Program:
         other = self.weights(*(size if self.random.random() < 0.7 else 1 for size in shape))
         if self.random.random() < 0.4:
             other = self.random.choice([item for item in self.shapes if self.shapes[item] == shape])
-        self.node(self.random.choice(BINARY), self.random.sample([name, other], 2), shape)
+        operations = BINARY if self.opset >= 8 else BINARY[:3]  # Max and Min do not broadcast before
+        self.node(self.random.choice(operations), self.random.sample([name, other], 2), shape)
 
     def reduction(self, name: str, shape: tuple[int, ...]) -> None:
         if not shape:
