@@ -1,5 +1,5 @@
-"""Random kernels of the Tile IR over the whole op table: machine code leaves the bytes
-that the interpreter leaves."""
+"""Random kernels of the Tile IR over the whole op table: machine code leaves the bytes that the interpreter
+leaves."""
 
 from __future__ import annotations
 
