@@ -242,3 +242,8 @@ def test_a_quotient_rounded_to_zero_has_its_sign():
     x, y = torch.tensor([1.0, -1.0, 1.0, 0.0, -0.0]), torch.tensor([2.0, -2.0, 3.0, -2.0, 2.0])
     engine = tilewright.compile(Functions([torch.floor_divide]).eval(), (x, y))
     assert torch.equal(torch.signbit(engine(x, y)), torch.signbit(x // y))
+
+
+def test_narrow_floats_are_rounded_before_they_are_truncated():
+    x = torch.tensor([0.03, 0.02, 1.0]).bfloat16()
+    check([lambda x: x.cos().to(torch.int32), lambda x: x.half().cos().to(torch.int64)], x)

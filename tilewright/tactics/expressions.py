@@ -89,10 +89,12 @@ def _cast(node: Node) -> str:
             return narrowed(wide, target) + ".to(tl.float32)"
         return "{0}" if compute_type(source.dtype) == target else f"{{0}}.to(tl.{target.name})"
     if source.dtype.is_float:
+        # What was computed in float32 is rounded first: .9999 is 1 in bfloat16.
+        exact = f"{narrowed('{0}', source.dtype)}.to(tl.float32)" if source.dtype.bits < 32 else "{0}"
         if target.name == "uint64":
-            return "truncate_to_uint64({0})"
+            return f"truncate_to_uint64({exact})"
         wide = "64" if target.name in ("int64", "uint32") else "32"
-        return f"truncate_to_int{wide}({{0}}).to(tl.{target.name})"
+        return f"truncate_to_int{wide}({exact}).to(tl.{target.name})"
     return f"{{0}}.to(tl.{target.name})"
 
 
