@@ -8,8 +8,23 @@ from __future__ import annotations
 from typing import Any
 
 
+def printable(text: str) -> str:
+    """`text` with every character that a terminal acts on or that cannot be seen as its escape, such as ``\\x1b``.
+
+    Newlines and tabs stay.  Names in files are chosen by whoever wrote the file.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char in "\n\t" or char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 class TilewrightError(Exception):
-    """Base of every error tilewright raises on purpose."""
+    """Base of every error tilewright raises on purpose.  The message's text is `printable`."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UserErrors:

@@ -16,6 +16,7 @@ from rich.text import Text
 from tilewright.cli import peers, placement, tensors
 from tilewright.cli.console import terminal
 from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption, TargetOption
+from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.insight.report import report
 from tilewright.settings import MOST_THREADS, settings
@@ -63,8 +64,14 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads for every runtime.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Time each step of the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    trusted_key: TrustedKeyOption = None,
+    expect_sha256: DigestOption = None,
+    rebuild: RebuildOption = False,
 ) -> None:
-    """Time an engine: min, mean, median, p90, p99, throughput. On a GPU inputs and outputs stay in its memory."""
+    """Time an engine: min, mean, median, p90, p99, throughput. On a GPU inputs and outputs stay in its memory.
+
+    An engine is a program: run only those of people you trust, or with --rebuild.
+    """
     from tilewright.engine import Engine
 
     names = [name.strip() for name in vs.split(",") if name.strip()]
@@ -73,7 +80,9 @@ def bench(
             raise typer.BadParameter(f"--vs {name}: expected torch or onnxruntime")
     if threads is not None:
         settings.threads = threads
-    loaded = Engine.load(engine, target=target)
+    loaded = Engine.load(
+        engine, "always" if rebuild else False, target=target, expect_sha256=expect_sha256, trusted_keys=trusted_key
+    )
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     ours = placement.timed(loaded, arrays)

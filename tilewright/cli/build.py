@@ -14,6 +14,7 @@ import typer
 from tilewright.cli.console import terminal
 from tilewright.cli.peers import remember_model
 from tilewright.cli.progress import BuildProgress
+from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def _check_output(model: Path, path: Path, given: bool) -> None:
         raise typer.BadParameter(f"-o {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise typer.BadParameter(f"-o {path} is a folder; name a file")
+    check_replaceable(path)
     if not os.access(path.parent, os.W_OK):
         raise typer.BadParameter(f"-o {path}: the folder {path.parent} cannot be written to")
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from tilewright.cli import tensors
 from tilewright.cli.console import terminal
 from tilewright.cli.run import EngineArgument, SizeOption, TargetOption
+from tilewright.cli.trust import DigestOption, TrustedKeyOption
 from tilewright.engine.file import check_replaceable
 from tilewright.insight.page import page
 from tilewright.insight.report import least_arena_bytes, report, short, transposes
@@ -31,22 +32,28 @@ def inspect(
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="With --html: time each step on this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    trusted_key: TrustedKeyOption = None,
+    expect_sha256: DigestOption = None,
 ) -> None:
-    """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory."""
+    """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory.
+
+    None of its code is run, but with --profile.
+    """
     from tilewright.engine import Engine
 
     if profile and html is None:
         raise typer.BadParameter("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
     if html is not None and (as_json or evidence):
         raise typer.BadParameter("--html writes all there is to the page; --json and --evidence go without it")
-    loaded = Engine.read(engine, target)  # it may be for another machine
+    # Read, not loaded: it may be for another machine.
+    loaded = Engine.read(engine, target, expect_sha256=expect_sha256, trusted_keys=trusted_key)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     if html is not None:
         rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None
         with loaded.reading():
             text = page(report(loaded, sizes, rows))
         check_replaceable(html)
-        html.write_text(text, encoding="utf-8")
+        html.write_text(text, encoding="utf-8", errors="backslashreplace")  # halves of surrogate pairs in names
         terminal().print(f"{html}: {html.stat().st_size / 1e3:.0f} kB", soft_wrap=True)
         return
     with loaded.reading():

@@ -15,12 +15,12 @@ import typer
 from rich.text import Text
 
 from tilewright.cli.console import terminal
-from tilewright.errors import TilewrightError
+from tilewright.errors import TilewrightError, printable
 
 
 def application() -> typer.Typer:
     """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
-    from tilewright.cli import bench, build, cache, compile, doctor, inspect, run, tune
+    from tilewright.cli import bench, build, cache, compile, doctor, inspect, run, sign, tune
 
     commands = typer.Typer(
         name="tilewright",
@@ -35,6 +35,9 @@ def application() -> typer.Typer:
     commands.command("run")(run.run)
     commands.command("bench")(bench.bench)
     commands.command("inspect")(inspect.inspect)
+    commands.command("keygen")(sign.keygen)
+    commands.command("sign")(sign.sign)
+    commands.command("verify")(sign.verify)
     commands.add_typer(tune.commands)
     commands.add_typer(cache.commands)
     commands.command("doctor")(doctor.doctor)
@@ -54,7 +57,7 @@ def main() -> None:
                 sys.stdout.flush()
     except TilewrightError as error:
         terminal(stderr=True).print(Text(type(error).__name__, "bold red"), end=": ")
-        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        print(*map(printable, (str(error), *getattr(error, "__notes__", ()))), sep="\n", file=sys.stderr)
         sys.exit(1)
     except (OSError, MemoryError) as error:
         _end_output()

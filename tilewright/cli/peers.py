@@ -96,7 +96,7 @@ def _model_key(engine_file: Path) -> str:
 
 
 def _source(name: str, engine: Engine, model: Path | None) -> Path:
-    path = model or (Path(engine.source) if engine.source else None)
+    path = model or (Path(os.path.basename(engine.source)) if engine.source else None)
     if path is None or not path.exists():
         raise ImportModelError(
             f"--compare/--vs {name} needs the model that the engine was built from"

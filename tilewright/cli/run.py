@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tilewright.cli import peers, tensors
 from tilewright.cli.console import terminal
+from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.settings import settings
 
 EngineArgument = Annotated[Path, typer.Argument(help="Engine file.")]
@@ -46,8 +47,11 @@ def run(
         ),
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write each output to FOLDER/NAME.npy.")] = None,
+    trusted_key: TrustedKeyOption = None,
+    expect_sha256: DigestOption = None,
+    rebuild: RebuildOption = False,
 ) -> None:
-    """Run an engine once."""
+    """Run an engine once. An engine is a program: run only those of people you trust, or with --rebuild."""
     from tilewright.engine import Engine
 
     if random and inputs:
@@ -55,7 +59,9 @@ def run(
     if compare is not None and compare not in peers.NAMES:
         raise typer.BadParameter(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
     console = terminal()
-    loaded = Engine.load(engine, target=target)
+    loaded = Engine.load(
+        engine, "always" if rebuild else False, target=target, expect_sha256=expect_sha256, trusted_keys=trusted_key
+    )
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     peer = (

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import typer
 
+from tilewright.cli.console import wrong_usage
+from tilewright.engine.file import check_replaceable
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import evaluate, free_symbols
@@ -31,7 +32,7 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
         name, separator, value = text.partition("=")
         if not separator or name not in plan.symbols or not re.fullmatch(r"[0-9]{1,18}", value):
             known = ", ".join(f"{symbol.name} ({symbol.low}..{symbol.high})" for symbol in plan.symbols.values())
-            raise typer.BadParameter(f"{text!r}: expected NAME=NUMBER with a size of this engine: {known or 'none'}")
+            raise wrong_usage(f"{text!r}: expected NAME=NUMBER with a size of this engine: {known or 'none'}")
         symbol = plan.symbols[name]
         if not symbol.low <= int(value) <= symbol.high:
             raise ShapeError(f"{name}={value} is outside this engine's range {symbol.low}..{symbol.high}")
@@ -69,7 +70,7 @@ def gather_inputs(
     for text in files:
         name, separator, path = text.partition("=")
         if not separator or name not in names:
-            raise typer.BadParameter(f"{text!r}: expected NAME=FILE.npy with NAME one of {', '.join(names)}")
+            raise wrong_usage(f"{text!r}: expected NAME=FILE.npy with NAME one of {', '.join(names)}")
         given[name] = _load_array(name, Path(path))
     for spec in specs:
         if spec.name in given:
@@ -94,7 +95,9 @@ def save_outputs(outputs: dict[str, np.ndarray], folder: Path) -> None:
     """Write FOLDER/NAME.npy for every output; what a file name cannot hold becomes ``_``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in outputs.items():  # names come from the model: they must not lead out of the folder
-        np.save(folder / (re.sub(r"[^\w.-]", "_", name) + ".npy"), array)
+        path = folder / (re.sub(r"[^\w.-]", "_", name) + ".npy")
+        check_replaceable(path)
+        np.save(path, array)
 
 
 def _bind_sizes(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int], fixed: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from typing import Any
@@ -28,4 +29,10 @@ def read_json(data: bytes | memoryview, most_bytes: int) -> Any:
     values = int(np.count_nonzero(opening) + np.count_nonzero(marks == ord(",")))
     if values > MOST_VALUES:
         raise ValueError(f"JSON of {values} values, at most {MOST_VALUES} are read")
-    return json.loads(text)
+    collecting = gc.isenabled()
+    gc.disable()  # the collector would go over all values again and again: 6.8 s in place of 0.25 s for 3 million
+    try:
+        return json.loads(text)
+    finally:
+        if collecting:
+            gc.enable()

@@ -23,6 +23,7 @@ from tilewright.errors import (
     InputError,
     SettingsError,
     TilewrightError,
+    printable,
 )
 from tilewright.host import host_cpu, missing_features
 from tilewright.runtime.faults import load_kernels
@@ -218,7 +219,7 @@ class Engine:
             ", ".join(f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs)
             for specs in (self.inputs, self.outputs)
         )
-        return f"<Engine {self.name} for {self.target}: ({takes}) -> ({gives})>"
+        return printable(f"<Engine {self.name} for {self.target}: ({takes}) -> ({gives})>")
 
     # -- What it takes and gives ----------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 import struct
 import zipfile
 import zlib
@@ -34,6 +33,7 @@ from tilewright.engine.bounded_json import read_json
 from tilewright.engine.trust import Trust
 from tilewright.engine.weights import ALIGNMENT, Weights
 from tilewright.errors import EngineError, EngineVersionError
+from tilewright.runtime.cache_files import why_not_replaceable
 from tilewright.settings import settings
 
 FORMAT = "tilewright engine"
@@ -76,8 +76,7 @@ def write_package(package: Package, path: Path) -> None:
     Signatures are kept where the manifest is the one that was signed.
     """
     manifest = manifest_text(package)
-    guard = f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
-    members: dict[str, Any] = {MANIFEST: manifest, GUARD: guard}
+    members: dict[str, Any] = {MANIFEST: manifest, GUARD: _guard(manifest)}
     if package.signed is not None and package.signed[0] == manifest:
         members[SIGNATURES] = package.signed[1]
     members |= {**package.objects, GRAPH: package.graph, WEIGHTS: package.weights.data}
@@ -106,19 +105,19 @@ def manifest_text(package: Package) -> bytes:
     return json.dumps({**package.manifest, "members": listing}, indent=1).encode()
 
 
+def _guard(manifest: bytes | memoryview) -> bytes:
+    """The manifest's digest, as `sha256sum` writes it."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+
+
 def check_replaceable(path: Path) -> None:
     """Raise `EngineError` if writing a file to `path` would replace something that is not a file.
 
     A symbolic link to a file is replaced itself; the file that it leads to stays as it is.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise EngineError(f"cannot write {path}: {error.strerror}") from error
-    if not stat.S_ISREG(mode):
-        raise EngineError(f"cannot write {path}: it exists and is not a regular file; give another name")
+    reason = why_not_replaceable(path)
+    if reason is not None:
+        raise EngineError(f"cannot write {path}: {reason}")
 
 
 def _write_member(archive: zipfile.ZipFile, position: int, name: str, data: Any) -> None:
@@ -235,7 +234,7 @@ def _verified_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
         if name not in archive.members:
             raise archive.damaged(f"{name} is missing, so this is no tilewright engine")
     text = archive.members[MANIFEST]
-    if bytes(archive.members[GUARD][:128]).split()[:1] != [hashlib.sha256(text).hexdigest().encode()]:
+    if archive.members[GUARD] != _guard(text):
         raise archive.damaged(f"{MANIFEST} has changed since it was written")
     trust.check_manifest(archive.path, bytes(text), bytes(archive.members.get(SIGNATURES, b"")))
     try:

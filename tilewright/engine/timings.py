@@ -16,8 +16,9 @@ def read_timings(path: Path) -> tuple[Timing, ...]:
     """
     if path.suffix != ".engine":
         return tuple(TimingCache.read(path))
-    programs = read_package(path).manifest["programs"]
+    manifest = read_package(path).manifest
     try:
+        programs = manifest["programs"]
         return tuple(timing_from_json(data) for program in programs for data in program.get("timings", ()))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise TimingCacheError(f"the times in the engine {path} are malformed: {error}") from error

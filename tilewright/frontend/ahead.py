@@ -27,6 +27,7 @@ from tilewright.frontend.jit import JITFunction
 from tilewright.ir.core import Operation, Parameter, Value
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
+from tilewright.runtime.cache_files import replace
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.failures import WORDS, assertions, failed
@@ -61,12 +62,12 @@ class AheadOfTime:
     header: str
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
-        """Write NAME.o and NAME.h into a folder, which is made if need be; returns their paths."""
+        """Write NAME.o and NAME.h into a folder, which is made if need be; returns their paths. Raises `OSError`."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         object_file, header = place / f"{self.name}.o", place / f"{self.name}.h"
-        object_file.write_bytes(self.image)
-        header.write_text(self.header, encoding="utf-8")
+        replace(object_file, self.image, mode=0o644)
+        replace(header, self.header.encode(), mode=0o644)
         return object_file, header
 
 

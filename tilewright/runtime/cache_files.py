@@ -165,7 +165,10 @@ def write(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file anywhere, in one step; raises `OSError`."""
+    """Write a file anywhere, in one step; raises `OSError`, also for what would replace a device or a pipe."""
+    reason = why_not_replaceable(path)
+    if reason is not None:
+        raise OSError(reason)
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -183,6 +186,17 @@ def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def why_not_replaceable(path: Path) -> str | None:
+    """Why no file may be written to `path`: it exists and is not a file. A link to a file counts as one."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return str(error.strerror)
+    return None if stat.S_ISREG(mode) else "it exists and is not a regular file; give another name"
 
 
 def _lock(handle: int) -> bool:

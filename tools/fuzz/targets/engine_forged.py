@@ -17,12 +17,11 @@ from tilewright import Engine
 from tilewright.cli.console import terminal
 from tilewright.cli.inspect import describe, show
 from tilewright.engine import file
-from tilewright.engine.engine import plan_symbol
-from tilewright.engine.weights import Weights
 from tilewright.insight.page import page
 from tilewright.insight.report import report
 from tools.fuzz.engine_files import (
     change_value,
+    fit_symbol,
     flip_bits,
     overwrite,
     read_members,
@@ -33,7 +32,6 @@ from tools.fuzz.engine_files import (
 )  # fmt: skip
 from tools.fuzz.target import Base
 
-PLAN_OBJECT = "kernels/plan.o"
 NUMBERS = [0, 1, 2, 3, 7, 8, 0x7F, 0xFF, 0xFF00, 0xFFF1, 0xFFF2, 0xFFFF, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1]
 
 
@@ -53,7 +51,7 @@ class Target(Base):
         change = draw.choice([forge_manifest, forge_plan, forge_weights, forge_elf, forge_object, forge_texts])
         change(members, manifest, draw)
         if change is not forge_texts:
-            _fit_symbol(members, manifest)
+            fit_symbol(members, manifest)
             members[file.MANIFEST] = json.dumps(manifest).encode()
         self.path.write_bytes(sealed(members))
         engine = Engine.read(self.path) if draw.random() < 0.2 else Engine.load(self.path)
@@ -70,18 +68,6 @@ def ask(engine: Engine) -> None:
     show(terminal(stderr=True), described, evidence=True)
     assert "<script>alert" not in shown
     engine.source_graph()
-
-
-def _fit_symbol(members: dict[str, bytes], manifest: dict[str, Any]) -> None:
-    """Let the machine code belong to the forged plan: its symbol is renamed."""
-    try:
-        (program,) = manifest["programs"]
-        old = program["symbol"]
-        weights = Weights.parse(file.np.frombuffer(members[file.WEIGHTS], file.np.uint8))
-        program["symbol"] = plan_symbol(program["plan"], weights.offsets)
-        members[PLAN_OBJECT] = members[PLAN_OBJECT].replace(old.encode(), program["symbol"].encode())
-    except (KeyError, ValueError, TypeError, AttributeError):
-        pass  # it is refused for something else
 
 
 def forge_manifest(members: dict[str, bytes], manifest: dict[str, Any], draw: random.Random) -> None:
@@ -187,7 +173,7 @@ def forge_texts(members: dict[str, bytes], manifest: dict[str, Any], draw: rando
         changed = json.loads(members[file.MANIFEST])
     except (ValueError, RecursionError):
         return
-    _fit_symbol(members, changed)
+    fit_symbol(members, changed)
     members[file.MANIFEST] = json.dumps(changed).encode()
 
 

@@ -1,0 +1,165 @@
+"""The command line and engines from somebody else: keys, signatures, names that would control the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tilewright import Engine
+from tilewright.cli.console import _Terminal
+from tilewright.cli.main import application
+from tilewright.cli.tensors import save_outputs
+from tilewright.engine.file import MANIFEST
+from tilewright.errors import (
+    EngineError,
+    EngineUntrustedError,
+    InputError,
+    SigningKeyError,
+    TilewrightError,
+    TimingCacheError,
+    printable,
+)
+from tilewright.frontend.ahead import AheadOfTime
+from tilewright.tune.cache import TimingCache
+from tools.fuzz.engine_files import fit_symbol, read_members, sealed, small_engine
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\x08\x7f\x9b31m\u202egnp\u2066\ud800"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trust")
+    small_engine().save(folder / "small.engine")
+    return folder
+
+
+def command(*arguments: object) -> tuple[int, str, BaseException | None]:
+    """Exit code, everything printed, and the error that ended the command."""
+    result = CliRunner().invoke(application(), list(map(str, arguments)))
+    return result.exit_code, result.output, result.exception
+
+
+def test_a_key_signs_and_only_its_engines_run(folder: Path, tmp_path: Path) -> None:
+    mine, other, signed = tmp_path / "mine", tmp_path / "other", tmp_path / "signed.engine"
+    for key in (mine, other):
+        assert command("keygen", key)[0] == 0
+    assert (mine.stat().st_mode & 0o777) == 0o600
+    assert isinstance(command("keygen", mine)[2], SigningKeyError)
+    code, text, _ = command("sign", folder / "small.engine", "--key", mine, "-o", signed)
+    assert code == 0 and "signed by" in text
+    code, text, _ = command("verify", signed, "--trusted-key", f"{other}.pub", "--trusted-key", f"{mine}.pub")
+    assert code == 0 and "signed by the trusted key" in text
+    digest = hashlib.sha256(signed.read_bytes()).hexdigest()
+    assert "it is the expected file" in command("verify", signed, "--expect-sha256", digest)[1]
+    for name in ("verify", "run", "bench", "inspect"):
+        for choice in (("--trusted-key", f"{other}.pub"), ("--expect-sha256", "0" * 64)):
+            error = command(name, signed, *choice)[2]
+            assert isinstance(error, EngineUntrustedError), (name, choice, error)
+        assert isinstance(
+            command(name, folder / "small.engine", "--trusted-key", f"{mine}.pub")[2], EngineUntrustedError
+        )
+    assert command("run", signed, "--trusted-key", f"{mine}.pub", "--expect-sha256", digest)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["run", "bench"])
+def test_with_rebuild_no_machine_code_of_the_file_is_read(folder: Path, tmp_path: Path, name: str) -> None:
+    members = read_members((folder / "small.engine").read_bytes())
+    members = {key: b"no object file" if key.endswith(".o") else data for key, data in members.items()}
+    (tmp_path / "forged.engine").write_bytes(sealed(members))
+    assert isinstance(command(name, tmp_path / "forged.engine")[2], EngineError)
+    more = ("--seconds", "0") if name == "bench" else ()
+    code, text, error = command(name, tmp_path / "forged.engine", "--rebuild", *more)
+    assert code == 0, (text, error)
+
+
+def renamed(folder: Path, path: Path) -> Path:
+    """The engine with names that would control a terminal wherever a file has names of its own."""
+    package = Engine.read(folder / "small.engine")._package
+    manifest = json.loads(json.dumps(package.manifest))
+    manifest |= {"producer": ESCAPES, "name": ESCAPES, "remarks": [ESCAPES], "fusion": [ESCAPES], "source": ESCAPES}
+    for program in manifest["programs"]:
+        for kernel in program["kernels"].values():
+            kernel["name"] = ESCAPES
+    Engine(dataclasses.replace(package, manifest=manifest)).save(path)
+    return path
+
+
+def test_names_in_a_file_do_not_reach_the_terminal(folder: Path, tmp_path: Path) -> None:
+    path = renamed(folder, tmp_path / "odd.engine")
+    for arguments in (["inspect"], ["inspect", "--evidence"], ["inspect", "--json"], ["bench", "--seconds", "0"],
+                      ["bench", "--seconds", "0", "--profile"], ["run"], ["run", "--compare", "torch"]):  # fmt: skip
+        _, text, error = command(arguments[0], path, *arguments[1:])
+        assert error is None or isinstance(error, (TilewrightError, SystemExit)), repr(error)
+        assert not CONTROL.search(text + str(error)), arguments
+    assert not CONTROL.search(repr(Engine.read(path)))
+
+
+def test_names_of_inputs_and_sizes_in_messages_are_printable(folder: Path, tmp_path: Path) -> None:
+    members = read_members((folder / "small.engine").read_bytes())
+    text = members[MANIFEST].decode().replace('"batch"', '"n\\u001b[2J"').replace('"picked"', '"p\\u001b[2J"')
+    manifest = json.loads(text)
+    fit_symbol(members, manifest)
+    members[MANIFEST] = json.dumps(manifest).encode()
+    path = tmp_path / "odd.engine"
+    path.write_bytes(sealed(members))
+    for arguments in (["run"], ["run", "--size", "k=3"], ["run", "--input", "z=f.npy"], ["inspect"],
+                      ["run", "--size", "n\x1b[2J=400"], ["bench", "--seconds", "0"]):  # fmt: skip
+        _, printed, error = command(arguments[0], path, *arguments[1:])
+        assert not CONTROL.search(printed + str(error)), arguments
+    with pytest.raises(InputError) as caught:
+        Engine.load(path).run({"x": np.ones((2, 8), np.float32)})
+    assert "\\x1b[2J" in str(caught.value) and not CONTROL.search(str(caught.value))
+
+
+def test_pages_hold_any_name(folder: Path, tmp_path: Path) -> None:
+    path = renamed(folder, tmp_path / "odd.engine")
+    page = tmp_path / "page.html"
+    assert command("inspect", path, "--html", page)[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<script>alert" not in text and text.count("</script>") == 2
+
+
+def test_text_is_printable_and_the_rest_stays() -> None:
+    assert printable("ünï\tcode\n│") == "ünï\tcode\n│"
+    assert printable("\x1b[2J\x9b\u202e\ud800") == "\\x1b[2J\\x9b\\u202e\\ud800"
+    out = io.StringIO()
+    console = _Terminal(file=out, force_terminal=True, color_system="standard", width=60)
+    console.print("a\x1bb", style="bold")
+    assert out.getvalue() == "\x1b[1ma\\x1bb\x1b[0m\n"  # our own styles are control sequences still
+
+
+def test_nothing_is_written_in_the_place_of_what_is_no_file(folder: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "y.npy"
+    os.mkfifo(pipe)
+    with pytest.raises(EngineError, match="not a regular file"):
+        save_outputs({"y": np.ones(1)}, tmp_path)
+    with pytest.raises(TimingCacheError, match="not a regular file"):
+        TimingCache([]).write(pipe)
+    os.mkfifo(tmp_path / "k.o")
+    with pytest.raises(OSError, match="not a regular file"):
+        AheadOfTime("k", b"", "").write(tmp_path)
+    path = folder / "small.engine"
+    for arguments in (["build", path, "-o"], ["inspect", path, "--html"], ["tune", "merge", path, "-o"]):
+        error = command(*arguments, pipe)[2]
+        assert isinstance(error, TilewrightError) and "not a regular file" in str(error), (arguments, error)
+
+
+def test_another_runtime_gets_no_model_from_outside_the_folders_it_looks_in(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "model.onnx"
+    outside.write_bytes(b"")
+    package = Engine.read(folder / "small.engine")._package
+    path = tmp_path / "engines" / "small.engine"
+    path.parent.mkdir()
+    Engine(dataclasses.replace(package, manifest={**package.manifest, "source": str(outside)})).save(path)
+    error = command("run", path, "--compare", "onnxruntime")[2]
+    assert "needs the model that the engine was built from" in str(error)

@@ -1,0 +1,51 @@
+"""`tilewright keygen`, `sign` and `verify`: who made an engine, and whether it is still what they made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.console import terminal
+from tilewright.cli.run import EngineArgument
+from tilewright.cli.trust import DigestOption, TrustedKeyOption
+
+
+def keygen(
+    key: Annotated[Path, typer.Argument(help="File for the private key; the public key is written to KEY.pub.")],
+) -> None:
+    """Make a key for signing engines: KEY stays with you, KEY.pub is for everybody who loads your engines.
+
+    Both are Ed25519 keys in PEM format. KEY is not encrypted; only you may read it. Files are never overwritten.
+    """
+    from tilewright.engine.signing import create_key
+
+    public = create_key(key)
+    terminal().print(f"{key}: private key, keep it to yourself\n{public}: public key", soft_wrap=True)
+
+
+def sign(
+    engine: EngineArgument,
+    key: Annotated[Path, typer.Option("--key", help="Your private key, of `tilewright keygen`.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Engine file to write; by default ENGINE is replaced.")
+    ] = None,
+) -> None:
+    """Sign an engine, after checking that it is undamaged. None of its code is run. Other signatures in it stay."""
+    from tilewright.engine.signing import sign_engine
+
+    public = sign_engine(engine, key, output)
+    terminal().print(f"{output or engine}: signed by {public}", soft_wrap=True)
+
+
+def verify(engine: EngineArgument, trusted_key: TrustedKeyOption = None, expect_sha256: DigestOption = None) -> None:
+    """Check that an engine is undamaged, signed by a trusted key, the expected file. None of its code is run.
+
+    Exit code 1 says that it is not.
+    """
+    from tilewright.engine.signing import verify_engine
+    from tilewright.engine.trust import Trust
+
+    found = verify_engine(engine, Trust.of(expect_sha256, trusted_key))
+    terminal().print(f"{engine}: {found}", soft_wrap=True)
