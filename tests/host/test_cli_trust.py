@@ -17,20 +17,25 @@ from typer.testing import CliRunner
 from tilewright import Engine
 from tilewright.cli.console import _Terminal
 from tilewright.cli.main import application
-from tilewright.cli.tensors import save_outputs
-from tilewright.engine.file import MANIFEST
+from tilewright.cli.tensors import random_input, save_outputs
+from tilewright.engine.file import GRAPH, MANIFEST
 from tilewright.errors import (
+    EngineDamagedError,
     EngineError,
     EngineUntrustedError,
     InputError,
+    ShapeError,
     SigningKeyError,
     TilewrightError,
     TimingCacheError,
     printable,
 )
 from tilewright.frontend.ahead import AheadOfTime
+from tilewright.runtime.plan import TensorSpec
+from tilewright.symbolic import Expression, symbol
 from tilewright.tune.cache import TimingCache
 from tools.fuzz.engine_files import fit_symbol, read_members, sealed, small_engine
+from tools.fuzz.targets import engine_forged
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\x08\x7f\x9b31m\u202egnp\u2066\ud800"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -163,3 +168,45 @@ def test_another_runtime_gets_no_model_from_outside_the_folders_it_looks_in(fold
     Engine(dataclasses.replace(package, manifest={**package.manifest, "source": str(outside)})).save(path)
     error = command("run", path, "--compare", "onnxruntime")[2]
     assert "needs the model that the engine was built from" in str(error)
+
+
+def test_reading_an_engine_runs_none_of_its_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def linked(*arguments: object, **options: object) -> None:
+        pytest.fail("machine code of the file is linked")
+
+    monkeypatch.setattr("tilewright.engine.engine.load_kernels", linked)
+    for path in (folder / "small.engine", renamed(folder, tmp_path / "odd.engine")):
+        engine_forged.ask(Engine.read(path))
+        for arguments in (["inspect", path, "--json"], ["inspect", path, "--html", tmp_path / "page.html"],
+                          ["verify", path], ["tune", "show", path]):  # fmt: skip
+            assert command(*arguments)[0] == 0, arguments
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"f32", [10, 16]', b'"f32", [10, 16, 3]'),
+        (b'["table", null]', b'["table", [["kind", "panels"], ["transposed", true], ["width", 0]]]'),
+        (b'["table", null]', b'["table", [["kind", "order"], ["axes", [0, 7]]]]'),
+        (b'["table", null]', b'["table", [["kind", "taps"], ["groups", 0], ["width", 0]]]'),
+        (b'"axis": 1', b'"axis": 1e999'),
+        (b'["batch", 1, 64]', b'["batch", 1, 99999999999999999999999999999999]'),
+        (b'"relu"', b'"\\u001b[2J"'),
+        (b'"order": [0, 2, 1]', b'"order": [0, 2, 2]'),
+    ],
+)
+def test_forged_graphs_are_refused_by_errors_of_ours(folder: Path, tmp_path: Path, old: bytes, new: bytes) -> None:
+    members = read_members((folder / "small.engine").read_bytes())
+    assert old in members[GRAPH]
+    members[GRAPH] = members[GRAPH].replace(old, new, 1)
+    path = tmp_path / "forged.engine"
+    path.write_bytes(sealed(members))
+    with pytest.raises(EngineDamagedError) as caught:
+        Engine.load(path, rebuild="always", target="cpu")
+    assert not CONTROL.search(str(caught.value))
+
+
+@pytest.mark.parametrize("size", [symbol("n") - 9, symbol("n") * 2**61])
+def test_impossible_shapes_of_random_inputs_are_told(size: Expression) -> None:
+    with pytest.raises(ShapeError, match="choose other sizes"):
+        random_input(TensorSpec("x", "float32", (size, 3), None), {"n": 5}, np.random.default_rng(0))

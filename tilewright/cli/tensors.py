@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -49,6 +51,9 @@ def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.G
     """Normal floats; ones for masks; small non-negative integers elsewhere (safe as indices)."""
     shape = tuple(evaluate(size, sizes) for size in spec.shape)
     dtype = numpy_dtype(spec.dtype)
+    if min(shape, default=0) < 0 or math.prod(shape) > sys.maxsize // 8:
+        chosen = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ShapeError(f"input {spec.name!r} has the shape {list(shape)} for {chosen}: choose other sizes by --size")
     if dtype.kind == "b" or "mask" in spec.name:
         return np.ones(shape, dtype)
     if dtype.kind in "iu":

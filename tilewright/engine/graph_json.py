@@ -45,7 +45,7 @@ def graph_from_json(text: bytes, weights: Weights) -> Graph:
             name: _constant(weights, weight, recipe, shapes[name])
             for name, (weight, recipe) in data["constants"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {str(error)[:300]}") from error
     return serialize.from_data(data["graph"], arrays)
 

@@ -45,11 +45,20 @@ def from_data(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
         if data["format"] != FORMAT:
             raise InvalidIRError(f"graph data has format {data['format']!r}, this version reads {FORMAT}")
         graph = _graph(data, arrays)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {error}") from error
     try:
         verify(graph)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, ShapeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        ShapeError,
+    ) as error:
         raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {error}") from error
     return graph
 
