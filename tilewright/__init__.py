@@ -5,6 +5,9 @@
     engine = tilewright.load("model.engine")                 # needs no compiler
     outputs = engine(x)
 
+An engine is a program: load those of people you trust, or use ``expect_sha256``, ``trusted_keys`` or
+``rebuild="always"`` (`Engine.load`).
+
 Names are imported when they are first used: loading an engine imports the runtime alone.
 """
 

@@ -1,0 +1,78 @@
+"""The limits that docs/security.md states are those of the code, and its commands and options exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tilewright.cli.main import application
+from tilewright.engine import archive, bounded_json, file, plan_json, signing, weights
+from tilewright.graph import inference
+from tilewright.graph.passes import fuse_draft
+from tilewright.importers import huggingface, onnx, onnx_structure, shapes, torch_archive
+from tilewright.settings import MOST_THREADS
+from tilewright.symbolic import SizeReader
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def mebibytes(count: int) -> str:
+    return f"{count >> 20} MiB"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        ("members of the zip; bytes of a name", f"{archive.MOST_MEMBERS:,}; {archive.LONGEST_NAME}"),
+        ("`manifest.json`", mebibytes(file.MOST_MANIFEST_BYTES)),
+        ("`graph.json`", mebibytes(file.MOST_GRAPH_BYTES)),
+        ("header of the weights", mebibytes(weights._HEADER_LIMIT)),
+        ("depth of JSON; values in one JSON text", f"{bounded_json.MOST_DEPTH}; {bounded_json.MOST_VALUES:,}"),
+        ("dimensions of a weight", f"{weights._MOST_DIMENSIONS}"),
+        ("symbols of a plan; letters of a symbol's name", f"{plan_json._MOST_SYMBOLS:,}; {plan_json._LONGEST_SYMBOL}"),
+        (
+            "depth of a size expression; parts of one; power of a factor",
+            f"{SizeReader.MOST_DEPTH}; {SizeReader.MOST_PARTS:,}; 8",
+        ),
+        ("numbers in size expressions", f"2^{SizeReader.LARGEST.bit_length() - 1}"),
+        ("parts of all size expressions of a file, counted as they are read", f"{SizeReader.MOST_WORK:,}"),
+        ("signatures; bytes of a key file", f"{signing.MOST_SIGNATURES}; {signing._LARGEST_KEY_FILE >> 10} KiB"),
+        (
+            "nodes of an ONNX model, its functions expanded; of the graph that it becomes",
+            f"{onnx_structure.MOST_NODES:,}; {onnx.MOST_GRAPH_NODES:,}",
+        ),
+        (
+            "dimensions of a tensor; elements of a tensor",
+            f"{inference.MOST_DIMENSIONS}; 2^{inference.MOST_ELEMENTS.bit_length() - 1}",
+        ),
+        ("items of an ONNX attribute", f"{onnx_structure.MOST_ATTRIBUTE_ITEMS:,}"),
+        ("terms of a symbolic size", f"{shapes.MOST_TERMS}"),
+        (
+            "JSON of a `.pt2` file; members of its zip",
+            f"{mebibytes(torch_archive._LARGEST_JSON)}; {torch_archive._MOST_MEMBERS:,}",
+        ),
+        (
+            "`config.json` and the index of shards; header of a safetensors file",
+            f"{mebibytes(huggingface._LARGEST_JSON)}; {mebibytes(huggingface._LARGEST_HEADER)}",
+        ),
+        (
+            "operations in one fused kernel",
+            f"{3 * fuse_draft.MOST_NODES // 2} (longer groups are split)",
+        ),
+        ("threads of a run", f"{MOST_THREADS:,}"),
+    ],
+)
+def test_the_page_states_the_limits_of_the_code(limit: str, value: str) -> None:
+    assert f"| {limit} | {value} |" in PAGE
+
+
+def test_the_page_names_commands_and_options_that_exist() -> None:
+    for command in ("keygen", "sign", "verify", "run", "bench", "inspect", "build"):
+        shown = CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0 and (f"tilewright {command}" in PAGE or f"`{command}`" in PAGE)
+        named = re.findall(rf"tilewright {command} \S+ (--[a-z0-9-]+)", PAGE)
+        assert all(option in shown.output for option in named), (command, named)
