@@ -11,10 +11,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from tilewright import Engine
+from tilewright import Engine, compile
 from tilewright.cli.console import _Terminal
 from tilewright.cli.main import application
 from tilewright.cli.tensors import random_input, save_outputs
@@ -210,3 +212,28 @@ def test_forged_graphs_are_refused_by_errors_of_ours(folder: Path, tmp_path: Pat
 def test_impossible_shapes_of_random_inputs_are_told(size: Expression) -> None:
     with pytest.raises(ShapeError, match="choose other sizes"):
         random_input(TensorSpec("x", "float32", (size, 3), None), {"n": 5}, np.random.default_rng(0))
+
+
+def test_what_is_built_again_does_not_depend_on_odd_names_of_targets(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = read_members((folder / "small.engine").read_bytes())
+    manifest = json.loads(members[MANIFEST])
+    manifest["programs"][0]["target"]["name"] = ESCAPES
+    members[MANIFEST] = json.dumps(manifest).encode()
+    path = tmp_path / "odd.engine"
+    path.write_bytes(sealed(members))
+    for rebuild in (True, "always"):
+        assert Engine.load(path, rebuild=rebuild).target == "cpu"
+    assert "building the engine again, for cpu" in caplog.text and not CONTROL.search(caplog.text)
+
+
+def test_warnings_about_a_model_are_printable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = helper.make_node("Relu", ["x"], ["a\x1b[2J"])
+    last = helper.make_node("Relu", ["a\x1b[2J"], ["y"])
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    wrong = [helper.make_tensor_value_info("a\x1b[2J", TensorProto.FLOAT, [2, 4])]
+    graph = helper.make_graph([node, last], "g", tensors[:1], tensors[1:], value_info=wrong)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    compile(tmp_path / "m.onnx", target="cpu")
+    assert "the declared shape is ignored" in caplog.text and not CONTROL.search(caplog.text)

@@ -94,12 +94,14 @@ def _of_this_machine(targets: Sequence[str]) -> list[str]:
     found = []
     for name in targets:
         family, _, choices = name.partition("+")
-        if family.startswith("cuda"):
+        kind = family.partition(":")[0]
+        if kind not in ("cpu", "cuda") or choices not in ("", "tf32"):
+            continue  # the name comes from the file
+        if kind == "cuda":
             try:
                 current_device()
             except (DeviceError, MissingDependencyError):
                 continue
-        kind = family.partition(":")[0]
         found.append(f"{kind}+{choices}" if choices else kind)
     return list(dict.fromkeys(found)) or ["cpu"]
 

@@ -21,7 +21,7 @@ from onnx import (
     ValueInfoProto,
 )
 
-from tilewright.errors import ImportModelError, ShapeError
+from tilewright.errors import ImportModelError, ShapeError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
@@ -458,7 +458,7 @@ def _check_declared(declared: TypeProto, found: Tensor, what: str, strict: bool)
     text = f"{what} is declared with the shape [{shown}], but it has [{', '.join(map(str, found.shape))}]"
     if strict:
         raise ImportModelError(f"{text}; correct the declared shape")
-    logger.warning("%s; the declared shape is ignored", text)
+    logger.warning("%s; the declared shape is ignored", printable(text))
 
 
 def _may_be(dim: Any, extent: Size) -> bool:

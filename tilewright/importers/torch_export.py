@@ -18,7 +18,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from tilewright.dtypes import int64
-from tilewright.errors import ImportModelError
+from tilewright.errors import ImportModelError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
@@ -424,7 +424,7 @@ class _ProgramImporter:
                 self._remark(f"{name!r} is always {node!r}, no tensor: it is not among the outputs")
 
     def _remark(self, text: str) -> None:
-        logger.warning("%s: %s", self.builder.graph.name, text)
+        logger.warning("%s", printable(f"{self.builder.graph.name}: {text}"))
         self.builder.graph.remarks.append(text)
 
 
