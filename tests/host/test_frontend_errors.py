@@ -115,11 +115,6 @@ def run_time_shape(x, out, n):
     tl.store(out, tl.sum(tl.zeros((n,), tl.float32)))
 
 
-def run_time_constexpr(x, out, n):
-    size: tl.constexpr = n * 2
-    tl.store(out, size)
-
-
 def pointer_arithmetic(x, out, n):
     tl.store(out, tl.load(x + 1.5))
 

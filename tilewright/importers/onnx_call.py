@@ -182,7 +182,7 @@ class Call(Emitter):
         if tensor.known.ndim > 1:
             raise Invalid(f"input {index} ({tensor.name!r}) has {tensor.known.ndim} dimensions; it must be a list")
         if tensor.symbolic:
-            check_sizes(tensor.known)
+            check_sizes(tensor.known.reshape(-1))
             return list(tensor.known.reshape(-1))
         if tensor.known.dtype.kind == "f" and not np.isfinite(tensor.known).all():
             raise Invalid(f"input {index} ({tensor.name!r}) holds what is no number")
