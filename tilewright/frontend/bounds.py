@@ -11,10 +11,13 @@ from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError
 from tilewright.frontend.arguments import as_memory
 from tilewright.ir.core import Function, Operation
+from tilewright.ir.diagnostics import all_waiting_error
 from tilewright.ir.memory import Address, misaligned_error, outside_error, span
 from tilewright.ir.types import PointerType
+from tilewright.targets.cpu import failures
 from tilewright.targets.cpu.failures import Failure, accesses, assertions, failed
 from tilewright.targets.cpu.passes.check_bounds import pointer_sources
+from tilewright.targets.cpu.waiting import loops
 
 _EVERYWHERE = 2**62
 
@@ -43,6 +46,8 @@ def failed_operation(
     function: Function, failure: Failure, extents: Sequence[Extent]
 ) -> tuple[Operation, ExecutionError]:
     """What failed in a traced kernel, an assertion, a loop or an access, and its error; `extents` are the pointers'."""
+    if failure.number < 0:
+        return list(loops(function))[-1 - failure.number], all_waiting_error(function.name, failures.WAITING_SECONDS)
     asserted = list(assertions(function))
     if failure.number < len(asserted):
         return asserted[failure.number], failed(asserted[failure.number], failure.element)

@@ -25,13 +25,14 @@ from tilewright.ir.printer import print_function
 from tilewright.ir.types import TensorMapType
 from tilewright.language.function import SourceFunction
 from tilewright.runtime.faults import load_kernels
+from tilewright.runtime.glue import glue
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
-from tilewright.targets.cpu.failures import WORDS, Failure
+from tilewright.targets.cpu import failures
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -286,9 +287,12 @@ class CompiledKernel:
 
         Raises `ExecutionError` where it did, as the interpreter does; `extents` are what its pointers may reach.
         """
-        record = (ctypes.c_int64 * WORDS)()
+        record = (ctypes.c_int64 * failures.WORDS)()
+        if self.binary.waits:
+            record[failures.CLOCK] = glue().imports["tilewright_clock"]
+            record[failures.LIMIT] = int(failures.WAITING_SECONDS * 1e9)
         yield ctypes.addressof(record)
-        failure = Failure.read(record)
+        failure = failures.Failure.read(record)
         if failure is not None:
             operation, error = failed_operation(self.function, failure, extents)
             raise located_execution_error(error, operation.opcode, operation.location, failure.program_id)

@@ -108,6 +108,16 @@ def waiting_error() -> ExecutionError:
     )
 
 
+def all_waiting_error(kernel: str, seconds: float) -> ExecutionError:
+    """The error for a loop of a compiled kernel that has waited so long, like every other instance that runs."""
+    return ExecutionError(
+        f"kernel '{kernel}' waits for ever: for {seconds:g} s no program instance has ended, and passes of this loop "
+        "have changed neither a value nor memory",
+        "as many program instances run at a time as there are threads, each to its end: wait only for those before "
+        "this one, and release each lock",
+    )
+
+
 def located_execution_error(
     error: ExecutionError, opcode: str, location: Location | None, program_id: tuple[int, ...]
 ) -> ExecutionError:

@@ -51,7 +51,8 @@ class Binary:
     image: bytes  # object file, cubin
     parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "f32", …
     scratch_bytes: int  # of memory that the launcher provides
-    asserts: bool = False  # whether a CPU's kernel has assertions
+    asserts: bool = False  # whether a CPU's kernel has assertions, or loops that may wait
+    waits: bool = False  # whether it has such loops, which want a clock in the record
     refuses: bool = False  # whether a CPU's kernel returns 1 for arrays that overlap
     features: tuple[str, ...] = ()  # what the machine must have: LLVM's names of CPU features, a GPU architecture
     remarks: tuple[Remark, ...] = ()

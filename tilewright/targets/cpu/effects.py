@@ -20,6 +20,7 @@ from tilewright.targets.cpu.failures import NUMBER, emit_failure
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
 from tilewright.targets.cpu.storage import Storage
+from tilewright.targets.cpu.waiting import WAITS, WaitEmitter
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.llvm.conversions import memory_type, positive_nan
 
@@ -42,8 +43,11 @@ class EffectEmitter:
         storage: dict[Value, Storage],
         programs: Sequence[LLVMValue],
         record: LLVMValue | None,
+        waiting: WaitEmitter | None,
     ) -> None:
-        """`programs` are the instance's three program ids, `record` takes failures of kernels with assertions."""
+        """`programs` are the instance's three program ids, `record` takes failures of kernels with assertions, and
+        `waiting` emits loops that may wait, if there are any."""
+        self.waiting = waiting
         self.programs = list(programs)
         self.record = record
         self.evaluator = evaluator
@@ -63,6 +67,9 @@ class EffectEmitter:
             self._for_each(operation.operands[0].type.shape, (), lambda indices: self._map(operation, indices))
         elif opcode == "barrier":
             self.builder.line("fence seq_cst")
+        elif WAITS in operation.attributes:
+            assert self.waiting is not None
+            self.waiting.passed(operation, self.evaluator.evaluate(operation.operands[0], ()))
         elif opcode == "assert":
             self._for_each(operation.operands[0].type.shape, (), lambda indices: self._assert(operation, indices))
         elif opcode == "print":
@@ -97,8 +104,15 @@ class EffectEmitter:
 
         def emit() -> LLVMValue:
             if dtype == bfloat16 and kind != "xchg":
-                return self._update_bfloat16(kind, address, operand, order)
-            return builder.emit(f"atomicrmw {kind} {address}, {operand} {order}, align {dtype.itemsize}", operand.type)
+                old = self._update_bfloat16(kind, address, operand, order)
+            else:
+                text = f"atomicrmw {kind} {address}, {operand} {order}, align {dtype.itemsize}"
+                old = builder.emit(text, operand.type)
+            if self.waiting is not None and dtype == bfloat16:
+                self.waiting.note(builder.constant("i1", True))
+            elif self.waiting is not None:
+                self.waiting.note_update(kind, old, operand)
+            return old
 
         self._where(mask, operation, indices, emit)
 
@@ -151,6 +165,10 @@ class EffectEmitter:
             text = f"cmpxchg {address}, {old_text}, {new_text} {order} {_failure(order)}"
             pair = builder.emit(text, f"{{ {word}, i1 }}")
             old = builder.emit(f"extractvalue {pair}, 0", word)
+            if self.waiting is not None:
+                stored = builder.emit(f"extractvalue {pair}, 1", "i1")
+                other = builder.compare("ne", old_text, new_text)
+                self.waiting.note(builder.binary("and", stored, other))
             return evaluator.from_memory(builder.cast("bitcast", old, memory_type(element)), element)
 
         self._where(mask, operation, indices, emit)

@@ -23,6 +23,7 @@ from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.failures import emit_untouched
 from tilewright.targets.cpu.ranges import Number, Term
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.cpu.waiting import emit_progress, emit_running
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 from tilewright.targets.llvm.conversions import register_type
 
@@ -36,6 +37,7 @@ class Entry:
     careful: str | None
     hazards: Sequence[Hazard]
     asserts: bool
+    waits: bool  # loops may wait for other instances
     streams: bool  # stores go around the caches
 
     @property
@@ -60,6 +62,8 @@ def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Modu
     frame = _Frame(builder, function, slots) if target.is_x86 else None
 
     def run(instance: str) -> None:
+        if entry.waits:
+            emit_running(builder, record[0], 1)
         with builder.loop(begin, end, 1) as loop:
             if frame is not None:
                 frame.begin(loop.index)
@@ -71,7 +75,11 @@ def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Modu
             values = [*arguments, scratch, *programs, *narrow, *record]
             with builder.when(emit_untouched(builder, *record)) if record else nullcontext():
                 builder.line(f"call void @{instance}({', '.join(map(str, values))})")
+            if entry.waits:
+                emit_progress(builder, record[0])
             loop.next([])
+        if entry.waits:
+            emit_running(builder, record[0], -1)
         if frame is not None:
             frame.leave()
         if entry.streams:  # before this thread says that it is done

@@ -1,7 +1,9 @@
-"""Failed assertions, loops whose step is not positive, and accesses out of bounds, which are checked where a kernel is
-compiled so (`passes.check_bounds`): what machine code leaves behind, and how it is read.
+"""Failed assertions, loops whose step is not positive, loops that wait for ever (`waiting`), and accesses out of
+bounds, which are checked where a kernel is compiled so (`passes.check_bounds`): what machine code leaves behind, and
+how it is read.
 
-The launcher of a kernel with assertions gives it the address of a record, an array of `WORDS` int64, all zero:
+The launcher of a kernel with assertions gives it the address of a record, an array of `WORDS` int64, all zero but for
+the last two, which only kernels with loops that may wait read:
 
     0      1 once an assertion has failed: the first one of a launch writes the rest
     1      which assertion, by `number_assertions`
@@ -9,6 +11,9 @@ The launcher of a kernel with assertions gives it the address of a record, an ar
     5      axes of the condition's block, at most 16
     6-21   the element's index along each of them
     22-24  of an access out of bounds: the address, how many lanes are outside, how many there are
+    32-34  what loops that wait have seen of the launch (`waiting`), away from word 0, which every pass reads
+    35     the address of a function that gives the time in nanoseconds
+    36     how long all may wait, in nanoseconds
 
 An instance whose assertion fails ends there, and instances that have not begun by then are left out; those that run
 go on, but for the next pass of a `while`, in which one may wait for what the failed instance would have written.  So
@@ -28,10 +33,12 @@ from tilewright.ir.rewrite import Rebuilder
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
-WORDS = 25
+WORDS = 37
+PROGRESS, RUNNING, VOTES, CLOCK, LIMIT = range(32, WORDS)
+WAITING_SECONDS = 10.0  # for which all instances that run may wait before a launch fails
 NUMBER = "cpu.assertion"  # the attribute that tells an assertion's number to the lowering
 _ACCESSES = frozenset({"load", "store", "atomic_rmw", "atomic_cas"})
-_PROGRAM, _AXES, _INDEX, _MOST_AXES, _FACTS = 2, 5, 6, 16, 22
+_PROGRAM, _AXES, _INDEX, _MOST_AXES, _FACTS, _FACTS_END = 2, 5, 6, 16, 22, 25
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,9 @@ class Failure:
         if not record[0]:
             return None
         index = record[_INDEX : _INDEX + record[_AXES]]
-        return Failure(record[1], tuple(record[_PROGRAM : _PROGRAM + 3]), tuple(index), tuple(record[_FACTS:WORDS]))
+        return Failure(
+            record[1], tuple(record[_PROGRAM : _PROGRAM + 3]), tuple(index), tuple(record[_FACTS:_FACTS_END])
+        )
 
 
 def assertions(function: Function) -> Iterator[Operation]:

@@ -23,6 +23,7 @@ from tilewright.targets.cpu.scan import ScanEmitter
 from tilewright.targets.cpu.schedule import Scheduler, Step, TargetStorage
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.cpu.waiting import WaitEmitter, watches_waits
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
 from tilewright.targets.llvm.conversions import Converter, register_type
 
@@ -85,6 +86,7 @@ class KernelLowering:
         self.report = Report(function, self.analysis)
         self.streams = self._has_streams()
         self.asserts = any(operation.opcode == "assert" for operation in function.walk())
+        self.waits = watches_waits(function)
 
     def _has_streams(self) -> bool:
         """Whether stores go around the caches: where x86 has instructions for it, and nothing in the kernel orders its
@@ -154,7 +156,11 @@ class KernelLowering:
         self.evaluator.streams = self.streams
         self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator, self.report)
         self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage, self.report)
-        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], self.record)
+        self.waiting = None
+        if self.waits:
+            assert self.record is not None
+            self.waiting = WaitEmitter(builder, self.record, grid[:3])
+        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], self.record, self.waiting)
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
         builder.finish()
@@ -163,6 +169,8 @@ class KernelLowering:
 
     def _steps(self, steps: Sequence[Step]) -> None:
         for step in steps:
+            if self.waiting is not None and step.writes:
+                self.waiting.note(self.builder.constant("i1", True))
             if step.kind == "group":
                 self.nests.group(step.roots)
             elif step.kind == "copy":
@@ -251,6 +259,7 @@ class KernelLowering:
     def _while(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
         builder = self.builder
         before, after = operation.regions
+        waits = None if self.waiting is None else self.waiting.begin(operation)
         entry, head = builder.block, builder.new_block("while.head")
         body, done = builder.new_block("while.body"), builder.new_block("while.end")
         builder.branch(head)
@@ -276,6 +285,8 @@ class KernelLowering:
         for value, start, end in zip(headers, carried, following, strict=True):
             builder.fill_phi(head, value, [(start, entry), (end, latch)])
         builder.start(done)
+        if self.waiting is not None and waits is not None:
+            self.waiting.end(waits)
 
     # -- Remarks ----------------------------------------------------------------------------------
 

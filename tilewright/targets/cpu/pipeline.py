@@ -21,6 +21,7 @@ from tilewright.targets.cpu.lowering import KernelLowering
 from tilewright.targets.cpu.passes.check_bounds import check_bounds
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.cpu.waiting import watch_waits
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.llvm.symbols import kernel_symbol
 
@@ -33,6 +34,7 @@ class LoweredKernel:
     symbol: str
     scratch_bytes: int
     asserts: bool = False
+    waits: bool = False
     refuses: bool = False
     remarks: tuple[Remark, ...] = ()
     explanation: Callable[[], str] = field(default=str, compare=False)  # the decisions, line by line of the source
@@ -42,6 +44,7 @@ _RECURSION_LIMIT = 100_000
 
 CPU_PASSES: tuple[tuple[Pass, str], ...] = (
     (number_assertions, "first, in the order of the traced kernel, which a failure is told from"),
+    (watch_waits, "next to it, for the same reason"),
     (
         widen_products,
         "product kernels know no 8-bit floats and sum in float32; before simplify, which sees equal casts",
@@ -60,7 +63,8 @@ def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> 
     arrays that overlap in a way that its loops do not bear: "refuse" makes the entry point return 1 without having run
     anything (if `refuses` says so), "careful" makes a kernel that takes all arrays, and without it the kernel has both
     versions in it; ``check_bounds`` stops it at accesses outside of its arrays, whose first address and size in bytes
-    follow the arguments.  Others (`num_warps` and the like) change nothing here.
+    follow the arguments; ``waits="unwatched"`` leaves out what ends a launch that waits for ever.  Others (`num_warps`
+    and the like) change nothing here.
     """
     symbol = kernel_symbol(function, target.key, options)
     with _deep_recursion:
@@ -74,13 +78,16 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[
         if is_explicit(operation.opcode):
             raise explicit_error(operation, "a CPU")
     passes = tuple(step for step, _ in CPU_PASSES)
+    if options.get("waits") == "unwatched":
+        passes = tuple(step for step in passes if step is not watch_waits)
     if options.get("check_bounds"):
         first = len(list(assertions(function)))
 
         def checks(function: Function) -> Function:
             return check_bounds(function, first)
 
-        passes = (passes[0], carry_uniform_increments, checks, *passes[1:])
+        place = passes.index(widen_products)
+        passes = (*passes[:place], carry_uniform_increments, checks, *passes[place:])
     function = run_passes(function, passes)
     module = Module(features=frozenset(target.features))
     fuse, overlap = bool(options.get("enable_fp_fusion", True)), options.get("overlap")
@@ -89,7 +96,15 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[
     scratch_bytes = lowering.run()
     both = bool(lowering.hazards) and overlap != "refuse"
     needed = KernelLowering(function, target, module, careful, fuse, True).run() if both else 0
-    entry = Entry(symbol, instance, careful if both else None, lowering.hazards, lowering.asserts, lowering.streams)
+    entry = Entry(
+        symbol,
+        instance,
+        careful if both else None,
+        lowering.hazards,
+        lowering.asserts,
+        lowering.waits,
+        lowering.streams,
+    )
     emit_entry(entry, function, target, module)
     title = f"kernel {function.name} on the CPU, with vectors of {target.vector_bits} bits"
     return LoweredKernel(
@@ -97,6 +112,7 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[
         symbol=symbol,
         scratch_bytes=max(scratch_bytes, needed),
         asserts=lowering.asserts,
+        waits=lowering.waits,
         refuses=entry.refuses,
         remarks=tuple(lowering.remarks),
         explanation=partial(lowering.report.text, title, scratch_bytes),

@@ -51,6 +51,12 @@ class Step:
     bodies: list[list[Step]] = field(default_factory=list)
     scratch: Storage | None = None  # of a product's own copies; of a "copy", where it copies from
 
+    @property
+    def writes(self) -> bool:
+        """Whether it does something by itself that others see, other than atomics."""
+        stores = any(root.kind == "store" for root in self.roots)
+        return stores or (self.operation is not None and self.operation.opcode in ("store", "print"))
+
 
 class Scheduler:
     """Builds the schedule of a function and decides which values share a buffer."""
