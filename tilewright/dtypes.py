@@ -98,3 +98,11 @@ _FROM_NUMPY: dict[np.dtype, DType] = {numpy_dtype: BY_NAME[name] for name, numpy
 def from_numpy(dtype: np.dtype | type) -> DType:
     """The element type that stores a NumPy dtype; raises `KeyError` when there is none."""
     return _FROM_NUMPY[np.dtype(dtype)]
+
+
+def wrapped(number: float, dtype: DType) -> float:
+    """A whole number in the range of an integer type, modulo its size, as C's conversion; other numbers as they are."""
+    if dtype.kind not in ("int", "uint") or not isinstance(number, int):
+        return number
+    lowest = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
+    return (number - lowest) % (1 << dtype.bits) + lowest

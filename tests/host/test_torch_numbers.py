@@ -247,3 +247,42 @@ def test_a_quotient_rounded_to_zero_has_its_sign():
 def test_narrow_floats_are_rounded_before_they_are_truncated():
     x = torch.tensor([0.03, 0.02, 1.0]).bfloat16()
     check([lambda x: x.cos().to(torch.int32), lambda x: x.half().cos().to(torch.int64)], x)
+
+
+def test_sines_moved_out_of_loops():
+    positions = torch.arange(6.0)
+
+    def embeddings(x):
+        angles = positions[:, None] * 0.37
+        return x + torch.cat([angles.sin(), angles.cos()], 1)
+
+    def padded(x):
+        return torch.nn.functional.pad(x[:, :1], (0, 0, 1, 2)).sin()[None].expand(4, -1, 5) / 3
+
+    check([embeddings, padded, lambda x: x[:, :1].sin().expand(6, 40) + x[:, :1].cos()], torch.randn(6, 2) * 1e6)
+
+
+def test_numbers_outside_of_an_integer_type_wrap():
+    functions: list[Function] = [
+        lambda x: torch.full_like(x, -1),
+        lambda x: torch.full_like(x, 255) + x,
+        lambda x: torch.where(x > 2, torch.full_like(x, -2), x),
+    ]
+    check(functions, torch.arange(7, dtype=torch.uint8))
+
+
+def test_attention_by_hand_over_heads_of_a_dynamic_width():
+    def attend(x):
+        return (x @ x.transpose(-1, -2) / 2.0).softmax(-1) @ x
+
+    for shape in ((4, 3, 5), (2, 3, 4, 5)):
+        sizes = [(torch.randn(*shape[:-1], n),) for n in (1, 2, 8)]
+        check([attend], torch.randn(shape), dynamic={"x": {len(shape) - 1: ("n", 1, 8)}}, sizes=sizes)
+
+
+def test_one_number_for_all_lanes_under_a_condition_on_rows():
+    check([lambda x, y: torch.stack([y.expand(2, 1), x]).relu().abs().amax((0, 2)).trunc()],
+          torch.tensor([[1.5], [-2.0]]), torch.tensor([3.0]))  # fmt: skip
+    pad = torch.nn.functional.pad
+    check([lambda x: pad(x.expm1(), (0, 0, 2, -1)).permute(2, 1, 0)], torch.randn(3, 33, 5),
+          dynamic={"x": {0: ("n", 1, 9)}}, sizes=[(torch.randn(n, 33, 5),) for n in (1, 2, 9)])  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import DType, from_numpy
+from tilewright.dtypes import DType, from_numpy, wrapped
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import infer_types, normalize
 
@@ -91,7 +91,7 @@ class Rewriter:
         """A scalar constant; equal ones made in this walk are shared."""
         key = (dtype, repr(number))
         if key not in self._numbers:
-            self._numbers[key] = self.new_constant(np.array(number, dtype.numpy), f"c_{number:.6g}")
+            self._numbers[key] = self.new_constant(np.array(wrapped(number, dtype), dtype.numpy), f"c_{number:.6g}")
         return self._numbers[key]
 
     def unique(self, name: str) -> str:

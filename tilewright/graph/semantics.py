@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import wrapped
 from tilewright.errors import InputError
 
 Array = np.ndarray
@@ -429,7 +430,8 @@ def iota(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def full(inputs: Arrays, attributes: Attributes) -> Array:
-    return np.full(attributes["shape"], attributes["value"], attributes["dtype"].numpy)
+    dtype = attributes["dtype"]
+    return np.full(attributes["shape"], wrapped(attributes["value"], dtype), dtype.numpy)
 
 
 def dimension(inputs: Arrays, attributes: Attributes) -> Array:

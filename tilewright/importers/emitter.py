@@ -168,9 +168,11 @@ class Emitter:
             result = self.attention(query, key, value, mask, causal, scale)
             return self.reshape(result, (*lead, *result.shape[4 - kept :]))
         width = query.shape[-1]
+        if not isinstance(width, int) or not isinstance(value.shape[-1], int):
+            raise Unsupported("attention over a head width that is not a number", "keep the last dimension fixed")
         if scale is None:
-            if not isinstance(width, int) or width < 1:
-                raise Unsupported("attention over a head width that is not a number", "give `scale` explicitly")
+            if width < 1:
+                raise Unsupported("attention over heads of no width", "give `scale` explicitly")
             scale = 1.0 / math.sqrt(width)
         rows, keys = query.shape[2], key.shape[2]
         bias = None if mask is None else self.additive_mask(mask, query.dtype)

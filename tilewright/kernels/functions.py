@@ -31,6 +31,16 @@ def fitting(mask, offset):
 
 
 @tilewright.jit
+def copies(offset, inside):
+    """The offset of a load under `inside`: a block of copies of a single one where the condition is a block."""
+    if len(offset.shape) == 0 and len(inside.shape) > 0:
+        result = tl.where(inside, offset, offset)
+    else:
+        result = offset
+    return result
+
+
+@tilewright.jit
 def maximum(x, y):
     """The larger of two numbers; NaN if either is."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)

@@ -298,12 +298,12 @@ class Writer:
             return f"({offset}){self.load_mask(item.guards)}"
         if self.follows_columns([guard.index for guard in item.guards]):
             return f"({offset} + column * 0){self.load_mask(item.guards)}"
-        if not self.mask:
-            return f"({offset}){self.load_mask(item.guards)}"
-        own = "" if not item.index.terms else f"fitting({self.mask}, {offset})"
+        own = "" if not self.mask or not item.index.terms else f"fitting({self.mask}, {offset})"
         if not item.guards:
             return f"({offset}), mask={own}" if own else f"({offset})"
         inside = self.guards(item.guards)
+        if any(guard.index.terms for guard in item.guards):  # of rows, which may be a block
+            offset = f"copies({offset if item.index.terms else f'tl.full((), {offset}, tl.int64)'}, {inside})"
         return f"({offset}), mask=both({own}, {inside})" if own else f"({offset}), mask={inside}"
 
     def follows_columns(self, indices: Iterable[Index]) -> bool:

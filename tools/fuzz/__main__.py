@@ -34,7 +34,7 @@ def run(
     device: Annotated[str, typer.Option(help="where random PyTorch programs run: cpu, cuda")] = "cpu",
 ) -> None:
     """Run cases; exits with 1 if any failed."""
-    os.environ["TILEWRIGHT_FUZZ_DEVICE"] = device  # for the workers
+    os.environ["FUZZ_DEVICE"] = device  # for the workers
     failed = 0
     for name in targets or names():
         record = Campaign(name, jobs, state.resolve()).run(cases, seconds)

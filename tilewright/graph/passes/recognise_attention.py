@@ -89,8 +89,10 @@ def _attention(node: Node, rewriter: Rewriter) -> Value | None:
 
 
 def _fit(operands: list[Value], bias: Value | None) -> bool:
-    """Batch and heads of all operands are equal (no broadcasting), and the bias fits the scores."""
+    """Batch and heads of all operands are equal (no broadcasting), head widths are numbers, and the bias fits."""
     query, key, values = operands
+    if not (isinstance(query.shape[3], int) and isinstance(values.shape[3], int)):
+        return False  # the kernels hold whole heads
     if not query.shape[:2] == key.shape[:2] == values.shape[:2] or key.shape[2] != values.shape[2]:
         return False
     if bias is None:

@@ -225,6 +225,21 @@ def _erf_tables() -> list[list[float]]:
 def _trigonometric(m: Arithmetic, opcode: str, x: LLVMValue) -> LLVMValue:
     """Reduced by multiples of pi / 2; huge arguments go to the C library, the lanes beside them do not."""
     builder = m.builder
+    if builder.block.terminator is None:
+        return _trigonometric_branch(m, opcode, x)
+    # Moved out of a loop, to the end of a block that is closed: no branch fits there, but a call does.
+    name = f"{opcode}.of.{m.lanes}"
+    if name not in builder.module.defined:
+        function = LLVMBuilder(builder.module, name, m.type, [(m.type, "x", "")], linkage="internal",
+                               attributes=builder.attributes + " alwaysinline")  # fmt: skip
+        function.float_flags = builder.float_flags
+        function.ret(_trigonometric_branch(Arithmetic(function, m.lanes), opcode, function.arguments[0]))
+        function.finish()
+    return builder.call(name, m.type, [x])
+
+
+def _trigonometric_branch(m: Arithmetic, opcode: str, x: LLVMValue) -> LLVMValue:
+    builder = m.builder
     quick = _trigonometric_near(m, opcode, x)
     huge = builder.compare("ogt", m.absolute(x), m.number(TRIGONOMETRIC_LIMIT))
     any_huge = huge if m.lanes == 1 else builder.call(f"llvm.vector.reduce.or.v{m.lanes}i1", "i1", [huge])

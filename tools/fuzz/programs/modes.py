@@ -11,11 +11,12 @@ import torch
 
 import tilewright
 from tilewright.errors import CompilationError, TilewrightError
+from tilewright.importers.torch_compile import backend
 from tools.fuzz.programs.compare import Reference
 from tools.fuzz.programs.program import Program, draw
 from tools.fuzz.target import Base, Failed
 
-DEVICE = os.environ.get("TILEWRIGHT_FUZZ_DEVICE", "cpu")
+DEVICE = os.environ.get("FUZZ_DEVICE", "cpu")
 
 
 class Log(logging.Handler):
@@ -84,7 +85,7 @@ class CompiledPrograms(Programs):
 
     def check(self, program: Program, sizes: list[int], seed: int) -> str:
         torch._dynamo.reset()
-        compiled = torch.compile(program.eval(), backend="tilewright")
+        compiled = torch.compile(program.eval(), backend=backend)
         with torch.no_grad():
             for size in sizes:
                 inputs = program.inputs(size, seed, DEVICE)
