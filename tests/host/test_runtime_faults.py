@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -76,7 +77,8 @@ def test_kernel_launch_and_advice(run, threads):
 def test_instance_and_distance_of_a_run_in_order(run):
     _, text = run("crash()")
     assert "program instance (2, 0, 0)" in text
-    assert "which is 256 bytes before the address" in text or "which is 320 bytes before the address" in text
+    (distance,) = re.findall(r"which is (\d+) bytes before the address", text)
+    assert 256 <= int(distance) < 384  # somewhere in the third block of 32 numbers: by vectors of any width
 
 
 def test_fault_in_a_function_of_the_c_library(run):
