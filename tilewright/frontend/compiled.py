@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -287,15 +287,44 @@ class CompiledKernel:
 
         Raises `ExecutionError` where it did, as the interpreter does; `extents` are what its pointers may reach.
         """
-        record = (ctypes.c_int64 * failures.WORDS)()
-        if self.binary.waits:
-            record[failures.CLOCK] = glue().imports["tilewright_clock"]
-            record[failures.LIMIT] = int(failures.WAITING_SECONDS * 1e9)
+        record = self._record()
         yield ctypes.addressof(record)
+        if record[0]:
+            self._raise(record, extents)
+
+    def recording(self, start: Callable[..., int | None]) -> Callable[[bytes, int], int | None]:
+        """`start`, which launches with packed arguments, for a kernel whose last slot is a record: it is added here.
+
+        The same as `watched` for cached launches, without bounds.
+        """
+        new, fail, address, pack = self._record, self._raise, ctypes.addressof, struct.Struct("<Q").pack
+
+        def run(packed: bytes, total: int) -> int | None:
+            record = new()
+            refused = start(packed + pack(address(record)), total)
+            if record[0]:
+                fail(record)
+            return refused
+
+        return run
+
+    def _record(self) -> ctypes.Array[ctypes.c_int64]:
+        """What a launch of a kernel that may fail writes to."""
+        record = _RECORD()
+        if self.binary.waits:
+            record[failures.CLOCK] = self._clock
+            record[failures.LIMIT] = int(failures.WAITING_SECONDS * 1e9)
+        return record
+
+    @cached_property
+    def _clock(self) -> int:
+        return glue().imports["tilewright_clock"]
+
+    def _raise(self, record: ctypes.Array[ctypes.c_int64], extents: Sequence[Extent] = ()) -> NoReturn:
         failure = failures.Failure.read(record)
-        if failure is not None:
-            operation, error = failed_operation(self.function, failure, extents)
-            raise located_execution_error(error, operation.opcode, operation.location, failure.program_id)
+        assert failure is not None
+        operation, error = failed_operation(self.function, failure, extents)
+        raise located_execution_error(error, operation.opcode, operation.location, failure.program_id) from None
 
     @property
     def hash(self) -> str:
@@ -391,6 +420,9 @@ class CompiledKernel:
 
     def __repr__(self) -> str:
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
+
+
+_RECORD = ctypes.c_int64 * failures.WORDS
 
 
 def read_only_error(kernel: str, argument: str) -> LaunchError:

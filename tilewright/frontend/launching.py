@@ -145,6 +145,12 @@ _STORE = """\
 """
 
 
+def _starter(kernel: CompiledKernel) -> Callable[[bytes, int], int | None]:
+    """What starts a kernel with packed arguments: its native launcher, and around it what reads its failures."""
+    start = launcher(kernel.address, kernel.binary.scratch_bytes, kernel.binary.refuses)
+    return kernel.recording(start) if kernel.binary.asserts and not kernel.checks_bounds else start
+
+
 class CPULaunch:
     """A signature whose machine code runs on this machine's CPU.
 
@@ -160,13 +166,12 @@ class CPULaunch:
 
     def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
         """The first run loads the machine code."""
-        binary = self.kernel.binary
-        self._start = launcher(self.kernel.address, binary.scratch_bytes, binary.refuses)
-        self.run = self._watched if self.kernel.watches else self._second
-        return (self._watched if self.kernel.watches else self._once)(grid, arguments, slots)
+        self._start = _starter(self.kernel)
+        self.run = self._watched if self.kernel.checks_bounds else self._second
+        return (self._watched if self.kernel.checks_bounds else self._once)(grid, arguments, slots)
 
     def _watched(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
-        """A run of a kernel that may fail: the first failure is raised."""
+        """A run of a kernel that checks its accesses: the first failure is raised."""
         try:
             extents = self.kernel.extents(self.interface.flat(arguments), self.interface.spelled)
             with self.kernel.watched(extents) as record:
@@ -256,5 +261,4 @@ class CPULaunch:
 
     @functools.cached_property
     def _careful(self) -> Callable[..., int | None]:
-        careful = self.kernel.careful
-        return launcher(careful.address, careful.binary.scratch_bytes)
+        return _starter(self.kernel.careful)
