@@ -153,6 +153,14 @@ def test_a_loop_that_waits_for_nobody_ends_the_launch(kernel) -> None:
     assert f"{kernel.file}:{error.location.line}:" in str(error)
 
 
+@pytest.mark.parametrize("interpret", [True, "check"])
+@pytest.mark.parametrize("kernel", STUCK, ids=lambda kernel: kernel.name)
+def test_the_interpreter_sees_it_at_once(kernel, interpret) -> None:
+    with settings.scope(interpret=interpret):
+        error = stuck(kernel, (3,), 1, np.array([1, 0, 0, 0], np.int32))
+    assert "never ends" in error.message and source_line(error.location).strip().startswith("while ")
+
+
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_programs_that_wait_for_later_ones(threads: int) -> None:
     error = stuck(waits_for_a_later_program, (64,), threads, np.zeros(80, np.int32))

@@ -21,6 +21,7 @@ from functools import reduce
 from tilewright.dtypes import int1
 from tilewright.ir.core import Function, Operation, Region, Value
 from tilewright.ir.rewrite import Rebuilder
+from tilewright.ir.waiting import deciding_values
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.failures import CLOCK, LIMIT, NUMBER, PROGRESS, RUNNING, VOTES, emit_failure
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
@@ -28,7 +29,6 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 WAITS = "cpu.waits"  # the attribute of the assertions that `watch_waits` adds
 _PASSES = 1 << 10  # between two looks at the launch: a power of two
 _ATOMICS = ("atomic_rmw", "atomic_cas")
-_EFFECTS = (*_ATOMICS, "load", "store", "assert", "print")
 _ASK = "tilewright.waits_for_ever"
 
 
@@ -99,7 +99,7 @@ def _deciding(loop: Operation) -> list[tuple[Value, Value]] | None:
     bodies = dict(zip(after.arguments, forwarded, strict=True))  # a value of the body: the one that the test passes on
     same = [bodies.get(value) is argument for argument, value in zip(before.arguments, yielded, strict=True)]
     following = dict(zip(before.arguments, yielded, strict=True))
-    needed = _needed(loop, {**bodies, **following})
+    needed = deciding_values(loop)
     varying = _varying(before, after, {value for value, still in zip(before.arguments, same, strict=True) if not still})
     starts = {source: argument for argument, source in bodies.items()}
     pairs = []
@@ -111,26 +111,6 @@ def _deciding(loop: Operation) -> list[tuple[Value, Value]] | None:
             return None  # such a block or address moves on with every pass
         pairs.append((starts[argument], value))
     return pairs if polls or not pairs else None
-
-
-def _needed(loop: Operation, sources: dict[Value, Value]) -> set[Value]:
-    """What decides whether the loop goes on, and what it does to memory; `sources` are those of the regions' values."""
-    pending = [loop.regions[0].terminator.operands[0]]
-    for region in loop.regions:
-        for operation in region.operations:
-            if operation.regions or operation.opcode in _EFFECTS:
-                pending += [value for entry in operation.walk() for value in entry.operands]
-    needed: set[Value] = set()
-    while pending:
-        value = pending.pop()
-        if value in needed:
-            continue
-        needed.add(value)
-        if value in sources:
-            pending.append(sources[value])
-        elif value.definition is not None:
-            pending += value.definition.operands
-    return needed
 
 
 def _varying(before: Region, after: Region, varying: set[Value]) -> set[Value]:
