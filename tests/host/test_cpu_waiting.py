@@ -116,6 +116,27 @@ def waits_for_lanes(x):
 
 
 @tilewright.jit
+def swaps_a_block(x):
+    places = x + tl.arange(0, 4)
+    while tl.sum(tl.atomic_cas(places, tl.zeros((4,), tl.int32), tl.full((4,), 1, tl.int32)), axis=0) > 0:
+        pass
+
+
+@tilewright.jit
+def backs_off(x):
+    delay = 1
+    while tl.atomic_cas(x, 0, 1) == 1:
+        delay = min(delay * 2, 8)
+        for _ in range(delay):
+            tl.debug_barrier()
+
+
+@tilewright.jit
+def polls_in_the_language(x):
+    tl.atomic_poll(x + tl.arange(0, 4), 5)
+
+
+@tilewright.jit
 def waits_inside_a_loop(x, count):
     for i in range(count):
         while tl.atomic_cas(x, i, i + 1) != i:
@@ -133,7 +154,7 @@ def waits_for_a_later_program(x):
 STUCK = [
     lock_of_nobody, counts_its_tries, carries_what_it_saw, leaves_by_a_flag, exchanges,
     polls_with_an_exchange_of_equals, adds_nothing, takes_the_maximum, sets_a_bit, reads_volatile, reads_plainly,
-    reads_a_block, waits_for_lanes,
+    reads_a_block, waits_for_lanes, swaps_a_block, backs_off, polls_in_the_language,
 ]  # fmt: skip
 
 
@@ -149,7 +170,7 @@ def test_a_loop_that_waits_for_nobody_ends_the_launch(kernel) -> None:
     error = stuck(kernel, (3,), 1, np.array([1, 0, 0, 0], np.int32))
     assert LIMIT <= time.monotonic() - started < 30 * LIMIT
     assert f"kernel '{kernel.name}'" in error.message and error.program_id == (0, 0, 0)
-    assert source_line(error.location).strip().startswith("while ")
+    assert source_line(error.location).strip().startswith(("while ", "tl.atomic_poll("))
     assert f"{kernel.file}:{error.location.line}:" in str(error)
 
 
@@ -158,7 +179,9 @@ def test_a_loop_that_waits_for_nobody_ends_the_launch(kernel) -> None:
 def test_the_interpreter_sees_it_at_once(kernel, interpret) -> None:
     with settings.scope(interpret=interpret):
         error = stuck(kernel, (3,), 1, np.array([1, 0, 0, 0], np.int32))
-    assert "never ends" in error.message and source_line(error.location).strip().startswith("while ")
+    assert "never ends" in error.message and source_line(error.location).strip().startswith(
+        ("while ", "tl.atomic_poll(")
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])

@@ -20,7 +20,7 @@ from tilewright.frontend.arguments import classify, is_writable, stored_array
 from tilewright.frontend.bounds import Extent, failed_operation
 from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.diagnostics import located_execution_error
+from tilewright.ir.diagnostics import located_execution_error, user_place
 from tilewright.ir.printer import print_function
 from tilewright.ir.types import TensorMapType
 from tilewright.language.function import SourceFunction
@@ -324,7 +324,8 @@ class CompiledKernel:
         failure = failures.Failure.read(record)
         assert failure is not None
         operation, error = failed_operation(self.function, failure, extents)
-        raise located_execution_error(error, operation.opcode, operation.location, failure.program_id) from None
+        place = user_place(operation.location)
+        raise located_execution_error(error, operation.opcode, place, failure.program_id) from None
 
     @property
     def hash(self) -> str:
