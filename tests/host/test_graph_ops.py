@@ -46,7 +46,8 @@ def test_every_row_is_complete():
 
 
 UNARY = {
-    "negate": torch.neg, "absolute": torch.abs, "sign": torch.sign, "exp": torch.exp, "sin": torch.sin,
+    "negate": torch.neg, "absolute": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2,
+    "sin": torch.sin,
     "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "floor": torch.floor,
     "ceil": torch.ceil, "round": torch.round, "isnan": torch.isnan, "relu": torch.relu,
     "silu": functional.silu, "gelu": functional.gelu, "atan": torch.atan, "lgamma": torch.lgamma, "erfc": torch.erfc,

@@ -286,3 +286,45 @@ def test_one_number_for_all_lanes_under_a_condition_on_rows():
     pad = torch.nn.functional.pad
     check([lambda x: pad(x.expm1(), (0, 0, 2, -1)).permute(2, 1, 0)], torch.randn(3, 33, 5),
           dynamic={"x": {0: ("n", 1, 9)}}, sizes=[(torch.randn(n, 33, 5),) for n in (1, 2, 9)])  # fmt: skip
+
+
+def test_functions_of_numbers_whose_powers_overflow():
+    numbers = [
+        0.0,
+        -0.0,
+        1e-20,
+        0.3,
+        -2.0,
+        40.0,
+        88.9,
+        -89.2,
+        113.75,
+        -101.9,
+        1e4,
+        1e30,
+        -1e30,
+        INFINITY,
+        -INFINITY,
+        NAN,
+    ]
+    functions: list[Function] = [torch.sinh, torch.cosh, torch.asinh, torch.exp2, lambda x: torch.acosh(1 + x.abs())]
+    for dtype in (torch.float32, torch.float64):
+        check(functions, torch.tensor(numbers, dtype=dtype))
+    check([torch.exp2], torch.tensor([113.5, -100.5, 8.0, INFINITY], dtype=torch.bfloat16))
+
+
+def test_signs_of_zeros():
+    x = torch.tensor([0.0, -0.0, -4.0, 4.0, -2.5])
+    functions: list[Function] = [
+        lambda x: 1 / torch.fmod(x, 2),
+        lambda x: 1 / torch.remainder(x, 2),
+        lambda x: 1 / torch.sinh(x),
+        lambda x: 1 / torch.asinh(x),
+    ]
+    check(functions, x)
+
+
+def test_interpolation_starts_from_the_nearer_end():
+    x, y = torch.tensor([1e30, -3.0, INFINITY, 7.0]), torch.tensor([1.0, 1e-9, 2.0, NAN])
+    check([lambda x, y, w=w: torch.lerp(x, y, w) for w in (0.0, 0.25, 0.5, 1.0, 1.5, -1.0)], x, y)
+    check([lambda x, y: torch.lerp(x, y, torch.tensor([1.0, 0.9, 0.1, 1.0]))], x, y)

@@ -36,29 +36,53 @@ def tangent(emit: Emitter, x: Value) -> Value:
 
 
 def hyperbolic_sine(emit: Emitter, x: Value) -> Value:
-    """(g + g / (g + 1)) / 2 with g = e^x - 1, odd by construction: no overflow of the wrong sign."""
-    grown = expm1(emit, emit.op("absolute", x))
-    other = emit.op("divide", grown, emit.op("add", grown, 1.0))
-    capped = emit.op("where", emit.op("equal", grown, math.inf), 1.0, other)
-    return emit.op("multiply", emit.op("sign", x), emit.op("multiply", emit.op("add", grown, capped), 0.5))
+    """(g + g / (g + 1)) / 2 with g = e^|x| - 1; e^(|x| / 2) twice where e^|x| would overflow first."""
+    size = emit.op("absolute", x)
+    grown = expm1(emit, size)
+    near = emit.op("multiply", emit.op("add", grown, emit.op("divide", grown, emit.op("add", grown, 1.0))), 0.5)
+    root = emit.op("exp", emit.op("multiply", size, 0.5))
+    far = emit.op("multiply", emit.op("multiply", root, 0.5), root)
+    return with_sign_of(emit, emit.op("where", emit.op("greater", size, 10.0), far, near), x)
 
 
 def hyperbolic_cosine(emit: Emitter, x: Value) -> Value:
-    grown = emit.op("exp", x)
-    return emit.op("multiply", emit.op("add", grown, emit.op("reciprocal", grown)), 0.5)
+    """(e^|x| + e^-|x|) / 2, of halves of the exponent because e^|x| overflows first."""
+    root = emit.op("exp", emit.op("multiply", emit.op("absolute", x), 0.5))
+    inverse = emit.op("reciprocal", root)
+    halves = [emit.op("multiply", emit.op("multiply", item, 0.5), item) for item in (root, inverse)]
+    return emit.op("add", *halves)
+
+
+# From where on one is lost beside a square; narrow types may be computed without roundings in between.
+_LARGE = {"float16": 64.0, "float64": 2.0**28}
+_LARGE_ELSEWHERE = 2.0**13
+
+
+def _inverse_of_large(emit: Emitter, size: Value, near: Value) -> Value:
+    """log(2 size) where its square may overflow, otherwise `near`."""
+    far = emit.op("add", emit.op("log", size), math.log(2))
+    return emit.op("where", emit.op("greater", size, _LARGE.get(size.dtype.name, _LARGE_ELSEWHERE)), far, near)
 
 
 def inverse_hyperbolic_sine(emit: Emitter, x: Value) -> Value:
-    """sign(x) log1p(|x| + x^2 / (1 + sqrt(x^2 + 1)))."""
-    squared = emit.op("multiply", x, x)
+    """log1p(|x| + x^2 / (1 + sqrt(x^2 + 1))) with the sign of x."""
+    squared, size = emit.op("multiply", x, x), emit.op("absolute", x)
     root = emit.op("sqrt", emit.op("add", squared, 1.0))
-    inner = emit.op("add", emit.op("absolute", x), emit.op("divide", squared, emit.op("add", root, 1.0)))
-    return emit.op("multiply", emit.op("sign", x), log1p(emit, inner))
+    inner = emit.op("add", size, emit.op("divide", squared, emit.op("add", root, 1.0)))
+    return with_sign_of(emit, _inverse_of_large(emit, size, log1p(emit, inner)), x)
 
 
 def inverse_hyperbolic_cosine(emit: Emitter, x: Value) -> Value:
-    root = emit.op("sqrt", emit.op("subtract", emit.op("multiply", x, x), 1.0))
-    return emit.op("log", emit.op("add", x, root))
+    """log1p(d + sqrt(d (x + 1))) with d = x - 1."""
+    distance = emit.op("subtract", x, 1.0)
+    root = emit.op("sqrt", emit.op("multiply", distance, emit.op("add", x, 1.0)))
+    return _inverse_of_large(emit, x, log1p(emit, emit.op("add", distance, root)))
+
+
+def with_sign_of(emit: Emitter, size: Value, x: Value) -> Value:
+    """A number that is not negative, and 0 or NaN where x is 0, with the sign of x, -0 included."""
+    signed = emit.op("where", emit.op("less", x, 0.0), emit.op("negate", size), size)
+    return emit.op("where", emit.op("equal", x, 0.0), emit.op("subtract", x, size), signed)
 
 
 def inverse_hyperbolic_tangent(emit: Emitter, x: Value) -> Value:
@@ -77,7 +101,7 @@ def remainder_of_truncation(emit: Emitter, left: Value, right: Value) -> Value:
     """C's fmod, exact: the sign of the left operand."""
     if left.dtype.is_float:
         rest = emit.op("remainder", emit.op("absolute", left), emit.op("absolute", right))
-        return emit.op("where", emit.op("less", left, 0.0), emit.op("negate", rest), rest)
+        return with_sign_of(emit, rest, left)
     rest = emit.op("remainder", left, right)
     if not left.dtype.is_signed:
         return rest

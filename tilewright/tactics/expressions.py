@@ -144,6 +144,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "absolute": "tl.abs({0})",
     "sign": "sign({0})",
     "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
     "log": "tl.log({0})",
     "sqrt": "tl.sqrt({0})",
     "rsqrt": "tl.rsqrt({0})",
@@ -198,8 +199,8 @@ EXPRESSIONS: dict[str, Rule] = {
 
 # Estimated cost of one element, in simple vector operations; others cost one.
 OPERATION_WEIGHTS: dict[str, float] = {
-    "exp": 12, "log": 14, "sin": 16, "cos": 16, "tanh": 16, "erf": 16, "sigmoid": 16, "silu": 16, "gelu": 18,
-    "sqrt": 6, "rsqrt": 6, "reciprocal": 4, "divide": 4, "power": 30, "remainder": 12, "floor_divide": 12,
+    "exp": 12, "exp2": 12, "log": 14, "sin": 16, "cos": 16, "tanh": 16, "erf": 16, "sigmoid": 16, "silu": 16,
+    "gelu": 18, "sqrt": 6, "rsqrt": 6, "reciprocal": 4, "divide": 4, "power": 30, "remainder": 12, "floor_divide": 12,
     "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "erfinv": 60, "erfc": 60, "lgamma": 80,
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from tilewright.graph.passes.fuse_norms import reads_memory
 from tilewright.graph.views import dense_view, follow_all, rotation
 from tilewright.symbolic import Size, lift, modulo, simplify
 
-EXPENSIVE = frozenset({"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"})
+EXPENSIVE = frozenset({"exp", "exp2", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"})
 _VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are strides
 _FREE = frozenset({"reshape", "slice"})  # reading through them costs nothing, whoever else reads them
 _INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "gather", "gather_elements"}

@@ -42,7 +42,7 @@ def logical(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
 
 
 for _name in (
-    *("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid"),
+    *("exp", "exp2", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid"),
     *("asin", "acos", "atan", "erfc", "erfinv", "lgamma"),
 ):
     TABLE.add(f"{_name}.default", float_unary(_name))
@@ -184,8 +184,12 @@ def add_quotient(call: Call, x: Value, left: Value, right: Value, value: Number 
 
 @rule("lerp.Scalar", "lerp.Tensor")
 def interpolate(call: Call, start: Value, end: Value, weight: Scalar) -> Value:
+    """From the nearer end, so that a weight of one gives `end`."""
+    part = call.value(weight, start.dtype)
     distance = call.op("subtract", end, start)
-    return call.op("add", start, call.op("multiply", distance, call.value(weight, start.dtype)))
+    from_start = call.op("add", start, call.op("multiply", distance, part))
+    from_end = call.op("subtract", end, call.op("multiply", distance, call.op("subtract", 1.0, part)))
+    return call.op("where", call.op("less", call.op("absolute", part), 0.5), from_start, from_end)
 
 
 # Functions made of others ----------------------------------------------------------------------------
@@ -197,11 +201,6 @@ def _scaled_log(factor: float) -> Callable[[Call, Value], Value]:
 
 TABLE.add("log2.default", _scaled_log(1 / math.log(2)))
 TABLE.add("log10.default", _scaled_log(1 / math.log(10)))
-
-
-@rule("exp2.default")
-def exp2(call: Call, x: Value) -> Value:
-    return call.op("exp", call.op("multiply", call.cast(x, call.dtype), math.log(2)))
 
 
 def of_floats(function: formulas.Unary) -> Callable[[Call, Value], Value]:
