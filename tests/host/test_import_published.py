@@ -41,7 +41,15 @@ def _gpt2(t: Any) -> tuple[Any, Inputs]:
 
 def _t5(t: Any) -> tuple[Any, Inputs]:
     config = t.T5Config(
-        d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4, vocab_size=100, feed_forward_proj="gated-gelu"
+        d_model=64,
+        d_ff=128,
+        d_kv=16,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=100,
+        feed_forward_proj="gated-gelu",
+        # Of 128, a distance of 16 lies where one bucket of positions ends: float32 and float64 choose different ones.
+        relative_attention_max_distance=100,
     )
     return t.T5EncoderModel(config), _ids(True)
 

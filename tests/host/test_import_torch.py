@@ -388,6 +388,37 @@ def test_an_element_type_without_a_meaning_here_names_the_input() -> None:
         import_model(Identity().eval(), (torch.zeros(2, dtype=torch.complex64),))
 
 
+class _Rotated(nn.Module):
+    """Rotary positions by complex numbers; the angles are a parameter, a buffer or a constant."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        turns = torch.polar(torch.ones(2), torch.arange(2.0))
+        if kind == "parameter":
+            self.turns = nn.Parameter(turns)
+        elif kind == "buffer":
+            self.register_buffer("turns", turns, persistent=False)
+        else:
+            self.turns = turns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(x.reshape(-1, 2, 2)) * self.turns).flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "constant"])
+def test_complex_weights_are_named(kind: str) -> None:
+    with pytest.raises(
+        ImportModelError, match=rf"(?s){kind} '.*turns.*': the element type torch\.complex64.*use a real"
+    ):
+        import_model(_Rotated(kind).eval(), (torch.randn(3, 4),))
+
+
+def test_complex_buffers_without_a_use_do_no_harm() -> None:
+    module = Affine()
+    module.register_buffer("spectrum", torch.ones(3, dtype=torch.complex64))
+    import_model(module.eval(), (torch.randn(2, 4), torch.randn(3)))
+
+
 def test_example_inputs_may_be_one_tensor_or_the_modules_own() -> None:
     class Combine(nn.Module):
         def __init__(self) -> None:

@@ -56,6 +56,22 @@ def test_what_has_no_rule_stays_with_pytorch(built: list[Any], caplog: pytest.Lo
         assert text in caplog.text
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_branches_that_depend_on_data_stay_with_pytorch(
+    built: list[Any], caplog: pytest.LogCaptureFixture, dynamic: bool | None
+) -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x) * 2 + x.sum()
+        y = torch.cond(h.sum() > 0, lambda h: h.sin() + 1, lambda h: h.cos() - 1, (h,))
+        return m.b(torch.tanh(y * 3) + h)
+
+    x = rows(4, 6).abs()
+    with caplog.at_level(logging.WARNING, logger="tilewright"):
+        check(Module(body, **layers(a=(6, 8), b=(8, 3))), [(x,), (-9 * x,), (rows(7, 6) - 9,)], dynamic=dynamic)
+    assert built
+    assert "control flow that depends on data" in caplog.text
+
+
 def test_several_results_and_views_across_borders(built: list[Any]) -> None:
     def body(m: Any, x: torch.Tensor) -> tuple[Any, ...]:
         h = m.a(x)

@@ -328,3 +328,44 @@ def test_interpolation_starts_from_the_nearer_end():
     x, y = torch.tensor([1e30, -3.0, INFINITY, 7.0]), torch.tensor([1.0, 1e-9, 2.0, NAN])
     check([lambda x, y, w=w: torch.lerp(x, y, w) for w in (0.0, 0.25, 0.5, 1.0, 1.5, -1.0)], x, y)
     check([lambda x, y: torch.lerp(x, y, torch.tensor([1.0, 0.9, 0.1, 1.0]))], x, y)
+
+
+def test_sine_positions_of_masks():
+    """Positions counted along both axes of a mask, scaled, sines and cosines interleaved, as detection models do."""
+
+    def positions(mask):
+        parts = []
+        for axis in (1, 2):
+            counted = mask.cumsum(axis, dtype=torch.float32)
+            scaled = counted / (counted.amax(axis, keepdim=True) + 1e-6) * 2 * math.pi
+            steps = 10000 ** (2 * torch.div(torch.arange(8.0), 2, rounding_mode="floor") / 8)
+            angles = scaled[..., None] / steps
+            parts.append(torch.stack((angles[..., 0::2].sin(), angles[..., 1::2].cos()), 4).flatten(3))
+        return torch.cat(parts, 3).permute(0, 3, 1, 2)
+
+    sizes = [(torch.rand(n, 6, 7) > 0.2,) for n in (1, 2, 5)]
+    check([positions], torch.ones(3, 6, 7, dtype=torch.bool))
+    check([positions], torch.ones(3, 6, 7, dtype=torch.bool), dynamic={"x": {0: ("n", 1, 5)}}, sizes=sizes)
+
+
+def test_buckets_of_relative_positions():
+    """Truncated logarithms: distances of 16, 32 and 64 lie where one bucket ends and the next begins."""
+
+    def buckets(x):
+        distance = x.abs()
+        far = 8 + (torch.log(distance.float() / 8) / math.log(16) * 8).to(torch.long)
+        far = torch.min(far, torch.full_like(far, 15))
+        return (x > 0) * 16 + torch.where(distance < 8, distance, far)
+
+    x = torch.arange(-300, 300)
+    check([buckets], x)
+    check([buckets], x, dynamic={"x": {0: ("n", 1, 600)}}, sizes=[(x[:1],), (x[:317],)])
+
+
+def test_truth_over_gathered_axes():
+    functions: list[Function] = [
+        lambda x, y: (x[y] > 1).any(0), lambda x, y: (x[y] > 0).all(1), lambda x, y: (x.index_select(0, y) > 1).any(1),
+        lambda x, y: (x[y] > 1).any(), lambda x, y: torch.gather(x > 1, 0, y[:, None].expand(-1, 5)).any(0),
+    ]  # fmt: skip
+    sizes = [(torch.randn(4, 5), torch.randint(0, 4, (n,))) for n in (1, 2, 9)]
+    check(functions, torch.randn(4, 5), torch.tensor([0, 3, 1]), dynamic={"y": {0: ("n", 1, 9)}}, sizes=sizes)

@@ -382,7 +382,19 @@ class _ProgramImporter:
                 self.walker.values[node] = self._input(node, str(spec.target), str(spec.target))
                 self._remark(f"buffer {str(spec.target)!r} is written by the model: it is an input, updated in place")
             elif spec.target is not None and isinstance(spec.arg, TensorArgument):
-                self.walker.values[node] = self.walker.constant(self._data(spec), str(spec.target))
+                self._constant(node, spec)
+
+    def _constant(self, node: fx.Node, spec: Any) -> None:
+        """A parameter, buffer or constant of an element type without a meaning here may stay unused only."""
+        data = self._data(spec)
+        try:
+            dtype_of(data.dtype)
+        except Unsupported as reason:
+            if not node.users:
+                return
+            kind = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}.get(spec.kind, "constant")
+            raise ImportModelError(f"{kind} {spec.target!r}: {reason}; {reason.advice}") from reason
+        self.walker.values[node] = self.walker.constant(data, str(spec.target))
 
     def _name_symbols(self, node: fx.Node, derived: bool) -> None:
         """Name the symbols that are sizes of an input, or those of which its sizes are linear functions."""
