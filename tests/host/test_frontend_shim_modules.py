@@ -17,7 +17,6 @@ from tilewright.frontend.background import AsyncCompileMode, FutureKernel
 from tilewright.frontend.driver import Driver, DriverConfig, GPUTarget
 from tilewright.settings import settings
 from tilewright.shim import cache, compiler, utilities
-from tilewright.shim.backends import AttrsDescriptor
 
 
 @tilewright.jit
@@ -35,7 +34,7 @@ SIGNATURE = {"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
 CPU = GPUTarget("cpu", "", 1)
 
 
-@pytest.mark.parametrize("attributes", [{(0,): [["tt.divisibility", 16]]}, AttrsDescriptor({0, 1}, {3}), None])
+@pytest.mark.parametrize("attributes", [{(0,): [["tt.divisibility", 16]]}, None])
 def test_compiling_from_types(attributes: Any) -> None:
     source = compiler.ASTSource(scale, SIGNATURE, {"BLOCK": 64}, attributes)
     again = compiler.ASTSource(scale, SIGNATURE, {(3,): 64}, attributes)

@@ -7,7 +7,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -21,8 +21,9 @@ from tilewright.frontend.bounds import Extent, failed_operation
 from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import located_execution_error, user_place
+from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.ir.types import TensorMapType
+from tilewright.ir.types import PointerType, TensorMapType
 from tilewright.language.function import SourceFunction
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
@@ -255,14 +256,41 @@ class CompiledKernel:
         """
         if settings.explain_recompile:
             recompile.report_overlap(self.name)
-        options = {**self.options, "overlap": "careful"}
-        binary = self.target.compile(self.function, options)
-        kernel = CompiledKernel(
-            self.name, self.target, binary, Interface(self.written, self.traced_remarks), lambda: self.function
+        kernel = self._variant(self.function, {**self.options, "overlap": "careful"})
+        kernel.divisors = self.divisors
+        return kernel
+
+    @cached_property
+    def unaligned(self) -> CompiledKernel:
+        """This kernel for arrays at any address of an element: compiled when the first launch needs it."""
+        known = [
+            replace(parameter, divisibility=value.type.element.element.itemsize)
+            if isinstance(value.type.element, PointerType)
+            else parameter
+            for parameter, value in zip(self.function.parameters, self.function.region.arguments, strict=True)
+        ]
+        kernel = self._variant(replace(self.function, parameters=known), self.options)
+        kinds = self.binary.parameters
+        kernel.divisors = tuple(
+            1 if kind.startswith("*") else divisor for kind, divisor in zip(kinds, self.divisors, strict=False)
         )
-        kernel.options, kernel.source, kernel.divisors = options, self.source, self.divisors
+        return kernel
+
+    def _variant(self, function: Function, options: Mapping[str, Any]) -> CompiledKernel:
+        """This kernel with other options, or other facts about its parameters."""
+        binary = self.target.compile(function, options)
+        kernel = type(self)(
+            self.name, self.target, binary, Interface(self.written, self.traced_remarks), lambda: function
+        )
+        kernel.options, kernel.source = options, self.source
         kernel.argument_names, kernel.run_time = self.argument_names, self.run_time
         return kernel
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Machine code and Tile IR go to the other process; the source, which stays here, does not."""
+        facts = {name: getattr(self, name) for name in ("argument_names", "run_time", "divisors", "options")}
+        interface = Interface(self.written, self.traced_remarks)
+        return _restored, (type(self), self.name, self.target, self.binary, interface, self.dump(), facts)
 
     @property
     def checks_bounds(self) -> bool:
@@ -424,6 +452,21 @@ class CompiledKernel:
 
 
 _RECORD = ctypes.c_int64 * failures.WORDS
+
+
+def _restored(
+    kind: type[CompiledKernel],
+    name: str,
+    target: Target,
+    binary: Binary,
+    interface: Interface,
+    text: str,
+    facts: Mapping[str, Any],
+) -> CompiledKernel:
+    """A compiled kernel that was pickled."""
+    kernel = kind(name, target, binary, interface, lambda: parse_function(text))
+    vars(kernel).update(facts)
+    return kernel
 
 
 def read_only_error(kernel: str, argument: str) -> LaunchError:

@@ -145,6 +145,19 @@ class DeviceCaches(Mapping[int, tuple[Any, ...]]):
         self._compiled.clear()
 
 
+class KernelDescription:
+    """What another process gets of a pickled kernel that has no function: its name and its parameters."""
+
+    def __init__(self, name: str, module: str, arg_names: list[str], constants: list[str]) -> None:
+        self.fn = None
+        self.name = self.__name__ = self.__qualname__ = name
+        self.__module__ = module
+        self.arg_names = arg_names
+        described = (ParameterInfo(entry, "plain", constexpr=entry in constants) for entry in arg_names)
+        self.params = [KernelParam(number, entry, "", False, False) for number, entry in enumerate(described)]
+        self.constexprs = [entry.num for entry in self.params if entry.is_constexpr]
+
+
 class KernelSource(SourceFunction):
     """A function of the language under the names by which host code reads kernels."""
 
@@ -170,6 +183,32 @@ class KernelSource(SourceFunction):
     @cached_property
     def signature(self) -> inspect.Signature:
         return inspect.signature(self.function)
+
+    _detached = False
+
+    @property
+    def fn(self) -> Any:
+        """The Python function; host code sets it to None before it pickles the kernel, and puts it back.
+
+        Until then the kernel is pickled as a description of its parameters; in this process it still compiles.
+        """
+        return None if self._detached else self.function
+
+    @fn.setter
+    def fn(self, function: Any) -> None:
+        self._detached = function is None
+
+    @cached_property
+    def used_global_vals(self) -> Any:
+        """Host code sets and puts back this name around pickling; `cache_key` holds what the kernel captures."""
+        return {}
+
+    def __reduce__(self) -> Any:
+        """A kernel is pickled by its name, as functions are; without its function, what describes it."""
+        if not self._detached:
+            return self.__qualname__
+        constants = [entry.name for entry in self.parameters if entry.constexpr]
+        return KernelDescription, (self.name, self.__module__, self.arg_names, constants)
 
     @property
     def cache_key(self) -> str:

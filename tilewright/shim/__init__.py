@@ -164,6 +164,8 @@ def cover_children() -> None:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if site_directory() not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([site_directory(), *paths])
+    if site_directory() not in sys.path:  # PyTorch's worker processes get this process's `sys.path` as PYTHONPATH
+        sys.path.insert(1, site_directory())
 
 
 _USAGE = """\

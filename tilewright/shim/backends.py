@@ -82,28 +82,3 @@ class Backend:
 
 
 backends: dict[str, Backend] = {"cpu": Backend(CPUBackend, Driver), "cuda": Backend(CudaBackend, CudaDriver)}
-
-
-class AttrsDescriptor:
-    """What is known of arguments, as generated code writes it: positions divisible by 16, and equal to 1."""
-
-    def __init__(self, divisible_by_16: Any = None, equal_to_1: Any = None) -> None:
-        self.divisible_by_16 = set(divisible_by_16 or ())
-        self.equal_to_1 = set(equal_to_1 or ())
-        self.arg_properties = {
-            "tt.divisibility": sorted(self.divisible_by_16), "tt.equal_to": sorted(self.equal_to_1)
-        }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> AttrsDescriptor:
-        """From what `to_dict` gives."""
-        properties = data.get("arg_properties", {})
-        return cls(properties.get("tt.divisibility"), properties.get("tt.equal_to"))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"arg_properties": self.arg_properties, "cls": type(self).__name__}
-
-    def hash(self) -> str:
-        """Text that differs whenever the facts do."""
-        return str(sorted(self.arg_properties.items()))

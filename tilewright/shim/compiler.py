@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import CompilationError, LaunchError
+from tilewright.frontend import compiled
 from tilewright.frontend.arguments import classify
-from tilewright.frontend.compiled import CompiledKernel, Interface, written_parameters
+from tilewright.frontend.compiled import Interface, written_parameters
 from tilewright.frontend.driver import GPUTarget, driver
 from tilewright.frontend.jit import GPU_OPTIONS, LAUNCH_OPTIONS, JITFunction
 from tilewright.frontend.kernel_info import read_override, short_name
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES, pointer_type, unwrap, wrap
-from tilewright.shim.backends import AttrsDescriptor, BaseBackend, backends
+from tilewright.shim.backends import BaseBackend, backends
+from tilewright.shim.compiled import CompiledKernel
 
 
 def type_of(text: str) -> TensorType:
@@ -40,7 +42,7 @@ class ASTSource:
     """A kernel with the types of its parameters and its constants.
 
     `signature`: parameter -> type text, or "constexpr".  `constexprs`: parameter (or its position in a tuple) -> value.
-    `attrs`: position in a tuple -> [["tt.divisibility", 16]], or an `AttrsDescriptor`.
+    `attrs`: position in a tuple -> [["tt.divisibility", 16]].
     """
 
     ext = "ttir"
@@ -80,8 +82,6 @@ class ASTSource:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def _divisors(self) -> dict[int, int]:
-        if isinstance(self.attrs, AttrsDescriptor):
-            return dict.fromkeys(sorted(self.attrs.divisible_by_16), 16)
         return {
             (key[0] if isinstance(key, tuple) else key): int(value)
             for key, entries in self.attrs.items()
@@ -89,7 +89,7 @@ class ASTSource:
             if name == "tt.divisibility"
         }
 
-    def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> CompiledKernel:
+    def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> compiled.CompiledKernel:
         """The compiled kernel."""
         names = self.fn.argument_names
         constants = {names[key[0]]: unwrap(value) for key, value in self.constants.items() if len(key) == 1}
@@ -127,12 +127,12 @@ class IRSource:
         """A name for the text."""
         return hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
 
-    def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> CompiledKernel:
+    def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> compiled.CompiledKernel:
         """The compiled kernel."""
         chosen = target.target()
         binary = chosen.compile(self.function, {} if target.backend == "cpu" else options)
         interface = Interface(written_parameters(self.function), ())
-        return CompiledKernel(self.name, chosen, binary, interface, lambda: self.function)
+        return compiled.CompiledKernel(self.name, chosen, binary, interface, lambda: self.function)
 
 
 def compile(
@@ -150,7 +150,7 @@ def compile(
     if unknown:
         raise LaunchError(f"unknown options {', '.join(unknown)}: there are {', '.join(sorted(LAUNCH_OPTIONS))}")
     source = IRSource(src) if isinstance(src, str) else src
-    return source.compile(target or driver.active.get_current_target(), given)
+    return CompiledKernel(source, source.compile(target or driver.active.get_current_target(), given))
 
 
 def make_backend(target: GPUTarget) -> BaseBackend:

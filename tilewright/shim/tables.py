@@ -70,15 +70,15 @@ _COMPILER_ERRORS = _from(
     UnsupportedLanguageConstruct="CompilationError",
 )
 _COMPILED = {
-    **_from("tilewright.frontend.compiled", "CompiledKernel"),
+    **_from("tilewright.shim.compiled", "CompiledKernel"),
     **_from("tilewright.frontend.hooks", LazyDict="LaunchFacts"),
-    **_from(_COMPILER, "ASTSource", "IRSource", "compile", "make_backend", "max_shared_mem", "AttrsDescriptor"),
+    **_from(_COMPILER, "ASTSource", "IRSource", "compile", "make_backend", "max_shared_mem"),
     **_from(_CACHE, "get_cache_key", "triton_key"),
 }
 _BACKGROUND = _from("tilewright.frontend.background", "AsyncCompileMode", "FutureKernel")
 _SIZES = _from("tilewright.frontend.sizes", "cdiv", "next_power_of_2")
 _ALLOCATOR = _from(_DRIVER, "set_allocator")
-_TARGET = {**_from(_DRIVER, "GPUTarget"), **_from(_BACKENDS, "BaseBackend", "Language", "AttrsDescriptor")}
+_TARGET = {**_from(_DRIVER, "GPUTarget"), **_from(_BACKENDS, "BaseBackend", "Language")}
 _DESCRIPTOR = _from("tilewright.frontend.descriptor", "TensorDescriptor")
 
 TABLES: dict[str, dict[str, str]] = {
