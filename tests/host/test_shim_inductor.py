@@ -12,7 +12,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.host.test_frontend_shim import SCRIPTS, run
-from tilewright.errors import LaunchError
+from tilewright.errors import ExecutionError, LaunchError
 from tilewright.frontend import hooks
 from tilewright.frontend.compiled import CompiledKernel as NativeKernel
 from tilewright.frontend.driver import GPUTarget
@@ -66,6 +66,18 @@ def test_the_launcher() -> None:
     kernel.run(0, 1, 1, 0, kernel.function, kernel.packed_metadata, None, None, None, x, x, 64, 64)
     with pytest.raises(LaunchError, match="takes 3 run-time arguments, got 2"):
         kernel.run(1, 1, 1, 0, kernel.function, kernel.packed_metadata, None, None, None, x, x)
+
+
+def test_overflow_wraps_where_it_is_not_checked() -> None:
+    function = JITFunction.from_source(TEXT, "scale", {"tl": tl})
+    source = compiler.ASTSource(function, {**SIGNATURE, "x": "*u8", "out": "*u8"}, {"BLOCK": 64})
+    x, out = np.full(64, 100, np.uint8), np.zeros(64, np.uint8)
+    options = {"debug": True, "sanitize_overflow": False}
+    compiler.compile(source, GPUTarget("cpu", "", 1), options)[(1,)](x, out, 64)
+    np.testing.assert_array_equal(out, 300 % 256)
+    checked = compiler.compile(source, GPUTarget("cpu", "", 1), {"debug": True})
+    with pytest.raises(ExecutionError, match="uint8 overflow"):
+        checked[(1,)](x, out, 64)
 
 
 def test_hooks_get_the_facts() -> None:

@@ -45,6 +45,7 @@ class Request:
     parameters: Mapping[str, Parameter]
     options: Mapping[str, Any]
     debug: bool
+    sanitize: bool = True  # whether debug builds assert that integers do not overflow
 
     @property
     def name(self) -> str:
@@ -64,7 +65,7 @@ class Request:
             repr(sorted((name, describe(unwrap(value), set())) for name, value in self.constants.items())),
             repr(sorted((name, repr(value)) for name, value in self.parameters.items())),
             repr(sorted(self.options.items(), key=lambda item: item[0])),
-            repr(self.debug),
+            repr((self.debug, self.sanitize)),
         ]
         for part in parts:
             digest.update(f"{len(part)}:{part}".encode())

@@ -169,11 +169,16 @@ class JITFunction(KernelSource):
             return self._trace(types, constants, parameters, self.debug).function
 
     def _trace(
-        self, types: Types, constants: Mapping[str, Any], parameters: Mapping[str, Parameter] | None, debug: bool
+        self,
+        types: Types,
+        constants: Mapping[str, Any],
+        parameters: Mapping[str, Parameter] | None,
+        debug: bool,
+        sanitize: bool = True,
     ) -> Trace:
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         try:
-            return trace_kernel(self, typed, constants, parameters, debug)
+            return trace_kernel(self, typed, constants, parameters, debug, sanitize)
         except CompilationError as error:
             raise error.with_traceback(None) from None  # the message says where; our own frames do not help
 
@@ -199,13 +204,14 @@ class JITFunction(KernelSource):
             advice = nearest(name, LAUNCH_OPTIONS, f"there are {', '.join(sorted(LAUNCH_OPTIONS))}")
             raise CompilationError(f"kernel '{self.name}' has no option '{name}'; {advice}")
         debug = bool(given.pop("debug", self.debug))
-        trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug)
+        sanitize = given.pop("sanitize_overflow", None) is not False
+        trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug, sanitize)
         override = given.pop("ir_override", None)
         if override is not None:
             function = read_override(override, self.name)
             given["ir_override"] = hashlib.sha256(print_function(function).encode()).hexdigest()
             trace = partial(Trace, function, ())
-        request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug)
+        request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug, sanitize)
         with user_errors:
             kernel = binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
         _report_ignored(kernel, given)

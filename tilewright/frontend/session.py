@@ -23,9 +23,10 @@ _LANGUAGE = str(Path(language.__file__).parent)
 class TraceSession:
     """What all functions of one trace share; the language's `Tracer`."""
 
-    def __init__(self, builder: Builder, debug: bool = False) -> None:
+    def __init__(self, builder: Builder, debug: bool = False, sanitize: bool = True) -> None:
         self.builder = builder
         self.debug = debug
+        self.sanitize = sanitize  # whether debug builds assert that integers do not overflow
         self.remarks: dict[tuple[str, str, int], Remark] = {}
         self.depth = 0
 
@@ -38,7 +39,7 @@ class TraceSession:
         location = self.builder.location
         if location is None or settings.interpret == "check":
             return False
-        return self.debug and not location.file.startswith(_LANGUAGE)
+        return self.debug and self.sanitize and not location.file.startswith(_LANGUAGE)
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Inline a function of the language; its caller is the operation being emitted."""

@@ -127,6 +127,7 @@ def trace_kernel(
     constants: Mapping[str, Any],
     parameters: Mapping[str, Parameter] | None = None,
     debug: bool = False,
+    sanitize: bool = True,
 ) -> Trace:
     """Tile IR of a kernel for parameter types and compile-time constants.
 
@@ -151,7 +152,7 @@ def trace_kernel(
             f"  help: its parameters are: {', '.join(kernel.argument_names)}"
         )
     bind = partial(bind_parameters, kernel, types, constants, add)
-    return _trace(kernel, Function(kernel.name, region, described), bind, debug)
+    return _trace(kernel, Function(kernel.name, region, described), bind, debug, sanitize)
 
 
 def bind_parameters(
@@ -186,9 +187,11 @@ def bind_parameters(
     return bindings
 
 
-def _trace(kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], debug: bool) -> Trace:
+def _trace(
+    kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], debug: bool, sanitize: bool
+) -> Trace:
     builder = Builder(function)
-    session = TraceSession(builder, debug)
+    session = TraceSession(builder, debug, sanitize)
     with activate(session):
         builder.location = Location(kernel.file, kernel.first_line, 0, kernel.name)
         tracer = FunctionTracer(session, kernel, bind(), None)

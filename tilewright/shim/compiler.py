@@ -108,6 +108,7 @@ class ASTSource:
         given = {name: value for name, value in options.items() if name in GPU_OPTIONS or name == "debug"}
         if target.backend == "cpu":
             given = {"debug": bool(options.get("debug", False))}
+        given["sanitize_overflow"] = bool(options.get("sanitize_overflow", True))
         return self.fn.compile(types, constants, described, target.target(), given)
 
 
