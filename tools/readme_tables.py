@@ -57,7 +57,7 @@ def fuzz_table(data: dict[str, Any]) -> str:
         lines.append([f"`{name}`", *(f"{count:,}" for count in counts)])
     lines.append(["all", *(f"{count:,}" for count in sums)])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{text}\n\n{data['date']}, Python {data['python']}.\n"
+    return f"{text}\n\n{data['date']}.\n"
 
 
 def gpu_table(data: dict[str, Any]) -> str:

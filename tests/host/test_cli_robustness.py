@@ -37,6 +37,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("tilewright inspect file/x", (1,)),
         ("tilewright inspect $'caf\\xe9.engine'", (1,)),
         ("tilewright build $'caf\\xe9.onnx'", (1,)),
+        ("tilewright build loop", (1, 2)),
         ("tilewright build file.onnx --shapes x:²", (2,)),
         (f"tilewright build file.onnx --shapes x:{'9' * 5000}", (2,)),
         ("tilewright build file.onnx --shapes :", (2,)),

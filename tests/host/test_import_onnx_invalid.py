@@ -14,6 +14,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -299,6 +300,12 @@ def test_names_that_are_no_text(path: str, tmp_path: Path) -> None:
     file.write_bytes(data.replace(marker.encode(), b"\xff\xfe\xfd\xfc"))
     with pytest.raises(ImportModelError, match="UTF-8"):
         import_model(file)
+
+
+@pytest.mark.parametrize("operation", ["ArgMax", "ArgMin"])
+def test_the_last_position_in_a_scalar(operation: str) -> None:
+    graph = import_model(single(operation, (), select_last_index=1, keepdims=0))
+    assert reference.run(graph, {"x": np.float32(3)})["y"] == 0
 
 
 def test_attributes_that_hold_another_value() -> None:

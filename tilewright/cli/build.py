@@ -106,7 +106,7 @@ def build(
     if vendor not in ("allow", "never"):
         raise typer.BadParameter(f"--vendor {vendor}: expected allow or never")
     ranges = parse_shapes(shapes or [])
-    path = output or Path(f"{model.resolve().stem}.engine")
+    path = output or Path(f"{Path(os.path.realpath(model)).stem}.engine")
     _check_output(model, path, given=output is not None)
     from tilewright.engine import builder
     from tilewright.engine.tuning import Tuning
@@ -211,4 +211,4 @@ def _read(model: Path, trust: bool) -> tuple[Graph, str]:
         return read_graph(model)
     from tilewright.importers import import_model
 
-    return import_model(model, trust=trust), model.resolve().name
+    return import_model(model, trust=trust), os.path.basename(os.path.realpath(model))

@@ -40,7 +40,7 @@ def overwrite(data: bytes, draw: random.Random) -> bytes:
 
 
 def truncate(data: bytes, draw: random.Random) -> bytes:
-    return data[: draw.randrange(len(data))]
+    return data[: draw.randrange(max(1, len(data)))]
 
 
 def splice(data: bytes, draw: random.Random) -> bytes:

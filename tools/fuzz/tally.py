@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,10 +48,5 @@ def report(states: list[Path], write: bool) -> None:
     cases, failed = (sum(row[key] for row in targets.values()) for key in ("cases", "failed"))
     print(f"{cases} cases, {failed} failed")
     if write:
-        data = {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "fuzz": targets,
-        }
+        data = {"date": datetime.date.today().isoformat(), "fuzz": targets}
         RESULT.write_text(json.dumps(data, indent=1) + "\n")

@@ -105,7 +105,7 @@ def _position(op: str) -> Callable[[Call], Value]:
         x = call[0]
         axis = call.axis(max(x.rank, 1), 0)
         keep = bool(call.attribute("keepdims", 1))
-        if not call.attribute("select_last_index", 0):
+        if not call.attribute("select_last_index", 0) or not x.rank:
             return call.op(op, x, axis=axis, keepdims=keep)
         found = call.op(op, call.flip(x, axis), axis=axis, keepdims=keep)
         last = call.op("subtract", call.value(x.shape[axis], found.dtype), found)

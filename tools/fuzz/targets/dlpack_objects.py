@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from tilewright.errors import TilewrightError
 from tilewright.runtime import dlpack, tensors
 from tools.fuzz.target import Base, Failed
 
+COMPARED = 1 << 20  # elements of an array that is looked through
 BYTES = 4096
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -147,6 +149,8 @@ class Target(Base):
             array = found.owner
         else:
             array = dlpack.as_numpy(exporter)
+        if math.prod(exporter.extents) > COMPARED:  # strides of 0 make long arrays of little memory
+            return "not compared"
         expected = exporter.expected
         given = np.ascontiguousarray(array)
         if given.tobytes() != expected.tobytes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import warnings
 from pathlib import Path
@@ -101,6 +102,7 @@ class Target(Base):
 
     def prepare(self, folder: Path) -> None:
         warnings.simplefilter("ignore")
+        importlib.import_module("torch._dynamo")  # what a first tensor would import within its case
         self.cache = settings.scope(cache_directory=folder / "cache")
         self.cache.__enter__()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 import warnings
@@ -23,6 +24,8 @@ class Target(Base):
         source = Author(draw).kernel()
         if draw.random() < 0.6:
             source = _mutated(draw, source)
+        if len(ast_of(source)) > 1:
+            return "more than a function"  # a change ended the body early: the rest is a module's code, not a kernel's
         try:
             verify(JITFunction.from_source(source, "kernel", names()).trace(TYPES, {"N": 8}))
         except CompilationError as error:
@@ -32,6 +35,14 @@ class Target(Base):
                 raise Failed("wrong", str(wrong), "error without place or advice") from error
             return "told"
         return "compiled"
+
+
+def ast_of(source: str) -> list[ast.stmt]:
+    """The statements of a source text; none where it is no Python."""
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return []
 
 
 def _mutated(draw: random.Random, source: str) -> str:

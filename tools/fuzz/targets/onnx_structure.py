@@ -179,7 +179,7 @@ def change_the_opset(model: ModelProto, generator: random.Random) -> None:
 
 
 def move_nodes(model: ModelProto, generator: random.Random) -> None:
-    graph = generator.choice(graphs(model))
+    graph = generator.choice(graphs(model) or [model.graph])
     nodes = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
     if not nodes:
         return

@@ -54,7 +54,7 @@ class Target(Base):
             for _ in range(draw.choice([0, 1, 2])):
                 change_value(data, draw)
             name = draw.choice(["arena_bytes", "nanoseconds", "scratch_bytes"])
-            data[name] = draw_size(draw, draw.choice([1, 3, 6, 10, 30]))
+            data[name] = draw_size(draw, draw.choice([1, 3, 6, 10, 16]))
             text = json.dumps(data).encode()
         try:
             plan = plan_from_json(read_json(text, 64 << 20))
