@@ -187,6 +187,7 @@ def test_knobs(installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     from tilewright.shim import knobs
 
     monkeypatch.delenv("TRITON_PRINT_AUTOTUNING", raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # so that the value written below does not outlive the test
     assert importlib.import_module("triton.knobs") is knobs
     calls: list[str] = []
     groups = (knobs.autotuning, knobs.runtime, knobs.cache, knobs.compilation, knobs.nvidia)
@@ -212,7 +213,6 @@ def test_knobs(installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert settings.interpret is True
     knobs.runtime.interpret = knobs.env
     assert settings.interpret is False
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 def test_knobs_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

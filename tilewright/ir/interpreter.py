@@ -258,8 +258,8 @@ class _Instance:
         return [np.moveaxis(result[direction], 0, axis) for result in results]
 
     def combine(self, region: Region, left: list[Array], right: list[Array]) -> list[Array]:
-        """A combine region on blocks: as one, for its operations are elementwise; with control flow, one by one."""
-        if not any(operation.regions for operation in region.operations):
+        """A combine region on blocks: as one where its operations are those of scalars, else one by one."""
+        if _elementwise(region):
             results = self.region(region, [*left, *right])
             return [np.broadcast_to(result, left[0].shape) for result in results]
         return self.one_element_after_the_other(region, [*left, *right])
@@ -269,7 +269,7 @@ class _Instance:
 
     def map(self, operation: Operation, operands: list[Array]) -> list[Array]:
         (region,) = operation.regions
-        if not any(inner.regions for inner in region.operations):
+        if _elementwise(region):
             results = self.region(region, operands)
             return [np.broadcast_to(result, operands[0].shape) for result in results]
         return self.one_element_after_the_other(region, operands)
@@ -281,7 +281,7 @@ class _Instance:
         for lane in np.ndindex(blocks[0].shape):
             scalars = [np.asarray(block[lane]) for block in blocks]
             for output, result in zip(outputs, self.region(region, scalars), strict=True):
-                output[lane] = result
+                output[lane] = result.reshape(())  # a function of scalars may yield a block of one
         return outputs
 
     # Control flow
@@ -348,6 +348,14 @@ def lane_index(operation: Operation, operands: Sequence[Array], lane: int) -> tu
     if position is not None and len(operands) > position:
         flat = int(np.flatnonzero(operands[position])[lane])
     return tuple(int(part) for part in np.unravel_index(flat, operands[0].shape))
+
+
+def _elementwise(region: Region) -> bool:
+    """Whether a region of scalars can be computed on blocks as it stands: no control flow, no blocks of its own."""
+    return not any(
+        operation.regions or any(not value.type.is_scalar for value in operation.results)
+        for operation in region.operations
+    )
 
 
 def _axis(operation: Operation) -> int:
