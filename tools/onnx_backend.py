@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import numpy_helper
@@ -89,6 +90,15 @@ def _array(item: Any) -> Any:
     return item if isinstance(item, list) or item is None else np.asarray(item)
 
 
+def _tolerance(test: Test, wanted: np.ndarray) -> tuple[float, float]:
+    """The test's own; of 16 bits three roundings, relative to the largest number: the tests round after each step."""
+    if wanted.dtype.itemsize != 2 or wanted.dtype.kind not in "fV" or not wanted.size:
+        return test.rtol, test.atol
+    step = float(ml_dtypes.finfo(wanted.dtype).eps)
+    largest = np.max(np.abs(wanted.astype(np.float64)), initial=0, where=np.isfinite(wanted))
+    return max(test.rtol, 3 * step), max(test.atol, 3 * step * float(largest))
+
+
 def compare(test: Test, results: list[Any]) -> None:
     """Raise `Failed` where results differ from the expected ones by more than the test allows."""
     for number, (found, wanted) in enumerate(zip(results, map(_array, test.outputs), strict=True)):
@@ -98,8 +108,9 @@ def compare(test: Test, results: list[Any]) -> None:
             raise Failed("wrong", f"{test.name}: {what}", test.name)
         if wanted.dtype.kind == "O":
             continue
+        rtol, atol = _tolerance(test, wanted)
         left, right = (item.astype(np.float64) if item.dtype.kind in "fV" else item for item in (found, wanted))
-        if not np.allclose(left, right, rtol=test.rtol, atol=test.atol, equal_nan=True):
+        if not np.allclose(left, right, rtol=rtol, atol=atol, equal_nan=True):
             raise Failed("wrong", f"{test.name}: output {number} is {left}, expected {right}", test.name)
 
 

@@ -16,9 +16,12 @@ from tilewright.errors import ImportModelError, UnsupportedOperationError  # noq
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.onnx import import_onnx  # noqa: E402
 from tilewright.importers.onnx_ops import RULES  # noqa: E402
+from tilewright.importers.onnx_schema import rule_name  # noqa: E402
 
 # Ops without a case of their own among the node cases, and those whose cases need more than one op.
 WITHOUT_CASES = {"Scatter"}
+# Operations of which every case is right when small inputs are constants.
+WHOLE = ("Attention", "RotaryEmbedding", "ai.onnx.preview::FlexAttention")
 # Reductions of nothing have no meaning in the graph.
 EMPTY = "empty_set"
 
@@ -33,8 +36,8 @@ def cases() -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for case in collect_testcases(None):
         nodes = case.model.graph.node
-        if len(nodes) == 1 and nodes[0].domain == "" and "_expanded" not in case.name and EMPTY not in case.name:
-            found.setdefault(nodes[0].op_type, []).append(case)
+        if len(nodes) == 1 and "_expanded" not in case.name and EMPTY not in case.name:
+            found.setdefault(rule_name(nodes[0]), []).append(case)
     return found
 
 
@@ -105,6 +108,12 @@ def test_cubic_resampling(cases: dict[str, list[Case]]) -> None:
     chosen = [case for case in cases["Resize"] if "cubic" in case.name and "antialias" not in case.name]
     assert len(chosen) >= 9
     assert {case.name: run(case) for case in chosen} == {case.name: "right" for case in chosen}
+
+
+@pytest.mark.parametrize("operation", WHOLE)
+def test_every_case_is_right(operation: str, cases: dict[str, list[Case]]) -> None:
+    assert cases[operation]
+    assert {case.name: run(case) for case in cases[operation]} == {case.name: "right" for case in cases[operation]}
 
 
 @pytest.mark.parametrize("operation", sorted(set(RULES) - WITHOUT_CASES))

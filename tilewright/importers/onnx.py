@@ -29,11 +29,12 @@ from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_known import UNKNOWN, evaluate
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.onnx_schema import (
-    DOMAINS,
+    RUNTIME_DOMAIN,
     check_arity,
     check_attributes,
     check_types,
     form_of,
+    rule_name,
 )
 from tilewright.importers.onnx_scope import Scope, Unavailable
 from tilewright.importers.onnx_structure import (
@@ -83,7 +84,7 @@ def import_onnx(
     name = name or model.graph.name or "onnx"
     report = Report(name)
     importer = _Importer(name, structure.functions, folder, report)
-    scope = Scope(structure.opset)
+    scope = Scope(structure.opset, versions={entry.domain: entry.version for entry in model.opset_import})
     importer.inputs(model.graph, parse_dynamic_shapes(dynamic_shapes), scope)
     importer.initializers(model.graph, scope)
     importer.declared = declared_types(model.graph.value_info)
@@ -232,21 +233,20 @@ class _Importer:
         attributes = scope.attributes_of(node)
         function = self.functions.get(key_of(node))
         if function is not None:
-            opset = opset_of(function.opset_import, f"the function {function.name!r}") or scope.opset
-            self._call(function, node, opset, attributes, inputs, scope)
+            self._call(function, node, scope.opset, attributes, inputs, scope)
             return
-        if node.domain not in DOMAINS:
+        opset = scope.version(node.domain)
+        if node.domain != RUNTIME_DOMAIN:
+            form = form_of(node.op_type, opset, node.domain)
+            check_attributes(form, attributes)
+            check_arity(form, inputs, len(node.output))
+            check_types(form, [None if item is None else item.dtype for item in inputs])
+        elif rule_name(node) not in RULES:
             raise Unsupported(NO_RULE)
-        if scope.opset == 0:
-            raise Invalid("the model imports no opset of ai.onnx, which this operation belongs to")
-        form = form_of(node.op_type, scope.opset)
-        check_attributes(form, attributes)
-        check_arity(form, inputs, len(node.output))
-        check_types(form, [None if item is None else item.dtype for item in inputs])
-        if node.op_type == "If":
+        if rule_name(node) == "If":
             self._branch(node, attributes, inputs, scope)
             return
-        if node.op_type == "Constant":
+        if rule_name(node) == "Constant":
             self._store(node, scope, [known_tensor(node.output[0], self._constant(attributes))])
             return
         self._apply(node, attributes, inputs, scope)
@@ -255,18 +255,17 @@ class _Importer:
         self, node: NodeProto, attributes: Mapping[str, AttributeProto], inputs: list[Tensor | None], scope: Scope
     ) -> None:
         """A node by its rule, by shape arithmetic, or by the body that ONNX gives for it."""
-        rule = RULES.get(node.op_type)
+        rule, opset = RULES.get(rule_name(node)), scope.version(node.domain)
         if rule is None:
-            body = standard_body(node, scope.opset, attributes, inputs)
+            body = standard_body(node, opset, attributes, inputs)
             if body is None:
                 raise Unsupported(NO_RULE)
-            opset = opset_of(body.opset_import, f"the body of {node.op_type}")
-            self._call(body, node, opset, attributes, inputs, scope)
+            self._call(body, node, scope.opset, attributes, inputs, scope)
             return
         values = {name: self._attribute(attribute) for name, attribute in attributes.items()}
         source = source_of(node) or scope.place
-        call = Call(self.builder, source, inputs, values, scope.opset, len(node.output))
-        known = evaluate(node.op_type, call)
+        call = Call(self.builder, source, inputs, values, opset, len(node.output))
+        known = evaluate(rule_name(node), call)
         if known is not UNKNOWN:
             self._store(node, scope, [known_tensor(node.output[0], known)])
             return
@@ -318,7 +317,9 @@ class _Importer:
             )
         defaults = {item.name: item for item in function.attribute_proto}
         place = f"{scope.place}, in the body of {node_text(node)}"
+        opset = opset_of(function.opset_import, f"the function {function.name!r}") or opset
         inner = Scope(opset, {}, None, {**defaults, **attributes}, place, scope.depth + 1)
+        inner.versions = {entry.domain: entry.version for entry in function.opset_import}
         given: list[Tensor | None] = [*inputs, *[None] * (len(function.input) - len(inputs))]
         inner.values.update(zip(function.input, given, strict=True))
         self.nodes(function.node, inner)

@@ -10,6 +10,7 @@ import onnx.defs
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
 
 from tilewright.importers.onnx_call import Tensor
+from tilewright.importers.onnx_schema import DOMAINS
 from tilewright.importers.onnx_tensors import DTYPES
 from tilewright.importers.report import Unsupported
 
@@ -24,7 +25,7 @@ def standard_body(
     Some bodies follow from the element types of the inputs.  Raises `Unsupported` when ONNX refuses these.
     """
     try:
-        schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, "" if node.domain in DOMAINS else node.domain)
     except onnx.defs.SchemaError:
         return None
     body = FunctionProto()
@@ -44,7 +45,7 @@ def standard_body(
         return None
     if not body.node:
         return None
-    if not any(entry.domain == "" for entry in body.opset_import):
+    if node.domain in DOMAINS and not any(entry.domain == "" for entry in body.opset_import):
         body.opset_import.append(onnx.helper.make_opsetid("", version))
     given = {item.name for item in body.attribute_proto}
     body.attribute_proto.extend(

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 import onnx.defs
-from onnx import AttributeProto
+from onnx import AttributeProto, NodeProto
 
 from tilewright.dtypes import DType
 from tilewright.importers.onnx_tensors import DTYPES, type_name
@@ -20,6 +20,8 @@ from tilewright.importers.report import Invalid, Unsupported
 
 NEWEST = onnx.defs.onnx_opset_version()
 DOMAINS = ("", "ai.onnx")
+OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")  # of which the onnx package has schemas
+RUNTIME_DOMAIN = "com.microsoft"  # of ONNX Runtime, whose optimiser and quantiser write its operations
 Option = onnx.defs.OpSchema.FormalParameterOption
 
 _TYPE_TEXT = {dtype: f"tensor({type_name(number).lower()})" for number, dtype in DTYPES.items()}
@@ -67,16 +69,21 @@ class Form:
     outputs: tuple[int, int]
 
 
+def rule_name(node: NodeProto) -> str:
+    """Under which name the rule of a node is found: those of other domains than ONNX's own begin with the domain."""
+    return node.op_type if node.domain in DOMAINS else f"{node.domain}::{node.op_type}"
+
+
 @functools.lru_cache(maxsize=4096)
-def form_of(operation: str, opset: int) -> Form:
-    """The form of an operation of ONNX's own domain.
+def form_of(operation: str, opset: int, domain: str = "") -> Form:
+    """The form of an operation of a domain that ONNX has schemas of.
 
     Raises `Unsupported` for a name that no opset has, and `Invalid` for one that this opset does not have.
     """
     try:
-        schema = onnx.defs.get_schema(operation, opset, "")
+        schema = onnx.defs.get_schema(operation, opset, "" if domain in DOMAINS else domain)
     except onnx.defs.SchemaError:
-        if not onnx.defs.has(operation, ""):
+        if not onnx.defs.has(operation, "" if domain in DOMAINS else domain):
             raise Unsupported("no operation of this name is in any opset of ONNX") from None
         raise Invalid(f"opset {opset} has no {operation}; a later one brings it") from None
     if schema.deprecated:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, NodeProto
 
 from tilewright.importers.onnx_call import Tensor
+from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAIN
+from tilewright.importers.report import NO_RULE, Invalid, Unsupported
 
 
 @dataclass(eq=False)
@@ -24,6 +26,7 @@ class Scope:
     """The values of one graph or one call of a function.
 
     `attributes` are those of the call, which nodes of the body may refer to.  `place` says where the call is.
+    `opset` is the version of ONNX's own operations, `versions` those of all domains that are imported.
     """
 
     opset: int
@@ -32,6 +35,7 @@ class Scope:
     attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
     place: str = ""
     depth: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     def find(self, name: str) -> Tensor | Unavailable | None:
         """What a name stands for; None for the empty name and for inputs of a function that are left out."""
@@ -44,7 +48,21 @@ class Scope:
 
     def branch(self) -> Scope:
         """A scope for a branch: names defined inside do not go outside."""
-        return Scope(self.opset, {}, self, self.attributes, self.place, self.depth + 1)
+        return Scope(self.opset, {}, self, self.attributes, self.place, self.depth + 1, self.versions)
+
+    def version(self, domain: str) -> int:
+        """The version of a domain's operations; those of ONNX Runtime have the newest forms of the standard ones.
+
+        Raises `Invalid` for a domain that the model does not import, and `Unsupported` for one that is not known.
+        """
+        if domain == RUNTIME_DOMAIN:
+            return NEWEST
+        if domain not in DOMAINS and domain not in OTHER_DOMAINS:
+            raise Unsupported(NO_RULE)
+        version = self.opset if domain in DOMAINS else self.versions.get(domain, 0)
+        if version == 0:
+            raise Invalid(f"the model imports no opset of {domain or 'ai.onnx'}, which this operation belongs to")
+        return version
 
     def attributes_of(self, node: NodeProto) -> dict[str, AttributeProto]:
         """A node's attributes by name, references to those of the function's call replaced by what they refer to."""

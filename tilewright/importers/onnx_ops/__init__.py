@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.importers.onnx_ops import (
+    attention,
     elementwise,
     indexing,
     losses,
@@ -19,6 +20,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     elementwise.TABLE,
     reduction.TABLE,
     network.TABLE,
+    attention.TABLE,
     recurrent.TABLE,
     shape.TABLE,
     indexing.TABLE,

@@ -1,4 +1,4 @@
-"""Layers: products, convolutions, pools, norms, attention, rotary embedding, resampling."""
+"""Layers: products, convolutions, pools, norms, resampling."""
 
 from __future__ import annotations
 
@@ -222,87 +222,6 @@ def group_norm(call: Call) -> Value:
     if call.opset < 21 and scale.shape != (channels,):
         scale, bias = (images.repeat(call, item, 0, simplify(lift(channels) // groups)) for item in (scale, bias))
     return call.op("group_norm", x, scale, bias, groups=groups, epsilon=call.attribute("epsilon", 1e-5))
-
-
-# Attention -------------------------------------------------------------------------------------------
-
-
-def _heads(call: Call, x: Value, name: str) -> Value:
-    """[B, S, H D] as [B, H, S, D], H the attribute `name`; rank 4 as it is."""
-    call.require_rank(x, 3, 4)
-    heads = call.attribute(name)
-    if x.rank == 4:
-        return x
-    if not heads:
-        raise Invalid(f"{x!r} has 3 dimensions, so that the attribute {name!r} must be there")
-    batch, length, width = x.shape
-    if heads < 1 or (isinstance(width, int) and width % heads):
-        raise Invalid(f"the attribute {name!r} is {heads}, which does not divide the width of {x!r}")
-    split = call.reshape(x, (batch, length, heads, simplify(lift(width) // heads)))
-    return call.permute(split, (0, 2, 1, 3))
-
-
-@rule("Attention")
-def attention(call: Call) -> tuple[Value | None, ...]:
-    """Opset 23 and newer; with a past the new keys follow it, and a causal row sees all of the past."""
-    call.attribute("qk_matmul_output_mode")
-    if any(call.attribute(f"{side}_window_size", -1) != -1 for side in ("left", "right")):
-        raise Unsupported("attention in a sliding window", "give the window as an attention mask")
-    if call.attribute("softcap", 0.0) or call.has(6) or (call.outputs > 3):
-        raise Unsupported("attention with softcap, key lengths or the score output", "leave these out")
-    query = _heads(call, call[0], "q_num_heads")
-    key, value = (_heads(call, call[index], "kv_num_heads") for index in (1, 2))
-    past = call.has(4)
-    if past:
-        key = call.op("concat", call[4], key, axis=2)
-        value = call.op("concat", call[5], value, axis=2)
-    causal, scale = bool(call.attribute("is_causal", 0)), call.attribute("scale")
-    mask = call.optional(3)
-    if past and causal:
-        width = query.shape[-1]
-        if scale is None and isinstance(width, int):
-            scale = width**-0.5
-        bias = None if mask is None else call.additive_mask(mask, query.dtype)
-        result = call.op("attention", query, key, value, bias, scale=scale, causal=True)
-    else:
-        result = call.attention(query, key, value, mask, causal, scale)
-    if call.tensor(0).shape != query.shape and len(call.tensor(0).shape) == 3:
-        batch, heads, rows, width = result.shape
-        result = call.reshape(call.permute(result, (0, 2, 1, 3)), (batch, rows, simplify(lift(heads) * width)))
-    return result, key, value
-
-
-@rule("RotaryEmbedding")
-def rotary_embedding(call: Call) -> Value:
-    """Opset 23: rotates pairs (halves, or neighbours when interleaved) of each head by cos and sin."""
-    source = call[0]
-    x = call.transpose(_heads(call, source, "num_heads"), 1, 2)  # [B, S, H, D]
-    width = call.attribute("rotary_embedding_dim", 0) or x.shape[3]
-    if isinstance(width, int) and isinstance(x.shape[3], int) and (width % 2 or not 0 < width <= x.shape[3]):
-        raise Invalid(f"{width} elements of each head are to be rotated; they must be an even part of {x.shape[3]}")
-    cos, sin = call[1], call[2]
-    for table in (cos, sin):
-        call.require_rank(table, *((2, 2) if call.has(3) else (3, 3)))
-    if call.has(3):
-        cos, sin = (call.op("gather", table, call[3], axis=0) for table in (cos, sin))
-    cos, sin = (call.unsqueeze(table, 2) for table in (cos, sin))
-    turned, rest = call.slice(x, 3, 0, width), call.slice(x, 3, width, x.shape[3])
-    half = simplify(lift(width) // 2)
-    if call.attribute("interleaved", 0):
-        pairs = call.reshape(turned, (*turned.shape[:3], half, 2))
-        first, second = call.select(pairs, 4, 0), call.select(pairs, 4, 1)
-    else:
-        first, second = call.slice(turned, 3, 0, half), call.slice(turned, 3, half, width)
-    real = call.op("subtract", call.op("multiply", cos, first), call.op("multiply", sin, second))
-    imaginary = call.op("add", call.op("multiply", sin, first), call.op("multiply", cos, second))
-    if call.attribute("interleaved", 0):
-        both = call.op("concat", call.unsqueeze(real, 4), call.unsqueeze(imaginary, 4), axis=4)
-        joined = call.reshape(both, turned.shape)
-    else:
-        joined = call.op("concat", real, imaginary, axis=3)
-    if width != x.shape[3]:
-        joined = call.op("concat", joined, rest, axis=3)
-    return call.reshape(joined, source.shape) if source.rank == 3 else call.transpose(joined, 1, 2)
 
 
 # Resampling ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.dtypes import from_numpy
+from tilewright.dtypes import from_numpy, int1
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
@@ -220,11 +220,12 @@ def split(call: Call) -> tuple[Value, ...]:
 def pad(call: Call) -> Value:
     """Pads and value are attributes before opset 11."""
     x = call[0]
-    mode = call.choice("mode", "constant", "reflect", "edge", "wrap")
+    mode, computed = call.choice("mode", "constant", "reflect", "edge", "wrap"), False
     if call.opset < 11:
         numbers, value = call.attribute("pads" if call.opset >= 2 else "paddings"), call.attribute("value", 0.0)
     else:
-        numbers, value = call.ints(1), call.number(2) if call.has(2) else 0
+        computed = mode == "constant" and call.has(2) and call.tensor(2).known is None
+        numbers, value = call.ints(1), call.number(2) if call.has(2) and not computed else 0
     axes = call.places(call.ints(3) if call.has(3) else range(x.rank), x.rank)
     if len(numbers) != 2 * len(axes):
         raise Invalid(f"there are {len(numbers)} pads for {len(axes)} dimensions; there must be two for each")
@@ -239,7 +240,13 @@ def pad(call: Call) -> Value:
         x = call.slice(x, axis, max(0, -low), simplify(lift(x.shape[axis]) - max(0, -high)))
         pads[axis] = (max(0, low), max(0, high))
     if mode == "constant":
-        return call.op("pad", x, pads=pads, value=value) if any(pair != (0, 0) for pair in pads) else x
+        if all(pair == (0, 0) for pair in pads):
+            return x
+        padded = call.op("pad", x, pads=pads, value=value)
+        if not computed:
+            return padded
+        inside = call.op("pad", call.full(x.shape, True, int1), pads=pads, value=False)
+        return call.op("where", inside, padded, call.reshape(call[2], ()))
     for axis, (low, high) in enumerate(pads):
         least = max(low, high) + 1 if mode == "reflect" else 1
         if (low or high) and lower_bound(x.shape[axis]) < least:
