@@ -122,8 +122,8 @@ def test_files_that_are_no_engines(tmp_path):
 
 
 def test_other_versions_are_refused(package, tmp_path):
-    write(package, tmp_path / "new.engine", version=4)
-    with pytest.raises(EngineVersionError, match="format version 4, this tilewright reads versions 2 and 3"):
+    write(package, tmp_path / "new.engine", version=5)
+    with pytest.raises(EngineVersionError, match="format version 5, this tilewright reads versions 2 to 4"):
         Engine.load(tmp_path / "new.engine")
     write(package, tmp_path / "other.engine", format="something else")
     with pytest.raises(EngineDamagedError, match="is not of a tilewright engine"):

@@ -19,7 +19,20 @@ from tilewright.symbolic import symbol
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
-KINDS = {"elementwise", "contraction", "attention", "reduction", "movement", "view", "source", "pool", "composite"}
+KINDS = {
+    "elementwise",
+    "contraction",
+    "attention",
+    "reduction",
+    "movement",
+    "view",
+    "source",
+    "pool",
+    "composite",
+    "host",
+    "part",
+    "control",
+}
 
 
 def compute(op, arrays, **attributes):

@@ -21,8 +21,9 @@ import numpy as np
 import tilewright
 from tilewright.dtypes import from_numpy
 from tilewright.engine import branches, cuda_program, plan_codegen
+from tilewright.engine.build_staged import build_staged, without_kernels
 from tilewright.engine.engine import Engine, plan_symbol
-from tilewright.engine.file import FORMAT, VERSION, Package
+from tilewright.engine.file import FORMAT, VERSION, VERSION_OF_PARTS, Package
 from tilewright.engine.graph_json import Placement, graph_to_json
 from tilewright.engine.index_ranges import check_constant_indices, index_ranges
 from tilewright.engine.kernels import KernelEntry, KernelSet
@@ -31,9 +32,10 @@ from tilewright.engine.size_conditions import size_conditions
 from tilewright.engine.storage import Access, Storage, Task, assign_storage, in_order
 from tilewright.engine.tuning import Selection, Tuner, Tuning, labels
 from tilewright.engine.weights import Weights, WeightSource
-from tilewright.errors import ShapeError, TargetError
+from tilewright.errors import ShapeError, TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
+from tilewright.graph.partition import is_staged, partition
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.pipeline import optimize
@@ -73,11 +75,30 @@ def build(
     targets = [get_target(name) for name in names]
     if not targets:
         raise TargetError("an engine is built for at least one target")
-    return _Builder(graph, targets, progress or (lambda stage, item, seconds: None), source, tuning or Tuning()).build()
+    order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning or Tuning())
+    if graph.parts or is_staged(graph):
+        return build_staged(graph if graph.parts else partition(graph), order)
+    try:
+        return Builder(graph, order).build()
+    except UnsupportedOperationError:
+        missing = without_kernels(graph, targets)
+        if not missing:
+            raise
+    return build_staged(partition(graph, missing.__contains__), order, [missing[node] for node in missing])
 
 
 @dataclass(frozen=True)
-class _Program:
+class Order:
+    """What an engine is built for, and how."""
+
+    targets: Sequence[Target]
+    progress: Progress
+    source: str
+    tuning: Tuning
+
+
+@dataclass(frozen=True)
+class Program:
     """The plan of a target with its kernels."""
 
     target: Target
@@ -87,26 +108,27 @@ class _Program:
     arena: list[list[Any]]  # name, offset, bytes, first and last step of each tensor in it, as JSON
 
 
-class _Builder:
+class Builder:
+    """Builds one graph; as a part of a larger one with weights that are stored with those of others, under `prefix`."""
+
     def __init__(
-        self, graph: Graph, targets: Sequence[Target], progress: Progress, source: str, tuning: Tuning
+        self, graph: Graph, order: Order, weights: dict[str, WeightSource] | None = None, prefix: str = ""
     ) -> None:
-        self.progress = progress
-        self.tuning = tuning
-        self.source = source
-        self.targets = targets
+        self.progress, self.tuning = order.progress, order.tuning
+        self.source, self.targets = order.source, order.targets
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
         _check_symbols(graph)
         check_constant_indices(graph)
         self.conditions = size_conditions(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(graph)
-            if any(map(_norms_in_products, targets)):
+            if any(map(_norms_in_products, order.targets)):
                 self.graph = prepare_norms(self.graph)
         _check_sizes(self.graph)
-        self.target = targets[0]  # and its kernels, while its program is made
-        self.kernels = KernelSet(self.target, progress)
-        self.weights: dict[str, WeightSource] = {}
+        self.target = order.targets[0]  # and its kernels, while its program is made
+        self.kernels = KernelSet(self.target, self.progress)
+        self.weights: dict[str, WeightSource] = {} if weights is None else weights
+        self.prefix = prefix
         self.placements: dict[str, Placement] = {}
 
     @contextmanager
@@ -117,15 +139,21 @@ class _Builder:
         self.progress(stage, item, time.perf_counter() - started)
 
     def build(self) -> Engine:
+        """The engine of the whole graph."""
+        programs = self.programs()
+        with self._stage("link", self.graph.name):
+            return Engine(self._package(programs))
+
+    def programs(self) -> list[Program]:
+        """A program for each target; all weights are known then."""
         with self._stage("fuse", self.graph.name):
             fusions = {each: fuse(self.graph, each) for each in dict.fromkeys(map(_norms_in_products, self.targets))}
+        self.fusion = list(dict.fromkeys(remark for fused in fusions.values() for remark in fused.remarks))
         programs = [self._program(target, fusions[_norms_in_products(target)]) for target in self.targets]
         self._store_remaining_constants()
-        with self._stage("link", self.graph.name):
-            package = self._package(programs, list(fusions.values()))
-            return Engine(package)
+        return programs
 
-    def _program(self, target: Target, fused: FusedGraph) -> _Program:
+    def _program(self, target: Target, fused: FusedGraph) -> Program:
         """Kernels, places and steps for one target."""
         self.target, self.kernels = target, KernelSet(target, self.progress)
         tuner = Tuner(self.graph, target, self.tuning, self.progress)
@@ -135,7 +163,7 @@ class _Builder:
                 self.graph, scheduled, self._copy, lambda accesses: self._spread(accesses, evidence)
             )
         plan, timings = self._plan(storage, evidence), tuple(tuner.used.values())
-        return _Program(target, plan, self.kernels, timings, _arena(storage))
+        return Program(target, plan, self.kernels, timings, _arena(storage))
 
     # -- Kernels --------------------------------------------------------------------------------
 
@@ -241,7 +269,7 @@ class _Builder:
 
     def _weight(self, value: Value, recipe: packing.Recipe | None) -> str:
         """The name of a constant's weight, stored in the order of first use."""
-        name = value.name
+        name = self.prefix + value.name
         if recipe is not None:
             name += "." + ".".join(str(entry) for _, entry in recipe)
         if name not in self.weights:
@@ -258,27 +286,39 @@ class _Builder:
 
     # -- The package ----------------------------------------------------------------------------
 
-    def _package(self, programs: Sequence[_Program], fusions: Sequence[FusedGraph]) -> Package:
+    def _package(self, programs: Sequence[Program]) -> Package:
         weights = Weights.pack(self.weights)
         objects: dict[str, bytes] = {}
         entries = []
         for number, program in enumerate(programs):
-            make = _cpu_program if isinstance(program.target, CPUTarget) else _cuda_program
-            entry, images = make(program, weights, "" if number == 0 else f"-{number}")
+            entry, images = program_entry(program, weights, "" if number == 0 else f"-{number}")
             entries.append(entry)
             objects |= images
         remarks = dict.fromkeys(remark for program in programs for remark in program.kernels.remarks)
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "producer": _producer(),
-            "name": self.graph.name,
-            "source": os.path.basename(self.source),  # a name only: folders are nobody else's business
-            "remarks": [*self.import_remarks, *remarks],
-            "fusion": list(dict.fromkeys(remark for fused in fusions for remark in fused.remarks)),
-            "programs": entries,
-        }
+        manifest = manifest_of(self.graph, self.source, [*self.import_remarks, *remarks], self.fusion, entries)
         return Package(manifest, weights, graph_to_json(self.graph, self.placements), objects)
+
+
+def manifest_of(
+    graph: Graph, source: str, remarks: Sequence[str], fusion: Sequence[str], programs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The manifest of an engine, without its members."""
+    return {
+        "format": FORMAT,
+        "version": VERSION_OF_PARTS if graph.parts else VERSION,
+        "producer": _producer(),
+        "name": graph.name,
+        "source": os.path.basename(source),  # a name only: folders are nobody else's business
+        "remarks": list(remarks),
+        "fusion": list(fusion),
+        "programs": list(programs),
+    }
+
+
+def program_entry(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest's entry of a program, and its machine code by member name; `suffix` is for the plan's own."""
+    make = _cpu_program if isinstance(program.target, CPUTarget) else _cuda_program
+    return make(program, weights, suffix)
 
 
 def _norms_in_products(target: Target) -> bool:
@@ -286,7 +326,16 @@ def _norms_in_products(target: Target) -> bool:
     return bool(getattr(target, "wgmma", False))
 
 
-def _cpu_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def target_facts(target: Target) -> dict[str, Any]:
+    """What the manifest says of a target, but for the features that machine code needs."""
+    if isinstance(target, CPUTarget):
+        return {"name": target.name, "triple": target.triple}
+    assert isinstance(target, NvidiaTarget)
+    facts: dict[str, Any] = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
+    return {**facts, "tf32": True} if target.tf32 else facts
+
+
+def _cpu_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry and the object files of a CPU's program, whose plan is a native function."""
     target, kernels = program.target, program.kernels.entries
     assert isinstance(target, CPUTarget)
@@ -298,7 +347,7 @@ def _cpu_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict
     objects[f"kernels/plan{suffix}.o"] = assemble(text, target).image
     features = sorted({feature for entry in kernels.values() for feature in entry.binary.features})
     entry = {
-        "target": {"name": target.name, "triple": target.triple, "features": features},
+        "target": {**target_facts(target), "features": features},
         "plan": data,
         "symbol": symbol,
         "objects": list(objects),
@@ -308,7 +357,7 @@ def _cpu_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict
     return entry, objects
 
 
-def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _cuda_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry and the cubins of a GPU's program, whose plan the runtime walks."""
     target, kernels = program.target, program.kernels.entries
     assert isinstance(target, NvidiaTarget)
@@ -320,11 +369,8 @@ def _cuda_program(program: _Program, weights: Weights, suffix: str) -> tuple[dic
         resources = dataclasses.asdict(entry.binary.resources)
         described[key] = {**_described(entry), "launch": json.loads(json.dumps(launch)), "resources": resources}
     objects = {cuda_program.member(key): entry.binary.image for key, entry in kernels.items()}
-    facts: dict[str, Any] = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
-    if target.tf32:
-        facts["tf32"] = True
     entry_data = {
-        "target": {**facts, "features": [target.architecture]},
+        "target": {**target_facts(target), "features": [target.architecture]},
         "plan": data,
         "symbol": cuda_program.symbol(data, described, weights.offsets),
         "objects": list(objects),

@@ -31,14 +31,16 @@ from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.session import Session
 from tilewright.runtime.shapes import check_mapping
-from tilewright.symbolic import evaluate
+from tilewright.symbolic import evaluate, lift, simplify
 
 if TYPE_CHECKING:
+    from tilewright.engine.staged import StagedSession
     from tilewright.graph.core import Graph
     from tilewright.runtime.cuda.session import CudaSession
     from tilewright.tune.cache import Timing
 
 Progress = Callable[[str, str, float], None]
+MOST_PARTS = 1000  # of a program
 
 
 class Engine:
@@ -82,12 +84,17 @@ class Engine:
     def _check_plan(self) -> None:
         """Whether plan, weights and machine code belong together: all of them make the symbol."""
         program, offsets = self._program, self._package.weights.offsets
-        if program["target"]["name"] == "cuda":
-            expected = cuda_program.symbol(program["plan"], program["kernels"], offsets)
-        else:
-            expected = plan_symbol(program["plan"], offsets)
-        if program["symbol"] != expected:
-            raise ValueError("the machine code belongs to another plan")
+        for part in program.get("parts", [program]):
+            if part["target"]["name"] == "cuda":
+                expected = cuda_program.symbol(part["plan"], part["kernels"], offsets)
+            else:
+                expected = plan_symbol(part["plan"], offsets)
+            if part["symbol"] != expected:
+                raise ValueError("the machine code belongs to another plan")
+        if "parts" in program:
+            symbols = [part["symbol"] for part in program["parts"]]
+            if program["symbol"] != staged_symbol(program["plan"], symbols, self._package.graph):
+                raise ValueError("the parts belong to another graph")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -114,25 +121,49 @@ class Engine:
             ) from error
 
     @functools.cached_property
-    def _session(self) -> Session | CudaSession:
+    def _session(self) -> Session | CudaSession | StagedSession:
         """The plan's machine code, linked; raises `EngineTargetError` and `EngineDamagedError`."""
-        program, package = self._program, self._package
+        program = self._program
         if _misfit(program["target"]) is not None:
             raise EngineTargetError(
                 f"{self._origin} does not run on this machine: {'; '.join(filter(None, self._misfits))}. {REBUILD}"
             )
         with self.reading():
-            if program["target"]["name"] == "cuda":
-                return cuda_program.session(program, self.plan, package)
-            symbol = program["symbol"]
-            images = [package.objects[name] for name in program["objects"]]
-            try:
-                library = load_kernels(images, [symbol], glue().imports, strict=True)
-            except RuntimeError as error:
-                raise EngineDamagedError(
-                    f"{self._origin} is damaged: its machine code does not link: {str(error)[:300]}. Build it again."
-                ) from error
-            return Session(self._signature, library, symbol, package.weights.address)
+            if "parts" not in program:
+                return self._linked(program, self._signature)
+            return self._staged(program)
+
+    def _linked(self, program: Mapping[str, Any], signature: Plan) -> Session | CudaSession:
+        """The session of a program, or of a part of one; `signature` is its plan, maybe without steps."""
+        package = self._package
+        if program["target"]["name"] == "cuda":
+            return cuda_program.session(program, plan_from_json(program["plan"]), package)
+        symbol = program["symbol"]
+        images = [package.objects[name] for name in program["objects"]]
+        try:
+            library = load_kernels(images, [symbol], glue().imports, strict=True)
+        except RuntimeError as error:
+            raise EngineDamagedError(
+                f"{self._origin} is damaged: its machine code does not link: {str(error)[:300]}. Build it again."
+            ) from error
+        return Session(signature, library, symbol, package.weights.address)
+
+    def _staged(self, program: Mapping[str, Any]) -> StagedSession:
+        """The session of a program of several parts."""
+        from tilewright.engine.graph_json import graph_from_json, part_from_json
+        from tilewright.engine.staged import StagedSession, check_numbers
+
+        package, parts = self._package, program["parts"]
+        graph = graph_from_json(package.graph, package.weights, with_parts=False)
+        check_numbers(graph, len(parts))
+        sessions = [self._linked(part, plan_from_json(part["plan"], with_steps=False)) for part in parts]
+        return StagedSession(
+            self._signature,
+            graph,
+            sessions,
+            lambda number: part_from_json(package.graph, package.weights, number),
+            [len(part["plan"]["steps"]) for part in parts],
+        )
 
     @classmethod
     def load(
@@ -242,10 +273,10 @@ class Engine:
         the first input.  `out` gives memory for outputs; `threads` overrides `settings.threads`.
         Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed.
         """
-        session: Session | CudaSession = self.__dict__.get("_session") or self._link(inputs)
+        session: Session | CudaSession | StagedSession = self.__dict__.get("_session") or self._link(inputs)
         return session.run(inputs, out, threads)
 
-    def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession:
+    def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
         if self._program["target"]["name"] != "cuda":
             return self._session
@@ -275,9 +306,16 @@ class Engine:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The whole plan, with its steps and the evidence for each choice."""
+        """The whole plan, with its steps and the evidence for each choice; of an engine in parts those of all."""
         with self.reading():
-            return plan_from_json(self._program["plan"])
+            plan = plan_from_json(self._program["plan"])
+            parts = [plan_from_json(part["plan"]) for part in self._program.get("parts", ())]
+        for part in parts:
+            plan.steps += part.steps
+            plan.symbols = {**part.symbols, **plan.symbols}
+            plan.arena_bytes = simplify(lift(plan.arena_bytes) + part.arena_bytes)
+            plan.scratch_bytes = max(plan.scratch_bytes, part.scratch_bytes)
+        return plan
 
     @property
     def name(self) -> str:
@@ -400,8 +438,20 @@ def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:
     return f"tilewright_plan_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
+def staged_symbol(plan: Any, parts: Sequence[str], graph: bytes) -> str:
+    """What a program of parts is known by: made of its signature, its parts' names, and what the host runs."""
+    text = json.dumps([plan, parts, hashlib.sha256(graph).hexdigest()], sort_keys=True, separators=(",", ":"))
+    return f"tilewright_parts_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
 def _check_program(program: Mapping[str, Any]) -> None:
     """Raise `TypeError` or `KeyError` unless a program has the parts of one, each of its kind."""
+    for part in program.get("parts", ()):
+        if "parts" in part or part["target"]["name"] != program["target"]["name"]:
+            raise TypeError("a part with parts of its own, or for another target")
+        _check_program(part)
+    if len(program.get("parts", ())) > MOST_PARTS:
+        raise TypeError(f"a program of more than {MOST_PARTS} parts")
     target, kernels = program["target"], program["kernels"]
     texts = [target["name"], program["symbol"], *target["features"], *program["objects"], *kernels]
     texts += [target[key] for key in ("triple", "architecture") if key in target]

@@ -38,7 +38,8 @@ from tilewright.settings import settings
 
 FORMAT = "tilewright engine"
 VERSION = 3  # 3: programs for GPUs, with cubins
-READABLE = (2, 3)
+VERSION_OF_PARTS = 4  # engines in parts, which older versions do not know
+READABLE = (2, 3, 4)
 
 MANIFEST = "manifest.json"
 GUARD = "manifest.sha256"
@@ -221,7 +222,7 @@ def _read_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
     if version not in READABLE:
         raise EngineVersionError(
             f"the engine {archive.path} has format version {version}, this tilewright reads versions "
-            f"{' and '.join(map(str, READABLE))} "
+            f"{READABLE[0]} to {READABLE[-1]} "
             f"(it was written by {str(manifest.get('producer'))[:200]}). {REBUILD}"
         )
     return manifest

@@ -2,6 +2,8 @@
 
     {"graph": …, "constants": {"embed": ["embed", null], "dense.weight": ["dense.weight.panels", recipe]}}
 
+A graph that was cut into parts has them beside it, each of this form: ``"parts": [{"graph": …, "constants": …}, …]``.
+
 A constant that kernels read in another order is stored in that order alone; its recipe says how to get
 the graph's order back.
 """
@@ -29,25 +31,53 @@ Placement = tuple[str, Recipe | None]
 
 def graph_to_json(graph: Graph, placements: Mapping[str, Placement]) -> bytes:
     """The graph as JSON text; `placements` has an entry for every constant."""
+    return json.dumps(graph_entry(graph, placements)).encode()
+
+
+def graph_entry(graph: Graph, placements: Mapping[str, Placement]) -> dict[str, Any]:
+    """The graph as JSON values."""
     data, arrays = serialize.to_data(graph)
-    return json.dumps({"graph": data, "constants": {name: placements[name] for name in arrays}}).encode()
+    return {"graph": data, "constants": {name: placements[name] for name in arrays}}
 
 
-def graph_from_json(text: bytes, weights: Weights) -> Graph:
+def graph_from_json(text: bytes, weights: Weights, with_parts: bool = True) -> Graph:
     """The graph again, its constants views of the weights where they lie in the graph's order.
 
     Raises `InvalidIRError` when the text is malformed or does not fit the weights.
     """
     try:
         data = read_json(text, MOST_GRAPH_BYTES)
-        shapes = {name: shape for name, _, shape in data["graph"]["constants"]}
+        entries = list(data.get("parts", ())) if with_parts else []
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise _malformed(error) from error
+    graph = _read_entry(data, weights)
+    graph.parts = [_read_entry(entry, weights) for entry in entries]
+    return graph
+
+
+def part_from_json(text: bytes, weights: Weights, number: int) -> Graph:
+    """Part `number` of a graph that was cut; raises `InvalidIRError` as `graph_from_json` does."""
+    try:
+        entry = read_json(text, MOST_GRAPH_BYTES)["parts"][number]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise _malformed(error) from error
+    return _read_entry(entry, weights)
+
+
+def _read_entry(data: Any, weights: Weights) -> Graph:
+    try:
+        shapes = serialize.constant_shapes(data["graph"])
         arrays = {
             name: _constant(weights, weight, recipe, shapes[name])
             for name, (weight, recipe) in data["constants"].items()
         }
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {str(error)[:300]}") from error
+        raise _malformed(error) from error
     return serialize.from_data(data["graph"], arrays)
+
+
+def _malformed(error: Exception) -> InvalidIRError:
+    return InvalidIRError(f"malformed graph data: {type(error).__name__}: {str(error)[:300]}")
 
 
 def _constant(weights: Weights, name: str, recipe: Any, shape: Any) -> np.ndarray:

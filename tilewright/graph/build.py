@@ -44,6 +44,13 @@ class GraphBuilder:
         known = self.graph.symbols[name]
         return symbol(name, known.low, known.high)
 
+    def run_time_symbol(self, hint: str, low: int = 0, high: int = 2**31 - 1) -> Size:
+        """A symbol of its own for a size that only the run knows."""
+        number = 1
+        while f"{hint}_{number}" in self.graph.symbols:
+            number += 1
+        return self.symbol(f"{hint}_{number}", low, high)
+
     def input(self, name: str, dtype: DType, shape: Sequence[Size]) -> Value:
         """A graph input; its name is kept as given."""
         value = Value(self._unique(name), dtype, tuple(map(simplify, shape)))
@@ -67,11 +74,17 @@ class GraphBuilder:
     def op(
         self, op: str, inputs: Sequence[Operand] = (), source: str = "", result: str = "", **attributes: Any
     ) -> Value:
-        """Append a node and return its output.
+        """Append a node of one output and return it.
 
         Python numbers among `inputs` become scalar constants of the element type of the other inputs.
         `source` says where in the user's model the op came from, `result` suggests the output's name.
         """
+        return self.node(op, inputs, source, result, **attributes).output
+
+    def node(
+        self, op: str, inputs: Sequence[Operand] = (), source: str = "", result: str = "", **attributes: Any
+    ) -> Node:
+        """As `op`, for any number of outputs: the node itself."""
         if op not in OPS:
             raise ShapeError(f"unknown graph op {op!r}")
         values = self._operands(op, inputs)
@@ -86,7 +99,7 @@ class GraphBuilder:
             raise ShapeError(f"{message}; inputs: {', '.join(map(repr, values))}{where}") from None
         outputs = [Value(self._unique(result or op), dtype, shape) for dtype, shape in types]
         self.graph.nodes.append(Node(op, values, outputs, attributes, source))
-        return outputs[0]
+        return self.graph.nodes[-1]
 
     def output(self, value: Value, name: str = "") -> None:
         """Declare a graph output."""

@@ -10,6 +10,9 @@
     source        no inputs
     pool          windows of an image
     composite     decomposed by `passes.decompose` before fusion
+    host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
+    part          a part of the model that is compiled on its own (`graph.partition`)
+    control       graphs inside, run once, or again and again
 All ops are pure; element types of a node's inputs are equal unless its summary says otherwise.
 Values are dense and row-major.  Reductions over an empty `axes` are copies.
 """
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import int64
+from tilewright.graph import host_ops as host
 from tilewright.graph import inference as infer
 from tilewright.graph import semantics as compute
 
@@ -221,7 +225,58 @@ _op("pool", "max_pool", 1, infer.pool, compute.max_pool, "largest of each window
 _op("pool", "average_pool", 1, infer.pool, compute.average_pool, "mean of each window",
     kernel=REQUIRED, strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, ceil_mode=False,
     count_include_pad=False, layout="NCHW")
+
+# ------------------------------------------------------------- sizes and choices that only the run knows
+_op("host", "extent", 1, host.extent_type, host.extent,
+    "a tensor without memory whose length is an element of an integer tensor: it gives the symbol `size` its value",
+    element=0, size=REQUIRED, what="a size")
+_op("host", "resolved_shape", 2, host.extents_type, host.resolved_shape,
+    "the `count` sizes of a reshape to the first list of a tensor with the second's sizes: 0 and -1 resolved",
+    count=REQUIRED, allow_zero=False, what="the shape")
+_op("host", "broadcast_extents", 2, host.extents_type, host.broadcast_extents,
+    "the `count` sizes to which two lists of sizes broadcast", count=REQUIRED, what="the shape")
+_op("host", "inserted_extents", 2, host.extents_type, host.inserted_extents,
+    "a list of sizes with ones at axes", count=REQUIRED, what="the axes")
+_op("host", "removed_extents", 2, host.extents_type, host.removed_extents,
+    "a list of sizes without those at axes, or with ones there (`keep`)",
+    count=REQUIRED, keep=False, reduced=False, what="the axes")
+_op("host", "range_count", 3, host.number_type, host.range_count, "i64: the elements of a range of start, limit, step",
+    what="the range")
+_op("host", "broadcast_at", 2, host.declared, host.broadcast_at, "x stretched to a list of sizes",
+    shape=REQUIRED, what="the shape")
+_op("host", "axes_last", 2, host.declared, host.axes_last, "x with the dimensions at axes as one, the last",
+    shape=REQUIRED, what="the axes")
+_op("host", "last_axis_at", 2, host.declared, host.last_axis_at, "x with its last dimension in the place of an axis",
+    shape=REQUIRED, what="the axis")
+_op("host", "slice_at", (3, 5), host.declared, host.slice_at, "x between starts and ends along axes, by steps",
+    shape=REQUIRED, what="the slice")
+_op("host", "pad_at", (2, 4), host.declared, host.pad_at, "x with pads, by a value, along axes; negative ones cut",
+    shape=REQUIRED, mode="constant", what="the pads")
+_op("host", "nonzero", 1, host.positions, host.nonzero, "i64 [rank, n]: where x is not zero", shape=REQUIRED)
+_op("host", "compress", 2, host.declared, host.compress, "slices of x along `axis` where a list of booleans is true",
+    axis=REQUIRED, shape=REQUIRED)
+_op("host", "unique", 1, host.values_or_positions, host.unique,
+    "different slices along `axis`; `result`: values, first, inverse or counts",
+    axis=REQUIRED, shape=REQUIRED, result="values", sorted=True)
+_op("host", "top_k", 2, host.values_or_positions, host.top_k,
+    "the k largest or smallest along `axis`; `result`: values or positions",
+    axis=REQUIRED, shape=REQUIRED, result="values", largest=True, what="k")
+_op("host", "non_max_suppression", (2, 5), host.positions, host.non_max_suppression,
+    "i64 [n, 3] (batch, class, box) of boxes that overlap no better one by more than a share",
+    shape=REQUIRED, center=False)
+_op("part", "part", (0, None), host.given_types, host.only_run, "compiled part `number`", number=REQUIRED,
+    types=REQUIRED)
+_op("control", "if", (1, None), host.given_types, host.only_run,
+    "condition, captured values: the graph `then` or the graph `otherwise` of the captured values",
+    then=REQUIRED, otherwise=REQUIRED, types=REQUIRED)
+_op("control", "loop", (2, None), host.given_types, host.only_run,
+    "trip count or none, condition or none, `carried` values, captured values: `body` takes the iteration, the "
+    "condition, the carried and the captured values; gives the next condition, the next carried values and rows; the "
+    "results are the last carried values and the rows stacked",
+    body=REQUIRED, carried=REQUIRED, types=REQUIRED)
 # fmt: on
+
+ON_HOST = ("host", "part", "control")  # kinds that no kernel is generated for
 
 
 def _positive_axis(axis: int, rank: int) -> int:

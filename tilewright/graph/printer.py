@@ -85,6 +85,8 @@ def attribute_text(item: Any) -> str:
         return item.text
     if isinstance(item, Expression):
         return f"[{item}]"
+    if isinstance(item, Graph):
+        return f"<graph {item.name}: {len(item.nodes)} nodes>"
     return json.dumps(item) if isinstance(item, str) else repr(item)
 
 

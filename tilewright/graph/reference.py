@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,45 +10,199 @@ import numpy as np
 from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.ops import definition
-from tilewright.symbolic import Expression, evaluate, plain_symbol
+from tilewright.graph.ops import ON_HOST, definition
+from tilewright.symbolic import Expression, Size, evaluate, free_symbols, plain_symbol
+
+# Runs a compiled part: its node, the arrays that go in, the symbols' values.
+PartRunner = Callable[[Node, Sequence[Any], Mapping[str, int]], "list[np.ndarray]"]
 
 
 def run(graph: Graph, inputs: Mapping[str, np.ndarray], dtype: Any = np.float64) -> dict[str, np.ndarray]:
     """The outputs of a graph by name; mutated inputs are returned under the input's name as well.
 
     Floating-point values are computed in `dtype` throughout (float64: a reference for any format);
-    None keeps each value's own element type.  Symbols are bound from the inputs' shapes.
-    Raises `ShapeError` for missing inputs and shapes that do not match.
+    None keeps each value's own element type.  Symbols are bound from the inputs' shapes, and from those of what ops
+    of the host give.  Raises `ShapeError` for missing inputs and shapes that do not match.
     """
     symbols = bind_symbols(graph, inputs)
     working = None if dtype is None else from_numpy(np.dtype(dtype))
+    arrays = [np.asarray(inputs[value.name]) for value in graph.inputs]
+    found = run_graph(graph, arrays, symbols, working, _interpreter(graph, working))
+    results = {target.name: found[value] for target, value in graph.mutations.items()}
+    results.update({name: found[value] for name, value in zip(graph.output_names, graph.outputs, strict=True)})
+    return results
+
+
+def run_graph(
+    graph: Graph,
+    arrays: Sequence[np.ndarray],
+    symbols: dict[str, int],
+    working: DType | None = None,
+    run_part: PartRunner | None = None,
+) -> dict[Value, np.ndarray]:
+    """The results of a graph for its inputs in order; symbols that its nodes give values are added to `symbols`.
+
+    `run_part` runs the compiled parts.
+    """
     values: dict[Value, np.ndarray] = {}
-    for value in graph.inputs:
-        values[value] = _convert(np.asarray(inputs[value.name]), value.dtype, working)
+    for value, array in zip(graph.inputs, arrays, strict=True):
+        values[value] = _convert(array, value.dtype, working)
     for value, data in graph.constants.items():
         values[value] = _convert(data, value.dtype, working)
     last_use = _last_uses(graph)
     for position, node in enumerate(graph.nodes):
-        arrays = [None if item is None else values[item] for item in node.inputs]
-        values[node.output] = run_node(node, arrays, symbols, working)
+        given = [None if item is None else values[item] for item in node.inputs]
+        kind = definition(node.op).kind
+        if kind == "part":
+            assert run_part is not None
+            results = run_part(node, given, symbols)
+        elif kind == "control":
+            run_control = _branch if node.op == "if" else _loop
+            results = run_control(node, given, symbols, working, run_part)
+        else:
+            results = [run_node(node, given, symbols, working)]
+        for output, result in zip(node.outputs, results, strict=True):
+            if kind == "control":
+                _bind(output.shape, result.shape, symbols, _described(node, output))
+            values[output] = result
         for item in last_use.get(position, ()):
             del values[item]
-    results = {target.name: values[value] for target, value in graph.mutations.items()}
-    results.update({name: values[value] for name, value in zip(graph.output_names, graph.outputs, strict=True)})
-    return results
+    return {value: values[value] for value in graph.results()}
+
+
+def _interpreter(graph: Graph, working: DType | None) -> PartRunner:
+    """Runs the parts of a graph node by node."""
+
+    def run_part(node: Node, arrays: Sequence[Any], symbols: Mapping[str, int]) -> list[np.ndarray]:
+        return interpret_part(graph.parts[node.attributes["number"]], arrays, symbols, working)
+
+    return run_part
+
+
+def interpret_part(
+    part: Graph, arrays: Sequence[Any], symbols: Mapping[str, int], working: DType | None = None
+) -> list[np.ndarray]:
+    """The outputs of a part, node by node: the inputs that only stand for sizes are left out of `arrays`."""
+    carried = [np.broadcast_to(np.False_, (evaluate(value.shape[0], symbols),)) for value in part.inputs[len(arrays) :]]
+    found = run_graph(part, [*arrays, *carried], dict(symbols), working)
+    return [found[value] for value in part.outputs]
 
 
 def run_node(
-    node: Node, arrays: list[np.ndarray | None], symbols: Mapping[str, int], working: DType | None = None
+    node: Node, arrays: list[np.ndarray | None], symbols: dict[str, int], working: DType | None = None
 ) -> np.ndarray:
-    """One node's output; raises `ShapeError` when the result has another shape than the node says."""
+    """One node's output; raises `ShapeError` when the result has another shape than the node says.
+
+    An op of the host gives symbols that have no value yet theirs, which are added to `symbols`.
+    """
+    row = definition(node.op)
     attributes = {key: _concrete(item, symbols, working) for key, item in node.attributes.items()}
-    result = definition(node.op).compute(arrays, attributes)
-    expected = tuple(evaluate(extent, symbols) for extent in node.output.shape)
-    if result.shape != expected:
-        raise ShapeError(f"{node.op} -> {node.output!r} gave the shape {list(result.shape)}, not {list(expected)}")
+    try:
+        result = row.compute(arrays, attributes)
+    except ShapeError as error:
+        if row.kind != "host":
+            raise
+        raise ShapeError(f"{error} ({_described(node)})") from None
+    if row.kind == "host":
+        _bind(node.output.shape, result.shape, symbols, _described(node, what=attributes.get("what", "")))
+    else:
+        expected = tuple(evaluate(extent, symbols) for extent in node.output.shape)
+        if result.shape != expected:
+            raise ShapeError(f"{node.op} -> {node.output!r} gave the shape {list(result.shape)}, not {list(expected)}")
     return _convert(result, node.output.dtype, working)
+
+
+def _described(node: Node, output: Value | None = None, what: str = "") -> str:
+    """A node for messages."""
+    text = f"{node.op} %{(output or node.outputs[0]).name}" + (f", from {node.source}" if node.source else "")
+    return f"{what} ({text})" if what else text
+
+
+def _bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int], what: str) -> None:
+    """Give symbols without a value those of a result's dimensions; raises `ShapeError` for what does not fit."""
+    if len(shape) != len(actual):
+        raise ShapeError(f"{what} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
+    for axis, (size, extent) in enumerate(zip(shape, actual, strict=True)):
+        found = plain_symbol(size)
+        if found is not None and found.name not in symbols:
+            if not found.low <= extent <= found.high:
+                raise ShapeError(f"{what}: the size {found} is {extent}, outside {found.low}..{found.high}")
+            symbols[found.name] = extent
+        elif evaluate(size, symbols) != extent:
+            raise ShapeError(f"{what}: dimension {axis} is {extent}, but {size} is {evaluate(size, symbols)}")
+
+
+# Graphs inside --------------------------------------------------------------------------------------
+
+
+def _body(
+    body: Graph,
+    arrays: Sequence[np.ndarray],
+    symbols: Mapping[str, int],
+    working: DType | None,
+    run_part: PartRunner | None,
+) -> list[np.ndarray]:
+    """The outputs of a graph inside: it sees the symbols outside, and has those of its inputs' dimensions anew."""
+    inner = dict(symbols)
+    for value in body.inputs:
+        for size in value.shape:
+            own = plain_symbol(size)
+            if own is not None:
+                inner.pop(own.name, None)
+    for value, array in zip(body.inputs, arrays, strict=True):
+        _bind(value.shape, array.shape, inner, f"%{value.name} of {body.name}")
+    found = run_graph(body, arrays, inner, working, run_part)
+    return [found[value] for value in body.outputs]
+
+
+def _branch(
+    node: Node,
+    arrays: Sequence[Any],
+    symbols: Mapping[str, int],
+    working: DType | None,
+    run_part: PartRunner | None,
+) -> list[np.ndarray]:
+    chosen = node.attributes["then" if arrays[0].reshape(-1)[0] else "otherwise"]
+    return _body(chosen, arrays[1:], symbols, working, run_part)
+
+
+def _loop(
+    node: Node,
+    arrays: Sequence[Any],
+    symbols: Mapping[str, int],
+    working: DType | None,
+    run_part: PartRunner | None,
+) -> list[np.ndarray]:
+    count, condition = arrays[:2]
+    body, carried = node.attributes["body"], node.attributes["carried"]
+    trips = None if count is None else int(count.reshape(-1)[0])
+    going = condition is None or bool(condition.reshape(-1)[0])
+    values, captured = list(arrays[2 : 2 + carried]), list(arrays[2 + carried :])
+    rows: list[list[np.ndarray]] = [[] for _ in node.outputs[carried:]]
+    iteration = 0
+    while going and (trips is None or iteration < trips):
+        given = [np.array(iteration, np.int64), np.array(True), *values, *captured]
+        following, *results = _body(body, given, symbols, working, run_part)
+        values = results[:carried]
+        for row, result in zip(rows, results[carried:], strict=True):
+            row.append(result)
+        going, iteration = bool(following.reshape(-1)[0]), iteration + 1
+    return [
+        *values,
+        *(_stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)),
+    ]
+
+
+def _stacked(rows: list[np.ndarray], output: Value, symbols: Mapping[str, int]) -> np.ndarray:
+    """Rows as one array; of none, an empty one whose unknown sizes are 0."""
+    if not rows:
+        known = [free_symbols(size) <= {s for s in free_symbols(size) if s.name in symbols} for size in output.shape]
+        shape = [evaluate(size, symbols) if ok else 0 for size, ok in zip(output.shape, known, strict=True)]
+        return np.zeros([0, *shape[1:]], output.dtype.numpy)
+    if any(row.shape != rows[0].shape for row in rows):
+        shapes = ", ".join(str(list(row.shape)) for row in rows[:8])
+        raise ShapeError(f"the rows of %{output.name} have different shapes: {shapes}")
+    return np.stack(rows)
 
 
 def bind_symbols(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -67,7 +221,10 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, in
             name = plain_symbol(extent)
             if name is not None:
                 symbols.setdefault(name.name, actual)
+    later = run_time_symbols(graph)
     for symbol in graph.symbols.values():
+        if symbol.name in later and symbol.name not in symbols:
+            continue
         actual = symbols.get(symbol.name, symbol.low)
         if not symbol.low <= actual <= symbol.high:
             raise ShapeError(f"{symbol.name} is {actual}, outside {symbol.low} to {symbol.high}")
@@ -79,9 +236,21 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, in
     return symbols
 
 
+def run_time_symbols(graph: Graph) -> set[str]:
+    """The symbols that nodes give their values: dimensions of what is computed between the parts."""
+    found = {symbol.name for value in graph.inputs for size in value.shape for symbol in free_symbols(size)}
+    given = set()
+    for node in graph.nodes:
+        if definition(node.op).kind in ON_HOST:
+            sizes = [plain_symbol(size) for output in node.outputs for size in output.shape]
+            given |= {size.name for size in sizes if size is not None and size.name not in found}
+    return given
+
+
 def _concrete(item: Any, symbols: Mapping[str, int], working: DType | None) -> Any:
     if isinstance(item, Expression):
-        return evaluate(item, symbols)
+        known = all(symbol.name in symbols for symbol in free_symbols(item))
+        return evaluate(item, symbols) if known else item  # a symbol that this node will give its value
     if isinstance(item, tuple):
         return tuple(_concrete(part, symbols, working) for part in item)
     if isinstance(item, DType) and item.is_float and working is not None:

@@ -26,17 +26,28 @@ FORMAT = 1
 
 def to_data(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """JSON-able data and the constants' arrays by value name (the graph's own, not copies)."""
+    arrays = {value.name: array for value, array in graph.constants.items()}
     data = {
         "format": FORMAT,
         "name": graph.name,
         "symbols": [[symbol.name, symbol.low, symbol.high] for symbol in graph.symbols.values()],
         "inputs": [_value_data(value) for value in graph.inputs],
         "constants": [_value_data(value) for value in graph.constants],
-        "nodes": [_node_data(node) for node in graph.nodes],
+        "nodes": [_node_data(node, arrays) for node in graph.nodes],
         "outputs": [[name, v.name] for name, v in zip(graph.output_names, graph.outputs, strict=True)],
         "mutations": [[target.name, value.name] for target, value in graph.mutations.items()],
     }
-    return data, {value.name: array for value, array in graph.constants.items()}
+    return data, arrays
+
+
+def constant_shapes(data: Any, prefix: str = "") -> dict[str, Any]:
+    """The shapes of the constants by the names that `to_data` gives them, those of graphs inside too."""
+    found = {f"{prefix}{name}": shape for name, _, shape in data["constants"]}
+    for node in data["nodes"]:
+        for item in node["attributes"].values():
+            if isinstance(item, dict) and "graph" in item:
+                found |= constant_shapes(item["graph"], f"{prefix}{item['constants']}")
+    return found
 
 
 def from_data(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
@@ -67,12 +78,20 @@ def _value_data(value: Value) -> list[Any]:
     return [value.name, value.dtype.text, [to_json(extent) for extent in value.shape]]
 
 
-def _node_data(node: Node) -> dict[str, Any]:
+def _node_data(node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A node; the constants of the graphs inside it join `arrays`."""
+    attributes = {key: _attribute_data(item) for key, item in node.attributes.items()}
+    for key, item in node.attributes.items():
+        if isinstance(item, Graph):
+            inner, found = to_data(item)
+            prefix = f"{node.outputs[0].name}.{key}/"
+            attributes[key] = {"graph": inner, "constants": prefix}
+            arrays |= {f"{prefix}{name}": array for name, array in found.items()}
     return {
         "op": node.op,
         "inputs": [None if item is None else item.name for item in node.inputs],
         "outputs": [_value_data(output) for output in node.outputs],
-        "attributes": {key: _attribute_data(item) for key, item in node.attributes.items()},
+        "attributes": attributes,
         "source": node.source,
     }
 
@@ -89,9 +108,13 @@ def _attribute_data(item: Any) -> Any:
     return item
 
 
-def _attribute(item: Any, sizes: SizeReader) -> Any:
+def _attribute(item: Any, sizes: SizeReader, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(item, list):
-        return tuple(_attribute(part, sizes) for part in item)
+        return tuple(_attribute(part, sizes, arrays) for part in item)
+    if isinstance(item, dict) and item.keys() == {"graph", "constants"}:
+        prefix = _text(item["constants"])
+        inner = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        return _graph(item["graph"], inner)
     if isinstance(item, dict):
         ((kind, content),) = item.items()
         if kind == "dtype":
@@ -124,7 +147,7 @@ def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
         graph.constants[value] = arrays[value.name]
     for entry in data["nodes"]:
         inputs = [None if name is None else values[name] for name in entry["inputs"]]
-        attributes = {_text(key): _attribute(item, sizes) for key, item in entry["attributes"].items()}
+        attributes = {_text(key): _attribute(item, sizes, arrays) for key, item in entry["attributes"].items()}
         outputs = [define(output) for output in entry["outputs"]]
         graph.nodes.append(Node(_text(entry["op"]), inputs, outputs, attributes, _text(entry["source"])))
     graph.outputs = [values[name] for _, name in data["outputs"]]

@@ -26,7 +26,7 @@ def restrict_shapes(graph: Graph, ranges: Mapping[str, Sequence[tuple[int, int]]
             raise ShapeError(f"input {name!r} has {len(shape)} dimensions, and {len(dimensions)} sizes were given")
         for index, (size, limits) in enumerate(zip(shape, dimensions, strict=True)):
             _restrict(f"dimension {index} of input {name!r}", size, limits, replacements)
-    return _substituted(graph, replacements)
+    return with_sizes(graph, replacements)
 
 
 def _restrict(what: str, size: Size, limits: tuple[int, int], replacements: dict[str, Size]) -> None:
@@ -48,7 +48,8 @@ def _range_text(limits: tuple[int, int]) -> str:
     return str(limits[0]) if limits[0] == limits[1] else f"{limits[0]}..{limits[1]}"
 
 
-def _substituted(graph: Graph, replacements: dict[str, Size]) -> Graph:
+def with_sizes(graph: Graph, replacements: Mapping[str, Size]) -> Graph:
+    """The graph with symbols replaced by sizes: numbers, or symbols of the same name with another range."""
     values: dict[Value, Value] = {}
 
     def renewed(value: Value) -> Value:
@@ -79,15 +80,17 @@ def _substituted(graph: Graph, replacements: dict[str, Size]) -> Graph:
     )
 
 
-def _symbol(old: Symbol, replacements: dict[str, Size]) -> Symbol | None:
+def _symbol(old: Symbol, replacements: Mapping[str, Size]) -> Symbol | None:
     """The symbol with its new range; None when it became a number."""
     size = replacements.get(old.name, symbol(old.name, old.low, old.high))
     return None if isinstance(size, int) else next(iter(free_symbols(size)))
 
 
-def _attribute(attribute: Any, replacements: dict[str, Size]) -> Any:
+def _attribute(attribute: Any, replacements: Mapping[str, Size]) -> Any:
     if isinstance(attribute, Expression):
         return substitute(attribute, replacements)
+    if isinstance(attribute, Graph):
+        return with_sizes(attribute, replacements)
     if isinstance(attribute, tuple):
         return tuple(_attribute(entry, replacements) for entry in attribute)
     if isinstance(attribute, list):

@@ -63,6 +63,9 @@ def _verify_node(graph: Graph, node: Node, defined: set[Value]) -> None:
         types = infer_types(node.op, node.inputs, node.attributes)
     except ShapeError as error:
         raise _error(graph, str(error), node) from error
+    for item in node.attributes.values():
+        if isinstance(item, Graph):
+            verify(item)
     recorded = [(output.dtype, output.shape) for output in node.outputs]
     if not _same_types(recorded, types):
         raise _error(graph, f"recorded types {recorded} are not the inferred {types}", node)

@@ -1,0 +1,175 @@
+"""Engines in parts: sizes that only the run knows, ops of the host, graphs inside, files, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright.dtypes import float32, int1, int64
+from tilewright.engine.builder import build
+from tilewright.engine.engine import Engine
+from tilewright.errors import EngineDamagedError, InputError, ShapeError
+from tilewright.graph import reference, serialize
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.partition import partition
+from tilewright.graph.printer import print_graph
+
+
+def reshaped() -> Graph:
+    """exp(x) in a shape that is an input, the places where it is above 1, and a sum with a size."""
+    b = GraphBuilder("reshaped")
+    rows = b.symbol("rows", 1, 64)
+    x, shape = b.input("x", float32, (rows, 4)), b.input("shape", int64, (2,))
+    extents = b.op(
+        "concat", [b.op("reshape", [b.op("dimension", expression=rows)], shape=(1,)), b.constant([4])], axis=0
+    )
+    target = b.op("resolved_shape", [shape, extents], count=2, what="the input 'shape'")
+    sizes = [b.run_time_symbol("size") for _ in range(2)]
+    for number, size in enumerate(sizes):
+        b.op("extent", [target], element=number, size=size, what=f"element {number} of 'shape'")
+    y = b.op("reshape", [b.op("exp", [x])], shape=sizes)
+    places = b.op("nonzero", [b.op("greater", [y, 1.0])], shape=(2, b.run_time_symbol("count")))
+    first = b.op("cast", [b.op("dimension", expression=sizes[0])], dtype=float32)
+    b.output(b.op("add", [b.op("cast", [places], dtype=float32), first]), "places")
+    b.output(y, "y")
+    return b.finish()
+
+
+def feeds(rng: np.random.Generator, rows: int, shape: list[int], sign: float = 1.0) -> dict[str, np.ndarray]:
+    return {"x": sign * np.abs(rng.standard_normal((rows, 4))).astype(np.float32), "shape": np.array(shape)}
+
+
+def check(engine: Engine, graph: Graph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    expected, found = reference.run(graph, inputs, None), engine.run(inputs)
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert found[name].dtype == wanted.dtype
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return build(reshaped(), "cpu")
+
+
+def test_the_graph_is_cut_where_sizes_are_computed():
+    staged = partition(reshaped())
+    assert [node.op for node in staged.nodes if node.op in ("part", "nonzero")] == ["part", "nonzero", "part"]
+    assert len(staged.parts) == 2 and "%size.size_1: i1[size_1]" in print_graph(staged.parts[0])
+
+
+def test_sizes_of_each_call(engine: Engine, rng: np.random.Generator):
+    graph = reshaped()
+    for rows, shape in ((6, [-1, 8]), (6, [24, 1]), (1, [2, 2]), (6, [0, 4]), (64, [16, -1]), (6, [3, 8])):
+        check(engine, graph, feeds(rng, rows, shape))
+        check(engine, graph, feeds(rng, rows, shape, -1.0))  # nothing is above 1: an empty result
+    assert check(engine, graph, feeds(rng, 6, [4, 6], -1.0))["places"].shape == (2, 0)
+
+
+def test_saved_loaded_and_built_again(engine: Engine, tmp_path: Path, rng: np.random.Generator):
+    path = tmp_path / "parts.engine"
+    engine.save(path)
+    for loaded in (Engine.load(path), Engine.read(path), Engine.load(path, rebuild="always")):
+        check(loaded, reshaped(), feeds(rng, 5, [2, -1]))
+        check(loaded, reshaped(), feeds(rng, 5, [10, 2], -1.0))
+        assert any("nonzero" in remark and "NumPy" in remark for remark in loaded.remarks)
+        assert len(loaded.plan.steps) >= 2 and loaded.inputs == engine.inputs
+
+
+def test_results_in_given_memory_and_of_torch(engine: Engine, rng: np.random.Generator):
+    import torch
+
+    given = feeds(rng, 6, [3, 8])
+    y = np.empty((3, 8), np.float32)
+    assert engine.run(given, {"y": y})["y"] is y
+    np.testing.assert_allclose(y, np.exp(given["x"]).reshape(3, 8), rtol=1e-5)
+    found = engine.run({name: torch.from_numpy(array) for name, array in given.items()})
+    assert isinstance(found["y"], torch.Tensor) and isinstance(found["places"], torch.Tensor)
+    np.testing.assert_array_equal(found["y"].numpy(), y)
+    with pytest.raises(ShapeError, match="output 'y' has shape"):
+        engine.run(given, {"y": np.empty((4, 6), np.float32)})
+
+
+def test_errors_name_the_value(engine: Engine, rng: np.random.Generator):
+    with pytest.raises(ShapeError, match=r"the input 'shape' is \[5, 5\], which has 25 elements"):
+        engine.run(feeds(rng, 6, [5, 5]))
+    with pytest.raises(ShapeError, match="nothing in the place of -1"):
+        engine.run(feeds(rng, 6, [-1, 7]))
+    with pytest.raises(ShapeError, match="one may be -1"):
+        engine.run(feeds(rng, 6, [-1, -1]))
+    with pytest.raises(ShapeError, match=r"1\.\.64"):
+        engine.run(feeds(rng, 65, [-1, 1]))
+    with pytest.raises(InputError, match="missing: shape"):
+        engine.run({"x": np.zeros((1, 4), np.float32)})
+
+
+def test_a_step_is_profiled(engine: Engine, rng: np.random.Generator):
+    rows = engine.profile(feeds(rng, 64, [16, 16]), runs=2)
+    assert len(rows) == len(engine.plan.steps) and all(row["milliseconds"] >= 0 for row in rows)
+
+
+def test_a_damaged_file_is_refused(engine: Engine):
+    package = engine._package
+    (program,) = package.manifest["programs"]
+    changed = {**program, "parts": program["parts"][::-1]}
+    with pytest.raises(EngineDamagedError, match="belong"):
+        Engine(
+            type(package)({**package.manifest, "programs": [changed]}, package.weights, package.graph, package.objects)
+        )
+
+
+def test_serialized_graphs_inside():
+    graph = loop_graph()
+    data, arrays = serialize.to_data(graph)
+    again = serialize.from_data(data, arrays)
+    given = {"x": np.arange(3, dtype=np.float32), "count": np.array(2)}
+    for name, wanted in reference.run(graph, given).items():
+        np.testing.assert_array_equal(reference.run(again, given)[name], wanted)
+
+
+def loop_graph() -> Graph:
+    """x doubled and made one longer in each of `count` rounds; the sums of the rounds."""
+    inner = GraphBuilder("round")
+    size = inner.symbol("length", 0)
+    iteration, going = inner.input("iteration", int64, ()), inner.input("going", int1, ())
+    value = inner.input("value", float32, (size,))
+    one = inner.constant(np.ones(1, np.float32), "one")
+    longer = inner.op("concat", [inner.op("add", [value, value]), one], axis=0)
+    inner.output(inner.op("copy", [going]), "going_on")
+    inner.output(longer, "longer")
+    inner.output(inner.op("reduce_sum", [longer], axes=(0,)), "sum")
+    del iteration
+    b = GraphBuilder("rounds")
+    x, count = b.input("x", float32, (3,)), b.input("count", int64, ())
+    sizes = b.run_time_symbol("final"), b.run_time_symbol("trips")
+    types = ((float32, (sizes[0],)), (float32, (sizes[1],)))
+    node = b.node("loop", [count, None, x], body=inner.finish(), carried=1, types=types)
+    b.output(node.outputs[0], "x_out")
+    b.output(b.op("add", [node.outputs[1], 1.0]), "sums")
+    return b.finish()
+
+
+def test_a_loop_with_growing_values(tmp_path: Path):
+    graph, path = loop_graph(), tmp_path / "loop.engine"
+    build(graph, "cpu").save(path)
+    for engine in (Engine.load(path), Engine.load(path, rebuild="always")):
+        for trips in (0, 1, 2, 7):
+            x, sums = np.arange(3, dtype=np.float32), []
+            for _ in range(trips):
+                x = np.append(2 * x, np.float32(1))
+                sums.append(x.sum() + 1)
+            found = engine.run({"x": np.arange(3, dtype=np.float32), "count": np.array(trips)})
+            np.testing.assert_allclose(found["x_out"], x)
+            np.testing.assert_allclose(found["sums"], np.array(sums, np.float32))
+
+
+def test_one_part_stays_one_program():
+    b = GraphBuilder("plain")
+    b.output(b.op("exp", [b.input("x", float32, (4,))]), "y")
+    engine = build(b.finish(), "cpu")
+    (program,) = engine._package.manifest["programs"]
+    assert "parts" not in program and engine._package.manifest["version"] == 3

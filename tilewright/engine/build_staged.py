@@ -1,0 +1,177 @@
+"""Building an engine of several parts: each part as a graph of its own, with one file for all.
+
+A program of the manifest has a plan without steps, which says what the engine takes and gives, and ``parts``: the
+programs of the parts by number.  ``graph.json`` holds what the host runs between them, and the parts' graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.engine.engine import MOST_PARTS, Engine, staged_symbol
+from tilewright.engine.file import Package
+from tilewright.engine.graph_json import Placement, graph_entry
+from tilewright.engine.plan_json import plan_to_json
+from tilewright.engine.weights import Weights, WeightSource
+from tilewright.errors import ShapeError, UnsupportedOperationError
+from tilewright.graph.core import Graph, Node
+from tilewright.graph.ops import ON_HOST, kind_of
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.reference import run_time_symbols
+from tilewright.graph.serialize import to_data
+from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.symbolic import free_symbols
+from tilewright.tactics.select import candidates
+from tilewright.targets.base import Target
+
+if TYPE_CHECKING:
+    from tilewright.engine.builder import Builder, Order, Program
+
+
+def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Engine:
+    """The engine of a graph that was cut; `missing` are remarks about nodes without a kernel. Raises as `build`."""
+    from tilewright.engine.builder import Builder, manifest_of
+
+    _check_symbols(graph)
+    if len(graph.parts) > MOST_PARTS:
+        raise UnsupportedOperationError(
+            f"the model {graph.name} would be cut into {len(graph.parts)} parts, at most {MOST_PARTS} are supported: "
+            "let fewer sizes depend on data"
+        )
+    weights: dict[str, WeightSource] = {}
+    builders = [Builder(part, order, weights, f"{number}/") for number, part in enumerate(graph.parts)]
+    compiled = [builder.programs() for builder in builders]
+    _, arrays = to_data(graph)
+    placements: dict[str, Placement] = {name: (f"host/{name}", None) for name in arrays}
+    weights.update({f"host/{name}": WeightSource.of(np.asarray(array)) for name, array in arrays.items()})
+    entry = graph_entry(graph, placements)
+    entry["parts"] = [graph_entry(builder.graph, builder.placements) for builder in builders]
+    text, packed = json.dumps(entry).encode(), Weights.pack(weights)
+    objects: dict[str, bytes] = {}
+    programs = []
+    for number in range(len(order.targets)):
+        parts = [programs_of[number] for programs_of in compiled]
+        program, images = _program(graph, order.targets[number], parts, packed, text, number)
+        programs.append(program)
+        objects |= images
+    remarks = [*graph.remarks, *missing, *_remarks(graph), *_kernel_remarks(builders, compiled)]
+    fusion = dict.fromkeys(remark for builder in builders for remark in builder.fusion)
+    manifest = manifest_of(graph, order.source, list(dict.fromkeys(remarks)), list(fusion), programs)
+    return Engine(Package(manifest, packed, text, objects))
+
+
+def _program(
+    graph: Graph, target: Target, parts: Sequence[Program], weights: Weights, text: bytes, number: int
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The entry of a target: the signature, and its parts."""
+    from tilewright.engine.builder import program_entry, target_facts
+
+    entries: list[dict[str, Any]] = []
+    objects: dict[str, bytes] = {}
+    for place, part in enumerate(parts):
+        entry, images = program_entry(part, weights, f"-{number}-{place}")
+        entries.append(entry)
+        objects |= images
+    features = sorted({feature for entry in entries for feature in entry["target"]["features"]})
+    facts = entries[0]["target"] if entries else target_facts(target)
+    plan = plan_to_json(_signature(graph))
+    return {
+        "target": {**facts, "features": features},
+        "plan": plan,
+        "symbol": staged_symbol(plan, [entry["symbol"] for entry in entries], text),
+        "objects": list(objects),
+        "kernels": {key: described for entry in entries for key, described in entry["kernels"].items()},
+        "timings": [timing for entry in entries for timing in entry.get("timings", [])],
+        "parts": entries,
+    }, objects
+
+
+def _signature(graph: Graph) -> Plan:
+    """What the engine takes and gives."""
+    mutated = graph.mutations
+    inputs = [TensorSpec(v.name, v.dtype.name, v.shape, v.name if v in mutated else None) for v in graph.inputs]
+    outputs = [
+        TensorSpec(name, value.dtype.name, value.shape)
+        for name, value in zip(graph.output_names, graph.outputs, strict=True)
+    ]
+    return Plan(dict(graph.symbols), inputs, outputs, steps=[], arena_bytes=0, scratch_bytes=0)
+
+
+def _check_symbols(graph: Graph) -> None:
+    """Every size must follow from the inputs' shapes, or from what is computed between the parts."""
+    known = {symbol.name for value in graph.inputs for size in value.shape for symbol in free_symbols(size)}
+    known |= run_time_symbols(graph)
+    read = [value for node in graph.nodes for value in (*node.inputs, *node.outputs) if value is not None]
+    sizes = [size for value in (*read, *graph.outputs) for size in value.shape]
+    missing = sorted({symbol.name for size in sizes for symbol in free_symbols(size)} - known)
+    if missing:
+        raise ShapeError(
+            f"the dynamic sizes {', '.join(missing)} are in no input's shape, so that a call cannot tell them; "
+            "make them fixed, or add an input that has them"
+        )
+
+
+def _remarks(graph: Graph) -> list[str]:
+    """What runs outside of the compiled parts, for the user."""
+    found = []
+    for node in graph.nodes:
+        where = f" ({node.source})" if node.source else ""
+        if kind_of(node.op) == "host" and node.op != "extent":
+            found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, its result's size depends on data")
+        for key, item in node.attributes.items():
+            if isinstance(item, Graph):
+                found.append(f"{node.op} %{node.outputs[0].name}{where}: its {key} is run between the compiled parts")
+                found += _remarks(item)
+    count = len(graph.parts)
+    return [*found, f"the model is cut into {count} compiled parts"] if count > 1 else found
+
+
+def _kernel_remarks(builders: Sequence[Builder], compiled: Sequence[Sequence[Program]]) -> list[str]:
+    found = [remark for builder in builders for remark in builder.import_remarks]
+    return found + [remark for programs in compiled for program in programs for remark in program.kernels.remarks]
+
+
+# Nodes without a kernel ------------------------------------------------------------------------------
+
+
+def without_kernels(graph: Graph, targets: Sequence[Target]) -> dict[Node, str]:
+    """The nodes that no kernel of a target computes alone, and for each a remark: NumPy runs them."""
+    found: dict[Node, str] = {}
+    reasons: dict[Any, str] = {}
+    for node in graph.nodes:
+        if kind_of(node.op) in ON_HOST:
+            continue
+        key = (node.op, str(node.attributes), tuple((v.dtype, v.shape) if v else None for v in node.inputs))
+        if key not in reasons:
+            reasons[key] = _reason(_alone(graph, node), targets)
+        if reasons[key]:
+            where = f" ({node.source})" if node.source else ""
+            found[node] = f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: {reasons[key]}"
+    return found
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """A graph of one node, whose constants stay constants."""
+    read = dict.fromkeys(value for value in node.inputs if value is not None)
+    single = Graph(node.op, dict(graph.symbols), [v for v in read if v not in graph.constants], list(node.outputs))
+    single.output_names, single.nodes = [value.name for value in node.outputs], [node]
+    single.constants = {value: graph.constants[value] for value in read if value in graph.constants}
+    return single
+
+
+def _reason(graph: Graph, targets: Sequence[Target]) -> str:
+    """Why a target has no kernel for a graph; "" when all have."""
+    optimized = optimize(graph)
+    for target in targets:
+        for group in fuse(optimized, False).groups:
+            if group.kind != "view":
+                try:
+                    candidates(group, optimized, target)
+                except UnsupportedOperationError as error:
+                    return str(error)
+    return ""

@@ -1,0 +1,308 @@
+"""Ops that the host runs between the compiled parts: sizes of their results are known only once they have run.
+
+A rule's attribute `shape` (or `size`) names the result's dimensions, fresh symbols among them: whoever runs the node
+binds those to what it finds.  The sizes of a reshape, a slice or a range are computed here from small integer
+tensors, checked, and become symbols by `extent`; what takes such sizes is compiled as with those of an input.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType, int1, int64
+from tilewright.errors import ShapeError
+from tilewright.graph.inference import MOST_ELEMENTS, Attributes, Inputs, Types, value
+from tilewright.graph.semantics import Array, Arrays
+
+# Types ---------------------------------------------------------------------------------------------
+
+
+def extent_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """A tensor without memory, as long as an element says."""
+    _integers(inputs, 0)
+    return [(int1, (attributes["size"],))]
+
+
+def declared(inputs: Inputs, attributes: Attributes) -> Types:
+    """The element type of the first input, the shape of the attribute."""
+    _one_of(attributes, "mode", ("constant", "reflect", "edge", "wrap"))
+    return [(value(inputs, 0).dtype, attributes["shape"])]
+
+
+def positions(inputs: Inputs, attributes: Attributes) -> Types:
+    """Positions: int64 in the shape of the attribute."""
+    value(inputs, 0)
+    return [(int64, attributes["shape"])]
+
+
+def values_or_positions(inputs: Inputs, attributes: Attributes) -> Types:
+    """Elements of the first input, or int64 positions and counts, as `result` says."""
+    _one_of(attributes, "result", ("values", "positions", "first", "inverse", "counts"))
+    dtype: DType = value(inputs, 0).dtype if attributes["result"] == "values" else int64
+    return [(dtype, attributes["shape"])]
+
+
+def extents_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """A list of `count` sizes."""
+    for index in range(len(inputs)):
+        _integers(inputs, index)
+    return [(int64, (attributes["count"],))]
+
+
+def number_type(inputs: Inputs, attributes: Attributes) -> Types:
+    value(inputs, 0)
+    return [(int64, ())]
+
+
+def _one_of(attributes: Attributes, name: str, known: tuple[str, ...]) -> None:
+    if name in attributes and attributes[name] not in known:
+        raise ShapeError(f"{name} is {attributes[name]!r}, and must be one of {', '.join(known)}")
+
+
+def _integers(inputs: Inputs, index: int) -> None:
+    found = value(inputs, index)
+    if not found.dtype.is_integer:
+        raise ShapeError(f"{found!r} is no tensor of integers")
+
+
+# Sizes ---------------------------------------------------------------------------------------------
+
+
+def extent(inputs: Arrays, attributes: Attributes) -> Array:
+    number = int(np.asarray(inputs[0]).reshape(-1)[attributes["element"]])
+    if not 0 <= number <= MOST_ELEMENTS:
+        raise ShapeError(f"{attributes['what']} is {number}; 0 to {MOST_ELEMENTS} are possible")
+    return np.broadcast_to(np.False_, (number,))
+
+
+def resolved_shape(inputs: Arrays, attributes: Attributes) -> Array:
+    """A reshape's target: a 0 is the input's own size (unless `allow_zero`), a -1 what is left."""
+    target, extents, what = [int(n) for n in inputs[0].reshape(-1)], list(map(int, inputs[1])), attributes["what"]
+    if not attributes["allow_zero"]:
+        for axis, size in enumerate(target):
+            if size == 0 and axis >= len(extents):
+                raise ShapeError(f"{what} is {target}: its 0 stands for dimension {axis}, which {extents} has not")
+        target = [extents[axis] if size == 0 else size for axis, size in enumerate(target)]
+    total, rest = math.prod(extents), math.prod(size for size in target if size != -1)
+    if any(size < -1 for size in target) or target.count(-1) > 1:
+        raise ShapeError(f"{what} is {target}: sizes are 0 or more, and one may be -1")
+    if -1 in target and (rest == 0 or total % rest):
+        raise ShapeError(f"{what} is {target}: nothing in the place of -1 gives the {total} elements of {extents}")
+    if -1 not in target and rest != total:
+        raise ShapeError(f"{what} is {target}, which has {rest} elements; the input {extents} has {total}")
+    return np.array([total // rest if size == -1 else size for size in target], np.int64)
+
+
+def broadcast_extents(inputs: Arrays, attributes: Attributes) -> Array:
+    """The sizes that a tensor of the second list's sizes has when it is stretched to the first's."""
+    target, extents = ([int(n) for n in item.reshape(-1)] for item in inputs)
+    try:
+        return np.array(np.broadcast_shapes(tuple(target), tuple(extents)), np.int64)
+    except ValueError:
+        raise ShapeError(f"{attributes['what']} is {target}, to which {extents} does not broadcast") from None
+
+
+def range_count(inputs: Arrays, attributes: Attributes) -> Array:
+    """How many elements start, start + step, ... lie before the limit."""
+    start, limit, step = (item.reshape(()).item() for item in inputs)
+    if step == 0 or not all(map(math.isfinite, (start, limit, step))):
+        raise ShapeError(f"{attributes['what']}: a range from {start} to {limit} in steps of {step} has no length")
+    exact = isinstance(start, int)
+    count = -((start - limit) // step) if exact else math.ceil((limit - start) / step)
+    return np.array(max(0, count), np.int64)
+
+
+def inserted_extents(inputs: Arrays, attributes: Attributes) -> Array:
+    """The sizes with ones at the axes of the result."""
+    extents, rank = list(map(int, inputs[0])), len(inputs[0]) + len(inputs[1].reshape(-1))
+    axes, rest = _axes(inputs[1], rank, attributes), iter(extents)
+    return np.array([1 if axis in axes else next(rest) for axis in range(rank)], np.int64)
+
+
+def removed_extents(inputs: Arrays, attributes: Attributes) -> Array:
+    """The sizes without those at the axes, which must be one unless `reduced`; ones in their place with `keep`."""
+    extents = list(map(int, inputs[0]))
+    axes = _axes(inputs[1], len(extents), attributes)
+    for axis in axes:
+        if extents[axis] != 1 and not attributes["reduced"]:
+            raise ShapeError(f"{attributes['what']}: dimension {axis} of {extents} is not 1 and cannot go")
+    kept = [1 if axis in axes else size for axis, size in enumerate(extents) if attributes["keep"] or axis not in axes]
+    return np.array(kept, np.int64)
+
+
+def _axes(array: Array, rank: int, attributes: Attributes) -> list[int]:
+    """Axes counted from the front; raises `ShapeError` for ones that repeat or that a tensor does not have."""
+    given = [int(n) for n in np.asarray(array).reshape(-1)]
+    axes = [axis % rank if rank and -rank <= axis < rank else -1 for axis in given]
+    if -1 in axes or len(set(axes)) != len(axes):
+        raise ShapeError(f"{attributes['what']} is {given}: each must be one of -{rank}..{rank - 1}, none twice")
+    return axes
+
+
+# Movement ------------------------------------------------------------------------------------------
+
+
+def broadcast_at(inputs: Arrays, attributes: Attributes) -> Array:
+    return np.broadcast_to(inputs[0], tuple(broadcast_extents([inputs[1], np.array(inputs[0].shape)], attributes)))
+
+
+def axes_last(inputs: Arrays, attributes: Attributes) -> Array:
+    """The dimensions at the axes behind the others, as one."""
+    x = inputs[0]
+    axes = _axes(inputs[1], x.ndim, attributes)
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    count = math.prod(x.shape[axis] for axis in axes)
+    return x.transpose([*kept, *sorted(axes)]).reshape([*(x.shape[axis] for axis in kept), count])
+
+
+def last_axis_at(inputs: Arrays, attributes: Attributes) -> Array:
+    """The last dimension in the place of the axis."""
+    x = inputs[0]
+    (axis,) = _axes(inputs[1], x.ndim, attributes)
+    return np.moveaxis(x, -1, axis)
+
+
+def slice_at(inputs: Arrays, attributes: Attributes) -> Array:
+    """x, starts, ends, axes or none, steps or none: Python's slices."""
+    x, starts, ends, given, steps = [*inputs, None, None][:5]
+    count = len(starts)
+    axes = list(range(count)) if given is None else _axes(given, x.ndim, attributes)
+    jumps = [1] * count if steps is None else list(map(int, steps))
+    if not (len(ends) == len(axes) == len(jumps) == count <= x.ndim) or 0 in jumps:
+        raise ShapeError(f"{attributes['what']}: {count} starts, {len(ends)} ends, axes {axes}, steps {jumps}")
+    window: list[slice] = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(map(int, starts), map(int, ends), axes, jumps, strict=True):
+        stop = None if step < 0 and end < -x.shape[axis] else end
+        first = max(start, 0) if step < 0 and start < -x.shape[axis] else start
+        empty = step < 0 and start < -x.shape[axis] - 1
+        window[axis] = slice(0, 0) if empty else slice(first, stop, step)
+    return x[tuple(window)]
+
+
+def pad_at(inputs: Arrays, attributes: Attributes) -> Array:
+    """x, pads, value or none, axes or none; negative pads cut."""
+    x, pads, number, given = [*inputs, None, None][:4]
+    axes = list(range(x.ndim)) if given is None else _axes(given, x.ndim, attributes)
+    numbers = list(map(int, pads.reshape(-1)))
+    if len(numbers) != 2 * len(axes):
+        raise ShapeError(f"{attributes['what']}: there are {len(numbers)} pads for {len(axes)} dimensions")
+    width = [(0, 0)] * x.ndim
+    for place, axis in enumerate(axes):
+        low, high = numbers[place], numbers[place + len(axes)]
+        cut = x.shape[axis] - max(0, -low) - max(0, -high)
+        if cut < 0 or (cut == 0 and (low > 0 or high > 0) and attributes["mode"] != "constant"):
+            raise ShapeError(
+                f"{attributes['what']}: the pads {low} and {high} do not fit the {x.shape[axis]} elements of "
+                f"dimension {axis} in mode {attributes['mode']!r}"
+            )
+        x = x[(slice(None),) * axis + (slice(max(0, -low), x.shape[axis] - max(0, -high)),)]
+        width[axis] = (max(0, low), max(0, high))
+    if attributes["mode"] != "constant":
+        return np.pad(x, width, attributes["mode"])
+    fill = x.dtype.type(0) if number is None else np.asarray(number).reshape(())
+    result = np.full([n + low + high for n, (low, high) in zip(x.shape, width, strict=True)], fill, x.dtype)
+    result[tuple(slice(low, low + n) for n, (low, _) in zip(x.shape, width, strict=True))] = x
+    return result
+
+
+# Choices that depend on data -------------------------------------------------------------------------
+
+
+def nonzero(inputs: Arrays, attributes: Attributes) -> Array:
+    """Positions of the elements that are not zero: [rank, how many], in row-major order."""
+    x = inputs[0]
+    found = np.nonzero(np.atleast_1d(x))
+    return np.array(found, np.int64).reshape(len(found), -1)[: max(x.ndim, 0)]
+
+
+def compress(inputs: Arrays, attributes: Attributes) -> Array:
+    x, condition, axis = inputs[0], inputs[1].reshape(-1), attributes["axis"]
+    if len(condition) > x.shape[axis]:
+        raise ShapeError(f"a condition of {len(condition)} elements for {x.shape[axis]} along axis {axis}")
+    return np.take(x, np.flatnonzero(condition), axis=axis)
+
+
+def unique(inputs: Arrays, attributes: Attributes) -> Array:
+    """Slices along `axis` that differ: they, their first places, the place of each slice among them, or how many."""
+    x, axis = inputs[0], attributes["axis"]
+    plain = x if x.dtype.kind in "biuf" else x.astype(np.float32)  # NumPy sorts no formats of its own
+    _, first, inverse, counts = np.unique(plain, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not attributes["sorted"]:  # in the order of their first places
+        order = np.argsort(first, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        first, counts, inverse = first[order], counts[order], place[inverse]
+    if attributes["result"] == "values":
+        return np.take(x, first, axis=axis)
+    return {"first": first, "inverse": inverse, "counts": counts}[attributes["result"]].astype(np.int64)
+
+
+def top_k(inputs: Arrays, attributes: Attributes) -> Array:
+    """The k largest or smallest along `axis` in their order, of equal ones the first first."""
+    x, axis, k = inputs[0], attributes["axis"], int(np.asarray(inputs[1]).reshape(-1)[0])
+    if not 0 <= k <= x.shape[axis]:
+        raise ShapeError(f"{attributes['what']} is {k}, and dimension {axis} has {x.shape[axis]} elements")
+    keys = x.astype(np.float32) if x.dtype.kind == "V" else x
+    if attributes["largest"]:  # from behind, so that equal ones keep their order
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = np.argsort(keys, axis=axis, kind="stable")
+    order = np.take(order, np.arange(k), axis=axis)
+    return order.astype(np.int64) if attributes["result"] == "positions" else np.take_along_axis(x, order, axis)
+
+
+def non_max_suppression(inputs: Arrays, attributes: Attributes) -> Array:
+    """[batch, class, box] of the boxes kept: boxes [B, N, 4], scores [B, C, N], most of a class, the largest share of
+    an overlap, the least score (each a number or none)."""
+    boxes, scores, most, share, least = [*inputs, None, None, None][:5]
+    limit = 0 if most is None else int(np.asarray(most).reshape(-1)[0])
+    threshold = 0.0 if share is None else float(np.asarray(share).reshape(-1)[0])
+    floor = -math.inf if least is None else float(np.asarray(least).reshape(-1)[0])
+    corners = _corners(boxes.astype(np.float64), attributes["center"])
+    found: list[tuple[int, int, int]] = []
+    for batch in range(scores.shape[0]):
+        for kind in range(scores.shape[1]):
+            row = scores[batch, kind].astype(np.float64)
+            order = [int(n) for n in np.argsort(-row, kind="stable") if row[n] > floor]
+            kept: list[int] = []
+            for box in order:
+                if len(kept) >= limit:
+                    break
+                if not kept or _overlaps(corners[batch], box, kept).max() <= threshold:
+                    kept.append(box)
+            found += [(batch, kind, box) for box in kept]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _corners(boxes: Array, center: bool) -> Array:
+    """Boxes as (low, low, high, high), from two opposite corners or from centre and size."""
+    if center:
+        middle, half = boxes[..., :2], boxes[..., 2:] / 2
+        return np.concatenate([middle - half, middle + half], -1)
+    first, second = boxes[..., :2], boxes[..., 2:]
+    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], -1)
+
+
+def _overlaps(corners: Array, box: int, kept: list[int]) -> Array:
+    """Intersection over union of a box with others."""
+    others, own = corners[kept], corners[box]
+    sides = np.maximum(0.0, np.minimum(others[:, 2:], own[2:]) - np.maximum(others[:, :2], own[:2]))
+    common = sides.prod(-1)
+    total = (others[:, 2:] - others[:, :2]).prod(-1) + (own[2:] - own[:2]).prod() - common
+    return np.where(total > 0, common / np.where(total > 0, total, 1.0), 0.0)
+
+
+# Parts and bodies ------------------------------------------------------------------------------------
+
+
+def given_types(inputs: Inputs, attributes: Attributes) -> Types:
+    """What a part or a body gives, as its attribute `types` says."""
+    return [(dtype, tuple(shape)) for dtype, shape in attributes["types"]]
+
+
+def only_run(inputs: Arrays, attributes: Attributes) -> Any:
+    raise AssertionError("parts and bodies are run by the evaluator")

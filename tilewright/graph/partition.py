@@ -1,0 +1,184 @@
+"""Cutting a graph where sizes are known only at run time: compiled parts, and what the host runs between them.
+
+    staged = partition(graph)     # nodes of the host, of control, and `part` nodes; the parts are staged.parts
+
+A node of level l waits for the ops of the host up to level l; those of level l wait for the parts below l.  All
+compiled nodes of one level are one part, whose inputs are tensors from outside.  Sizes that no such tensor has in its
+shape come as inputs without a use, named ``size.<symbol>``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilewright.dtypes import int1
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import ON_HOST, kind_of
+from tilewright.graph.specialize import with_sizes
+from tilewright.symbolic import Expression, Size, Symbol, free_symbols, plain_symbol, symbol
+
+OnHost = Callable[[Node], bool]
+CARRIER = "size."  # begins the name of an input that stands for a size
+_SMALL = 64  # elements of what the host computes where only sizes are made of it
+_SMALL_SOURCE = 4096  # elements of what that is computed from
+
+
+def is_staged(graph: Graph) -> bool:
+    """Whether a graph needs more than one compiled part."""
+    return any(kind_of(node.op) in ON_HOST or _is_empty(node) for node in graph.nodes)
+
+
+def partition(graph: Graph, on_host: OnHost = lambda node: False) -> Graph:
+    """The graph with `part` nodes and parts; `on_host` tells nodes that shall not be compiled."""
+    parts: list[Graph] = []
+    staged = _partition(graph, on_host, set(), parts)
+    staged.parts = parts
+    return staged
+
+
+def symbols_of(item: Any) -> set[Symbol]:
+    """The symbols in an attribute, a shape, or what a graph inside sees of those outside."""
+    if isinstance(item, Expression):
+        return free_symbols(item)
+    if isinstance(item, (tuple, list)):
+        return set().union(*map(symbols_of, item))
+    if isinstance(item, Graph):
+        used = set().union(*map(_symbols_read, item.nodes), *(symbols_of(value.shape) for value in item.outputs))
+        return used - _given(item)
+    return set()
+
+
+def _symbols_read(node: Node) -> set[Symbol]:
+    values = [*node.outputs, *(value for value in node.inputs if value is not None)]
+    shapes = set().union(*(symbols_of(value.shape) for value in values))
+    return shapes.union(*map(symbols_of, node.attributes.values()))
+
+
+def _given(graph: Graph) -> set[Symbol]:
+    """The symbols that get their values in a graph: from its inputs' shapes, and from what its host computes."""
+    told = [value for node in graph.nodes if _runs_on_host(node) for value in node.outputs]
+    return set().union(*(symbols_of(value.shape) for value in (*graph.inputs, *told)))
+
+
+def _runs_on_host(node: Node) -> bool:
+    return kind_of(node.op) in ON_HOST
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a node has to do with a tensor that has no elements, which no kernel computes."""
+    read = [] if node.op == "concat" else [value for value in node.inputs if value is not None]
+    return any(0 in value.shape for value in (*read, *node.outputs))
+
+
+def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Graph]) -> Graph:
+    nodes = _needed(graph)
+    known = {s for value in graph.inputs for s in symbols_of(value.shape)}
+    hosted = {id(node) for node in nodes if _runs_on_host(node) or _is_empty(node) or on_host(node)}
+    hosted |= _sizes_only(graph, nodes, hosted)
+    levels = _levels(nodes, hosted, known | outer)
+    staged = Graph(graph.name, dict(graph.symbols), graph.inputs, graph.outputs, graph.output_names)
+    staged.mutations, staged.remarks = graph.mutations, list(graph.remarks)
+    for level in sorted(set(levels.values())):
+        here = [node for node in nodes if levels[id(node)] == level]
+        for node in (node for node in here if id(node) in hosted):
+            staged.nodes.append(_with_parts_inside(node, on_host, {*graph.symbols.values()}, parts))
+        compiled = [node for node in here if id(node) not in hosted]
+        if compiled:
+            staged.nodes.append(_part(graph, compiled, nodes, parts))
+    used = {value for node in staged.nodes for value in node.inputs} | set(graph.results())
+    staged.constants = {value: data for value, data in graph.constants.items() if value in used}
+    return staged
+
+
+def _with_parts_inside(node: Node, on_host: OnHost, outer: set[Symbol], parts: list[Graph]) -> Node:
+    """A node whose graphs are cut as well."""
+    if not any(isinstance(item, Graph) for item in node.attributes.values()):
+        return node
+    attributes = {
+        key: _partition(item, on_host, outer, parts) if isinstance(item, Graph) else item
+        for key, item in node.attributes.items()
+    }
+    return Node(node.op, node.inputs, node.outputs, attributes, node.source)
+
+
+def _needed(graph: Graph) -> list[Node]:
+    """The nodes that results need: for their values, or for the sizes that they tell."""
+    needed, sizes = set(graph.results()), symbols_of([value.shape for value in graph.outputs])
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        tells = symbols_of([value.shape for value in node.outputs]) if _runs_on_host(node) else set()
+        if tells & sizes or any(output in needed for output in node.outputs):
+            kept.append(node)
+            needed.update(item for item in node.inputs if item is not None)
+            sizes |= _symbols_read(node)
+    return kept[::-1]
+
+
+def _sizes_only(graph: Graph, nodes: list[Node], hosted: set[int]) -> set[int]:
+    """Small integer arithmetic that only nodes of the host need: no part is worth making for it."""
+    small = {value for value in (*graph.inputs, *graph.constants) if _elements(value) <= _SMALL_SOURCE}
+    small |= {output for node in nodes if id(node) in hosted for output in node.outputs}
+    cheap: list[Node] = []
+    for node in nodes:
+        fits = all(_elements(output) <= _SMALL for output in node.outputs)
+        if id(node) not in hosted and fits and all(item is None or item in small for item in node.inputs):
+            cheap.append(node)
+            small.update(node.outputs)
+    users: dict[Value, set[int]] = {}
+    for node in nodes:
+        for item in node.inputs:
+            if item is not None:
+                users.setdefault(item, set()).add(id(node))
+    found: set[int] = set()
+    results = set(graph.results())
+    for node in reversed(cheap):
+        reading = set().union(*(users.get(output, set()) for output in node.outputs))
+        if reading and reading <= hosted | found and not results & set(node.outputs):
+            found.add(id(node))
+    return found
+
+
+def _elements(value: Value) -> float:
+    sizes = [size for size in value.shape if isinstance(size, int)]
+    return math.prod(sizes) if len(sizes) == len(value.shape) else math.inf
+
+
+def _levels(nodes: list[Node], hosted: set[int], known: set[Symbol]) -> dict[int, int]:
+    """The level of each node, by its id."""
+    producer = {output: node for node in nodes for output in node.outputs}
+    teller: dict[Symbol, Node] = {}
+    found: dict[int, int] = {}
+    for node in nodes:
+        inner = {s for value in node.outputs for s in map(plain_symbol, value.shape) if s is not None}
+        told = {s for s in inner if s not in known and s not in teller} if id(node) in hosted else set()
+        waits = [producer[value] for value in node.inputs if value in producer]
+        waits += [teller[s] for s in _symbols_read(node) - told if s in teller]
+        compiled = id(node) not in hosted
+        levels = [found[id(other)] + (not compiled and id(other) not in hosted) for other in waits]
+        found[id(node)] = max(levels, default=0)
+        teller.update(dict.fromkeys(told, node))
+    return found
+
+
+def _part(graph: Graph, compiled: list[Node], nodes: list[Node], parts: list[Graph]) -> Node:
+    """The `part` node of some nodes, whose graph joins the parts."""
+    own = {output for node in compiled for output in node.outputs}
+    read = dict.fromkeys(item for node in compiled for item in node.inputs if item is not None and item not in own)
+    inside = {id(node) for node in compiled}
+    outside = {item for node in nodes if id(node) not in inside for item in node.inputs} | set(graph.results())
+    outputs = [value for node in compiled for value in node.outputs if value in outside]
+    inputs = [value for value in read if value not in graph.constants]
+    used = sorted(set().union(*map(_symbols_read, compiled)), key=str)
+    plain = {plain_symbol(size) for value in inputs for size in value.shape}
+    carriers = [Value(f"{CARRIER}{s.name}", int1, (symbol(s.name, s.low, s.high),)) for s in used if s not in plain]
+    inner = Graph(f"{graph.name}.{len(parts)}", {s.name: s for s in used}, [*inputs, *carriers], outputs)
+    inner.output_names, inner.nodes = [value.name for value in outputs], compiled
+    inner.constants = {value: graph.constants[value] for value in read if value in graph.constants}
+    # Kernels compute at least one element: where a size is 0, the host runs the part.
+    replaced: Mapping[str, Size] = {s.name: symbol(s.name, 1, max(1, s.high)) for s in used if s.low < 1}
+    types = tuple((value.dtype, value.shape) for value in outputs)
+    node = Node("part", list(inputs), outputs, {"number": len(parts), "types": types}, inner.name)
+    parts.append(with_sizes(inner, replaced) if replaced else inner)
+    return node
