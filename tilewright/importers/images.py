@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -140,24 +141,46 @@ def interpolation_matrix(places: np.ndarray, extent: int) -> np.ndarray:
     return matrix
 
 
-def cubic_matrix(places: np.ndarray, extent: int, coefficient: float, exclude_outside: bool) -> np.ndarray:
-    """Weights [size, extent] that read `places` (in pixels) by cubic convolution of four pixels (Keys, 1981).
+def linear_curve(far: np.ndarray) -> np.ndarray:
+    """The weight of a pixel at a distance in linear interpolation."""
+    return np.maximum(1 - far, 0.0)
 
-    Pixels beyond the image are those of its edge, or count for nothing (`exclude_outside`).
+
+def cubic_curve(coefficient: float) -> Callable[[np.ndarray], np.ndarray]:
+    """The weight of a pixel at a distance in cubic convolution (Keys, 1981)."""
+
+    def weight(far: np.ndarray) -> np.ndarray:
+        near = ((coefficient + 2) * far - (coefficient + 3)) * far * far + 1
+        beyond = coefficient * (((far - 5) * far + 8) * far - 4)
+        return np.where(far <= 1, near, np.where(far < 2, beyond, 0.0))
+
+    return weight
+
+
+def curve_matrix(
+    places: np.ndarray,
+    extent: int,
+    curve: Callable[[np.ndarray], np.ndarray],
+    width: int,
+    scale: float,
+    exclude_outside: bool,
+) -> np.ndarray:
+    """Weights [size, extent] that read `places` (in pixels) by a curve that ends at the distance `width`.
+
+    A `scale` below 1 widens the curve to all pixels that one of a smaller image stands for. Pixels beyond the image
+    are those of its edge, or count for nothing (`exclude_outside`).
     """
     rows = np.arange(len(places))
     base = np.floor(places).astype(np.int64)
+    reach = math.ceil(width / scale)
     matrix = np.zeros((len(places), extent))
-    for step in range(-1, 3):
-        far = np.abs(places - (base + step))
-        near = ((coefficient + 2) * far - (coefficient + 3)) * far * far + 1
-        beyond = coefficient * (((far - 5) * far + 8) * far - 4)
-        weight = np.where(far <= 1, near, beyond)
+    for step in range(1 - reach, reach + 1):
+        weight = curve(np.abs(places - (base + step)) * scale)
         inside = (base + step >= 0) & (base + step < extent)
         if exclude_outside:
             weight = np.where(inside, weight, 0.0)
         matrix[rows, np.clip(base + step, 0, extent - 1)] += weight
-    return matrix / matrix.sum(1, keepdims=True) if exclude_outside else matrix
+    return matrix / matrix.sum(1, keepdims=True) if exclude_outside or scale < 1 else matrix
 
 
 def depth_to_space(emit: Emitter, x: Value, factor: int, columns_first: bool) -> Value:

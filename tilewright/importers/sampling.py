@@ -1,6 +1,10 @@
-"""Sampling of images at places that a tensor gives; shared by the importers."""
+"""Sampling of images and volumes at places that a tensor gives; shared by the importers."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import reduce
 
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
@@ -8,53 +12,87 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.symbolic import Size, product
 
+Tap = tuple[Value, Value]  # positions in pixels along one dimension (whole numbers), and their weights
+
 
 def grid_sample(emit: Emitter, x: Value, grid: Value, mode: str, padding: str, align_corners: bool) -> Value:
-    """Images [N, C, H, W] at places [N, rows, columns, 2] (x, y from -1 to 1): [N, C, rows, columns].
+    """Images [N, C, *spatial] at places [N, *out, d] (the last dimension first, from -1 to 1): [N, C, *out].
 
-    `mode`: linear or nearest. `padding`, for places outside: zeros, border (the nearest pixel) or reflection.
+    `mode`: linear, nearest or cubic. `padding`, for places outside: zeros, border (the nearest pixel) or reflection.
     """
-    if x.rank != 4 or grid.rank != 4:
-        raise Unsupported("sampling of volumes", "sample images of two dimensions")
-    if mode not in ("linear", "nearest"):
-        raise Unsupported(f"sampling in mode {mode!r}", "use linear or nearest")
-    batch, channels, height, width = x.shape
+    if mode not in ("linear", "nearest", "cubic"):
+        raise Unsupported(f"sampling in mode {mode!r}", "use linear, nearest or cubic")
+    if padding not in ("zeros", "border", "reflection"):
+        raise Unsupported(f"sampling with padding {padding!r}", "use zeros, border or reflection")
+    batch, channels, *extents = x.shape
+    count = len(extents)
     wide = max(x.dtype, grid.dtype, key=lambda dtype: dtype.bits if dtype.is_float else 0)
-    dtype = float32 if wide.bits < 32 else wide
-    grid = emit.cast(grid, dtype)
-    across = _places(emit, emit.select(grid, 3, 0), width, padding, align_corners)
-    down = _places(emit, emit.select(grid, 3, 1), height, padding, align_corners)
-    pixels = emit.reshape(x, (batch, channels, product((height, width))))
-    corners: list[tuple[Value, Value, Value | None]] = (
-        _corners(emit, down, across) if mode == "linear" else [(emit.op("round", down), emit.op("round", across), None)]
-    )
-    total: Value | None = None
-    for row, column, weight in corners:
-        found = _pixels(emit, pixels, (row, height), (column, width))
-        if weight is None and padding == "zeros":
-            weight = emit.op("full", shape=row.shape, value=1.0, dtype=dtype)
-        if weight is not None:
-            if padding == "zeros":
-                inside = emit.op("logical_and", _inside(emit, row, height), _inside(emit, column, width))
-                weight = emit.op("where", inside, weight, emit.builder.number(0.0, dtype))
-            flat = emit.reshape(weight, (batch, 1, product(row.shape[1:])))
-            found = emit.op("multiply", emit.cast(found, dtype), flat)
-        total = found if total is None else emit.op("add", total, found)
-    assert total is not None
-    return emit.reshape(emit.cast(total, x.dtype), (batch, channels, *grid.shape[1:3]))
+    grid = emit.cast(grid, float32 if wide.bits < 32 else wide)
+    taps = []
+    for index, extent in enumerate(extents):
+        place = emit.select(grid, grid.rank - 1, count - 1 - index)
+        place = _in_pixels(emit, emit.reshape(place, (batch, product(place.shape[1:]))), extent, align_corners)
+        if mode != "cubic":
+            place = _padded(emit, place, extent, padding, align_corners)
+            found = linear_pair(emit, place) if mode == "linear" else [_nearest(emit, place)]
+        else:
+            found = [
+                (_padded(emit, position, extent, padding, align_corners), weight)
+                for position, weight in cubic_taps(emit, place)
+            ]
+        taps.append([inside(emit, tap, extent) for tap in found] if padding == "zeros" else found)
+    pixels = emit.reshape(x, (batch, channels, product(extents)))
+    found_pixels = weighted_sum(emit, weighted_taps(emit, pixels, extents, taps))
+    return emit.reshape(emit.cast(found_pixels, x.dtype), (batch, channels, *grid.shape[1:-1]))
 
 
-def _places(emit: Emitter, place: Value, extent: Size, padding: str, align_corners: bool) -> Value:
+def linear_taps(emit: Emitter, place: Value, extent: Size) -> list[Tap]:
+    """The two neighbours of places [N, P] in pixels; those outside weigh nothing."""
+    return [inside(emit, tap, extent) for tap in linear_pair(emit, place)]
+
+
+def weighted_taps(emit: Emitter, pixels: Value, extents: Sequence[Size], taps: Sequence[Sequence[Tap]]) -> list[Value]:
+    """Pixels [N, C, product(extents)] at each combination of the taps of all dimensions, times its weight: [N, C, P].
+
+    Positions outside are those of the nearest pixel.
+    """
+    found = []
+    for corner in itertools.product(*taps):
+        flat: Value | None = None
+        for (position, _), extent in zip(corner, extents, strict=True):
+            last = emit.op("subtract", emit.value(extent, position.dtype), 1.0)
+            place = emit.cast(emit.op("minimum", emit.op("maximum", position, 0.0), last), int64)
+            flat = (
+                place if flat is None else emit.op("add", emit.op("multiply", flat, emit.value(extent, int64)), place)
+            )
+        assert flat is not None
+        weight = reduce(lambda left, right: emit.op("multiply", left, right), [weight for _, weight in corner])
+        batch, channels = pixels.shape[:2]
+        index = emit.broadcast(emit.unsqueeze(flat, 1), (batch, channels, flat.shape[1]))
+        pixel = emit.op("gather_elements", pixels, index, axis=2)
+        found.append(emit.op("multiply", emit.cast(pixel, weight.dtype), emit.unsqueeze(weight, 1)))
+    return found
+
+
+def weighted_sum(emit: Emitter, parts: Sequence[Value]) -> Value:
+    return reduce(lambda left, right: emit.op("add", left, right), parts)
+
+
+def _in_pixels(emit: Emitter, place: Value, extent: Size, align_corners: bool) -> Value:
     """Places in pixels: -1 and 1 are the centres of the outer pixels (`align_corners`) or their outer edges."""
     size = emit.value(extent, place.dtype)
-    last = emit.op("subtract", size, 1.0)
     place = emit.op("add", place, 1.0)
     if align_corners:
-        place = emit.op("multiply", place, emit.op("multiply", last, 0.5))
-    else:
-        place = emit.op("multiply", emit.op("subtract", emit.op("multiply", place, size), 1.0), 0.5)
+        return emit.op("multiply", place, emit.op("multiply", emit.op("subtract", size, 1.0), 0.5))
+    return emit.op("multiply", emit.op("subtract", emit.op("multiply", place, size), 1.0), 0.5)
+
+
+def _padded(emit: Emitter, place: Value, extent: Size, padding: str, align_corners: bool) -> Value:
+    """Places moved into the image, by reflection at its ends or to the nearest pixel; with zeros they stay."""
     if padding == "zeros":
         return place
+    size = emit.value(extent, place.dtype)
+    last = emit.op("subtract", size, 1.0)
     if padding == "reflection":
         low, span = (0.0, emit.op("maximum", last, 1.0)) if align_corners else (-0.5, size)
         distance = emit.op("absolute", emit.op("subtract", place, low))
@@ -62,35 +100,40 @@ def _places(emit: Emitter, place: Value, extent: Size, padding: str, align_corne
         rest = emit.op("subtract", distance, emit.op("multiply", turns, span))
         odd = emit.op("equal", emit.op("remainder", turns, 2.0), 1.0)
         place = emit.op("add", emit.op("where", odd, emit.op("subtract", span, rest), rest), low)
-    elif padding != "border":
-        raise Unsupported(f"sampling with padding {padding!r}", "use zeros, border or reflection")
     return emit.op("minimum", emit.op("maximum", place, 0.0), last)
 
 
-def _corners(emit: Emitter, down: Value, across: Value) -> list[tuple[Value, Value, Value | None]]:
-    """Row, column and weight of the four pixels around each place."""
-    sides = []
-    for place in (down, across):
-        first = emit.op("floor", place)
-        far = emit.op("subtract", place, first)
-        sides.append([(first, emit.op("subtract", 1.0, far)), (emit.op("add", first, 1.0), far)])
-    rows, columns = sides
-    return [(row, column, emit.op("multiply", a, b)) for row, a in rows for column, b in columns]
+def _nearest(emit: Emitter, place: Value) -> Tap:
+    return emit.op("round", place), emit.op("full", shape=place.shape, value=1.0, dtype=place.dtype)
 
 
-def _inside(emit: Emitter, position: Value, extent: Size) -> Value:
-    last = emit.value(extent, position.dtype)
-    return emit.op("logical_and", emit.op("greater_equal", position, 0.0), emit.op("less", position, last))
+def linear_pair(emit: Emitter, place: Value) -> list[Tap]:
+    first = emit.op("floor", place)
+    far = emit.op("subtract", place, first)
+    return [(first, emit.op("subtract", 1.0, far)), (emit.op("add", first, 1.0), far)]
 
 
-def _pixels(emit: Emitter, pixels: Value, row: tuple[Value, Size], column: tuple[Value, Size]) -> Value:
-    """Pixels [N, C, H * W] at positions [N, rows, columns], or at the nearest that exist: [N, C, count]."""
-    places = []
-    for position, extent in (row, column):
-        last = emit.op("subtract", emit.value(extent, position.dtype), 1.0)
-        places.append(emit.cast(emit.op("minimum", emit.op("maximum", position, 0.0), last), int64))
-    flat = emit.op("add", emit.op("multiply", places[0], emit.value(column[1], int64)), places[1])
-    batch, channels = pixels.shape[:2]
-    count = product(flat.shape[1:])
-    flat = emit.broadcast(emit.reshape(flat, (batch, 1, count)), (batch, channels, count))
-    return emit.op("gather_elements", pixels, flat, axis=2)
+def cubic_taps(emit: Emitter, place: Value, coefficient: float = -0.75) -> list[Tap]:
+    """The four pixels around each place, weighted by cubic convolution (Keys, 1981)."""
+    first = emit.op("floor", place)
+    share = emit.op("subtract", place, first)
+    found = []
+    for step in range(-1, 3):
+        position = emit.op("add", first, float(step))
+        far = emit.op("absolute", emit.op("subtract", share, float(step)))
+        if step in (0, 1):
+            curve = emit.op("subtract", emit.op("multiply", far, coefficient + 2), coefficient + 3)
+            weight = emit.op("add", emit.op("multiply", emit.op("multiply", curve, far), far), 1.0)
+        else:
+            curve = emit.op("add", emit.op("multiply", emit.op("subtract", far, 5.0), far), 8.0)
+            weight = emit.op("multiply", emit.op("subtract", emit.op("multiply", curve, far), 4.0), coefficient)
+        found.append((position, weight))
+    return found
+
+
+def inside(emit: Emitter, tap: Tap, extent: Size) -> Tap:
+    """A tap whose weights are 0 outside the image."""
+    position, weight = tap
+    size = emit.value(extent, position.dtype)
+    within = emit.op("logical_and", emit.op("greater_equal", position, 0.0), emit.op("less", position, size))
+    return position, emit.op("where", within, weight, emit.builder.number(0.0, weight.dtype))

@@ -11,8 +11,10 @@ from tilewright.importers.onnx_ops import (
     quantized,
     recurrent,
     reduction,
+    resize,
     shape,
     signal,
+    windows,
 )
 from tilewright.importers.rules import Rule, RuleTable, merge
 
@@ -20,6 +22,8 @@ SECTIONS: tuple[RuleTable, ...] = (
     elementwise.TABLE,
     reduction.TABLE,
     network.TABLE,
+    windows.TABLE,
+    resize.TABLE,
     attention.TABLE,
     recurrent.TABLE,
     shape.TABLE,

@@ -1,0 +1,131 @@
+"""ONNX operations with random attributes and sizes, dynamic ones too, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from onnx import helper, numpy_helper  # noqa: E402
+
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers.onnx import import_onnx  # noqa: E402
+
+Arrays = dict[str, np.ndarray]
+
+
+def runtime_results(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray]:
+    """What ONNX Runtime computes, without its own optimisations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, feeds)
+    return found
+
+
+def model_of(
+    operation: str,
+    inputs: list[tuple[str, np.ndarray, bool]],
+    outputs: list[str],
+    opset: int = 20,
+    domain: str = "",
+    dynamic: bool = False,
+    **attributes: Any,
+) -> tuple[onnx.ModelProto, Arrays]:
+    """One node; inputs are (name, data, whether it is a constant), an empty name stands for one that is left out."""
+    node = helper.make_node(operation, [name for name, _, _ in inputs], outputs, domain=domain, **attributes)
+    entries, constants, feeds = [], [], {}
+    for name, data, constant in inputs:
+        if not name:
+            continue
+        if constant:
+            constants.append(numpy_helper.from_array(data, name))
+            continue
+        shape = [f"{name}_{axis}" for axis in range(data.ndim)] if dynamic else list(data.shape)
+        entries.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(data.dtype), shape))
+        feeds[name] = data
+    results = [helper.make_empty_tensor_value_info(name) for name in outputs if name]
+    graph = helper.make_graph([node], "test", entries, results, constants)
+    imports = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+
+
+def check(model: onnx.ModelProto, feeds: Arrays, rtol: float = 1e-4, atol: float = 1e-5, steps: int = 0) -> None:
+    """Compare the graph's meaning with ONNX Runtime; `steps` of an integer result may differ (other roundings)."""
+    wanted = runtime_results(model, feeds)
+    graph = import_onnx(model)
+    names = {value.name for value in graph.inputs}
+    results = reference.run(graph, {name: data for name, data in feeds.items() if name in names}, dtype=None)
+    for found, want in zip(results.values(), wanted, strict=True):
+        assert (found.shape, found.dtype) == (want.shape, want.dtype)
+        if want.dtype.kind in "iu":
+            assert np.abs(found.astype(np.int64) - want.astype(np.int64)).max(initial=0) <= steps
+        elif want.dtype.kind == "b":
+            np.testing.assert_array_equal(found, want)
+        else:
+            largest = float(np.max(np.abs(want.astype(np.float64)), initial=1.0, where=np.isfinite(want)))
+            rtol = max(rtol, 4e-3) if want.dtype.itemsize == 2 else rtol
+            left, right = found.astype(np.float64), want.astype(np.float64)
+            np.testing.assert_allclose(left, right, rtol=rtol, atol=max(atol, rtol / 4) * largest)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+def test_resize_of_dynamic_sizes(mode: str, coordinates: str, rng: np.random.Generator) -> None:
+    """Scales that are simple fractions, of sizes that only the run knows."""
+    for scale in (0.5, 1.5, 2.0, 2.25):
+        even = 4 if coordinates == "align_corners" else 1  # the standard does not round the new size there
+        image = rng.random((1, 2, *(even * rng.integers(3, 9, 2))), dtype=np.float32)
+        scales = np.array([1, 1, scale, 1.25], np.float32)
+        options = {"mode": mode, "coordinate_transformation_mode": coordinates}
+        if mode == "nearest":
+            options["nearest_mode"] = str(rng.choice(["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]))
+        inputs = [("x", image, False), ("", image, True), ("s", scales, True)]
+        check(*model_of("Resize", inputs, ["y"], dynamic=True, **options), rtol=1e-3)
+
+
+def test_largest_of_windows_and_their_positions(rng: np.random.Generator) -> None:
+    for number in range(12):
+        count = 1 + number % 3
+        image = rng.integers(-4, 4, (2, 3, *rng.integers(5, 9, count))).astype(np.float32)  # with equal elements
+        kernel = rng.integers(1, 4, count)
+        options = {
+            "kernel_shape": kernel.tolist(),
+            "strides": rng.integers(1, 3, count).tolist(),
+            "pads": [int(rng.integers(0, size)) for size in kernel] * 2,
+            "ceil_mode": int(rng.integers(0, 2)),
+            "storage_order": int(count > 1 and rng.integers(0, 2)),
+        }
+        if not options["storage_order"]:
+            options["dilations"] = rng.integers(1, 3, count).tolist()
+        check(*model_of("MaxPool", [("x", image, False)], ["y", "places"], opset=12, **options))
+
+
+def test_sums_of_powers(rng: np.random.Generator) -> None:
+    for order in (1, 2, 3):
+        image = rng.standard_normal((2, 3, 7, 6), dtype=np.float32)
+        options = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "p": order}
+        check(*model_of("LpPool", [("x", image, False)], ["y"], opset=18, **options))
+        check(*model_of("GlobalLpPool", [("x", image, False)], ["y"], opset=18, p=order))
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_norm_of_neighbouring_channels(size: int, rng: np.random.Generator) -> None:
+    image = rng.standard_normal((2, 6, 3, 2), dtype=np.float32)
+    check(*model_of("LRN", [("x", image, False)], ["y"], size=size, alpha=0.1, beta=0.6, bias=1.5))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_samples_of_images_and_volumes(mode: str, padding: str, rng: np.random.Generator) -> None:
+    for count in (2, 3) if mode != "cubic" else (2,):
+        image = rng.standard_normal((2, 3, *rng.integers(3, 6, count)), dtype=np.float32)
+        grid = (rng.random((2, *rng.integers(2, 5, count), count), dtype=np.float32) - 0.5) * 3
+        inputs = [("x", image, False), ("grid", grid, False)]
+        options = {"mode": mode, "padding_mode": padding, "align_corners": int(rng.integers(0, 2))}
+        check(*model_of("GridSample", inputs, ["y"], **options), rtol=1e-3)

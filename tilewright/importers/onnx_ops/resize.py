@@ -1,0 +1,313 @@
+"""Resampling: new sizes by nearest, linear and cubic, with and without antialiasing; sampling at given places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from tilewright.dtypes import float64, int64
+from tilewright.graph.core import Value
+from tilewright.importers import images
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.sampling import cubic_taps, grid_sample, linear_pair
+from tilewright.symbolic import Expression, Size, floor_divide, lift, lower_bound, simplify
+
+TABLE = RuleTable("Resampling")
+rule = TABLE.rule
+
+_COORDINATES = ("pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_crop_and_resize",
+                "tf_half_pixel_for_nn")  # fmt: skip
+_LARGEST_MATRIX = 1 << 24  # elements of the weights between two sizes
+_LARGEST_DENOMINATOR = 64  # of the scale of a dynamic size
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The attributes of a Resize."""
+
+    mode: str
+    coordinates: str
+    nearest: str
+    coefficient: float
+    exclude_outside: bool
+    antialias: bool
+    beyond: float  # what crops read outside the image
+
+
+@dataclass(frozen=True)
+class _Target:
+    """One dimension's new size, its scale where one is given, and the part of the image that a crop reads."""
+
+    axis: int
+    size: Size
+    factor: float | None
+    region: tuple[float, float] | None = None
+
+
+@rule("Resize", "Upsample")
+def resize(call: Call) -> Value:
+    """Upsample, and Resize before opset 11, have no modes of coordinates."""
+    x, mode = call[0], call.choice("mode", "nearest", "linear", "bilinear", "cubic").removeprefix("bi")
+    coordinates = call.choice("coordinate_transformation_mode", "half_pixel", *_COORDINATES)
+    if call.opset < 11:
+        coordinates = "asymmetric"
+    policy = call.choice("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
+    settings = _Settings(
+        mode,
+        coordinates,
+        call.choice("nearest_mode", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+        float(call.attribute("cubic_coeff_a", -0.75)),
+        bool(call.attribute("exclude_outside", 0)),
+        bool(call.attribute("antialias", 0)),
+        float(call.attribute("extrapolation_value", 0.0)),
+    )
+    axes = call.places(call.attribute("axes") or range(x.rank), x.rank)
+    for target in _with_regions(call, settings, _targets(call, x, axes, policy)):
+        x = _resized(call, x, target, settings)
+    return x
+
+
+def _with_regions(call: Call, settings: _Settings, targets: list[_Target]) -> list[_Target]:
+    """The targets of a crop with the parts of the image that it reads, which must be known."""
+    if settings.coordinates != "tf_crop_and_resize":
+        return targets
+    tensor = call.tensor(1)
+    if tensor.known is None or tensor.symbolic:
+        raise Unsupported("Resize of a region that is computed from data", "use a constant region")
+    region = [float(item) for item in tensor.known.reshape(-1)]
+    if len(region) != 2 * len(targets):
+        raise Invalid(f"the region has {len(region)} numbers for {len(targets)} dimensions; there must be two for each")
+    count = len(targets)
+    return [
+        _Target(target.axis, target.size, target.factor, (region[place], region[place + count]))
+        for place, target in enumerate(targets)
+    ]
+
+
+def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
+    """One dimension with a new size."""
+    axis, size, extent = target.axis, target.size, x.shape[target.axis]
+    if size == extent and target.factor in (None, 1.0) and target.region in (None, (0.0, 1.0)):
+        return x
+    if not (isinstance(extent, int) and isinstance(size, int)):
+        return _resized_at_run_time(call, x, target, settings)
+    if extent < 1 or size < 1:
+        if size == 0 and extent > 0:
+            return call.slice(x, axis, 0, 0)
+        raise Invalid(f"dimension {axis} of {extent} elements cannot be resized to {size}")
+    places = _places(extent, size, target, settings)
+    mode, beyond = settings.mode, (places < 0) | (places > extent - 1)
+    if mode == "nearest":
+        positions = np.clip(_nearest(call, places, size < extent, settings), 0, extent - 1).astype(np.int64)
+        result = call.op("gather", x, call.constant(positions, "positions"), axis=axis)
+    else:
+        if extent * size > _LARGEST_MATRIX:
+            raise Unsupported(f"Resize from {extent} to {size}", f"keep their product below {_LARGEST_MATRIX}")
+        scale = min(target.factor or size / extent, 1.0) if settings.antialias else 1.0
+        if mode == "linear" and scale == 1.0 and not settings.exclude_outside:
+            matrix = images.interpolation_matrix(places, extent)
+        else:
+            curve = images.cubic_curve(settings.coefficient) if mode == "cubic" else images.linear_curve
+            width = 2 if mode == "cubic" else 1
+            matrix = images.curve_matrix(places, extent, curve, width, scale, settings.exclude_outside)
+        result = images.mix(call, x, axis, matrix)
+    if target.region is None or not beyond.any():
+        return result
+    outside = call.reshape(call.constant(beyond, "outside"), (-1, *[1] * (x.rank - 1 - axis)))
+    return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), result)
+
+
+def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
+    """One dimension with a new size, one of which is dynamic: whole factors repeat pixels, others are gathered."""
+    axis, size, extent = target.axis, target.size, x.shape[target.axis]
+    whole = simplify(lift(size) // extent) if lower_bound(extent) > 0 else 0
+    exact = isinstance(whole, int) and simplify(lift(extent) * whole) == size
+    if exact and _repeats(call, settings):
+        return images.repeat(call, x, axis, whole)
+    if settings.antialias or settings.exclude_outside or target.region is not None:
+        raise Unsupported(f"Resize from {extent} to {size} with antialias or cropping", "fix the image size")
+    if call.opset < 11 and settings.mode == "nearest":
+        raise Unsupported(f"Resize from {extent} to {size} in this opset", "use a whole factor, or opset 11")
+    if not x.dtype.is_float and settings.mode != "nearest":
+        raise Unsupported(f"Resize of integers from {extent} to {size}", "fix the image size")
+    place = _place_at_run_time(call, target, extent, settings)
+    last = call.value(simplify(lift(extent) - 1), float64)
+    taps: Sequence[tuple[Value, Value | None]]
+    if settings.mode == "nearest":
+        taps = [(_nearest_at_run_time(call, place, settings.nearest), None)]
+    elif settings.mode == "linear":
+        inside = call.op("minimum", call.op("maximum", place, 0.0), last)
+        taps = linear_pair(call, inside)
+    else:
+        taps = cubic_taps(call, place, settings.coefficient)
+    total: Value | None = None
+    for position, weight in taps:
+        index = call.cast(call.op("minimum", call.op("maximum", position, 0.0), last), int64)
+        found = call.op("gather", x, index, axis=axis)
+        if weight is not None:
+            column = call.reshape(call.cast(weight, x.dtype), (size, *[1] * (x.rank - 1 - axis)))
+            found = call.op("multiply", found, column)
+        total = found if total is None else call.op("add", total, found)
+    assert total is not None
+    return total
+
+
+def _repeats(call: Call, settings: _Settings) -> bool:
+    """Whether a whole factor repeats every pixel."""
+    if settings.mode != "nearest" or settings.antialias:
+        return False
+    rounds = settings.nearest in ("round_prefer_floor", "round_prefer_ceil")
+    if settings.coordinates in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric"):
+        return rounds
+    return settings.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and (
+        settings.nearest == "floor" or call.opset < 11
+    )
+
+
+def _scales(call: Call, rank: int) -> list[float]:
+    """The factors: an attribute of Upsample before opset 9, else an input."""
+    if call.opset < 9:
+        given = call.attribute("scales")
+        if given is None:  # opset 1
+            given = [1.0] * (rank - 2) + [call.attribute("height_scale"), call.attribute("width_scale")]
+        return [float(scale) for scale in given]
+    tensor = call.tensor(1 if call.opset < 11 else 2)
+    if tensor.known is None or tensor.symbolic:
+        raise Unsupported("Resize by scales computed from data", "use constant scales")
+    return [float(scale) for scale in tensor.known.reshape(-1)]
+
+
+def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Target]:
+    """The new size of each axis, and its scale where scales are given or the aspect ratio is kept."""
+    if call.opset >= 11 and call.has(3):
+        sizes = call.sizes(3)
+        if sizes or not call.has(2):
+            if len(sizes) != len(axes):
+                raise Invalid(f"there are {len(sizes)} sizes for {len(axes)} dimensions")
+            if policy != "stretch":
+                return _in_proportion(x, axes, sizes, policy)
+            return [_Target(axis, size, None) for axis, size in zip(axes, sizes, strict=True)]
+    scales = _scales(call, x.rank)
+    if len(scales) != len(axes):
+        raise Invalid(f"there are {len(scales)} scales for {len(axes)} dimensions")
+    targets: list[_Target] = []
+    for axis, scale in zip(axes, scales, strict=True):
+        extent = x.shape[axis]
+        if not 0 < scale < 2**31:
+            raise Invalid(f"the scale of dimension {axis} is {scale}; it must be a positive number")
+        if isinstance(extent, int):
+            targets.append(_Target(axis, int(np.floor(extent * scale)), scale))
+            continue
+        ratio = Fraction(scale)
+        if ratio.denominator > _LARGEST_DENOMINATOR:
+            raise Unsupported(f"Resize of a dynamic size by {scale}", "use a factor that is a simple fraction")
+        size = floor_divide(lift(extent) * ratio.numerator, ratio.denominator)
+        targets.append(_Target(axis, simplify(size), scale))
+    return targets
+
+
+def _in_proportion(x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str) -> list[_Target]:
+    """One scale for all axes, by which none becomes larger (or smaller) than its size."""
+    extents = [x.shape[axis] for axis in axes]
+    if any(isinstance(size, Expression) for size in (*extents, *sizes)) or 0 in extents:
+        raise Unsupported("Resize that keeps the aspect ratio of dynamic sizes", "fix the image size")
+    ratios = [size / extent for size, extent in zip(sizes, extents, strict=True)]  # type: ignore[operator]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    return [
+        _Target(axis, int(math.floor(extent * scale + 0.5)), scale)  # type: ignore[operator]
+        for axis, extent in zip(axes, extents, strict=True)
+    ]
+
+
+# Coordinates -----------------------------------------------------------------------------------------
+
+
+def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.ndarray:
+    """Where in the image each output pixel reads, by `coordinate_transformation_mode`."""
+    scale = target.factor or size / extent
+    line = np.arange(size, dtype=np.float64)
+    mode, whole = settings.coordinates, extent * scale if target.factor else size
+    if target.region is not None:
+        first, last = target.region
+        middle = (last - first) * (extent - 1) / 2
+        spread = line * (last - first) * (extent - 1) / (whole - 1) if whole != 1 else np.full(size, middle)
+        return spread + first * (extent - 1)
+    if mode == "asymmetric":
+        return line / scale
+    if mode == "align_corners":
+        return line * (extent - 1) / (whole - 1) if whole != 1 else np.zeros(size)
+    if mode == "pytorch_half_pixel" and size == 1:
+        return np.full(1, -0.5)
+    if mode == "half_pixel_symmetric":
+        adjustment = size / (scale * extent)
+        return extent / 2 * (1 - adjustment) + (line + 0.5) / scale - 0.5
+    if mode == "tf_half_pixel_for_nn":
+        return (line + 0.5) / scale
+    return (line + 0.5) / scale - 0.5
+
+
+def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Settings) -> Value:
+    """As `_places`, of sizes that are known at run time: [size] in float64."""
+    old, new, mode = call.value(extent, float64), call.value(target.size, float64), settings.coordinates
+    line = call.iota(target.size, float64)
+    scale = call.op("divide", new, old) if target.factor is None else call.builder.number(target.factor, float64)
+    if mode == "align_corners":
+        whole = new if target.factor is None else call.op("multiply", old, scale)
+        span = call.op("subtract", whole, 1.0)
+        step = call.op(
+            "divide", call.op("subtract", old, 1.0), call.op("where", call.op("equal", span, 0.0), 1.0, span)
+        )
+        return call.op("multiply", line, step)
+    if mode == "asymmetric":
+        return call.op("divide", line, scale)
+    place = call.op("divide", call.op("add", line, 0.5), scale)
+    if mode == "tf_half_pixel_for_nn":
+        return place
+    place = call.op("subtract", place, 0.5)
+    if mode == "pytorch_half_pixel":
+        return call.op("where", call.op("equal", new, 1.0), call.builder.number(-0.5, float64), place)
+    if mode == "half_pixel_symmetric" and target.factor is not None:
+        adjustment = call.op("divide", new, call.op("multiply", old, scale))
+        shift = call.op("multiply", call.op("multiply", old, 0.5), call.op("subtract", 1.0, adjustment))
+        return call.op("add", place, shift)
+    return place
+
+
+def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _Settings) -> np.ndarray:
+    """The pixel of each place; before opset 11 the one behind it when the image becomes smaller, else before it."""
+    mode = settings.nearest
+    if call.opset < 11:
+        mode = "ceil" if smaller else "floor"
+    if mode == "floor":
+        return np.floor(places)
+    if mode == "ceil":
+        return np.ceil(places)
+    return np.ceil(places - 0.5) if mode == "round_prefer_floor" else np.floor(places + 0.5)
+
+
+def _nearest_at_run_time(call: Call, place: Value, mode: str) -> Value:
+    if mode in ("floor", "ceil"):
+        return call.op(mode, place)
+    if mode == "round_prefer_floor":
+        return call.op("ceil", call.op("subtract", place, 0.5))
+    return call.op("floor", call.op("add", place, 0.5))
+
+
+@rule("GridSample")
+def sample_grid(call: Call) -> Value:
+    """Modes have other names before opset 20."""
+    names = ("linear", "nearest", "cubic") if call.opset >= 20 else ("bilinear", "nearest", "bicubic")
+    mode = call.choice("mode", *names).removeprefix("bi")
+    padding = call.choice("padding_mode", "zeros", "border", "reflection")
+    x, places = call[0], call[1]
+    call.require_rank(x, 3)
+    call.require_rank(places, x.rank, x.rank)
+    if places.shape[-1] != x.rank - 2 or places.shape[0] != x.shape[0]:
+        raise Invalid(f"the places {places!r} are not those of images {x!r}: [{x.shape[0]}, ..., {x.rank - 2}]")
+    return grid_sample(call, x, places, mode, padding, bool(call.attribute("align_corners", 0)))

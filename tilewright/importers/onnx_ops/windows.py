@@ -1,0 +1,283 @@
+"""Windows over images: pools with their positions, norms of neighbours, sums of blocks, deformable convolution."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import float32, int1, int64
+from tilewright.graph.core import Value
+from tilewright.graph.inference import pool_extent, window_extent
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_ops.network import window
+from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
+from tilewright.importers.scatter import scatter_slices
+from tilewright.symbolic import Size, lift, product, simplify
+
+TABLE = RuleTable("Windows")
+rule = TABLE.rule
+
+LARGEST_TABLE = 1 << 24  # elements of the positions of blocks
+
+
+def _pool(call: Call) -> dict[str, Any]:
+    """The window of a pool, and how the last one counts."""
+    call.require_rank(call[0], 3)
+    kernel = call.integers("kernel_shape", call[0].rank - 2, default=0, least=1)
+    strides, padding, dilation = window(call, call[0], kernel)
+    reach = [step * (size - 1) + 1 for size, step in zip(kernel, dilation, strict=True)]
+    if any(max(pair) >= size for pair, size in zip(padding, reach, strict=True)):
+        raise Invalid(f"the padding {padding} is not less than the window {reach}, which could see nothing but padding")
+    ceil_mode = bool(call.attribute("ceil_mode", 0))
+    return {"kernel": kernel, "strides": strides, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
+
+
+@rule("MaxPool")
+def max_pool(call: Call) -> tuple[Value, Value | None]:
+    """The second result is the position of each largest element in the whole tensor."""
+    x, options = call[0], _pool(call)
+    columns_first = bool(call.attribute("storage_order", 0))
+    values = call.op("max_pool", x, **options)
+    if call.outputs < 2:
+        return values, None
+    return values, _positions_of_largest(call, x, values, options, columns_first)
+
+
+def _positions_of_largest(call: Call, x: Value, values: Value, options: dict[str, Any], columns_first: bool) -> Value:
+    """The first place of each window that holds its largest element, as a position in x as one line.
+
+    `columns_first`: the spatial dimensions are counted from the first on.
+    """
+    extents, outs = x.shape[2:], values.shape[2:]
+    needed = _needed_padding(x, options)
+    padded = call.op("pad", x, pads=[(0, 0), (0, 0), *needed], value=_least(x))
+    inside = call.op("pad", call.full((1, 1, *extents), True, int1), pads=[(0, 0), (0, 0), *needed], value=False)
+    found: Value = call.full(values.shape, 0, int64)
+    for tap in reversed(list(itertools.product(*map(range, options["kernel"])))):
+        element, real, place = padded, inside, None
+        for index, step in enumerate(tap):
+            start, stride = step * options["dilation"][index], options["strides"][index]
+            stop = simplify(lift(outs[index]) * stride + (start - stride + 1))
+            element, real = (call.slice(item, 2 + index, start, stop, stride) for item in (element, real))
+            line = call.iota(outs[index], start=start - options["padding"][index][0], step=stride)
+            line = call.reshape(line, [-1 if axis == index else 1 for axis in range(len(outs))])
+            others = extents[:index] if columns_first else extents[index + 1 :]
+            scaled = call.op("multiply", line, call.value(product(others), int64))
+            place = scaled if place is None else call.op("add", place, scaled)
+        assert place is not None
+        best = call.op("logical_and", call.op("equal", element, values), real)
+        found = call.op("where", best, place, found)
+    images = call.op("multiply", call.iota(product(x.shape[:2])), call.value(product(extents), int64))
+    return call.op("add", found, call.reshape(images, (*x.shape[:2], *[1] * len(outs))))
+
+
+def _least(x: Value) -> float:
+    return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
+
+
+def _needed_padding(x: Value, options: dict[str, Any]) -> list[tuple[int, int]]:
+    """The padding of a pool with what the last window of `ceil_mode` reaches beyond it."""
+    found = []
+    for index, extent in enumerate(x.shape[2:]):
+        low, high = options["padding"][index]
+        if options["ceil_mode"]:
+            count = pool_extent(extent, index, options)
+            reach = options["dilation"][index] * (options["kernel"][index] - 1) + 1
+            more = simplify((lift(count) - 1) * options["strides"][index] + (reach - low) - extent)
+            if not isinstance(more, int):
+                raise Unsupported("this pool with 'ceil_mode' of a dynamic image size", "fix the image size")
+            high = max(high, more)
+        found.append((low, high))
+    return found
+
+
+@rule("AveragePool")
+def average_pool(call: Call) -> Value:
+    counted = bool(call.attribute("count_include_pad", 0))
+    return call.op("average_pool", call[0], **_pool(call), count_include_pad=counted)
+
+
+@rule("LpPool")
+def lp_pool(call: Call) -> Value:
+    """(sum |x|^p)^(1/p) of each window: the sum is a convolution with ones."""
+    x, order, options = call[0], float(call.attribute("p", 2)), _pool(call)
+    padding = _needed_padding(x, options)
+    powers = _power_of_size(call, x, order)
+    planes = call.reshape(powers, (product(x.shape[:2]), 1, *x.shape[2:]))
+    ones = call.full((1, 1, *options["kernel"]), 1.0, x.dtype)
+    total = call.op(
+        "conv", planes, ones, None, strides=options["strides"], padding=padding, dilation=options["dilation"], groups=1
+    )
+    return _root(call, call.reshape(total, (*x.shape[:2], *total.shape[2:])), order)
+
+
+@rule("GlobalLpPool")
+def global_lp_pool(call: Call) -> Value:
+    x, order = call[0], float(call.attribute("p", 2))
+    call.require_rank(x, 3)
+    total = call.op("reduce_sum", _power_of_size(call, x, order), axes=tuple(range(2, x.rank)), keepdims=True)
+    return _root(call, total, order)
+
+
+def _power_of_size(call: Call, x: Value, order: float) -> Value:
+    if order < 1:
+        raise Invalid(f"the attribute 'p' is {order}; it must be at least 1")
+    if order == 2:
+        return call.op("multiply", x, x)
+    size = call.op("absolute", x)
+    return size if order == 1 else call.op("power", size, call.builder.number(order, x.dtype))
+
+
+def _root(call: Call, x: Value, order: float) -> Value:
+    if order == 1:
+        return x
+    return call.op("sqrt", x) if order == 2 else call.op("power", x, call.builder.number(1 / order, x.dtype))
+
+
+@rule("GlobalAveragePool")
+def global_average_pool(call: Call) -> Value:
+    call.require_rank(call[0], 3)
+    return call.op("reduce_mean", call[0], axes=tuple(range(2, call[0].rank)), keepdims=True)
+
+
+@rule("GlobalMaxPool")
+def global_max_pool(call: Call) -> Value:
+    call.require_rank(call[0], 3)
+    return call.op("reduce_max", call[0], axes=tuple(range(2, call[0].rank)), keepdims=True)
+
+
+@rule("LRN")
+def local_response_norm(call: Call) -> Value:
+    """x / (bias + alpha / size sum of squares of `size` neighbouring channels)^beta."""
+    x, size = call[0], call.positive("size")
+    call.require_rank(x, 2)
+    alpha, beta, bias = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75), call.attribute("bias", 1.0)
+    channels = x.shape[1]
+    low, high = (size - 1) // 2, size // 2
+    pads = [(low, high) if axis == 1 else (0, 0) for axis in range(x.rank)]
+    squares = call.op("pad", call.op("multiply", x, x), pads=pads)
+    parts = [call.slice(squares, 1, start, simplify(lift(channels) + start)) for start in range(size)]
+    total = call.op("add", call.op("multiply", weighted_sum(call, parts), alpha / size), bias)
+    return call.op("divide", x, call.op("power", total, call.builder.number(beta, x.dtype)))
+
+
+# Back from windows -----------------------------------------------------------------------------------
+
+
+@rule("MaxUnpool")
+def max_unpool(call: Call) -> Value:
+    """Elements at the positions that a MaxPool gave, zeros elsewhere."""
+    x, positions = call[0], call[1]
+    call.require_rank(x, 3)
+    if positions.shape != x.shape:
+        raise Invalid(f"the positions {positions!r} are not those of {x!r}")
+    count = x.rank - 2
+    kernel = call.integers("kernel_shape", count, default=0, least=1)
+    strides = call.integers("strides", count, default=1, least=1)
+    pads = call.integers("pads", 2 * count, default=0, least=0)
+    shape: list[Size] = list(x.shape[:2])
+    for index in range(count):
+        rest = kernel[index] - pads[index] - pads[index + count] - strides[index]
+        shape.append(simplify(lift(x.shape[2 + index]) * strides[index] + rest))
+    line = call.full((product(shape),), 0, x.dtype)
+    flat = (product(x.shape),)
+    filled = scatter_slices(call, line, call.reshape(positions, flat), call.reshape(x, flat), 0)
+    result = call.reshape(filled, shape)
+    wanted = call.sizes(2) if call.has(2) else shape
+    if len(wanted) != x.rank:
+        raise Invalid(f"the shape {list(map(str, wanted))} is not one of {x.rank} dimensions")
+    more = [simplify(lift(want) - have) for want, have in zip(wanted, shape, strict=True)]
+    if not all(isinstance(extra, int) and extra >= 0 for extra in more):
+        raise Unsupported(f"the shape {list(map(str, wanted))} for {result!r}", "give one that is not smaller")
+    return call.op("pad", result, pads=[(0, extra) for extra in more]) if any(more) else result
+
+
+@rule("Col2Im")
+def column_to_image(call: Call) -> Value:
+    """Blocks [N, C prod(block), L] added up at their places in an image [N, C, *image]."""
+    x, image, block = call[0], call.ints(1), call.ints(2)
+    call.require_rank(x, 3, 3)
+    count = len(image)
+    if len(block) != count or min([*image, *block], default=0) < 1:
+        raise Invalid(f"the image {image} and the block {block} must have one positive size for each dimension")
+    strides = call.integers("strides", count, default=1, least=1)
+    dilation = call.integers("dilations", count, default=1, least=1)
+    pads = call.integers("pads", 2 * count, default=0, least=0)
+    padding = [(pads[index], pads[index + count]) for index in range(count)]
+    windows = [window_extent(image[i], block[i], strides[i], padding[i], dilation[i]) for i in range(count)]
+    counts = [number for number in windows if isinstance(number, int)]  # all of them: every size is a number
+    columns, size = x.shape[1:]
+    taps = math.prod(block)
+    if size != math.prod(counts) or not isinstance(columns, int) or columns % taps:
+        raise Invalid(f"{x!r} has not {taps} rows for each channel and {counts} columns")
+    if taps * math.prod(counts) > LARGEST_TABLE:
+        raise Unsupported(f"blocks of {taps} elements at {counts} places", f"keep them below {LARGEST_TABLE}")
+    places = np.zeros((1,) * (2 * count), np.int64)
+    outside = np.zeros_like(places, np.bool_)
+    for index in range(count):
+        tap = np.arange(block[index]) * dilation[index]
+        start = np.arange(counts[index]) * strides[index] - padding[index][0]
+        shape = [1] * (2 * count)
+        shape[index], shape[count + index] = block[index], counts[index]
+        position = (tap[:, None] + start).reshape(shape)
+        places = places * image[index] + position
+        outside = outside | (position < 0) | (position >= image[index])
+    pixels = math.prod(image)
+    places = np.where(outside, pixels, places).reshape(-1)  # what is outside goes behind the image
+    planes = simplify(lift(x.shape[0]) * (columns // taps))
+    blocks = call.reshape(x, (planes, taps * math.prod(counts)))
+    empty = call.full((planes, pixels + 1), 0, x.dtype)
+    total = scatter_slices(call, empty, call.constant(places, "places"), blocks, 1, "add")
+    return call.reshape(call.slice(total, 1, 0, pixels), (x.shape[0], columns // taps, *image))
+
+
+# Deformed windows ------------------------------------------------------------------------------------
+
+
+@rule("DeformConv")
+def deformable_convolution(call: Call) -> Value:
+    """A convolution whose taps are read at places that are moved by offsets, between pixels, and weighed by a mask."""
+    x, weight, offset = call[0], call[1], call[2]
+    for item in (x, weight, offset):
+        call.require_rank(item, 4, 4)
+    batch, channels, *extents = x.shape
+    fixed = [number for number in (channels, *weight.shape) if isinstance(number, int)]
+    if len(fixed) != 5:
+        raise Unsupported("a deformable convolution of a dynamic number of channels", "fix it")
+    width, features, depth, *kernel = fixed
+    if list(call.attribute("kernel_shape") or kernel) != kernel:
+        raise Invalid(f"the attribute 'kernel_shape' is {call.attribute('kernel_shape')}, but the weight is {weight!r}")
+    groups, parts = call.positive("group", 1), call.positive("offset_group", 1)
+    strides, padding, dilation = window(call, x, kernel)
+    outs = [window_extent(extents[i], kernel[i], strides[i], padding[i], dilation[i]) for i in range(2)]
+    taps, count = math.prod(kernel), product(outs)
+    if width != depth * groups or features % groups or width % parts:
+        raise Invalid(f"{groups} groups and {parts} groups of offsets do not fit {x!r} and {weight!r}")
+    if offset.shape != (batch, parts * taps * 2, *outs):
+        raise Invalid(f"the offsets {offset!r} are not two for each of {parts * taps} taps at {outs}")
+    dtype = float32 if x.dtype.bits < 32 else x.dtype
+    moved = call.cast(call.reshape(offset, (simplify(lift(batch) * parts), taps, 2, *outs)), dtype)
+    places = []
+    for index in range(2):
+        line = call.iota(outs[index], dtype, start=-padding[index][0], step=strides[index])
+        line = call.reshape(line, (1, -1, 1) if index == 0 else (1, 1, -1))
+        tap = call.iota(kernel[index], dtype, step=dilation[index])
+        tap = call.reshape(tap, (-1, 1) if index == 0 else (1, -1))
+        tap = call.reshape(call.broadcast(tap, kernel), (taps, 1, 1))
+        place = call.op("add", call.select(moved, 2, index), call.op("add", tap, line))
+        places.append(linear_taps(call, call.reshape(place, (place.shape[0], -1)), extents[index]))
+    pixels = call.reshape(x, (moved.shape[0], width // parts, product(extents)))
+    read = weighted_sum(call, weighted_taps(call, pixels, extents, places))  # [batch parts, channels / parts, taps out]
+    if call.has(4):
+        read = call.op("multiply", read, call.cast(call.reshape(call[4], (moved.shape[0], 1, -1)), dtype))
+    rows = call.reshape(read, (batch, groups, depth * taps, count))
+    matrix = call.cast(call.reshape(weight, (groups, features // groups, depth * taps)), dtype)
+    result = call.reshape(call.op("matmul", matrix, rows), (batch, features, *outs))
+    if call.has(3):
+        result = call.op("add", result, call.cast(call.reshape(call[3], (1, -1, 1, 1)), dtype))
+    return call.cast(result, x.dtype)
