@@ -1,6 +1,7 @@
 """Building engines from small graphs: where tensors lie, mutations, dynamic sizes, rebuilding, evidence."""
 
 import json
+import logging
 import threading
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 
 from tilewright import Engine
 from tilewright.dtypes import float32, int64
+from tilewright.engine import kernels
 from tilewright.engine.builder import build
 from tilewright.errors import EngineDamagedError, EngineTargetError, ShapeError, TargetError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.host import host_cpu
+from tilewright.settings import settings
 from tilewright.symbolic import floor_divide
 
 
@@ -330,3 +333,26 @@ def test_engines_for_other_cpus_are_built_saved_and_refused(generator, tmp_path)
         Engine.load(tmp_path / "arm.engine")
     assert Engine.read(tmp_path / "arm.engine").plan == engine.plan
     check(Engine.load(tmp_path / "arm.engine", rebuild=True), graph, inputs)
+
+
+def test_kernels_are_compiled_in_processes_once_and_to_the_same_engine(generator, tmp_path, caplog, monkeypatch):
+    b = GraphBuilder("tower")
+    x = b.input("x", float32, (3, 16))
+    for width in (16, 24, 40, 56, 72):
+        weight = b.constant(generator.standard_normal((x.shape[1], width), np.float32))
+        x = b.op("relu", [b.op("matmul", [x, weight])])
+    b.output(x, "y")
+    graph = b.finish()
+    events: list[str] = []
+    caplog.set_level(logging.INFO, "tilewright.engine")
+    saved = []
+    for name in ("together", "together", "alone"):
+        if name == "alone":
+            monkeypatch.setattr(kernels, "compile_ahead", lambda jobs, told: None)
+        with settings.scope(cache_directory=tmp_path / name, threads=2):
+            build(graph, progress=lambda stage, item, seconds: events.append(item)).save(tmp_path / "x.engine")
+            saved.append((tmp_path / "x.engine").read_bytes())
+    compiled = [record.getMessage() for record in caplog.records if "processes" in record.getMessage()]
+    assert len(compiled) == 1 and compiled[0].startswith("5 of 5 kernels in 2 processes"), compiled
+    assert events.count("5 of 5 kernels") == 1
+    assert saved[0] == saved[1] == saved[2]

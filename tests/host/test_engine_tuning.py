@@ -317,7 +317,7 @@ def test_an_interrupted_build_leaves_no_process(tmp_path: Path, monkeypatch: pyt
         (tmp_path / str(number)).write_text(str(os.getpid()))
         time.sleep(60)
 
-    def interrupted(children: list[int], told: int, given: int) -> int:
+    def interrupted(children: list[int], heard: int, given: int, told: object) -> int:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import llvmlite
@@ -192,6 +193,14 @@ class Builder:
         return Task(group, copy_candidate("copy", [call], group, self.target))
 
     def _plan(self, storage: Storage, evidence: dict[str, dict[str, Any]]) -> Plan:
+        self.kernels.compile_ahead(
+            [
+                (call, partial(self._place, number, storage=storage))
+                for number, task in enumerate(storage.tasks)
+                for stage in task.candidate.stages
+                for call in stage.calls
+            ]
+        )
         steps: list[Step] = []
         known = [evidence.get(task.group.name, {"group": "copy"}) for task in storage.tasks]
         lanes = storage.lanes

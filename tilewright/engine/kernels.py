@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilewright.dtypes import BY_TEXT, DType, int32
+from tilewright.engine.precompile import compile_ahead
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
@@ -46,11 +48,7 @@ class KernelSet:
 
     def choice(self, call: KernelCall, place: Place) -> Choice:
         """The launch of `call`, with `place` telling where its tensors lie."""
-        places = {
-            name: place(operand.value if isinstance(operand, TiledOperand) else operand)
-            for name, operand in call.operands.items()
-            if _is_tensor(operand)
-        }
+        places = _places(call, place)
         if isinstance(call.kernel, ExternKernel):
             texts = [_tensor_type(operand) for operand in call.operands.values()]
             key, names, types = extern_key(call.kernel.function, texts, call.constants), list(call.operands), texts
@@ -67,8 +65,23 @@ class KernelSet:
             return Choice(key, arguments, call.grid)
         return Choice(key, arguments, call.grid, *call.condition)
 
-    def _compile(self, call: KernelCall, kernel: JITFunction, places: Mapping[str, BufferReference]) -> str:
-        """The key of the binary that serves a call."""
+    def compile_ahead(self, calls: Sequence[tuple[KernelCall, Place]]) -> None:
+        """Compile the kernels of calls that the object cache has not, several at once, so that `choice` finds them."""
+        jobs: dict[tuple[Any, ...], Callable[[], object]] = {}
+        for call, place in calls:
+            kernel = call.kernel
+            if isinstance(kernel, ExternKernel):
+                continue
+            identity, request = self._request(call, kernel, _places(call, place))
+            if identity not in jobs and not kernel.is_compiled(*request):
+                jobs[identity] = partial(kernel.compile, *request)
+        total = f"of {len(jobs)} kernels"
+        compile_ahead(list(jobs.values()), told=lambda ended: self.progress("compile", f"{ended} {total}", 0.0))
+
+    def _request(
+        self, call: KernelCall, kernel: JITFunction, places: Mapping[str, BufferReference]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What tells the binary of a call from others, and the arguments of `JITFunction.compile` that make it."""
         types = _types(call, kernel)
         parameters = self._parameters(call, places)
         options = dict(call.options)
@@ -76,13 +89,16 @@ class KernelSet:
             # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
             options["wait_at_entry"] = True
         identity = (id(kernel), *map(_hashable, (types, call.constants, parameters, options)))
+        return identity, (types, call.constants, parameters, self.target, {**options, "debug": False})
+
+    def _compile(self, call: KernelCall, kernel: JITFunction, places: Mapping[str, BufferReference]) -> str:
+        """The key of the binary that serves a call."""
+        identity, request = self._request(call, kernel, places)
         if identity not in self._compiled:
             name = kernel.__name__
             self.progress("compile", name, 0.0)
             started = time.perf_counter()
-            compiled: CompiledKernel = kernel.compile(
-                types, call.constants, parameters, target=self.target, options={**options, "debug": False}
-            )
+            compiled: CompiledKernel = kernel.compile(*request)
             seconds = time.perf_counter() - started
             binary = compiled.binary
             constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
@@ -112,6 +128,15 @@ class KernelSet:
         }
         tables = [n for n, operand in call.operands.items() if isinstance(operand, Table) and not operand.columns]
         return found | {name: Parameter(name, divisibility, alias_free=True) for name in tables}
+
+
+def _places(call: KernelCall, place: Place) -> dict[str, BufferReference]:
+    """Where the tensors among a call's operands lie."""
+    return {
+        name: place(operand.value if isinstance(operand, TiledOperand) else operand)
+        for name, operand in call.operands.items()
+        if _is_tensor(operand)
+    }
 
 
 def _is_tensor(operand: Operand) -> bool:

@@ -32,10 +32,15 @@ _GLANCE = 0.5  # seconds between looks at workers that tell nothing
 _NUMBER = struct.Struct("<I")
 
 
-def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = None) -> None:
+def compile_ahead(
+    jobs: Sequence[Callable[[], object]],
+    workers: int | None = None,
+    told: Callable[[int], None] = lambda ended: None,
+) -> None:
     """Run jobs whose results lie in the object cache, in up to `workers` processes (by default `settings.threads`).
 
-    Does nothing where there is one worker, where processes do not fork, or where the cache is not used.
+    `told` is called with how many have ended, each time that there are more.  Does nothing where there is one
+    worker, where processes do not fork, or where the cache is not used.
     """
     count = min(settings.threads if workers is None else workers, len(jobs))
     cached = not settings.always_compile and settings.dump_directory is None
@@ -50,7 +55,7 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = No
         except BlockingIOError:
             break
     os.close(write)
-    told, tell = os.pipe()
+    heard, tell = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     started = time.perf_counter()
@@ -60,11 +65,11 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = No
         for _ in range(count):
             children.append(_fork(jobs, read, tell))
         os.close(tell)
-        ended = _wait(children, told, given)
+        ended = _wait(children, heard, given, told)
     finally:  # an interrupted build leaves no process behind
         _end(children)
         os.close(read)
-        os.close(told)
+        os.close(heard)
     logger.info("%d of %d kernels in %d processes: %.1f s", ended, given, count, time.perf_counter() - started)
 
 
@@ -89,20 +94,21 @@ def _fork(jobs: Sequence[Callable[[], object]], read: int, tell: int) -> int:
         os._exit(status)
 
 
-def _wait(children: list[int], told: int, given: int) -> int:
+def _wait(children: list[int], heard: int, given: int, told: Callable[[int], None]) -> int:
     """How many jobs have ended when all have, when no process works any more, or when patience has ended.
 
     Takes processes that have ended off `children`.
     """
     ended = 0
-    heard = time.perf_counter()
+    last = time.perf_counter()
     while ended < given and children:
-        if select.select([told], [], [], _GLANCE)[0] and (words := os.read(told, 4096)):
+        if select.select([heard], [], [], _GLANCE)[0] and (words := os.read(heard, 4096)):
             ended += len(words)
-            heard = time.perf_counter()
+            last = time.perf_counter()
+            told(ended)
             continue
         children[:] = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
-        if children and time.perf_counter() - heard > _PATIENCE:
+        if children and time.perf_counter() - last > _PATIENCE:
             logger.warning(
                 "%d processes that compile kernels were given up: none of them got one done in %.0f s. "
                 "The %d kernels that are missing are compiled one by one",

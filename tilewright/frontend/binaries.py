@@ -114,6 +114,11 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     return compiled
 
 
+def is_kept(request: Request, target: Target) -> bool:
+    """Whether the object cache has an entry for a signature; what it leads to may have been removed since."""
+    return ObjectCache(settings.cache_directory).path(request.key(target)).exists()
+
+
 def _kept(entry: CacheEntry, kernel: SourceFunction) -> tuple[str, Interface]:
     """The key of the binary and the interface in the entry of a signature."""
     binary, written = entry.metadata["binary"], entry.metadata["written"]

@@ -196,8 +196,33 @@ class JITFunction(KernelSource):
         `options` go to the target, but for `ir_override`: a file with Tile IR to compile in place of the source.
         Raises `CompilationError`, for an option that there is not, too.
         """
-        self._check_constants()
         chosen = get_target(target)
+        request, trace = self._requested(types, constants, parameters, options)
+        with user_errors:
+            kernel = binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
+        _report_ignored(kernel, request.options)
+        return kernel
+
+    def is_compiled(
+        self,
+        types: Types,
+        constants: Mapping[str, Any],
+        parameters: Mapping[str, Parameter] | None,
+        target: Target,
+        options: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Whether the object cache has what `compile` would give."""
+        return binaries.is_kept(self._requested(types, constants, parameters, options)[0], target)
+
+    def _requested(
+        self,
+        types: Types,
+        constants: Mapping[str, Any],
+        parameters: Mapping[str, Parameter] | None,
+        options: Mapping[str, Any] | None,
+    ) -> tuple[binaries.Request, Callable[[], Trace]]:
+        """What `compile` is asked for, and how it is traced."""
+        self._check_constants()
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         given = dict(options or {})
         for name in given.keys() - LAUNCH_OPTIONS - _INTERNAL_OPTIONS:
@@ -212,10 +237,7 @@ class JITFunction(KernelSource):
             given["ir_override"] = hashlib.sha256(print_function(function).encode()).hexdigest()
             trace = partial(Trace, function, ())
         request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug, sanitize)
-        with user_errors:
-            kernel = binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
-        _report_ignored(kernel, given)
-        return kernel
+        return request, trace
 
     # Launching
 

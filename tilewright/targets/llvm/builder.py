@@ -177,16 +177,12 @@ class Module:
     def text(self) -> str:
         parts = [self.header] if self.header else []
         parts += [f"{name} = private unnamed_addr constant {key}" for key, name in self._globals.items()]
-        defined = "\n".join(self.functions)
+        defined = "\n".join(line for text in self.functions for line in text.splitlines() if line.startswith("define "))
         parts += self.functions
-        parts += [text for name, text in self._declarations.items() if f" @{name}(" not in _definitions(defined)]
+        parts += [text for name, text in self._declarations.items() if f" @{name}(" not in defined]
         parts += [f"!{name} = !{{{', '.join(nodes)}}}" for name, nodes in self._named_metadata.items()]
         parts += [f"!{number} = {node}" for number, node in enumerate(self._metadata_nodes)]
         return "\n".join(parts) + "\n"
-
-
-def _definitions(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if line.startswith("define "))
 
 
 class Loop:

@@ -1,0 +1,185 @@
+"""The models whose build is timed: small ones of each kind, and two usual image classifiers, with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+DynamicShapes = dict[str, dict[int, tuple[str, int, int]]]
+Case = tuple[nn.Module, dict[str, torch.Tensor], DynamicShapes]
+
+_BATCH = ("batch", 1, 64)
+_SEQUENCE = ("sequence", 1, 256)
+
+
+def cnn() -> Case:
+    """Four convolutions, pooling and a classifier: images of 64 by 64 pixels."""
+    layers: list[nn.Module] = []
+    for inside, outside, stride in ((3, 16, 1), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
+        layers += [nn.Conv2d(inside, outside, 3, stride, 1), nn.BatchNorm2d(outside), nn.ReLU()]
+    module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return module, {"input": torch.randn(2, 3, 64, 64)}, {"input": {0: _BATCH}}
+
+
+def mlp() -> Case:
+    """Three linear layers with GELU."""
+    module = nn.Sequential(
+        nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10), nn.Softmax(-1)
+    )
+    return module, {"input": torch.randn(8, 256)}, {"input": {0: _BATCH}}
+
+
+class Encoder(nn.Module):
+    """Two transformer layers, norm first, 4 heads of 64, written with PyTorch's attention function."""
+
+    def __init__(self, width: int = 256, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({
+                "norm": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width),
+                "between": nn.LayerNorm(width), "up": nn.Linear(width, 4 * width), "down": nn.Linear(4 * width, width),
+            })
+            for _ in range(layers)
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [batch, sequence, width] -> the same shape."""
+        batch, sequence, width = x.shape
+        for block in self.blocks:
+            qkv = block["qkv"](block["norm"](x)).view(batch, sequence, 3, self.heads, width // self.heads)
+            query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            attended = nn.functional.scaled_dot_product_attention(query, key, value)
+            x = x + block["out"](attended.transpose(1, 2).reshape(batch, sequence, width))
+            x = x + block["down"](nn.functional.gelu(block["up"](block["between"](x))))
+        return self.norm(x)
+
+
+def encoder() -> Case:
+    """`Encoder` on sequences of 64."""
+    return Encoder(), {"x": torch.randn(2, 64, 256)}, {"x": {0: _BATCH, 1: _SEQUENCE}}
+
+
+def lstm() -> Case:
+    """Two LSTM layers of 128 over 16 steps, and a linear layer."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(64, 128, 2, batch_first=True)
+            self.head = nn.Linear(128, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    return Model(), {"x": torch.randn(2, 16, 64)}, {"x": {0: _BATCH}}
+
+
+class _Excitation(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        reduced = -(-channels // 4 // 8) * 8
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc1, self.fc2 = nn.Conv2d(channels, reduced, 1), nn.Conv2d(reduced, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.fc2(nn.functional.relu(self.fc1(self.pool(x))))
+        return x * nn.functional.hardsigmoid(scale)
+
+
+class _Inverted(nn.Module):
+    """Expand by 1x1, depthwise, squeeze and excite, project by 1x1; a shortcut where the shapes agree."""
+
+    def __init__(
+        self,
+        inside: int,
+        size: int,
+        expanded: int,
+        outside: int,
+        excite: bool,
+        activation: type[nn.Module],
+        stride: int,
+    ) -> None:
+        super().__init__()
+        self.shortcut = stride == 1 and inside == outside
+        layers: list[nn.Module] = []
+        if expanded != inside:
+            layers += [nn.Conv2d(inside, expanded, 1, bias=False), nn.BatchNorm2d(expanded), activation()]
+        layers += [
+            nn.Conv2d(expanded, expanded, size, stride, size // 2, groups=expanded, bias=False),
+            nn.BatchNorm2d(expanded), activation(),
+        ]  # fmt: skip
+        layers += [_Excitation(expanded)] if excite else []
+        layers += [nn.Conv2d(expanded, outside, 1, bias=False), nn.BatchNorm2d(outside)]
+        self.block = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.block(x) if self.shortcut else self.block(x)
+
+
+def mobilenet() -> Case:
+    """MobileNetV3-small: images of 224 by 224 pixels."""
+    rectified, swish = nn.ReLU, nn.Hardswish
+    rows: list[tuple[int, int, int, int, bool, type[nn.Module], int]] = [
+        (16, 3, 16, 16, True, rectified, 2), (16, 3, 72, 24, False, rectified, 2), (24, 3, 88, 24, False, rectified, 1),
+        (24, 5, 96, 40, True, swish, 2), (40, 5, 240, 40, True, swish, 1), (40, 5, 240, 40, True, swish, 1),
+        (40, 5, 120, 48, True, swish, 1), (48, 5, 144, 48, True, swish, 1), (48, 5, 288, 96, True, swish, 2),
+        (96, 5, 576, 96, True, swish, 1), (96, 5, 576, 96, True, swish, 1),
+    ]  # fmt: skip
+    module = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.Hardswish(),
+        *(_Inverted(*row) for row in rows),
+        nn.Conv2d(96, 576, 1, bias=False), nn.BatchNorm2d(576), nn.Hardswish(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(576, 1024), nn.Hardswish(), nn.Linear(1024, 1000),
+    )  # fmt: skip
+    return module, {"input": torch.randn(1, 3, 224, 224)}, {"input": {0: _BATCH}}
+
+
+class _Basic(nn.Module):
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inside != outside:
+            self.shortcut = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.bn2(self.conv2(nn.functional.relu(self.bn1(self.conv1(x)))))
+        return nn.functional.relu(inner + self.shortcut(x))
+
+
+def resnet18() -> Case:
+    """ResNet-18: images of 224 by 224 pixels."""
+    blocks: list[nn.Module] = []
+    inside = 64
+    for outside, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [_Basic(inside, outside, stride), _Basic(outside, outside, 1)]
+        inside = outside
+    module = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000),
+    )  # fmt: skip
+    return module, {"input": torch.randn(1, 3, 224, 224)}, {"input": {0: _BATCH}}
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "small CNN": cnn,
+    "MLP": mlp,
+    "encoder, 2 layers": encoder,
+    "LSTM, 2 layers": lstm,
+    "MobileNetV3-small": mobilenet,
+    "ResNet-18": resnet18,
+}
+
+
+def case(name: str) -> Case:
+    """A model in inference mode with example inputs and its dynamic sizes; equal weights at every call."""
+    torch.manual_seed(0)
+    module, inputs, shapes = CASES[name]()
+    return module.eval().requires_grad_(False), inputs, shapes
