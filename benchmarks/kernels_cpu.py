@@ -268,7 +268,7 @@ def layer_norm(x, weight, bias, out, columns, epsilon, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     row = tl.program_id(0).to(tl.int64) * columns
     inside = column < columns
-    values = tl.load(x + row + column, mask=inside)
+    values = tl.load(x + row + column, mask=inside, other=0.0)
     mean = tl.sum(values, 0) / columns
     centred = tl.where(inside, values - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / columns + epsilon)

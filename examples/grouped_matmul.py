@@ -20,8 +20,12 @@ def tile_of_product(a, b, c, m, n, k, row, column,
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, k, BLOCK_K):
         inner = start + tl.arange(0, BLOCK_K)
-        a_tile = tl.load(a + rows[:, None] * k + inner[None, :], mask=(rows[:, None] < m) & (inner[None, :] < k))
-        b_tile = tl.load(b + inner[:, None] * n + columns[None, :], mask=(inner[:, None] < k) & (columns[None, :] < n))
+        a_tile = tl.load(
+            a + rows[:, None] * k + inner[None, :], mask=(rows[:, None] < m) & (inner[None, :] < k), other=0.0
+        )
+        b_tile = tl.load(
+            b + inner[:, None] * n + columns[None, :], mask=(inner[:, None] < k) & (columns[None, :] < n), other=0.0
+        )
         acc = tl.dot(a_tile, b_tile, acc)
     tl.store(c + rows[:, None] * n + columns[None, :], acc, mask=(rows[:, None] < m) & (columns[None, :] < n))
 

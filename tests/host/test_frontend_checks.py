@@ -200,7 +200,7 @@ def harmless(x, out, n, big, BLOCK: tl.constexpr):
     mixed = (i * big + 12345) % 8  # a wrapped number is meant here
     masked = tl.where(i < 4, i, i * big)
     value = tl.load(x + there_and_back) + tl.load(x + tl.where(mixed < 0, -mixed, mixed))
-    value += tl.load(x + masked, mask=i < 4)
+    value += tl.load(x + masked, mask=i < 4, other=0.0)
     tl.store(out + i.to(tl.int64) * n, value)
 
 

@@ -5,6 +5,8 @@ overflow           an i32 sum or product that wrapped and reached the address of
 races              two program instances use one address, and no atomic orders them: at least one by a plain store
                    that changes it, or one by an atomic that changes it and the other by a plain load (which is not
                    volatile); lanes of one store that give one address different values
+undefined lanes    a store, an address, a mask or a branch that depends on lanes which a load masked off and gave no
+                   `other` (`ir.undefined_lanes`)
 
 Every check looks at values of this one run: what it reports did happen.  Instances run one after the other; their
 order is not taken as given.  It is given by atomics on a single address, as in locks and counters: what an instance
@@ -27,11 +29,9 @@ from tilewright.ir.core import Location, Operation
 from tilewright.ir.memory import Buffer, Memory
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import PointerType
+from tilewright.ir.undefined_lanes import MASK_OPERAND, UndefinedLanes
 
 Array = np.ndarray
-MASK_OPERAND = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}
-"""Which operand of a memory operation is its mask."""
-
 _WRAPPING = frozenset(("add", "subtract", "multiply", "negate", "shift_left"))
 _FORWARDING = frozenset(
     "splat expand_dims broadcast reshape permute join split cat gather select minimum maximum hint".split()
@@ -115,6 +115,7 @@ class Checks:
         self.shadows: dict[int, tuple[_Shadow, int]] = {}  # of a buffer: where it begins in its stretch of memory
         self.wide: dict[int, _Wide] = {}
         self.exchanges: list[_Exchange] = []  # of the atomic that is being carried out
+        self.undefined = UndefinedLanes()
 
     def before(self, index: tuple[int, ...], operation: Operation, operands: list[Array]) -> None:
         """Check an access; called for every operation with the values of its operands."""
@@ -123,6 +124,7 @@ class Checks:
                 self.clocks[index] = {index: 0}
                 self.wide.clear()
             self.index, self.time = index, self.clocks[index]
+        self.undefined.before(operation, operands)
         if operation.opcode not in ("load", "store", "atomic_rmw", "atomic_cas"):
             return
         pointer = operands[0]
@@ -142,6 +144,7 @@ class Checks:
             except ExecutionError as error:
                 error.lane = int(np.flatnonzero(lanes)[error.lane or 0])
                 raise
+        self.undefined.stored(operation, operands)
         if operation.opcode.startswith("atomic") and addresses.size == 1:
             self._synchronize(int(addresses.flat[0]), str(operation.attributes["semantics"]))
 
@@ -290,8 +293,9 @@ class Checks:
     # Overflow in address arithmetic
 
     def after(self, operation: Operation, operands: list[Array], results: list[Array]) -> None:
-        """Follow what i32 arithmetic would have given in 64 bits; called with the values of all results."""
+        """Follow undefined lanes, and what i32 arithmetic would have given in 64 bits; called with all values."""
         opcode = operation.opcode
+        self.undefined.after(operation, operands, results)
         for exchange in self.exchanges:
             self._check_exchange(operation, exchange)
         self.exchanges.clear()

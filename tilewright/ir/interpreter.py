@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ from tilewright.errors import ExecutionError, InvalidIRError, LaunchError
 from tilewright.ir import print_lines, semantics
 from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
-from tilewright.ir.checks import MASK_OPERAND, Checks
+from tilewright.ir.checks import Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
 from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error, waiting_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Address, Memory, Pointer
 from tilewright.ir.ops import OPS, constant_value
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
+from tilewright.ir.undefined_lanes import MASK_OPERAND
 from tilewright.ir.waiting import deciding_values
 
 Array = np.ndarray
@@ -235,54 +237,62 @@ class _Instance:
     def reduce(self, operation: Operation, operands: list[Array]) -> list[Array]:
         """Neighbours are combined until one is left, so that an associative function is enough."""
         (region,), axis = operation.regions, _axis(operation)
-        blocks = [np.moveaxis(block, axis, 0) for block in operands]
+        blocks = [self.derived(lambda whole: np.moveaxis(whole, axis, 0), block) for block in operands]
         while blocks[0].shape[0] > 1:
             paired = blocks[0].shape[0] // 2 * 2
-            left, right = ([block[start:paired:2] for block in blocks] for start in (0, 1))
-            rest = [block[paired:] for block in blocks]
-            combined = self.combine(region, left, right)
-            blocks = [np.concatenate(parts) for parts in zip(combined, rest, strict=True)]
-        return [np.asarray(block[0]) for block in blocks]
+            left, right, rest = (
+                [self.derived(itemgetter(part), block) for block in blocks]
+                for part in (slice(0, paired, 2), slice(1, paired, 2), slice(paired, None))
+            )
+            combined = self.on_each_element(region, [*left, *right])
+            blocks = [
+                self.derived(lambda *parts: np.concatenate(parts), *parts) for parts in zip(combined, rest, strict=True)
+            ]
+        return [self.derived(itemgetter(0), block) for block in blocks]
 
     def scan(self, operation: Operation, operands: list[Array]) -> list[Array]:
         """Every element with the combination of all before it, one after the other."""
         (region,), axis = operation.regions, _axis(operation)
         direction = slice(None, None, -1 if operation.attributes["reverse"] else 1)
-        blocks = [np.moveaxis(block, axis, 0)[direction] for block in operands]
-        results = [np.array(block) for block in blocks]
+        blocks = [self.derived(lambda whole: np.moveaxis(whole, axis, 0)[direction], block) for block in operands]
+        rows = [[self.derived(itemgetter(0), block) for block in blocks]]
         for place in range(1, blocks[0].shape[0]):
-            left = [np.asarray(result[place - 1]) for result in results]
-            right = [np.asarray(block[place]) for block in blocks]
-            for result, combined in zip(results, self.combine(region, left, right), strict=True):
-                result[place] = combined
-        return [np.moveaxis(result[direction], 0, axis) for result in results]
-
-    def combine(self, region: Region, left: list[Array], right: list[Array]) -> list[Array]:
-        """A combine region on blocks: as one where its operations are those of scalars, else one by one."""
-        if _elementwise(region):
-            results = self.region(region, [*left, *right])
-            return [np.broadcast_to(result, left[0].shape) for result in results]
-        return self.one_element_after_the_other(region, [*left, *right])
-
-    def inline_asm(self, operation: Operation, operands: list[Array]) -> list[Array]:
-        raise inline_asm_error(operation, "the interpreter")
+            right = [self.derived(itemgetter(place), block) for block in blocks]
+            rows.append(self.on_each_element(region, [*rows[-1], *right]))
+        return [
+            self.derived(lambda *parts: np.moveaxis(np.stack(parts)[direction], 0, axis), *column)
+            for column in zip(*rows, strict=True)
+        ]
 
     def map(self, operation: Operation, operands: list[Array]) -> list[Array]:
         (region,) = operation.regions
-        if _elementwise(region):
-            results = self.region(region, operands)
-            return [np.broadcast_to(result, operands[0].shape) for result in results]
-        return self.one_element_after_the_other(region, operands)
+        return self.on_each_element(region, operands)
 
-    def one_element_after_the_other(self, region: Region, blocks: list[Array]) -> list[Array]:
-        """A region of scalars on each element of blocks of one shape."""
-        yielded = [value.type.dtype.numpy for value in region.terminator.operands]
-        outputs = [np.empty(blocks[0].shape, dtype) for dtype in yielded]
-        for lane in np.ndindex(blocks[0].shape):
-            scalars = [np.asarray(block[lane]) for block in blocks]
-            for output, result in zip(outputs, self.region(region, scalars), strict=True):
-                output[lane] = result.reshape(())  # a function of scalars may yield a block of one
-        return outputs
+    def on_each_element(self, region: Region, blocks: list[Array]) -> list[Array]:
+        """A region of scalars on each element of blocks of one shape: on all at once where that is the same."""
+        shape = blocks[0].shape
+        if _elementwise(region):
+            results = self.region(region, blocks)
+            return [self.derived(lambda whole: np.broadcast_to(whole, shape), result) for result in results]
+        lanes = []
+        for lane in np.ndindex(shape):
+            scalars = [self.derived(itemgetter(lane), block) for block in blocks]
+            lanes.append(self.region(region, scalars))
+        # A function of scalars may yield a block of one.
+        return [
+            self.derived(lambda *parts: np.stack([part.reshape(()) for part in parts]).reshape(shape), *column)
+            for column in zip(*lanes, strict=True)
+        ]
+
+    def derived(self, function: Callable[..., Array], *blocks: Array) -> Array:
+        """What a function that only moves elements makes of blocks; the checks follow it."""
+        result = np.asarray(function(*blocks))
+        if self.checks is not None:
+            self.checks.undefined.derived(result, function, blocks)
+        return result
+
+    def inline_asm(self, operation: Operation, operands: list[Array]) -> list[Array]:
+        raise inline_asm_error(operation, "the interpreter")
 
     # Control flow
 
@@ -297,11 +307,11 @@ class _Instance:
 
     def while_loop(self, operation: Operation, operands: list[Array]) -> list[Array]:
         before, after = operation.regions
-        proceed, *values = self.region(before, operands)
+        proceed, *values = self.tested(operation, self.region(before, operands))
         places, quiet = list(range(len(values))), 0
         while proceed:
             changes = self.memory.changes
-            proceed, *following = self.region(before, self.region(after, values))
+            proceed, *following = self.tested(operation, self.region(before, self.region(after, values)))
             if proceed and self.alone and changes == self.memory.changes:
                 quiet += 1
                 if quiet == _PATIENCE:
@@ -311,6 +321,12 @@ class _Instance:
                     raise waiting_error()
             values = following
         return values
+
+    def tested(self, operation: Operation, results: list[Array]) -> list[Array]:
+        """The results of the region before a pass, whose first decides; the checks look at that one."""
+        if self.checks is not None:
+            self.checks.undefined.decides(operation, results[0])
+        return results
 
     def if_branch(self, operation: Operation, operands: list[Array]) -> list[Array]:
         return self.region(operation.regions[0 if operands[0] else 1])

@@ -29,7 +29,7 @@ def load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS: tl.cons
     if BIAS == 2:
         pointers = pointers + query.to(tl.int64)[None, :] * bias_row
         exists = exists & (query[None, :] < queries)
-    return tl.load(pointers, mask=exists)
+    return tl.load(pointers, mask=exists, other=0.0)
 
 
 @tilewright.jit
@@ -95,7 +95,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         correction = tl.exp2(maximum - reference)
         weights = tl.exp2(scores - reference[None, :])
         total = total * correction + tl.sum(weights, 0)
-        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists)
+        absent = 0.0 if MASK_T else None
+        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists, other=absent)
         acc = acc * correction[None, :]
         acc = tl.dot(tl.trans(v_block), weights.to(v.dtype.element_ty), acc, input_precision="ieee")
         maximum = new_maximum
@@ -134,10 +135,10 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
         key = first_key + tl.arange(0, BLOCK_T)
         seen = key < limit
         key_row = key.to(tl.int64)
-        k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=seen[:, None])
+        k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=seen[:, None], other=0.0)
         scores = tl.sum(k_block.to(TYPE) * q_vector[None, :], 1)
         if BIAS > 0:
-            scores += tl.load(bias + key_row * bias_key, mask=seen).to(TYPE)
+            scores += tl.load(bias + key_row * bias_key, mask=seen, other=0.0).to(TYPE)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # With no visible key so far the maximum is -inf; subtracting it from itself would give NaN.
@@ -145,7 +146,7 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
         correction = tl.exp(maximum - reference)
         weights = tl.exp(scores - reference)
         total = total * correction + tl.sum(weights, 0)
-        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=seen[:, None])
+        v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=seen[:, None], other=0.0)
         acc = acc * correction + tl.sum(weights[:, None] * v_block.to(TYPE), 0)
         maximum = new_maximum
     tl.store(out + (batch * out_batch + head * out_head + query_row * out_row) + value_dim,

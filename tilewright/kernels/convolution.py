@@ -77,7 +77,7 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 channel = first_channel + tl.arange(0, BLOCK_C)
                 pointers = x + (base + shift)[:, None] + channel[None, :]
                 if PADDED or MASK_M:
-                    rows = tl.load(pointers, mask=inside[:, None])
+                    rows = tl.load(pointers, mask=inside[:, None], other=0.0)
                 else:
                     rows = tl.load(pointers)
                 step = (tap_y * KERNEL_X + tap_x) * CHANNELS + first_channel
@@ -116,7 +116,7 @@ def convolution_few_channels(x, w, out, pixels, columns, height, width, out_heig
         y = top + tap_y * DILATION_Y
         inside = ((pixel < pixels) & (y >= 0) & (y < height))[:, None]
         mask = inside & (run[None, :] >= first_inside) & (run[None, :] < end_inside)
-        rows = tl.load(x + (base + tap_y * DILATION_Y * width * CHANNELS)[:, None] + run[None, :], mask=mask)
+        rows = tl.load(x + (base + tap_y * DILATION_Y * width * CHANNELS)[:, None] + run[None, :], mask=mask, other=0.0)
         taps = load_panels(w, first_panel, tap_y * KERNEL_X * CHANNELS, KERNEL_Y * KERNEL_X * CHANNELS, panels,
                            BLOCK_N // WIDTH, KERNEL_X * CHANNELS, WIDTH, MASK_PANEL, False)  # fmt: skip
         acc = tl.dot(rows, taps, acc, input_precision="ieee")

@@ -38,11 +38,11 @@ def _load_grouped(panels, first_panel, first_depth, depth, last_panel, COUNT: tl
     within = tl.arange(0, GROUP)[None, None, None, :]
     pointers = panels + panel.to(tl.int64) * (depth * WIDTH) + group * (WIDTH * GROUP) + lane * GROUP + within
     if MASK_PANEL and MASK_K:
-        block = tl.load(pointers, mask=(panel < last_panel) & (group * GROUP < depth))
+        block = tl.load(pointers, mask=(panel < last_panel) & (group * GROUP < depth), other=0.0)
     elif MASK_PANEL:
-        block = tl.load(pointers, mask=panel < last_panel)
+        block = tl.load(pointers, mask=panel < last_panel, other=0.0)
     elif MASK_K:
-        block = tl.load(pointers, mask=group * GROUP < depth)
+        block = tl.load(pointers, mask=group * GROUP < depth, other=0.0)
     else:
         block = tl.load(pointers)
     return tl.reshape(tl.permute(block, (1, 3, 0, 2)), (BLOCK_K, COUNT * WIDTH))
@@ -61,11 +61,11 @@ def load_panels(panels, first_panel, first_depth, depth, last_panel, COUNT: tl.c
     lane = tl.arange(0, WIDTH)[None, None, :]
     pointers = panels + panel.to(tl.int64) * (depth * WIDTH) + step * WIDTH + lane
     if MASK_PANEL and MASK_K:
-        block = tl.load(pointers, mask=(panel < last_panel) & (step < depth))
+        block = tl.load(pointers, mask=(panel < last_panel) & (step < depth), other=0.0)
     elif MASK_PANEL:
-        block = tl.load(pointers, mask=panel < last_panel)
+        block = tl.load(pointers, mask=panel < last_panel, other=0.0)
     elif MASK_K:
-        block = tl.load(pointers, mask=step < depth)
+        block = tl.load(pointers, mask=step < depth, other=0.0)
     else:
         block = tl.load(pointers)
     return tl.reshape(tl.permute(block, (1, 0, 2)), (BLOCK_K, COUNT * WIDTH))
@@ -77,11 +77,11 @@ def load_strided(pointer, rows, columns, row_stride, column_stride, row_limit, c
     """The block at (`rows` [R, 1], `columns` [1, C]) of a strided matrix; zero outside its limits."""
     pointers = pointer + rows.to(tl.int64) * row_stride + columns.to(tl.int64) * column_stride
     if MASK_ROW and MASK_COLUMN:
-        block = tl.load(pointers, mask=(rows < row_limit) & (columns < column_limit))
+        block = tl.load(pointers, mask=(rows < row_limit) & (columns < column_limit), other=0.0)
     elif MASK_ROW:
-        block = tl.load(pointers, mask=rows < row_limit)
+        block = tl.load(pointers, mask=rows < row_limit, other=0.0)
     elif MASK_COLUMN:
-        block = tl.load(pointers, mask=columns < column_limit)
+        block = tl.load(pointers, mask=columns < column_limit, other=0.0)
     else:
         block = tl.load(pointers)
     return block

@@ -145,9 +145,10 @@ def padding_of(option: Any, element: DType) -> str:
 
 
 def load(view: StridedTensor, indices: Sequence[tensor], axes: Sequence[int], padding: str, *hints: Any) -> tensor:
-    """The elements at some indices; outside the tensor zero or NaN, on the axes that are checked."""
+    """The elements at some indices; outside the tensor, on the axes that are checked, `padding` ("" says nothing)."""
     mask = inside(view, indices, axes)
-    other = float("nan") if mask is not None and padding == "nan" else None
+    zero = 0.0 if element_of(view).is_float else 0
+    other = None if mask is None else {"zero": zero, "nan": float("nan")}.get(padding)
     return memory.load(pointers(view, indices), mask, other, *hints)
 
 
@@ -192,7 +193,8 @@ def load_block(
     _without_mask("load", mask, other)
     view = pointer.view
     axes = boundary_axes(boundary_check, len(pointer.offsets))
-    return load(view, pointer.indices, axes, padding_of(padding_option, element_of(view)), *hints)
+    padding = padding_of(padding_option, element_of(view)) if unwrap(padding_option) else ""
+    return load(view, pointer.indices, axes, padding, *hints)
 
 
 def store_block(pointer: block_pointer, value: Any, mask: Any, boundary_check: Any, *hints: Any) -> None:
