@@ -83,7 +83,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     for first_key in range(0, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
         key_row = key.to(tl.int64)
-        key_exists = key[:, None] < keys if MASK_T else None
+        key_exists, absent = (key[:, None] < keys, 0.0) if MASK_T else (None, None)
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists)
         scores = tl.dot(k_block, q_transposed, input_precision="ieee")
         if BIAS > 0:
@@ -95,7 +95,6 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         correction = tl.exp2(maximum - reference)
         weights = tl.exp2(scores - reference[None, :])
         total = total * correction + tl.sum(weights, 0)
-        absent = 0.0 if MASK_T else None
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists, other=absent)
         acc = acc * correction[None, :]
         acc = tl.dot(tl.trans(v_block), weights.to(v.dtype.element_ty), acc, input_precision="ieee")
