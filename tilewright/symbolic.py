@@ -186,7 +186,11 @@ def _call(function: str, *arguments: Size) -> Expression:
 
 
 def floor_divide(left: Size, right: Size) -> Size:
-    """`left // right`; exact where every coefficient divides."""
+    """`left // right`; exact where the divisor divides.
+
+    By a number, whole parts are taken out and divisions of divisions are one, so that ``1 + (n - 1) // 2`` and
+    ``(n + 1) // 2`` are the same expression.
+    """
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return left // right
@@ -194,35 +198,96 @@ def floor_divide(left: Size, right: Size) -> Size:
         return left
     if left == right:
         return 1
-    if isinstance(right, int) and all(factor % right == 0 for _, factor in _terms(left)):
-        return _polynomial([(monomial, factor // right) for monomial, factor in _terms(left)])
-    quotient = _divide_by_monomial(left, right)
+    if isinstance(right, int):
+        return _divide_by_number(left, right) if right > 0 else _divide_by_negative(left, right)
+    quotient = _exact_quotient(left, right)
     return _call("//", left, right) if quotient is None else quotient
 
 
-def _divide_by_monomial(left: Size, right: Size) -> Size | None:
-    """Exact division of every term by a one-term divisor, or None."""
-    if len(_terms(right)) != 1:
-        return None
-    ((divisor, scale),) = _terms(right)
-    result: list[tuple[Monomial, int]] = []
+def _divide_by_negative(left: Size, right: int) -> Size:
+    if all(factor % right == 0 for _, factor in _terms(left)):
+        return _polynomial([(monomial, factor // right) for monomial, factor in _terms(left)])
+    return _call("//", left, right)
+
+
+def _divide_by_number(left: Size, right: int) -> Size:
+    """Division by a positive number in normal form: whole multiples outside, one division inside."""
+    whole: list[tuple[Monomial, int]] = []
+    rest: list[tuple[Monomial, int]] = []
     for monomial, factor in _terms(left):
+        outside, inside = divmod(factor, right)
+        if not monomial:
+            whole.append((monomial, outside))
+            rest.append((monomial, inside))
+        else:
+            (rest if inside else whole).append((monomial, factor if inside else outside))
+    kept = _polynomial(rest)
+    if isinstance(kept, int):
+        return _polynomial(whole)
+    constant = sum(factor for monomial, factor in rest if not monomial)
+    inner = [(monomial, factor) for monomial, factor in kept.terms if monomial]
+    nested = _division(inner[0]) if len(inner) == 1 else None
+    if nested is not None:  # (a // c + k) // d is (a + k c) // (c d)
+        dividend, divisor = nested
+        divided = floor_divide(lift(dividend) + constant * divisor, divisor * right)
+    else:
+        divided = _call("//", kept, right)
+    return simplify(lift(_polynomial(whole)) + divided)
+
+
+def _division(term: tuple[Monomial, int]) -> tuple[Size, int] | None:
+    """What a term divides, and by which positive number, if it is nothing but such a division."""
+    monomial, factor = term
+    if factor != 1 or len(monomial) != 1 or monomial[0][1] != 1:
+        return None
+    atom = monomial[0][0]
+    if not isinstance(atom, Call) or atom.function != "//":
+        return None
+    divisor = simplify(atom.arguments[1])
+    return (simplify(atom.arguments[0]), divisor) if isinstance(divisor, int) and divisor > 0 else None
+
+
+MOST_QUOTIENT_TERMS = 16
+
+
+def _exact_quotient(left: Size, right: Size) -> Size | None:
+    """The polynomial that gives `left` when it is multiplied by `right`, or None: long division."""
+    atoms = sorted({atom for monomial, _ in (*_terms(left), *_terms(right)) for atom, _ in monomial}, key=_atom_key)
+
+    def order(term: tuple[Monomial, int]) -> tuple[int, tuple[int, ...]]:
+        powers = dict(term[0])
+        exponents = tuple(powers.get(atom, 0) for atom in atoms)
+        return sum(exponents), exponents
+
+    if len(_terms(left)) > MOST_QUOTIENT_TERMS * MOST_QUOTIENT_TERMS:
+        return None
+    divisor, scale = max(_terms(right), key=order)
+    quotient: list[tuple[Monomial, int]] = []
+    rest: Size = left
+    while rest != 0:
+        monomial, factor = max(_terms(rest), key=order)
         powers = dict(monomial)
         for atom, power in divisor:
             powers[atom] = powers.get(atom, 0) - power
-        if factor % scale or min(powers.values(), default=0) < 0:
+        if factor % scale or min(powers.values(), default=0) < 0 or len(quotient) == MOST_QUOTIENT_TERMS:
             return None
         kept = [(atom, power) for atom, power in powers.items() if power]
-        result.append((tuple(sorted(kept, key=lambda item: _atom_key(item[0]))), factor // scale))
-    return _polynomial(result)
+        term = tuple(sorted(kept, key=lambda item: _atom_key(item[0]))), factor // scale
+        quotient.append(term)
+        rest = simplify(lift(rest) - lift(right) * _polynomial([term]))
+    return _polynomial(quotient)
 
 
 def modulo(left: Size, right: Size) -> Size:
-    """`left % right`; zero where the division is known to be exact."""
+    """`left % right`; zero where the division is known to be exact.  Multiples of a number are left out."""
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return left % right
-    if isinstance(floor_divide(left, right), int) or _divide_by_monomial(left, right) is not None:
+    if isinstance(right, int) and right > 0:
+        left = _polynomial([(monomial, factor if monomial else factor % right) for monomial, factor in _terms(left)
+                            if factor % right])  # fmt: skip
+        return left % right if isinstance(left, int) else _call("%", left, right)
+    if isinstance(floor_divide(left, right), int) or _exact_quotient(left, right) is not None:
         return simplify(left - lift(floor_divide(left, right)) * right)
     return _call("%", left, right)
 
@@ -237,9 +302,42 @@ def round_up(value: Size, multiple: int) -> Size:
     return simplify(lift(ceil_divide(value, multiple)) * multiple)
 
 
-def _at_most(left: Size, right: Size) -> bool:
+PROOF_DEPTH = 4
+MOST_PROOF_TERMS = 16
+
+
+def at_most(left: Size, right: Size) -> bool:
     """Whether ``left <= right`` is certain for every value of the symbols."""
-    return upper_bound(left) <= lower_bound(right) or upper_bound(simplify(lift(left) - right)) <= 0
+    return upper_bound(left) <= lower_bound(right) or _never_positive(simplify(lift(left) - right), PROOF_DEPTH)
+
+
+def _never_positive(size: Size, depth: int) -> bool:
+    """Whether a size is certainly 0 or less: by its bounds, or after its functions are replaced by what bounds them.
+
+    ``a // c`` lies between ``(a - c + 1) / c`` and ``a / c``; a whole number is 0 or less if it is below 1.
+    """
+    if upper_bound(size) <= 0:
+        return True
+    terms = _terms(size)
+    if depth == 0 or len(terms) > MOST_PROOF_TERMS:
+        return False
+    for monomial, factor in terms:
+        if len(monomial) != 1 or monomial[0][1] != 1 or not isinstance(monomial[0][0], Call):
+            continue
+        atom = monomial[0][0]
+        rest = lift(size) - Expression(((monomial, factor),))
+        first, second = atom.arguments
+        if atom.function in ("max", "min"):
+            every = all if (atom.function == "max") == (factor > 0) else any
+            return every(_never_positive(simplify(rest + factor * part), depth - 1) for part in (first, second))
+        number = simplify(second)
+        if not isinstance(number, int) or number < 1:
+            continue
+        if atom.function == "%":
+            return _never_positive(simplify(rest + max(0, factor * (number - 1))), depth - 1)
+        slack = 0 if factor > 0 else number - 1
+        return _never_positive(simplify(rest * number + factor * (first - slack) - (number - 1)), depth - 1)
+    return False
 
 
 def _covers(function: str, outer: Size, inner: Size) -> bool:
@@ -264,18 +362,18 @@ def maximum(left: Size, right: Size) -> Size:
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return max(left, right)
-    if _at_most(right, left) or _covers("max", left, right):
+    if at_most(right, left) or _covers("max", left, right):
         return left
-    return right if _at_most(left, right) or _covers("max", right, left) else _call("max", left, right)
+    return right if at_most(left, right) or _covers("max", right, left) else _call("max", left, right)
 
 
 def minimum(left: Size, right: Size) -> Size:
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return min(left, right)
-    if _at_most(left, right) or _covers("min", left, right):
+    if at_most(left, right) or _covers("min", left, right):
         return left
-    return right if _at_most(right, left) or _covers("min", right, left) else _call("min", left, right)
+    return right if at_most(right, left) or _covers("min", right, left) else _call("min", left, right)
 
 
 def product(values: list[Size] | tuple[Size, ...]) -> Size:

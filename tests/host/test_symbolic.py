@@ -103,3 +103,28 @@ def test_sizes_are_equal_in_other_processes() -> None:
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         subprocess.run([sys.executable, "-c", code, pickle.dumps(size).hex()], env=environment, check=True)
+
+
+def test_divisions_have_one_form():
+    n, m = symbol("n"), symbol("m")
+    assert symbolic.floor_divide(n - 1, 2) + 1 == symbolic.floor_divide(n + 1, 2)
+    assert symbolic.floor_divide(symbolic.floor_divide(n - 1, 2) + 1, 2) == symbolic.floor_divide(n + 1, 4)
+    assert symbolic.floor_divide(6 * n + 7, 3) == 2 * n + 2
+    half = symbolic.floor_divide(n, 2)
+    assert symbolic.floor_divide(512 + 512 * half, 1 + half) == 512
+    assert symbolic.floor_divide(m * n * n - m, n + 1) == m * n - m
+    assert symbolic.modulo(8 * n + m + 13, 8) == symbolic.modulo(m + 5, 8)
+
+
+def test_functions_are_bounded_by_what_they_divide():
+    """ceil(640 n / 441) is never more than 640 (n // 441 + 1), as audio of 441 samples has 640 at another rate."""
+    n = symbol("n")
+    left, right = symbolic.floor_divide(440 + 640 * n, 441), 640 * (symbolic.floor_divide(n, 441) + 1)
+    assert symbolic.minimum(left, right) == left and maximum(left, right) == right
+    assert symbolic.at_most(symbolic.minimum(n, 30) - n, 0) and not symbolic.at_most(right, left)
+
+
+@given(SIZES, SIZES, BINDINGS)
+def test_what_is_proved_to_be_at_most_is(left, right, bindings):
+    if symbolic.at_most(left, right):
+        assert evaluate(left, bindings) <= evaluate(right, bindings)

@@ -45,6 +45,8 @@ def test_row_ranges_follow_the_symbols() -> None:
     assert [span.at_most for span in row_ranges(rows)] == [16, 96, None]
     assert [span.at_most for span in row_ranges(symbol("few", 1, 8))] == [None]
     assert [span.at_most for span in row_ranges(symbol("many", 100, 4096))] == [None]
+    less = symbol("n", 1, 4096) - 30  # as bounds go; no call has fewer rows than 0
+    assert [span.examples[-1] for span in row_ranges(less)] == [1, 17, 97]
     for span in row_ranges(rows):
         assert span.at_most is None or max(span.examples) == span.at_most
 

@@ -23,9 +23,15 @@ def size_conditions(graph: Graph) -> list[Condition]:
         (source,), (result,) = node.inputs, node.outputs
         assert source is not None
         left, right = product(source.shape), product(result.shape)
-        difference = simplify(lift(left) - right)
-        if difference != 0:
-            found.setdefault(str(difference), Condition(left, right, _described(node)))
+        if simplify(lift(left) - right) == 0:
+            continue
+        text = _described(node)
+        others = [axis for axis, pair in enumerate(zip(source.shape, result.shape, strict=False)) if pair[0] != pair[1]]
+        if source.rank == result.rank and len(others) == 1:  # the same dimension, spelled in two ways
+            (axis,) = others
+            left, right = source.shape[axis], result.shape[axis]
+            text = _equality(node, axis)
+        found.setdefault(str(simplify(lift(left) - right)), Condition(left, right, text))
     return list(found.values())
 
 
@@ -46,6 +52,13 @@ def _slice_text(node: Node) -> str:
     start, stop, axis = (node.attributes[name] for name in ("start", "stop", "axis"))
     where = f" ({node.source})" if node.source else ""
     return f"elements missing from the slice {start} to {stop} of {source!r} along axis {axis}{where}"
+
+
+def _equality(node: Node, axis: int) -> str:
+    (source,), (result,) = node.inputs, node.outputs
+    assert source is not None
+    where = f" ({node.source})" if node.source else ""
+    return f"dimension {axis} of {source!r} must be {result.shape[axis]}{where}"
 
 
 def _described(node: Node) -> str:

@@ -12,7 +12,7 @@ from tilewright.dtypes import DType, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
-from tilewright.symbolic import Expression, Size, lift, product, simplify
+from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, product, simplify, upper_bound
 
 Number = Union[int, float, bool]
 Scalar = Union[Value, Expression, int, float, bool]  # a tensor, a symbolic size or a number
@@ -97,6 +97,15 @@ class Emitter:
         if step == 1 and start == 0 and stop == value.shape[axis]:
             return value
         return self.op("slice", value, axis=axis, start=start, stop=stop, step=step)
+
+    def require_extent(self, value: Value, axis: int, least: int) -> None:
+        """A condition of every call: a dimension has at least so many elements.
+
+        It stands in the graph as a reshape that nothing reads, which the engine's builder checks and then drops.
+        """
+        extent = value.shape[axis]
+        if lower_bound(extent) < least <= upper_bound(extent):
+            self.reshape(value, (*value.shape[:axis], maximum(extent, least), *value.shape[axis + 1 :]))
 
     def equal_parts(self, value: Value, count: int) -> list[Value]:
         """`count` equal parts of the last dimension, which has a fixed size."""

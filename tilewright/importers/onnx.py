@@ -26,7 +26,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_functions import standard_body
-from tilewright.importers.onnx_known import UNKNOWN, evaluate
+from tilewright.importers.onnx_known import evaluate
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.onnx_schema import (
     RUNTIME_DOMAIN,
@@ -265,9 +265,9 @@ class _Importer:
         values = {name: self._attribute(attribute) for name, attribute in attributes.items()}
         source = source_of(node) or scope.place
         call = Call(self.builder, source, inputs, values, opset, len(node.output))
-        known = evaluate(rule_name(node), call)
-        if known is not UNKNOWN:
-            self._store(node, scope, [known_tensor(node.output[0], known)])
+        known = evaluate(rule_name(node), call, node.output[0])
+        if known is not None:
+            self._store(node, scope, [known])
             return
         result = rule(call)
         call.check_attributes()

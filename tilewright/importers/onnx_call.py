@@ -10,13 +10,16 @@ import numpy as np
 from onnx import TensorProto
 
 from tilewright.dtypes import DType, from_numpy, int64
+from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
+from tilewright.importers.agreement import agreed
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.importers.ratios import Ratio, parts
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.shapes import check_sizes
-from tilewright.symbolic import Size, simplify
+from tilewright.symbolic import Expression, Size, simplify
 
 # Attributes that never change what an inference result means.
 WITHOUT_EFFECT = frozenset(
@@ -28,13 +31,14 @@ WITHOUT_EFFECT = frozenset(
 class Tensor:
     """An ONNX value: in the graph (`value`), known at import (`known`), or both.
 
-    `known` is an ordinary array (an initializer), or an array of Python objects: int64 sizes, some of
-    them symbolic.  A known tensor gets a `value` only when an op needs it in the graph.
+    `known` is an ordinary array (an initializer), or an array of Python objects: sizes, some of them symbolic, and
+    ratios of sizes, of element type `size_type`.  A known tensor gets a `value` only when an op needs it in the graph.
     """
 
     name: str
     value: Value | None = None
     known: np.ndarray | None = None
+    size_type: DType = int64
 
     @property
     def symbolic(self) -> bool:
@@ -46,7 +50,7 @@ class Tensor:
         if self.value is not None:
             return self.value.dtype
         assert self.known is not None
-        return int64 if self.symbolic else from_numpy(self.known.dtype)
+        return self.size_type if self.symbolic else from_numpy(self.known.dtype)
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -56,18 +60,19 @@ class Tensor:
         return self.known.shape
 
 
-def known_tensor(name: str, data: Any) -> Tensor:
-    """A tensor of known elements; sizes that are all numbers become an int64 array."""
+def known_tensor(name: str, data: Any, dtype: DType = int64) -> Tensor:
+    """A tensor of known elements; sizes that are all numbers become an ordinary array of `dtype`."""
     array = np.asarray(data)
-    if array.dtype == object:
-        flat = [simplify(item) for item in array.reshape(-1)]
-        if all(isinstance(item, int) for item in flat):
-            array = np.array(flat, np.int64).reshape(array.shape)
-        else:
-            filled = np.empty(len(flat), object)
-            filled[:] = flat
-            array = filled.reshape(array.shape)
-    return Tensor(name, known=array)
+    if array.dtype != object:
+        return Tensor(name, known=array)
+    flat = [item if isinstance(item, Ratio) else simplify(item) for item in array.reshape(-1)]
+    pairs = [parts(item) for item in flat]
+    if all(isinstance(part, (int, float)) for pair in pairs for part in pair):
+        numbers = [top if bottom == 1 else top / bottom for top, bottom in pairs]  # type: ignore[operator]
+        return Tensor(name, known=np.array(numbers, dtype.numpy).reshape(array.shape))
+    filled = np.empty(len(flat), object)
+    filled[:] = flat
+    return Tensor(name, known=filled.reshape(array.shape), size_type=dtype)
 
 
 class Call(Emitter):
@@ -89,6 +94,16 @@ class Call(Emitter):
         self.opset = opset
         self.outputs = outputs
         self.read: set[str] = set()  # attributes that the rule has looked at
+
+    def op(self, name: str, *inputs: Value | int | float | bool | None, **attributes: Any) -> Value:
+        """One node; sizes that must be equal and are not the same expression become conditions of every call."""
+        try:
+            return super().op(name, *inputs, **attributes)
+        except ShapeError:
+            found = agreed(self, name, inputs, attributes)
+            if found is None:
+                raise
+        return super().op(name, *found, **attributes)
 
     def has(self, index: int) -> bool:
         """Whether an optional input is there."""
@@ -113,7 +128,7 @@ class Call(Emitter):
         """The graph value of a tensor; known ones become constants or dimension nodes once."""
         if tensor.value is None:
             assert tensor.known is not None
-            tensor.value = self._sizes(tensor.known) if tensor.symbolic else self._constant(tensor)
+            tensor.value = self._sizes(tensor.known, tensor.dtype) if tensor.symbolic else self._constant(tensor)
         return tensor.value
 
     def _constant(self, tensor: Tensor) -> Value:
@@ -122,10 +137,16 @@ class Call(Emitter):
             return self.builder.number(tensor.known.item(), from_numpy(tensor.known.dtype))
         return self.constant(tensor.known, tensor.name)
 
-    def _sizes(self, sizes: np.ndarray) -> Value:
-        parts = [self.unsqueeze(self.value(size, int64), 0) for size in sizes.reshape(-1)]
-        joined = parts[0] if len(parts) == 1 else self.op("concat", *parts, axis=0)
+    def _sizes(self, sizes: np.ndarray, dtype: DType) -> Value:
+        numbers = [self._size(size, dtype) for size in sizes.reshape(-1)]
+        shaped = [self.unsqueeze(number, 0) for number in numbers]
+        joined = shaped[0] if len(shaped) == 1 else self.op("concat", *shaped, axis=0)
         return self.reshape(joined, sizes.shape)
+
+    def _size(self, size: Size | float | Ratio, dtype: DType) -> Value:
+        if not isinstance(size, Ratio):
+            return self.value(size, dtype)
+        return self.op("divide", self.value(size.top, dtype), self.value(size.bottom, dtype))
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as a Python value."""
@@ -182,11 +203,21 @@ class Call(Emitter):
         if tensor.known.ndim > 1:
             raise Invalid(f"input {index} ({tensor.name!r}) has {tensor.known.ndim} dimensions; it must be a list")
         if tensor.symbolic:
+            fractions = [item for item in tensor.known.reshape(-1) if isinstance(item, (Ratio, float))]
+            if fractions:
+                raise Unsupported(f"input {index} ({tensor.name!r}) holds {fractions[0]}, which may be no whole number")
             check_sizes(tensor.known.reshape(-1))
             return list(tensor.known.reshape(-1))
         if tensor.known.dtype.kind == "f" and not np.isfinite(tensor.known).all():
             raise Invalid(f"input {index} ({tensor.name!r}) holds what is no number")
         return [int(item) for item in tensor.known.reshape(-1)]
+
+    def is_whole(self, index: int) -> bool:
+        """Whether the known elements of an input are whole numbers."""
+        known = self.tensor(index).known
+        if known is None:
+            return False
+        return all(isinstance(item, (int, Expression)) or float(item).is_integer() for item in known.reshape(-1))
 
     def ints(self, index: int) -> list[int]:
         """As `sizes`, plain numbers only."""

@@ -1,7 +1,7 @@
 """Shape arithmetic at import time: ONNX ops on tensors whose elements are known, maybe symbolic sizes.
 
-A rule returns the known elements of the result, or `UNKNOWN` when they are not decidable here; then
-the ordinary rule of the op runs.
+A rule returns the known elements of the result, or raises `Undecided` when they are not decidable here; then the
+ordinary rule of the op runs.
 """
 
 from __future__ import annotations
@@ -12,34 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import DType, float32, float64, int32, int64
 from tilewright.graph.inference import MOST_DIMENSIONS
-from tilewright.importers.onnx_call import Call
+from tilewright.importers import ratios
+from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_ops.shape import slice_operands
+from tilewright.importers.ratios import Number, Ratio, Undecided, number_of
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.shapes import check_sizes
 from tilewright.symbolic import (
     Expression,
     Size,
+    at_most,
     floor_divide,
-    lift,
     lower_bound,
-    maximum,
-    minimum,
     modulo,
     product,
-    simplify,
-    upper_bound,
 )
 
-UNKNOWN: Any = object()
+SIZE_TYPES = (int64, int32, float32, float64)  # in which sizes stay exact
 LARGEST = 4096  # elements; larger constants are left to the graph's own folding
 KnownRule = Callable[[Call], Any]
 KNOWN: dict[str, KnownRule] = {}
-
-
-class Undecided(Exception):
-    """The result depends on the value of a symbol."""
 
 
 def _rule(*names: str) -> Callable[[KnownRule], KnownRule]:
@@ -50,20 +44,30 @@ def _rule(*names: str) -> Callable[[KnownRule], KnownRule]:
     return register
 
 
-def evaluate(name: str, call: Call) -> Any:
-    """The known result of a node, or `UNKNOWN`."""
+def evaluate(name: str, call: Call, result: str) -> Tensor | None:
+    """The known tensor `result` of a node; None where it is not decidable here."""
     rule = KNOWN.get(name)
     if rule is None:
-        return UNKNOWN
+        return None
     if name not in ("Shape", "Size"):
         for tensor in call.inputs:
             if tensor is not None and (tensor.known is None or tensor.known.size > LARGEST):
-                return UNKNOWN
+                return None
     try:
         with np.errstate(all="ignore"):
-            return rule(call)
+            found = rule(call)
     except (Undecided, Unsupported, Invalid):  # the ordinary rule says what is wrong, if anything is
-        return UNKNOWN
+        return None
+    return known_tensor(result, found, _result_type(name, call) if found.dtype == object else int64)
+
+
+def _result_type(name: str, call: Call) -> DType:
+    """The element type of a result that holds sizes."""
+    if name in ("Shape", "Size"):
+        return int64
+    if name == "Cast":
+        return call.dtype("to") or int64
+    return call.tensor(1 if name == "Where" else 0).dtype
 
 
 def _known(call: Call, index: int) -> np.ndarray:
@@ -140,7 +144,8 @@ def gather(call: Call) -> np.ndarray:
     extent = data.shape[axis]
     _require(indices.size == 0 or -extent <= int(indices.min()) <= int(indices.max()) < extent)
     _small((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
-    return np.take(data, indices, axis=axis)
+    taken = np.take(data, indices, axis=axis)
+    return taken if isinstance(taken, np.ndarray) or data.dtype != object else _objects([taken], ())
 
 
 @_rule("Concat")
@@ -238,46 +243,34 @@ def range_(call: Call) -> np.ndarray:
 # Arithmetic ------------------------------------------------------------------------------------------
 
 
-def _divide(left: Size, right: Size) -> Size:
+def _divide(left: Number, right: Number) -> Size:
     """ONNX truncates; sizes are not negative, so that this is a floor."""
-    _require(lower_bound(left) >= 0 and lower_bound(right) > 0)
+    _require(not isinstance(left, Ratio) and not isinstance(right, Ratio))
+    assert not isinstance(left, Ratio) and not isinstance(right, Ratio)
+    _require(at_most(0, left) and lower_bound(right) > 0)
     return floor_divide(left, right)
 
 
-def _modulo(left: Size, right: Size) -> Size:
+def _modulo(left: Number, right: Number) -> Size:
+    _require(not isinstance(left, Ratio) and not isinstance(right, Ratio))
+    assert not isinstance(left, Ratio) and not isinstance(right, Ratio)
     _require(lower_bound(right) > 0)
     return modulo(left, right)
 
 
-def _compare(left: Size, right: Size) -> int:
-    """-1, 0 or 1 when the order of two sizes is certain for every value of the symbols."""
-    difference = simplify(lift(left) - right)
-    if difference == 0:
-        return 0
-    if upper_bound(difference) < 0:
-        return -1
-    if lower_bound(difference) > 0:
-        return 1
-    raise Undecided
-
-
-def _equal(left: Size, right: Size) -> bool:
-    return _compare(left, right) == 0
-
-
-SYMBOLIC: dict[str, Callable[[Size, Size], Any]] = {
-    "Add": lambda a, b: simplify(lift(a) + b),
-    "Sub": lambda a, b: simplify(lift(a) - b),
-    "Mul": lambda a, b: simplify(lift(a) * b),
-    "Div": _divide,
+SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": ratios.add,
+    "Sub": ratios.subtract,
+    "Mul": ratios.multiply,
+    "Div": ratios.divide,
     "Mod": _modulo,
-    "Max": maximum,
-    "Min": minimum,
-    "Equal": _equal,
-    "Less": lambda a, b: _compare(a, b) < 0,
-    "LessOrEqual": lambda a, b: _compare(a, b) <= 0,
-    "Greater": lambda a, b: _compare(a, b) > 0,
-    "GreaterOrEqual": lambda a, b: _compare(a, b) >= 0,
+    "Max": ratios.largest,
+    "Min": ratios.smallest,
+    "Equal": lambda a, b: ratios.compare(a, b) == 0,
+    "Less": lambda a, b: ratios.compare(a, b) < 0,
+    "LessOrEqual": lambda a, b: ratios.compare(a, b) <= 0,
+    "Greater": lambda a, b: ratios.compare(a, b) > 0,
+    "GreaterOrEqual": lambda a, b: ratios.compare(a, b) >= 0,
 }
 
 
@@ -332,22 +325,25 @@ def _binary(name: str) -> KnownRule:
     def rule(call: Call) -> np.ndarray:
         _require(not call.attributes)  # fmod; how arrays broadcast before opset 7
         arrays = [_known(call, index) for index in range(len(call.inputs))]
+        whole = call.tensor(0).dtype.is_integer
         total = arrays[0]
         for other in arrays[1:]:
-            total = _apply(name, total, other)
+            total = _apply(name, total, other, whole)
         return total
 
     return rule
 
 
-def _apply(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _apply(name: str, left: np.ndarray, right: np.ndarray, whole: bool) -> np.ndarray:
+    """Two arrays; `whole`: of integers, whose division leaves a remainder out."""
     shape = _broadcast(left, right)
     if left.dtype != object and right.dtype != object:
         return np.asarray(NUMERIC[name](left, right))
     _require(name in SYMBOLIC)
+    operation = _divide if name == "Div" and whole else SYMBOLIC[name]
     left, right = np.broadcast_to(left, shape), np.broadcast_to(right, shape)
     pairs = zip(left.reshape(-1), right.reshape(-1), strict=True)
-    items = [_in_range(SYMBOLIC[name](_size(a), _size(b))) for a, b in pairs]
+    items = [_in_range(operation(number_of(a), number_of(b))) for a, b in pairs]
     if items and all(isinstance(item, bool) for item in items):
         return np.array(items, np.bool_).reshape(left.shape)
     return _objects(items, left.shape)
@@ -355,28 +351,38 @@ def _apply(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _in_range(item: Any) -> Any:
     """A size that int64 can hold and that is not too long."""
-    if isinstance(item, Expression):
-        check_sizes([item])
+    if isinstance(item, (Expression, Ratio)):
+        check_sizes(ratios.parts(item))
     elif not isinstance(item, bool):
         _require(-(2**63) <= item < 2**63)
     return item
 
 
-def _size(item: Any) -> Size:
-    if isinstance(item, Expression):
-        return item
-    if isinstance(item, (float, np.floating)):
-        raise Undecided
-    return int(item)
+SYMBOLIC_UNARY: dict[str, Callable[[Number], Number]] = {
+    "Neg": lambda x: ratios.subtract(0, x),
+    "Floor": ratios.floor,
+    "Ceil": ratios.ceil,
+    "Abs": lambda x: _not_negative(x),
+    "Round": lambda x: _whole(x),
+}
+
+
+def _not_negative(number: Number) -> Number:
+    _require(at_most(0, ratios.parts(number)[0]))
+    return number
+
+
+def _whole(number: Number) -> Number:
+    _require(not isinstance(number, Ratio))
+    return number
 
 
 def _unary(name: str) -> KnownRule:
     def rule(call: Call) -> np.ndarray:
         data = _known(call, 0)
         if data.dtype == object:
-            if name != "Neg":
-                raise Undecided
-            return _objects([simplify(lift(0) - item) for item in data.reshape(-1)], data.shape)
+            _require(name in SYMBOLIC_UNARY)
+            return _objects([_in_range(SYMBOLIC_UNARY[name](number_of(item))) for item in data.reshape(-1)], data.shape)
         return np.asarray(UNARY[name](data))
 
     return rule
@@ -395,18 +401,18 @@ def where(call: Call) -> np.ndarray:
     if left.dtype == object or right.dtype == object:
         condition, left, right = (np.broadcast_to(item, shape) for item in (condition, left, right))
         triples = zip(condition.reshape(-1), left.reshape(-1), right.reshape(-1), strict=True)
-        return _objects([_size(a if chosen else b) for chosen, a, b in triples], condition.shape)
+        return _objects([number_of(a if chosen else b) for chosen, a, b in triples], condition.shape)
     return np.where(condition, left, right)
 
 
 @_rule("Cast")
 def cast(call: Call) -> np.ndarray:
-    """Between numbers that both types hold; symbolic sizes stay sizes as int64 only."""
+    """Between numbers that both types hold; symbolic sizes stay sizes, as integers and as floats."""
     data, dtype = _known(call, 0), call.dtype("to")
     assert dtype is not None  # the attribute is required
     if data.dtype == object:
-        _require(dtype == int64)  # symbolic sizes are int64
-        return data
+        _require(dtype in SIZE_TYPES)
+        return data if dtype.is_float else _objects([ratios.truncate(item) for item in data.reshape(-1)], data.shape)
     _require(not dtype.is_float or dtype.bits > 8)
     if data.dtype.kind not in "iub" and dtype.is_integer and not dtype.is_bool:
         limits = np.iinfo(dtype.numpy)
@@ -424,5 +430,7 @@ def reduce_product(call: Call) -> np.ndarray:
     if data.dtype != object:
         return np.prod(data, keepdims=bool(call.attribute("keepdims", 1)), dtype=data.dtype)
     check_sizes(data)
-    total = _in_range(product([_size(item) for item in data]))
+    total: Number = 1
+    for item in data:
+        total = _in_range(ratios.multiply(total, number_of(item)))
     return _objects([total], (1,) if call.attribute("keepdims", 1) else ())

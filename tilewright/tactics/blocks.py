@@ -48,7 +48,7 @@ def row_ranges(rows: Size) -> list[RowRange]:
     rows = simplify(rows)
     if isinstance(rows, int):
         return [RowRange(None, (rows,))]
-    low, high = lower_bound(rows), upper_bound(rows)
+    low, high = (max(1, bound) for bound in (lower_bound(rows), upper_bound(rows)))  # n - 3 may be less, as bounds go
     ranges: list[RowRange] = []
     for step in ROW_STEPS:
         if step >= high:

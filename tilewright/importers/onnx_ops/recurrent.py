@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
+from tilewright.importers.agreement import respelled
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -149,7 +150,11 @@ def _check_shapes(call: Call, directions: int, gates: int, batch_first: bool) ->
         7: (directions, 3 * hidden),
     }
     for index, shape in wanted.items():
-        if call.has(index) and call[index].shape != shape:
+        if not call.has(index):
+            continue
+        tensor = call.tensor(index)
+        tensor.value = respelled(call, call[index], shape)
+        if call[index].shape != shape:
             raise Invalid(f"input {index} is {call[index]!r}; with {x!r} it must have the shape {shape_text(shape)}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.dtypes import from_numpy, int1
+from tilewright.dtypes import from_numpy, int1, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
@@ -218,25 +218,30 @@ def split(call: Call) -> tuple[Value, ...]:
 
 @rule("Pad")
 def pad(call: Call) -> Value:
-    """Pads and value are attributes before opset 11."""
+    """Pads and value are attributes before opset 11; pads may be symbolic sizes."""
     x = call[0]
     mode, computed = call.choice("mode", "constant", "reflect", "edge", "wrap"), False
+    numbers: list[Size]
     if call.opset < 11:
-        numbers, value = call.attribute("pads" if call.opset >= 2 else "paddings"), call.attribute("value", 0.0)
+        numbers = list(call.attribute("pads" if call.opset >= 2 else "paddings"))
+        value = call.attribute("value", 0.0)
     else:
         computed = mode == "constant" and call.has(2) and call.tensor(2).known is None
-        numbers, value = call.ints(1), call.number(2) if call.has(2) and not computed else 0
+        numbers, value = call.sizes(1), call.number(2) if call.has(2) and not computed else 0
     axes = call.places(call.ints(3) if call.has(3) else range(x.rank), x.rank)
     if len(numbers) != 2 * len(axes):
         raise Invalid(f"there are {len(numbers)} pads for {len(axes)} dimensions; there must be two for each")
     pads = [(0, 0)] * x.rank
     for place, axis in enumerate(axes):
         low, high = numbers[place], numbers[place + len(axes)]
+        if not (isinstance(low, int) and isinstance(high, int)):
+            filled = call.reshape(call[2], ()) if computed else call.builder.number(value, x.dtype)
+            x = _padded_by_sizes(call, x, axis, low, high, mode, filled)
+            continue
         cut = max(0, -low) + max(0, -high)
         if cut > upper_bound(x.shape[axis]):
             raise Invalid(f"the pads {low} and {high} cut more than the {x.shape[axis]} elements of dimension {axis}")
-        if cut > lower_bound(x.shape[axis]):
-            raise Unsupported(f"the pads {low} and {high} of {x.shape[axis]} elements", "let the size begin higher")
+        call.require_extent(x, axis, cut)
         x = call.slice(x, axis, max(0, -low), simplify(lift(x.shape[axis]) - max(0, -high)))
         pads[axis] = (max(0, low), max(0, high))
     if mode == "constant":
@@ -248,12 +253,24 @@ def pad(call: Call) -> Value:
         inside = call.op("pad", call.full(x.shape, True, int1), pads=pads, value=False)
         return call.op("where", inside, padded, call.reshape(call[2], ()))
     for axis, (low, high) in enumerate(pads):
-        least = max(low, high) + 1 if mode == "reflect" else 1
-        if (low or high) and lower_bound(x.shape[axis]) < least:
-            advice = f"let the dimension begin at {least} in dynamic_shapes, or pad less"
-            raise Unsupported(f"the pads {low} and {high} in mode {mode!r} of {x.shape[axis]} elements", advice)
-        x = images.pad_from_image(call, x, axis, low, high, mode)
+        if low or high:
+            call.require_extent(x, axis, max(low, high) + 1 if mode == "reflect" else 1)
+            x = images.pad_from_image(call, x, axis, low, high, mode)
     return x
+
+
+def _padded_by_sizes(call: Call, x: Value, axis: int, low: Size, high: Size, mode: str, value: Value) -> Value:
+    """Constant pads that are known only when the model is called; negative ones cut."""
+    if mode != "constant":
+        raise Unsupported(f"the pads {low} and {high} in mode {mode!r}", "fix that dimension")
+    extent = x.shape[axis]
+    place = call.iota(simplify(lift(extent) + low + high))
+    place = call.op("subtract", place, call.value(low, int64)) if low != 0 else place
+    last = call.value(simplify(lift(extent) - 1), int64)
+    inside = call.op("logical_and", call.op("greater_equal", place, 0), call.op("less_equal", place, last))
+    read = call.op("gather", x, call.op("minimum", call.op("maximum", place, 0), last), axis=axis)
+    inside = call.unsqueeze(inside, *range(1, x.rank - axis)) if axis + 1 < x.rank else inside
+    return call.op("where", inside, read, value)
 
 
 @rule("Shape", "Size")
@@ -274,13 +291,15 @@ def constant_of_shape(call: Call) -> Value:
 def range_(call: Call) -> Value:
     """An iota whose length is known from sizes."""
     dtype = call.tensor(0).dtype
-    if dtype.is_float:
+    if dtype.is_float and not any(call.tensor(index).symbolic for index in range(3)):
         start, limit, step = (float(call.number(index)) for index in range(3))
         count = (limit - start) / step if step else np.nan
         if not np.isfinite(count):
             raise Invalid(f"a range from {start} to {limit} in steps of {step} has no length")
         length: Size = max(0, int(np.ceil(count)))
         return call.op("iota", shape=(length,), axis=0, dtype=dtype, start=start, step=step)
+    if dtype.is_float and not all(call.is_whole(index) for index in (0, 2)):
+        raise Unsupported("a range of a symbolic size from or in steps of a fraction", "fix that dimension")
     firsts, lasts, steps = call.sizes(0), call.sizes(1), call.ints(2)
     if not len(firsts) == len(lasts) == len(steps) == 1:
         raise Invalid("start, limit and step must have one element each")

@@ -167,10 +167,11 @@ def _is_middle(call: Call, place: Value, length: Size) -> Value:
 
 @rule("STFT")
 def short_time_transform(call: Call) -> Value:
-    """Frames of a signal [B, n, 1 or 2], times a window, transformed: [B, frames, numbers, 2]."""
+    """Frames of a signal [B, n, 1 or 2] or [B, n], times a window, transformed: [B, frames, numbers, 2]."""
     signal, step = call[0], _count(call, 1, "step between frames")
     window = call.optional(2)
-    call.require_rank(signal, 3, 3)
+    call.require_rank(signal, 2, 3)
+    signal = call.unsqueeze(signal, 2) if signal.rank == 2 else signal
     if window is not None:
         call.require_rank(window, 1, 1)
     length = _count(call, 3, "length of a frame") if call.has(3) else window.shape[0] if window is not None else None

@@ -1,0 +1,181 @@
+"""Sizes in ONNX models that only a call tells: shape arithmetic through casts and fractions, and sizes that must be
+equal but are spelled differently."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import parser  # noqa: E402
+
+import tilewright  # noqa: E402
+from tilewright.errors import ShapeError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+
+
+def model(text: str, opset: int = 20) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\n{text}')
+
+
+def run(graph: tilewright.Graph, *arrays: np.ndarray) -> np.ndarray:
+    feeds = {value.name: array for value, array in zip(graph.inputs, arrays, strict=True)}
+    (found,) = reference.run(graph, feeds).values()
+    return found
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_sizes_keep_their_meaning_as_int32() -> None:
+    graph = import_model(
+        model("""main (float[n, 6, 1] x) => (float[n, k] y) {
+            shape = Shape(x)
+            narrow = Cast<to = 6>(shape)
+            zero = Constant<value_ints: ints = [0]>()
+            one = Constant<value_ints: ints = [1]>()
+            first = Slice(narrow, zero, one)
+            wide = Cast<to = 7>(first)
+            rest = Constant<value_ints: ints = [-1]>()
+            target = Concat<axis = 0>(wide, rest)
+            y = Reshape(x, target)
+        }""")
+    )
+    assert graph.outputs[0].shape[1] == 6
+    np.testing.assert_array_equal(run(graph, numbers(5, 6, 1)), numbers(5, 6))
+
+
+@pytest.mark.parametrize(("rounding", "wanted"), [("Floor", 4), ("Ceil", 5)])
+def test_sizes_pass_through_fractions(rounding: str, wanted: int) -> None:
+    """height * 0.5, rounded, back as a size."""
+    graph = import_model(
+        model(f"""main (float[1, height] x) => (float[a, b] y) {{
+            shape = Shape(x)
+            one = Constant<value_ints: ints = [1]>()
+            two = Constant<value_ints: ints = [2]>()
+            height_size = Slice(shape, one, two)
+            number = Cast<to = 1>(height_size)
+            factor = Constant<value_floats: floats = [0.5]>()
+            part = Mul(number, factor)
+            whole = {rounding}(part)
+            size = Cast<to = 7>(whole)
+            zero = Constant<value_ints: ints = [0]>()
+            y = Slice(x, zero, size, one)
+        }}""")
+    )
+    assert run(graph, numbers(1, 9)).shape == (1, wanted)
+
+
+def test_a_float_range_up_to_a_size() -> None:
+    graph = import_model(
+        model("""main (float[n] x) => (float[n] y) {
+            shape = Shape(x)
+            number = Cast<to = 1>(shape)
+            axis = Constant<value_ints: ints = [0]>()
+            limit = Squeeze(number, axis)
+            start = Constant<value_float: float = 0.0>()
+            step = Constant<value_float: float = 1.0>()
+            line = Range(start, limit, step)
+            y = Add(x, line)
+        }""")
+    )
+    np.testing.assert_array_equal(run(graph, numbers(7)), 2 * numbers(7))
+
+
+def test_sizes_of_two_inputs_must_agree_when_the_model_is_called() -> None:
+    engine = tilewright.compile(model("main (float[a, 4] x, float[b, 4] y) => (float[c, 4] z) { z = Add(x, y) }"))
+    x = numbers(3, 4)
+    np.testing.assert_array_equal(engine(x, x), x + x)
+    with pytest.raises(ShapeError, match=r"a = 3, b = 2: dimension 0 of %.*must be .*: \d, not \d"):
+        engine(x, x[:2])
+
+
+def test_a_size_with_a_bound_equals_itself_without_it() -> None:
+    """max(0, n - 3) from a Range beside n - 3 from a Slice: equal for all but tiny n."""
+    text = """main (float[1, n] x) => (float[1, k] y) {
+        three = Constant<value_ints: ints = [3]>()
+        large = Constant<value_ints: ints = [9223372036854775807]>()
+        axis = Constant<value_ints: ints = [1]>()
+        rest = Slice(x, three, large, axis)
+        shape = Shape(x)
+        index = Constant<value_int: int = 1>()
+        n_size = Gather(shape, index)
+        begin = Constant<value_int: int = 3>()
+        step = Constant<value_int: int = 1>()
+        places = Range(begin, n_size, step)
+        line = Cast<to = 1>(places)
+        y = Mul(rest, line)
+    }"""
+    graph = import_model(model(text))
+    np.testing.assert_array_equal(run(graph, numbers(1, 8)), (numbers(1, 8) ** 2)[:, 3:])
+
+
+def test_joined_parts_and_products_agree() -> None:
+    text = """main (float[a, 4] x, float[b, 6] y, float[6, c] w) => (float[d, c] z) {
+        both = Concat<axis = 1>(x, y)
+        one = Constant<value_ints: ints = [4]>()
+        large = Constant<value_ints: ints = [99]>()
+        axis = Constant<value_ints: ints = [1]>()
+        part = Slice(both, one, large, axis)
+        z = MatMul(part, w)
+    }"""
+    graph = import_model(model(text))
+    x, y, w = numbers(3, 4), numbers(3, 6), numbers(6, 2)
+    np.testing.assert_array_equal(run(graph, x, y, w), y @ w)
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_pads_of_dynamic_dimensions(mode: str) -> None:
+    """Reflection needs more elements than it pads, which the call checks."""
+    attributes = f'mode = "{mode}"'
+    engine = tilewright.compile(
+        model(f"""main (float[1, n] x) => (float[1, k] y) {{
+            pads = Constant<value_ints: ints = [0, 3, 0, 3]>()
+            y = Pad<{attributes}>(x, pads)
+        }}""")
+    )
+    x = numbers(1, 6)
+    np.testing.assert_array_equal(engine(x), np.pad(x, ((0, 0), (3, 3)), mode=mode))  # type: ignore[call-overload]
+    if mode == "reflect":
+        with pytest.raises(ShapeError, match=r"n = 3: dimension 1 of %x.* must be .*max\(.*: 3, not 4"):
+            engine(x[:, :3])
+
+
+@pytest.mark.parametrize("extent", [3, 8, 11])
+def test_pads_up_to_a_fixed_length(extent: int) -> None:
+    """8 - n elements behind n, which cut a longer input."""
+    graph = import_model(
+        model("""main (float[2, n] x) => (float[2, k] y) {
+            shape = Shape(x)
+            one = Constant<value_ints: ints = [1]>()
+            two = Constant<value_ints: ints = [2]>()
+            n_size = Slice(shape, one, two)
+            length = Constant<value_ints: ints = [8]>()
+            missing = Sub(length, n_size)
+            zeros = Constant<value_ints: ints = [0, 0, 0]>()
+            pads = Concat<axis = 0>(zeros, missing)
+            y = Pad(x, pads)
+        }""")
+    )
+    wanted = np.zeros((2, 8), np.float32)
+    x = numbers(2, extent)
+    wanted[:, : min(8, extent)] = x[:, :8]
+    assert graph.outputs[0].shape == (2, 8)
+    np.testing.assert_array_equal(run(graph, x), wanted)
+
+
+def test_a_signal_of_two_dimensions() -> None:
+    text = """main (float[batch, n] x) => (float[batch, frames, bins, 2] y) {
+        step = Constant<value_int: int = 4>()
+        length = Constant<value_int: int = 8>()
+        y = STFT(x, step, , length)
+    }"""
+    graph = import_model(model(text))
+    x = np.random.default_rng(0).standard_normal((2, 40)).astype(np.float32)
+    frames = np.stack([x[:, start : start + 8] for start in range(0, 33, 4)], axis=1).astype(np.float64)
+    wanted = np.fft.rfft(frames)
+    bound = 8 * np.finfo(np.float32).eps * np.abs(x).sum()
+    np.testing.assert_allclose(run(graph, x), np.stack([wanted.real, wanted.imag], -1), rtol=0, atol=bound)

