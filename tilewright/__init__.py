@@ -59,7 +59,7 @@ _EXPORTS = {
 __all__ = [
     "AsyncCompileMode", "Config", "Engine", "JITFunction", "MockTensor", "TensorDescriptor", "aggregate",
     "autotune", "cdiv", "compile", "constexpr_function", "errors", "heuristics", "jit", "language", "load",
-    "next_power_of_2", "pointer", "reinterpret", "testing",
+    "next_power_of_2", "onnx", "pointer", "reinterpret", "testing",
 ]  # fmt: skip
 
 
@@ -68,6 +68,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_EXPORTS[name]), name)
         globals()[name] = value
         return value
-    if name in ("errors", "language", "testing"):  # after `import tilewright` alone; the import binds the name
+    if name in ("errors", "language", "onnx", "testing"):  # after `import tilewright` alone; the import binds the name
         return importlib.import_module(f"tilewright.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

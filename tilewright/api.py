@@ -25,12 +25,17 @@ def compile(
     reproducible: bool = False,
     vendor: bool = False,
     trust: bool = False,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    threads: int | None = None,
 ) -> Engine:
     """Build an engine from a model.
 
-    `model` is a PyTorch module or `ExportedProgram`, an ONNX `ModelProto`, or the path of an .onnx file,
-    a .pt2 file or a Hugging Face checkpoint folder.  A module needs `example_inputs`; `dynamic_shapes`
-    says which dimensions vary (see `importers.import_model`).  `target` is ``auto`` (this machine's CPU) or a
+    `model` is a PyTorch module, a function of PyTorch tensors, an `ExportedProgram`, an ONNX `ModelProto` or its bytes,
+    or the path of an .onnx file, a .pt2 file or a Hugging Face checkpoint folder.  A module or function needs
+    `example_inputs` (a tuple, a dict by argument name, or one tensor) or `example_kwargs`; `dynamic_shapes`
+    says which dimensions vary (see `importers.import_model`).  `threads` is how many CPU threads the engine's runs
+    use, by default `settings.threads`.  `target` is ``auto`` (this machine's CPU) or a
     target's name: ``cuda`` (this machine's GPU), ``cuda:sm_90a`` (on any machine); several make one engine for all.
     ``cuda+tf32`` multiplies float32 as tf32 in products and convolutions.
     `progress` is called with (stage, item, seconds).  `trust` lets PyTorch read a .pt2 file that cannot be read as
@@ -47,10 +52,13 @@ def compile(
     when a reproducible build would have to time kernels.
     """
     source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
-    graph = import_model(model, example_inputs, dynamic_shapes, trust=trust)
+    graph = import_model(model, example_inputs, dynamic_shapes, trust=trust, example_kwargs=example_kwargs)
     recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
-    with on_gpu_of(_values(example_inputs)):  # kernels are timed where they will run
-        return build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
+    examples = [*_values(example_inputs), *(example_kwargs or {}).values()]
+    with on_gpu_of(examples):  # kernels are timed where they will run
+        engine = build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
+    engine.threads = threads
+    return engine
 
 
 def _values(example_inputs: Any) -> Sequence[Any]:

@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.cli import peers, placement, tensors
+from tilewright.cli import loading, peers, placement, tensors
 from tilewright.cli.console import terminal
-from tilewright.cli.run import EngineArgument, InputOption, ModelOption, SeedOption, SizeOption, TargetOption
+from tilewright.cli.loading import EngineArgument
+from tilewright.cli.run import InputOption, ModelOption, SeedOption, SizeOption, TargetOption, ThreadsOption
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.insight.report import report
-from tilewright.settings import MOST_THREADS, settings
+from tilewright.settings import settings
 
 if TYPE_CHECKING:
     from tilewright.engine import Engine
@@ -61,28 +62,26 @@ def bench(
     vs: Annotated[str, typer.Option(help="Other runtimes, comma separated: torch,onnxruntime.")] = "",
     model: ModelOption = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time to spend on each runtime.")] = 4.0,
-    threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads for every runtime.")] = None,
+    threads: ThreadsOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Time each step of the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
     trusted_key: TrustedKeyOption = None,
     expect_sha256: DigestOption = None,
     rebuild: RebuildOption = False,
 ) -> None:
-    """Time an engine: min, mean, median, p90, p99, throughput. On a GPU inputs and outputs stay in its memory.
+    """Time an engine or a model: min, mean, median, p90, p99, throughput.
+
+    On a GPU inputs and outputs stay in its memory.
 
     An engine is a program: run only those of people you trust, or with --rebuild.
     """
-    from tilewright.engine import Engine
-
     names = [name.strip() for name in vs.split(",") if name.strip()]
     for name in names:
         if name not in ("torch", "onnxruntime"):
             raise typer.BadParameter(f"--vs {name}: expected torch or onnxruntime")
     if threads is not None:
         settings.threads = threads
-    loaded = Engine.load(
-        engine, "always" if rebuild else False, target=target, expect_sha256=expect_sha256, trusted_keys=trusted_key
-    )
+    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     ours = placement.timed(loaded, arrays)
@@ -91,7 +90,7 @@ def bench(
     for name in names:
         try:
             runs[name] = peers.timed_peer(
-                name, loaded, model or peers.model_of(engine, loaded), settings.threads, arrays
+                name, loaded, model or loading.model_of(engine, loaded), settings.threads, arrays
             )
         except (MissingDependencyError, ImportModelError) as error:
             missing[name] = str(error)
@@ -157,6 +156,10 @@ def show(
         for step in steps:
             duration = step["milliseconds"]
             rates = [f"{step[key] / duration / 1e6:.1f}" if duration else "" for key in ("flops", "bytes")]
-            parts = (f"{step['share']:.1%}", step["bound"], f"{step['of_roofline']:.0%}")
+            parts = (
+                f"{step['share']:.1%}",
+                step["bound"],
+                "" if step["of_roofline"] is None else f"{step['of_roofline']:.0%}",
+            )
             table.add_row(step["name"], f"{duration:.4f}", *parts, *rates, step["kernel"])
         console.print(table)

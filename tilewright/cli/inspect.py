@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.cli import tensors
+from tilewright.cli import loading, tensors
 from tilewright.cli.console import terminal
-from tilewright.cli.run import EngineArgument, SizeOption, TargetOption
+from tilewright.cli.loading import EngineArgument
+from tilewright.cli.run import SizeOption, TargetOption
 from tilewright.cli.trust import DigestOption, TrustedKeyOption
 from tilewright.engine.file import check_replaceable
 from tilewright.insight.page import page
@@ -39,14 +40,12 @@ def inspect(
 
     None of its code is run, but with --profile.
     """
-    from tilewright.engine import Engine
-
     if profile and html is None:
         raise typer.BadParameter("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
     if html is not None and (as_json or evidence):
         raise typer.BadParameter("--html writes all there is to the page; --json and --evidence go without it")
     # Read, not loaded: it may be for another machine.
-    loaded = Engine.read(engine, target, expect_sha256=expect_sha256, trusted_keys=trusted_key)
+    loaded = loading.load(engine, target, False, expect_sha256, trusted_key, linked=False)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     if html is not None:
         rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None

@@ -10,10 +10,12 @@ import contextlib
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from tilewright import __version__
 from tilewright.cli.console import terminal
 from tilewright.errors import TilewrightError, printable
 
@@ -24,12 +26,11 @@ def application() -> typer.Typer:
 
     commands = typer.Typer(
         name="tilewright",
-        help="Compile trained models to engines and kernels to objects; run, time and inspect them.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    commands.callback()(_options)
     commands.command("build")(build.build)
     commands.command("compile")(compile.compile)
     commands.command("run")(run.run)
@@ -42,6 +43,20 @@ def application() -> typer.Typer:
     commands.add_typer(cache.commands)
     commands.command("doctor")(doctor.doctor)
     return commands
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tilewright {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Compile trained models to engines and kernels to objects; run, time and inspect them."""
 
 
 def main() -> None:

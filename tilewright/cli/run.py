@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tilewright.cli import peers, tensors
+from tilewright.cli import loading, peers, tensors
 from tilewright.cli.console import terminal
+from tilewright.cli.loading import EngineArgument
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
-from tilewright.settings import settings
+from tilewright.settings import MOST_THREADS, settings
 
-EngineArgument = Annotated[Path, typer.Argument(help="Engine file.")]
 InputOption = Annotated[
     list[str] | None, typer.Option("--input", help="NAME=FILE.npy; inputs not given are drawn at random.")
 ]
@@ -27,6 +27,9 @@ TargetOption = Annotated[
     typer.Option(help="Which of the engine's programs: cpu, cuda, cuda:sm_90a … Without it the first that fits."),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of random inputs.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads, of every runtime that is run.")
+]
 ModelOption = Annotated[Path | None, typer.Option(help="The model to compare with, if it moved since the build.")]
 
 
@@ -46,26 +49,27 @@ def run(
             "bfloat16 0.05."
         ),
     ] = None,
+    threads: ThreadsOption = None,
     save: Annotated[Path | None, typer.Option(help="Write each output to FOLDER/NAME.npy.")] = None,
     trusted_key: TrustedKeyOption = None,
     expect_sha256: DigestOption = None,
     rebuild: RebuildOption = False,
 ) -> None:
-    """Run an engine once. An engine is a program: run only those of people you trust, or with --rebuild."""
-    from tilewright.engine import Engine
-
+    """Run an engine or a model once. An engine is a program: run only those of people you trust, or with --rebuild."""
     if random and inputs:
         raise typer.BadParameter("--random and --input exclude each other")
     if compare is not None and compare not in peers.NAMES:
         raise typer.BadParameter(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
     console = terminal()
-    loaded = Engine.load(
-        engine, "always" if rebuild else False, target=target, expect_sha256=expect_sha256, trusted_keys=trusted_key
-    )
+    if threads is not None:
+        settings.threads = threads
+    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     peer = (
-        peers.load_peer(compare, loaded, model or peers.model_of(engine, loaded), settings.threads) if compare else None
+        peers.load_peer(compare, loaded, model or loading.model_of(engine, loaded), settings.threads)
+        if compare
+        else None
     )
     peer_inputs = {name: array.copy() for name, array in arrays.items()}  # a run may update inputs in place
     outputs = {name: np.asarray(value) for name, value in loaded.run(arrays).items()}

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.console import terminal
-from tilewright.cli.run import EngineArgument
-from tilewright.cli.trust import DigestOption, TrustedKeyOption
+from tilewright.cli.trust import DigestOption, EngineFileArgument, TrustedKeyOption
 
 
 def keygen(
@@ -26,7 +25,7 @@ def keygen(
 
 
 def sign(
-    engine: EngineArgument,
+    engine: EngineFileArgument,
     key: Annotated[Path, typer.Option("--key", help="Your private key, of `tilewright keygen`.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Engine file to write; by default ENGINE is replaced.")
@@ -39,7 +38,9 @@ def sign(
     terminal().print(f"{output or engine}: signed by {public}", soft_wrap=True)
 
 
-def verify(engine: EngineArgument, trusted_key: TrustedKeyOption = None, expect_sha256: DigestOption = None) -> None:
+def verify(
+    engine: EngineFileArgument, trusted_key: TrustedKeyOption = None, expect_sha256: DigestOption = None
+) -> None:
     """Check that an engine is undamaged, signed by a trusted key, the expected file. None of its code is run.
 
     Exit code 1 says that it is not.

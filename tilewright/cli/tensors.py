@@ -7,23 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from tilewright.cli.console import wrong_usage
+from tilewright.dtypes import BY_NAME
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import evaluate, free_symbols
-
-_EXTENDED = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8e5": ml_dtypes.float8_e5m2,
-    "float8e4nv": ml_dtypes.float8_e4m3fn,
-    "float8e5b16": ml_dtypes.float8_e5m2fnuz,
-    "float8e4b8": ml_dtypes.float8_e4m3fnuz,
-    "int1": np.bool_,
-}
 
 
 def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
@@ -44,7 +35,7 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
 
 def numpy_dtype(name: str) -> np.dtype:
     """The NumPy dtype of an engine's dtype name."""
-    return np.dtype(_EXTENDED.get(name, name))
+    return BY_NAME[name].numpy
 
 
 def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.Generator) -> np.ndarray:

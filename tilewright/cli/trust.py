@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+EngineFileArgument = Annotated[Path, typer.Argument(help="Engine file.")]
 TrustedKeyOption = Annotated[
     list[Path] | None,
     typer.Option("--trusted-key", help="A public key: only an engine that it has signed is used. May be repeated."),

@@ -29,7 +29,7 @@ from tilewright.host import host_cpu, missing_features
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
-from tilewright.runtime.session import Session
+from tilewright.runtime.session import Session, check_threads
 from tilewright.runtime.shapes import check_mapping
 from tilewright.symbolic import evaluate, lift, simplify
 
@@ -59,6 +59,7 @@ class Engine:
         """
         self._package = package
         self._origin = origin
+        self._threads: int | None = None
         with self.reading():
             programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
             for program in programs:
@@ -176,8 +177,11 @@ class Engine:
         expect_sha256: str | None = None,
         trusted_keys: PublicKey | Sequence[PublicKey] | None = None,
         mmap: bool = False,
+        threads: int | None = None,
     ) -> Engine:
         """Load an engine file: read, verified, linked; `target` chooses among its programs ("cpu", "cuda").
+
+        `threads` is how many CPU threads its runs use, by default `settings.threads`.
 
         An engine is a program: loading and running one from somebody you do not trust is running their code.  With
         `expect_sha256` the file must have that SHA-256, with `trusted_keys` (files of public keys in PEM format, or
@@ -203,6 +207,7 @@ class Engine:
             try:
                 engine = cls._read(path, target, trust, mmap)
                 engine._session  # noqa: B018 - link now, so that what does not fit is told now
+                engine.threads = threads
                 return engine
             except EngineUntrustedError:
                 raise
@@ -212,7 +217,9 @@ class Engine:
                 reason = error
         from tilewright.engine.rebuild import rebuild_engine
 
-        return rebuild_engine(path, reason, progress, target, trust)
+        engine = rebuild_engine(path, reason, progress, target, trust)
+        engine.threads = threads
+        return engine
 
     @classmethod
     def read(
@@ -255,6 +262,15 @@ class Engine:
     # -- What it takes and gives ----------------------------------------------------------------
 
     @property
+    def threads(self) -> int | None:
+        """CPU threads of a run, where the run itself says nothing; None for `settings.threads`."""
+        return self._threads
+
+    @threads.setter
+    def threads(self, number: int | None) -> None:
+        self._threads = None if number is None else check_threads(number)
+
+    @property
     def inputs(self) -> list[TensorSpec]:
         """Names, dtypes and (symbolic) shapes of the inputs, in order."""
         return self._signature.inputs
@@ -270,11 +286,11 @@ class Engine:
         """Run on inputs given by name; returns outputs by name.
 
         Inputs are NumPy arrays, PyTorch CPU tensors, or anything with DLPack; outputs are of the kind of
-        the first input.  `out` gives memory for outputs; `threads` overrides `settings.threads`.
+        the first input.  `out` gives memory for outputs; `threads` is for this run, in place of `Engine.threads`.
         Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed.
         """
         session: Session | CudaSession | StagedSession = self.__dict__.get("_session") or self._link(inputs)
-        return session.run(inputs, out, threads)
+        return session.run(inputs, out, self._threads if threads is None else threads)
 
     def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
@@ -414,6 +430,7 @@ class Engine:
         if runs < 1:
             raise InputError(f"runs is a whole number of at least 1, got {runs}")
         session = self._link(inputs)
+        threads = self._threads if threads is None else threads
         times = session.step_times(inputs, runs, threads, len(self.plan.steps))
         sizes = session.symbols(inputs)
         rows = []
@@ -514,6 +531,9 @@ def load(
     expect_sha256: str | None = None,
     trusted_keys: PublicKey | Sequence[PublicKey] | None = None,
     mmap: bool = False,
+    threads: int | None = None,
 ) -> Engine:
     """`Engine.load`: read an engine file, which is a program: see there for how to load only what you trust."""
-    return Engine.load(path, rebuild, target=target, expect_sha256=expect_sha256, trusted_keys=trusted_keys, mmap=mmap)
+    return Engine.load(
+        path, rebuild, None, target, expect_sha256=expect_sha256, trusted_keys=trusted_keys, mmap=mmap, threads=threads
+    )

@@ -18,7 +18,8 @@ from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.graph.core import Graph
 
 ACCEPTED = (
-    "a torch.nn.Module, a torch.export.ExportedProgram, a .pt2 file, an ONNX ModelProto, a .onnx file, "
+    "a torch.nn.Module, a function of tensors, a torch.export.ExportedProgram, a .pt2 file, an ONNX ModelProto, "
+    "a .onnx file, the contents of one as bytes, "
     "or a checkpoint folder with config.json and safetensors weights"
 )
 
@@ -29,10 +30,12 @@ def import_model(
     dynamic_shapes: Mapping[str, Any] | Any = None,
     name: str | None = None,
     trust: bool = False,
+    example_kwargs: Mapping[str, Any] | None = None,
 ) -> Graph:
     """The graph of a model of any supported kind (see `ACCEPTED`).
 
-    `example_inputs` (PyTorch modules only): a tuple of tensors, a dict by argument name, or one tensor.
+    `example_inputs` (PyTorch modules and functions only): a tuple of tensors, a dict by argument name, or one tensor;
+    `example_kwargs`: keyword arguments that follow positional ones.
     `dynamic_shapes`: ``{input: {axis: (name, low, high)}}`` (other forms: `importers.shapes`); for
     PyTorch modules also what `torch.export.export` takes.
     `trust` lets PyTorch read a .pt2 file, and so runs the pickles in it: only for files of people you trust.  Without
@@ -43,15 +46,19 @@ def import_model(
     """
     if isinstance(model, Graph):
         return model
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return _onnx().import_onnx(bytes(model), dynamic_shapes, name)
     if isinstance(model, (str, Path)):
         return _import_path(Path(model), dynamic_shapes, name, trust)
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
     if "torch.nn.modules.module.Module" in kinds:
-        return _torch().import_module(model, example_inputs, dynamic_shapes, name)
+        return _torch().import_module(model, example_inputs, dynamic_shapes, name, example_kwargs)
     if any(kind.startswith("torch.export.") and kind.endswith("ExportedProgram") for kind in kinds):
         return _torch().import_program(model, dynamic_shapes, name or "exported")
     if any(kind.startswith("onnx.") and kind.endswith("ModelProto") for kind in kinds):
         return _onnx().import_onnx(model, dynamic_shapes, name)
+    if callable(model) and not isinstance(model, type):
+        return _torch().import_function(model, example_inputs, dynamic_shapes, name, example_kwargs)
     raise ImportModelError(f"cannot import an object of type {type(model).__name__}; expected {ACCEPTED}")
 
 

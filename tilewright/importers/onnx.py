@@ -67,9 +67,9 @@ _INTERNAL = "this is a fault of tilewright: please report it with the model's pa
 
 
 def import_onnx(
-    model: ModelProto | Path, dynamic_shapes: Mapping[str, Any] | None = None, name: str | None = None
+    model: ModelProto | Path | bytes, dynamic_shapes: Mapping[str, Any] | None = None, name: str | None = None
 ) -> Graph:
-    """Import a model or a file.
+    """Import a model, a file, or the contents of one.
 
     Dimensions with a name (`dim_param`) are symbols; `dynamic_shapes` gives them ranges and other
     names, or fixes them.  Raises `ImportModelError` for unreadable files and for models that break ONNX's own rules,
@@ -79,7 +79,8 @@ def import_onnx(
     if isinstance(model, Path):
         folder = model.parent
         name = name or model.stem
-        model = _load(model)
+    if not isinstance(model, ModelProto):
+        model = read_model(model)
     structure = check_structure(model)
     name = name or model.graph.name or "onnx"
     report = Report(name)
@@ -95,18 +96,20 @@ def import_onnx(
     return importer.builder.finish()
 
 
-def _load(path: Path) -> ModelProto:
+def read_model(source: Path | bytes) -> ModelProto:
+    """The model in a file, or in its contents; raises `ImportModelError`."""
     model = ModelProto()
+    name = source if isinstance(source, Path) else "the bytes given"
     try:
-        data = path.read_bytes()
+        data = source.read_bytes() if isinstance(source, Path) else source
         model.ParseFromString(data)
     except OSError as error:
-        raise ImportModelError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ImportModelError(f"{name}: cannot be read: {error.strerror}") from error
     except DecodeError as error:
-        raise ImportModelError(f"{path}: not a readable ONNX file ({error}); export it again") from error
+        raise ImportModelError(f"{name}: not a readable ONNX file ({error}); export it again") from error
     if not model.graph.output:  # an empty file is a valid message too
         what = "a model without outputs" if data else "an empty file"
-        raise ImportModelError(f"{path}: {what}; export the model again, or copy it again from where it came")
+        raise ImportModelError(f"{name}: {what}; export the model again, or copy it again from where it came")
     return model
 
 

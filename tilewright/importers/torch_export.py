@@ -6,7 +6,7 @@ import inspect
 import logging
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,20 +86,42 @@ def decompositions() -> dict[Any, Any]:
     return table
 
 
+class _Function(torch.nn.Module):
+    """A function of tensors as a module, with the function's own signature."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+def import_function(
+    function: Callable[..., Any],
+    example_inputs: Any,
+    dynamic_shapes: Any = None,
+    name: str | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Graph:
+    """Export a function of PyTorch tensors and import it; the rest as for `import_module`."""
+    name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
+    return import_module(_Function(function), example_inputs, dynamic_shapes, name, example_kwargs)
+
+
 def import_module(
     module: torch.nn.Module,
     example_inputs: Any,
     dynamic_shapes: Any = None,
     name: str | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
 ) -> Graph:
     """Export a module in inference mode and import it.
 
-    `example_inputs`: a tuple of positional arguments, a mapping of keyword arguments, or one tensor.
+    `example_inputs`: a tuple of positional arguments, a mapping of keyword arguments, or one tensor; `example_kwargs`:
+    keyword arguments that follow positional ones.
     `dynamic_shapes`: the neutral form of `tilewright.importers.shapes` by input name, or what
     `torch.export.export` takes.
     Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
     """
-    args, kwargs = _arguments(module, example_inputs)
+    args, kwargs = _arguments(module, example_inputs, example_kwargs)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = _in_range(module, args, kwargs, neutral)
     with _inference_mode(module), torch.no_grad():
@@ -138,7 +160,9 @@ def _export(
         return program
 
 
-def _arguments(module: torch.nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(
+    module: torch.nn.Module, example_inputs: Any, example_kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments for the export, NumPy arrays as tensors and no tensor twice.
 
     Export knows tensors by identity: one that is given for two inputs, or that the module owns, would make
@@ -154,13 +178,22 @@ def _arguments(module: torch.nn.Module, example_inputs: Any) -> tuple[tuple[Any,
             seen.add(id(leaf))
         return leaf
 
-    if example_inputs is None:
+    if example_inputs is None and example_kwargs is None:
         raise ImportModelError("a PyTorch module needs example_inputs: a tuple of tensors, or a dict by argument name")
+    named = dict(example_kwargs or {})
+    positional: tuple[Any, ...] = ()
     if isinstance(example_inputs, Mapping):
-        return (), {key: pytree.tree_map(tensor, value) for key, value in example_inputs.items()}
-    if isinstance(example_inputs, (tuple, list)):
-        return tuple(pytree.tree_map(tensor, value) for value in example_inputs), {}
-    return (pytree.tree_map(tensor, example_inputs),), {}
+        twice = [key for key in named if key in example_inputs]
+        if twice:
+            raise ImportModelError(f"the argument {twice[0]!r} is in example_inputs and in example_kwargs")
+        named = {**example_inputs, **named}
+    elif isinstance(example_inputs, (tuple, list)):
+        positional = tuple(example_inputs)
+    elif example_inputs is not None:
+        positional = (example_inputs,)
+    return tuple(pytree.tree_map(tensor, value) for value in positional), {
+        key: pytree.tree_map(tensor, value) for key, value in named.items()
+    }
 
 
 @contextmanager

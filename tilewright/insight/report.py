@@ -32,8 +32,9 @@ def report(
     """The program of `engine` for known sizes of its symbols, as JSON values.
 
     `profile` are the rows of `Engine.profile`; without it the times of steps are those that were recorded when the
-    engine was built, where kernels were chosen by time, and estimates elsewhere; each step tells which.  Seconds,
-    bytes and operations throughout.
+    engine was built, where kernels were chosen by time, and estimates elsewhere; each step tells which.  The part of
+    the roofline that a step reaches is None where it is faster than that: its data came from caches.  Seconds, bytes
+    and operations throughout.
     """
     machine = machine_for(engine.target, engine.features, settings.threads)
     graph = engine.graph_data()
@@ -44,7 +45,8 @@ def report(
     total = sum(step["seconds"] for step in steps)
     for step in steps:
         step["share"] = step["seconds"] / total if total else 0.0
-        step["reached"] = step["bound_seconds"] / step["seconds"] if step["seconds"] else 0.0
+        reached = step["bound_seconds"] / step["seconds"] if step["seconds"] else 0.0
+        step["reached"] = reached if reached <= 1 else None  # data in caches: memory was not the bound
     return {
         "name": engine.name,
         "source": engine.source,

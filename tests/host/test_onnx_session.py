@@ -1,0 +1,251 @@
+"""`tilewright.onnx`: ONNX Runtime's and ONNX's interfaces for running models."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import tilewright
+import tilewright.onnx as tw
+from tilewright.errors import ImportModelError, InputError, SettingsError, ShapeError, UnsupportedOperationError
+from tilewright.onnx import backend
+
+FLOAT = TensorProto.FLOAT
+
+
+def affine() -> onnx.ModelProto:
+    """relu(x w + b) and its sums over rows; the batch is dynamic."""
+    generator = np.random.default_rng(1)
+    weights = generator.normal(size=(6, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["xw"]),
+        helper.make_node("Add", ["xw", "b"], ["sum"]),
+        helper.make_node("Relu", ["sum"], ["y"]),
+        helper.make_node("ReduceSum", ["y", "axes"], ["total"], keepdims=0),
+    ]
+    tensors = [("w", weights), ("b", weights[0]), ("axes", np.array([1]))]
+    graph = helper.make_graph(
+        nodes,
+        "affine",
+        [helper.make_tensor_value_info("x", FLOAT, ["batch", 6])],
+        [
+            helper.make_tensor_value_info("y", FLOAT, ["batch", 4]),
+            helper.make_tensor_value_info("total", FLOAT, ["batch"]),
+        ],
+        [onnx.numpy_helper.from_array(array, name) for name, array in tensors],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return affine()
+
+
+@pytest.fixture(scope="module")
+def session(model: onnx.ModelProto) -> tw.InferenceSession:
+    return tw.InferenceSession(model.SerializeToString())
+
+
+def feeds(rng: np.random.Generator, batch: int = 3) -> dict[str, np.ndarray]:
+    return {"x": rng.normal(size=(batch, 6)).astype(np.float32)}
+
+
+def check(found: list[np.ndarray], model: onnx.ModelProto, given: dict[str, np.ndarray], names=None) -> None:
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = peer.run(names, given)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert type(ours) is np.ndarray and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)  # sums of 6 products, then of 4 numbers
+
+
+def test_inputs_and_outputs(session: tw.InferenceSession, model: onnx.ModelProto) -> None:
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    ours = {entry.name: entry for entry in (*session.get_inputs(), *session.get_outputs())}
+    for entry in (*peer.get_inputs(), *peer.get_outputs()):
+        assert (ours[entry.name].type, ours[entry.name].shape) == (entry.type, entry.shape)
+    assert session.get_providers() == ["CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize("names", [None, [], ["total"], ["total", "y"]])
+def test_runs(session: tw.InferenceSession, model: onnx.ModelProto, names, rng: np.random.Generator) -> None:
+    given = feeds(rng)
+    check(session.run(names, given), model, given, names or None)
+
+
+def test_feeds_that_are_no_arrays(session: tw.InferenceSession, rng: np.random.Generator) -> None:
+    given = feeds(rng)
+    (expected,) = session.run(["y"], given)
+    for form in (given["x"].tolist(), tw.OrtValue(given["x"])):
+        np.testing.assert_array_equal(session.run(["y"], {"x": form})[0], expected)
+    torch = pytest.importorskip("torch")
+    np.testing.assert_array_equal(session.run(["y"], {"x": torch.from_numpy(given["x"])})[0], expected)
+    (value,) = session.run_with_ort_values(["y"], {"x": tw.OrtValue.ortvalue_from_numpy(given["x"])})
+    assert value.shape() == [3, 4] and value.data_type() == "tensor(float)" and value.device_name() == "cpu"
+    np.testing.assert_array_equal(value.numpy(), expected)
+
+
+def test_mistakes(session: tw.InferenceSession, rng: np.random.Generator, tmp_path: Path) -> None:
+    given = feeds(rng)
+    with pytest.raises(InputError, match="there is no output 'z': this model gives y, total"):
+        session.run(["z"], given)
+    with pytest.raises(InputError, match="unknown: w2"):
+        session.run(None, {**given, "w2": given["x"]})
+    with pytest.raises(ShapeError, match="'x'"):
+        session.run(None, {"x": given["x"][:, :5]})
+    with pytest.raises(SettingsError, match="TensorrtExecutionProvider"):
+        tw.InferenceSession(affine(), providers=["TensorrtExecutionProvider"])
+    with pytest.raises(ImportModelError, match="the bytes given"):
+        tw.InferenceSession(b"not a model")
+    with pytest.raises(ImportModelError, match="nowhere.onnx"):
+        tw.InferenceSession(tmp_path / "nowhere.onnx")
+    with pytest.raises(ImportModelError, match="int"):
+        tw.InferenceSession(3)  # type: ignore[arg-type]
+
+
+def test_options(model: onnx.ModelProto, rng: np.random.Generator, tmp_path: Path) -> None:
+    onnx.save(model, tmp_path / "affine.onnx")
+    options = tw.SessionOptions(
+        intra_op_num_threads=1,
+        enable_profiling=True,
+        profile_file_prefix=str(tmp_path / "profile"),
+        optimized_model_filepath=str(tmp_path / "affine.engine"),
+    )
+    options.add_free_dimension_override_by_name("batch", 2)
+    session = tw.InferenceSession(str(tmp_path / "affine.onnx"), options, [("CPUExecutionProvider", {})])
+    assert session.get_inputs()[0].shape == [2, 6]
+    given = feeds(rng, 2)
+    check(session.run(None, given), model, given)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    assert [event["name"] for event in events][0] == "model_run" and len(events) > 1
+    assert all(event["ph"] == "X" and event["dur"] >= 0 for event in events)
+    again = tw.InferenceSession(tmp_path / "affine.engine")
+    check(again.run(None, given), model, given)
+    theirs = onnxruntime.SessionOptions()
+    theirs.intra_op_num_threads = 2
+    check(tw.InferenceSession(model, theirs).run(None, given), model, given)  # type: ignore[arg-type]
+
+
+def test_asynchronous_runs(session: tw.InferenceSession, rng: np.random.Generator) -> None:
+    given, done, results = feeds(rng), threading.Event(), []
+
+    def callback(outputs: list[np.ndarray], data: str, error: str) -> None:
+        results.append((outputs, data, error))
+        if len(results) == 2:
+            done.set()
+
+    session.run_async(["y"], given, callback, "first")
+    session.run_async(["y"], {"x": given["x"][0]}, callback, "second")
+    assert done.wait(30)
+    (outputs, data, error), (none, _, message) = results
+    assert (data, error, none) == ("first", "", []) and "'x'" in message
+    np.testing.assert_array_equal(outputs[0], session.run(["y"], given)[0])
+
+
+def test_bindings(session: tw.InferenceSession, rng: np.random.Generator) -> None:
+    x = feeds(rng)["x"]
+    y, total = session.run(None, {"x": x})
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    memory = np.zeros((3, 4), np.float32)
+    binding.bind_output("total")
+    binding.bind_output("y", "cpu", 0, np.float32, memory.shape, memory.ctypes.data)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(memory, y)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], total)
+    assert [value.shape() for value in binding.get_outputs()] == [[3], [3, 4]]
+
+    binding.clear_binding_inputs()
+    binding.clear_binding_outputs()
+    twice = 2 * x
+    binding.bind_input("x", "cpu", 0, np.float32, x.shape, twice.ctypes.data)
+    out = tw.OrtValue.ortvalue_from_shape_and_type([3], np.float32)
+    binding.bind_ortvalue_output("total", out)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(out.numpy(), session.run(["total"], {"x": twice})[0])
+    out.update_inplace(np.zeros(3, np.float32))
+    assert not out.numpy().any()
+    with pytest.raises(InputError, match=r"float32\[3\]"):
+        out.update_inplace(np.zeros(4, np.float32))
+    with pytest.raises(InputError, match="there is no input 'z'"):
+        binding.bind_ortvalue_input("z", out)
+    with pytest.raises(InputError, match="OrtValue"):
+        binding.bind_input("x", "cuda", 0, np.float32, x.shape, 1)
+
+
+# The interface of onnx.backend -------------------------------------------------------------------------
+
+
+def test_the_backend(model: onnx.ModelProto, rng: np.random.Generator) -> None:
+    given = feeds(rng)
+    assert backend.supports_device("CPU") and not backend.supports_device("TPU")
+    assert backend.is_compatible(model) and not backend.is_compatible(onnx.ModelProto())
+    rep = backend.prepare(model)
+    for inputs in ([given["x"]], given, given["x"]):
+        check(list(rep.run(inputs)), model, given)
+    check(list(backend.run_model(model, list(given.values()))), model, given)
+    with pytest.raises(InputError, match="3 inputs given, the model takes 1: x"):
+        rep.run([given["x"]] * 3)
+    with pytest.raises(SettingsError, match="TPU"):
+        backend.prepare(model, "TPU")
+    node = helper.make_node("Sub", ["a", "b"], ["c"])
+    outputs = backend.run_node(node, [np.float32([5, 7]), np.float32([1, 2])])
+    np.testing.assert_array_equal(outputs["c"], [4, 5])  # type: ignore[call-overload]
+    np.testing.assert_array_equal(outputs[0], [4, 5])
+    with pytest.raises(UnsupportedOperationError):
+        backend.run_node(helper.make_node("ImageDecoder", ["a"], ["b"]), [np.zeros(9, np.uint8)])
+
+
+def test_onnx_takes_it_for_a_backend() -> None:
+    import unittest
+
+    import onnx.backend.test
+
+    suite = onnx.backend.test.BackendTest(backend, __name__)
+    for pattern in ("test_relu_cpu", "test_add_bcast_cpu", "test_softmax_axis_1_cpu", "test_Linear_no_bias_cpu"):
+        suite.include(f"^{pattern}$")
+    result = unittest.TestResult()
+    suite.test_suite.run(result)
+    failed = [text for _, text in (*result.failures, *result.errors)]
+    assert not failed and result.testsRun - len(result.skipped) == 4, failed
+
+
+# What `tilewright.compile` takes -----------------------------------------------------------------------
+
+
+def test_compile_takes_bytes(model: onnx.ModelProto, rng: np.random.Generator) -> None:
+    given = feeds(rng)
+    for data in (model.SerializeToString(), bytearray(model.SerializeToString())):
+        check(list(tilewright.compile(data).run(given).values()), model, given)
+    with pytest.raises(ImportModelError, match="an empty file"):
+        tilewright.compile(b"")
+
+
+def test_compile_takes_functions_and_keywords(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+
+    def scaled(x, y=None, *, factor=2.0):
+        return torch.relu(x) * factor - (0 if y is None else y)
+
+    x, y = torch.from_numpy(rng.normal(size=(2, 3, 5)).astype(np.float32))
+    for positional, named in (((x,), {"y": y}), ((x, y), None), (None, {"x": x, "y": y}), ({"x": x}, {"y": y})):
+        engine = tilewright.compile(scaled, positional, example_kwargs=named)
+        assert engine.name == "scaled" and [spec.name for spec in engine.inputs] == ["x", "y"]
+        torch.testing.assert_close(engine(x, y), scaled(x, y))
+    engine = tilewright.compile(lambda x: x + 1, x, {"x": {0: ("rows", 1, 9)}}, threads=1)
+    assert engine.threads == 1
+    torch.testing.assert_close(engine(x[:2]), x[:2] + 1)
+    with pytest.raises(ImportModelError, match="'x' is in example_inputs and in example_kwargs"):
+        tilewright.compile(scaled, {"x": x}, example_kwargs={"x": x})
+    with pytest.raises(ImportModelError, match="type"):
+        tilewright.compile(torch.nn.Linear, (x,))
+    with pytest.raises(InputError, match="threads"):
+        engine.threads = 0

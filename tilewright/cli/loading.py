@@ -1,0 +1,64 @@
+"""The engine that `run`, `bench` and `inspect` are given: a file, or one that is built from a model on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tilewright.cli import peers
+from tilewright.cli.console import terminal
+from tilewright.cli.progress import BuildProgress
+
+if TYPE_CHECKING:
+    from tilewright.engine import Engine
+
+EngineArgument = Annotated[
+    Path,
+    typer.Argument(help="Engine file, or a model to build first: MODEL.onnx, MODEL.pt2, a checkpoint folder."),
+]
+
+
+def load(
+    path: Path,
+    target: str | None,
+    rebuild: bool = False,
+    expect_sha256: str | None = None,
+    trusted_keys: Sequence[Path] | None = None,
+    linked: bool = True,
+) -> Engine:
+    """The engine in a file, linked or only read; a model is built for `target`, for this CPU without one.
+
+    Raises as `Engine.load` and `tilewright.compile` do.
+    """
+    from tilewright.engine import Engine
+
+    if not is_model(path):
+        if linked:
+            return Engine.load(
+                path,
+                "always" if rebuild else False,
+                target=target,
+                expect_sha256=expect_sha256,
+                trusted_keys=trusted_keys,
+            )
+        return Engine.read(path, target, expect_sha256=expect_sha256, trusted_keys=trusted_keys)
+    if rebuild or expect_sha256 or trusted_keys:
+        raise typer.BadParameter(f"{path} is a model; --rebuild, --expect-sha256 and --trusted-key go with engines")
+    from tilewright.api import compile
+
+    with BuildProgress(f"Building {path.name}", terminal(stderr=True)) as progress:
+        progress("import", str(path), 0.0)
+        return compile(path, target=target or "auto", progress=progress)
+
+
+def is_model(path: Path) -> bool:
+    """Whether a path is that of a model, not of an engine."""
+    return path.suffix in (".onnx", ".pt2") or path.is_dir()
+
+
+def model_of(path: Path, engine: Engine) -> Path | None:
+    """The model to compare an engine with: itself, or what its file was built from, where that is known."""
+    return path if is_model(path) else peers.model_of(path, engine)

@@ -1,0 +1,189 @@
+"""Values and bindings of `InferenceSession`, as ONNX Runtime's Python interface has them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from tilewright.errors import InputError
+
+if TYPE_CHECKING:
+    from tilewright.onnx.session import InferenceSession
+
+
+def element_text(dtype: np.dtype | type) -> str:
+    """A NumPy dtype as ONNX writes it in types: "float" for float32."""
+    kinds = onnx.TensorProto.DataType
+    return str(kinds.Name(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))).lower()
+
+
+class OrtValue:
+    """A tensor, in the memory of the host or of a GPU."""
+
+    def __init__(self, value: Any) -> None:
+        """`value`: a NumPy array, a PyTorch tensor, or anything else with DLPack."""
+        self.value = value
+
+    @staticmethod
+    def ortvalue_from_numpy(numpy_obj: np.ndarray, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+        """The array itself for "cpu", a copy in the memory of that GPU for "cuda". Raises `InputError`."""
+        if device_type == "cpu":
+            return OrtValue(numpy_obj)
+        if device_type != "cuda":
+            raise InputError(f"the device is {device_type!r}: expected 'cpu' or 'cuda'")
+        from tilewright.runtime.cuda.memory import DeviceArray
+
+        return OrtValue(DeviceArray.from_numpy(numpy_obj, device_id))
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """Zeros of that shape and NumPy type."""
+        return OrtValue.ortvalue_from_numpy(np.zeros(shape, element_type), device_type, device_id)
+
+    def numpy(self) -> np.ndarray:
+        """The tensor in the host's memory."""
+        if isinstance(self.value, np.ndarray):
+            return self.value
+        for method in ("numpy", "to_numpy"):
+            if hasattr(self.value, method):
+                value = self.value.cpu() if hasattr(self.value, "cpu") else self.value
+                array: np.ndarray = getattr(value, method)()
+                return array
+        return np.asarray(self.value)
+
+    def shape(self) -> list[int]:
+        """The sizes."""
+        return list(self.value.shape)
+
+    def data_type(self) -> str:
+        """The type as ONNX writes it: "tensor(float)"."""
+        return f"tensor({element_text(self.numpy().dtype)})"
+
+    def device_name(self) -> str:
+        """Where the tensor lies: "cpu" or "cuda"."""
+        if isinstance(self.value, np.ndarray):
+            return "cpu"
+        place = getattr(self.value, "device", "cuda")  # our own arrays are those of GPUs
+        return "cpu" if str(place).partition(":")[0] == "cpu" else "cuda"
+
+    def has_value(self) -> bool:
+        """Always: the optional values of ONNX are not tensors."""
+        return True
+
+    def is_tensor(self) -> bool:
+        """Always."""
+        return True
+
+    def update_inplace(self, np_arr: np.ndarray) -> None:
+        """Write an array of the same shape and type over the host's array. Raises `InputError`."""
+        if not isinstance(self.value, np.ndarray):
+            raise InputError("update_inplace() writes to arrays of the host: make a new OrtValue of the GPU's")
+        if np_arr.shape != self.value.shape or np_arr.dtype != self.value.dtype:
+            raise InputError(
+                f"update_inplace() takes {self.value.dtype}{list(self.value.shape)}, "
+                f"got {np_arr.dtype}{list(np_arr.shape)}"
+            )
+        self.value[...] = np_arr
+
+
+class IOBinding:
+    """The memory of a session's inputs and outputs: `InferenceSession.run_with_iobinding`."""
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._inputs: dict[str, Any] = {}
+        self._outputs: dict[str, Any] = {}  # None where the run allocates
+        self.results: dict[str, Any] = {}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The bound inputs by name."""
+        return self._inputs
+
+    def outputs(self) -> tuple[list[str], dict[str, Any]]:
+        """The names of the bound outputs (all where none is bound), and the memory given for some."""
+        names = list(self._outputs) or [entry.name for entry in self._session.engine.outputs]
+        return names, {name: memory for name, memory in self._outputs.items() if memory is not None}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
+        """Bind an array of the host; it is not copied."""
+        self._inputs[self._known(name, "input")] = arr_on_cpu
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None:
+        """Bind memory of the host by its address, which must stay alive. Raises `InputError` for memory of a GPU."""
+        self._inputs[self._known(name, "input")] = _at(device_type, element_type, shape, buffer_ptr)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Bind a value."""
+        self._inputs[self._known(name, "input")] = ortvalue.value
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Ask for an output: in memory of the host at `buffer_ptr`, or where the run allocates it."""
+        self._known(name, "output")
+        self._outputs[name] = None if buffer_ptr is None else _at(device_type, element_type, shape or (), buffer_ptr)
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Ask for an output, written to a value."""
+        self._outputs[self._known(name, "output")] = ortvalue.value
+
+    def clear_binding_inputs(self) -> None:
+        """Bind no inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Bind no outputs."""
+        self._outputs.clear()
+
+    def synchronize_inputs(self) -> None:
+        """Nothing to wait for: a run waits for its inputs."""
+
+    def synchronize_outputs(self) -> None:
+        """Wait for the outputs: those of a GPU are copied on the stream of the run."""
+        self.copy_outputs_to_cpu()
+
+    def get_outputs(self) -> list[OrtValue]:
+        """The outputs of the last run, in the order of binding."""
+        return [OrtValue(value) for value in self.results.values()]
+
+    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
+        """The outputs of the last run as NumPy arrays."""
+        return [OrtValue(value).numpy() for value in self.results.values()]
+
+    def _known(self, name: str, kind: str) -> str:
+        specs = self._session.engine.inputs if kind == "input" else self._session.engine.outputs
+        names = [spec.name for spec in specs]
+        if name not in names:
+            raise InputError(f"there is no {kind} {name!r}: this model has {', '.join(names)}")
+        return name
+
+
+def _at(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> np.ndarray:
+    """The host's memory at an address as an array."""
+    if device_type != "cpu":
+        raise InputError(
+            f"memory of {device_type!r} is bound as a tensor: bind_ortvalue_input(name, OrtValue(tensor)), where "
+            "`tensor` is a PyTorch tensor or anything else with DLPack"
+        )
+    dtype = np.dtype(element_type)
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return np.empty(shape, dtype)
+    buffer = (ctypes.c_char * size).from_address(address)
+    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(tuple(shape))

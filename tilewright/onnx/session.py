@@ -1,0 +1,288 @@
+"""`InferenceSession`: an engine behind the interface of ONNX Runtime's class of that name.
+
+Names and meanings are those of ONNX Runtime's public Python interface, so that a program changes one import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_model
+from tilewright.dtypes import BY_NAME
+from tilewright.engine.engine import Engine
+from tilewright.errors import ImportModelError, InputError, SettingsError, TilewrightError
+from tilewright.onnx.binding import IOBinding, OrtValue, element_text
+from tilewright.runtime.plan import TensorSpec
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
+
+
+def get_available_providers() -> list[str]:
+    """What `InferenceSession` takes as `providers` on this machine, the GPU first."""
+    return [name for name, target in reversed(TARGETS.items()) if target == "cpu" or has_gpu()]
+
+
+def has_gpu() -> bool:
+    """Whether engines for an NVIDIA GPU run here."""
+    from tilewright.runtime.cuda.device import device
+
+    try:
+        device(0)
+    except TilewrightError:
+        return False
+    return True
+
+
+@dataclass
+class SessionOptions:
+    """Options of a session.
+
+    `intra_op_num_threads`: threads of a run, 0 for those of `tilewright.settings`; `enable_profiling`: time the runs,
+    and write them to a file whose name begins with `profile_file_prefix` (`InferenceSession.end_profiling`);
+    `optimized_model_filepath`: write the engine there.  ONNX Runtime's other options are accepted when its own
+    `SessionOptions` is passed; they have no meaning here.
+    """
+
+    intra_op_num_threads: int = 0
+    enable_profiling: bool = False
+    profile_file_prefix: str = "tilewright_profile_"
+    optimized_model_filepath: str = ""
+    dimensions: dict[str, int] = field(default_factory=dict)
+
+    def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
+        """Fix the dimensions of that name."""
+        self.dimensions[dim_name] = dim_value
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output: its name, type ("tensor(float)") and shape (numbers, and names of dynamic sizes)."""
+
+    name: str
+    type: str
+    shape: list[int | str]
+
+
+class InferenceSession:
+    """A model, compiled when the session is made.
+
+        session = InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+        logits, = session.run(["logits"], {"input_ids": ids})
+
+    Several threads may call `run` at once.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes | ModelProto,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Any]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`path_or_bytes`: an .onnx file, its contents, a `ModelProto`, or an engine file.
+
+        `providers` names where to run, "CPUExecutionProvider" (the default) or "CUDAExecutionProvider"; the first
+        that is known counts.  `provider_options` are accepted, and have no meaning here.  Raises as
+        `tilewright.compile` and `Engine.load` do, and `SettingsError` for providers of which none is known.
+        """
+        self._options = sess_options if sess_options is not None else SessionOptions()
+        self._provider = _provider(providers)
+        target = TARGETS[self._provider]
+        path = Path(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
+        if path is not None and path.suffix == ".engine":
+            self.engine = Engine.load(path, target=target)
+        else:
+            model = _model(path_or_bytes)
+            self.engine = compile_model(model if path is None else path, None, self._overrides(model), target)
+        self._threads = self._options.intra_op_num_threads or None
+        if self._options.optimized_model_filepath:
+            self.engine.save(self._options.optimized_model_filepath)
+        self._events: list[dict[str, Any]] = []
+        self._began = time.perf_counter_ns()
+        self._last: dict[str, Any] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _overrides(self, model: ModelProto) -> dict[str, dict[int, int]] | None:
+        """The dimensions that the options fix, by input and axis."""
+        fixed: Mapping[str, int] = getattr(self._options, "dimensions", {})
+        found: dict[str, dict[int, int]] = {}
+        for entry in model.graph.input:
+            for axis, dimension in enumerate(entry.type.tensor_type.shape.dim):
+                if dimension.dim_param in fixed:
+                    found.setdefault(entry.name, {})[axis] = fixed[dimension.dim_param]
+        return found or None
+
+    # -- What it takes and gives ----------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs, in order."""
+        return list(map(_node_arg, self.engine.inputs))
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs, in order."""
+        return list(map(_node_arg, self.engine.outputs))
+
+    def get_providers(self) -> list[str]:
+        """The provider that runs the model."""
+        return [self._provider]
+
+    def get_session_options(self) -> SessionOptions:
+        """The options given to the session."""
+        return self._options
+
+    # -- Runs -----------------------------------------------------------------------------------
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[np.ndarray]:
+        """The named outputs, or all, as NumPy arrays.
+
+        `input_feed` has arrays (or what `numpy.asarray` takes, or `OrtValue`) by name; `run_options` is accepted, and
+        has no meaning here.  Raises `InputError` and `ShapeError`.
+        """
+        results = self._run(output_names, input_feed)
+        return [_as_numpy(value) for value in results]
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
+    ) -> list[OrtValue]:
+        """`run` on `OrtValue`s, whose outputs stay where the engine left them."""
+        return [OrtValue(value) for value in self._run(output_names, input_dict_ort_values)]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[np.ndarray], Any, str], None],
+        user_data: Any,
+        run_options: Any = None,
+    ) -> None:
+        """`run` in a thread of the session, which then calls `callback(results, user_data, error)`.
+
+        `error` is the message of what was raised, or empty.  Runs of one session start in the order of the calls.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "tilewright-session")
+
+        def work() -> None:
+            try:
+                results, message = self.run(output_names, input_feed), ""
+            except Exception as error:
+                results, message = [], str(error) or type(error).__name__
+            callback(results, user_data, message)
+
+        self._pool.submit(work)
+
+    def io_binding(self) -> IOBinding:
+        """An empty binding of this session's inputs and outputs to memory."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """Run on the bound inputs; the results are written to bound memory, or found by `IOBinding.get_outputs`."""
+        names, out = iobinding.outputs()
+        iobinding.results = dict(zip(names, self._run(names, iobinding.inputs, out), strict=True))
+
+    def _run(
+        self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        inputs = self._inputs(feed)
+        began = time.perf_counter_ns()
+        results = self.engine.run(inputs, out or None, self._threads)
+        if self._options.enable_profiling:
+            self._record("model_run", "Session", began, time.perf_counter_ns() - began)
+            self._last = inputs
+        if not output_names:
+            return list(results.values())
+        unknown = [name for name in output_names if name not in results]
+        if unknown:
+            raise InputError(f"there is no output {unknown[0]!r}: this model gives {', '.join(results)}")
+        return [results[name] for name in output_names]
+
+    def _inputs(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """The feeds as the engine takes them."""
+        specs = {spec.name: spec for spec in self.engine.inputs}
+        found: dict[str, Any] = {}
+        for name, value in feed.items():
+            value = value.value if isinstance(value, OrtValue) else value
+            if name in specs and isinstance(value, (bool, int, float, list, tuple, np.generic)):
+                value = np.asarray(value, BY_NAME[specs[name].dtype].numpy)
+            found[name] = value
+        return found
+
+    # -- Profiling ------------------------------------------------------------------------------
+
+    def _record(self, name: str, category: str, began: int, nanoseconds: int, **facts: Any) -> None:
+        """One event in the format of Chrome's traces, which ONNX Runtime's profiles have too."""
+        start = (began - self._began) // 1000
+        self._events.append(
+            {"cat": category, "pid": os.getpid(), "tid": 0, "ts": start, "dur": nanoseconds // 1000, "ph": "X",
+             "name": name, "args": facts}
+        )  # fmt: skip
+
+    def get_profiling_start_time_ns(self) -> int:
+        """The time at which the session was made, of `time.perf_counter_ns`."""
+        return self._began
+
+    def end_profiling(self) -> str:
+        """Write the profile, a JSON file in the format of Chrome's traces, and return its name.
+
+        It has the runs of the session, then one run of each step of the plan: the median time of ten runs on the last
+        inputs.  Without `SessionOptions.enable_profiling` nothing is written, and the name is empty.
+        """
+        if not self._options.enable_profiling:
+            return ""
+        if self._last is not None:
+            place = time.perf_counter_ns()
+            for row in self.engine.profile(self._last, threads=self._threads):
+                duration = int(row["milliseconds"] * 1e6)
+                facts = {key: row[key] for key in ("kernel", "bytes", "flops")}
+                self._record(row["name"], "Node", place, duration, **facts)
+                place += duration
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        path = Path(f"{self._options.profile_file_prefix}_{stamp}.json")
+        path.write_text(json.dumps(self._events), encoding="utf-8")
+        self._events, self._last = [], None
+        return str(path)
+
+
+def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:
+    names = [name if isinstance(name, str) else name[0] for name in providers or ("CPUExecutionProvider",)]
+    for name in names:
+        if name in TARGETS:
+            return name
+    raise SettingsError(f"none of the providers {', '.join(names)} is known: expected {' or '.join(TARGETS)}")
+
+
+def _model(given: Any) -> ModelProto:
+    """The model of a file, of its contents, or as it is; raises `ImportModelError`."""
+    from tilewright.importers.onnx import read_model
+
+    if isinstance(given, (str, os.PathLike)):
+        return read_model(Path(given))
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return read_model(bytes(given))
+    if not hasattr(given, "graph"):
+        raise ImportModelError(f"a session is made of a file, bytes or a ModelProto, not of {type(given).__name__}")
+    model: ModelProto = given
+    return model
+
+
+def _node_arg(spec: TensorSpec) -> NodeArg:
+    shape: list[int | str] = [size if isinstance(size, int) else str(size) for size in spec.shape]
+    return NodeArg(spec.name, f"tensor({element_text(BY_NAME[spec.dtype].numpy)})", shape)
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    return value if isinstance(value, np.ndarray) else OrtValue(value).numpy()
