@@ -73,12 +73,22 @@ float32 = DType("float32", "f32", "float", 32)
 float64 = DType("float64", "f64", "float", 64)
 void = DType("void", "void", "void", 0)
 
+# One element in the low bits of a byte.  Only the graph knows these: kernels see their bytes, and formulas of the
+# importers make numbers of them.
+int4 = DType("int4", "i4", "int", 4)
+uint4 = DType("uint4", "u4", "uint", 4)
+int2 = DType("int2", "i2", "int", 2)
+uint2 = DType("uint2", "u2", "uint", 2)
+float4e2 = DType("float4e2", "f4e2", "float", 4)  # no infinity and no NaN
+float8e8 = DType("float8e8", "f8e8", "float", 8)  # powers of two, without sign and zero; the code 0xff is NaN
+NARROW: tuple[DType, ...] = (int4, uint4, int2, uint2, float4e2, float8e8)
+
 DTYPES: tuple[DType, ...] = (
     int1, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
     float8e5, float8e4nv, float8e5b16, float8e4b8, float16, bfloat16, float32, float64,
 )  # fmt: skip
 # float8e4b15 is storage: the IR moves it and reinterprets its bits, the language converts and computes in float16.
-STORED: tuple[DType, ...] = (*DTYPES, float8e4b15)
+STORED: tuple[DType, ...] = (*DTYPES, float8e4b15, *NARROW)
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in STORED}
 BY_TEXT: dict[str, DType] = {dtype.text: dtype for dtype in STORED}
 
@@ -90,9 +100,20 @@ _NUMPY: dict[str, np.dtype] = {
     "float8e4b8": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "float8e4b15": np.dtype(ml_dtypes.float8_e4m3b11fnuz),  # carries the bits; its numbers are other ones
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int4": np.dtype(ml_dtypes.int4),
+    "uint4": np.dtype(ml_dtypes.uint4),
+    "int2": np.dtype(ml_dtypes.int2),
+    "uint2": np.dtype(ml_dtypes.uint2),
+    "float4e2": np.dtype(ml_dtypes.float4_e2m1fn),
+    "float8e8": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _NUMPY.update({name: np.dtype(name) for name in BY_NAME if name not in _NUMPY})
 _FROM_NUMPY: dict[np.dtype, DType] = {numpy_dtype: BY_NAME[name] for name, numpy_dtype in _NUMPY.items()}
+
+
+def carrier(dtype: DType) -> DType:
+    """The element type that kernels see: bytes in place of narrow types."""
+    return uint8 if dtype in NARROW else dtype
 
 
 def from_numpy(dtype: np.dtype | type) -> DType:

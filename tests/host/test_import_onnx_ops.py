@@ -22,6 +22,9 @@ from tilewright.importers.onnx_schema import rule_name  # noqa: E402
 WITHOUT_CASES = {"GlobalLpPool", "Scatter"}
 # Operations of which every case is right when small inputs are constants.
 WHOLE = (
+    "BitCast",
+    "DequantizeLinear",
+    "QuantizeLinear",
     "Attention",
     "BatchNormalization",
     "Col2Im",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilewright.dtypes import BY_TEXT, DType, int32
+from tilewright.dtypes import BY_TEXT, DType, carrier, int32
 from tilewright.engine.precompile import compile_ahead
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
@@ -178,9 +178,9 @@ def _type(name: str, call: KernelCall) -> TensorType:
     if isinstance(operand, Table) and not operand.columns:
         return scalar(PointerType(int32))
     if isinstance(operand, PackedConstant):
-        return scalar(PointerType(operand.value.dtype))
+        return scalar(PointerType(carrier(operand.value.dtype)))
     if isinstance(operand, Value):
-        return scalar(PointerType(operand.dtype))
+        return scalar(PointerType(carrier(operand.dtype)))
     return scalar(BY_TEXT[call.types[name]])
 
 

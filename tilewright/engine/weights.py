@@ -32,6 +32,7 @@ _NAMES = {
     "float8e5": "F8_E5M2", "float8e4nv": "F8_E4M3", "float8e5b16": "F8_E5M2FNUZ", "float8e4b8": "F8_E4M3FNUZ",
     "float16": "F16", "bfloat16": "BF16",
     "float32": "F32", "float64": "F64",
+    "int4": "I4", "uint4": "U4", "int2": "I2", "uint2": "U2", "float4e2": "F4", "float8e8": "F8_E8M0",
 }  # fmt: skip
 _DTYPES = {name: dtypes.BY_NAME[ours] for ours, name in _NAMES.items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.dtypes import DType, float32, int1, int64
+from tilewright.dtypes import BY_NAME, DType, float32, int1, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, ceil_divide, floor_divide, lift, lower_bound, minimum, product, simplify
@@ -113,6 +113,15 @@ def logical_not(inputs: Inputs, attributes: Attributes) -> Types:
 
 def cast(inputs: Inputs, attributes: Attributes) -> Types:
     return [(attributes["dtype"], value(inputs, 0).shape)]
+
+
+def bitcast(inputs: Inputs, attributes: Attributes) -> Types:
+    source, target = (BY_NAME.get(attributes[name]) for name in ("of", "to"))
+    _require(source is not None and target is not None, f"{attributes} are no names of element types")
+    assert source is not None and target is not None
+    _require(value(inputs, 0).dtype == source, f"{value(inputs, 0)!r} is not {source}")
+    _require(source.itemsize == target.itemsize, f"elements of {source} and {target} have different sizes")
+    return [(target, value(inputs, 0).shape)]
 
 
 def binary(inputs: Inputs, attributes: Attributes) -> Types:

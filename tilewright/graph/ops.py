@@ -106,6 +106,9 @@ _op("elementwise", "relu", 1, infer.unary, _numpy(compute.relu), "max(x, 0)")
 _op("elementwise", "silu", 1, infer.unary_float, _numpy(lambda x: x * compute.sigmoid(x)), "x sigmoid(x)")
 _op("elementwise", "gelu", 1, infer.unary_float, compute.gelu, "x Phi(x), or its tanh form", approximate="none")
 _op("elementwise", "cast", 1, infer.cast, compute.cast, "to `dtype`; to bool: x != 0", dtype=REQUIRED)
+_op("elementwise", "bitcast", 1, infer.bitcast, compute.bitcast,
+    "the bits of an element as another type of as many bytes; `of` and `to` are names of element types",
+    of=REQUIRED, to=REQUIRED)
 _op("elementwise", "clip", 1, infer.unary, compute.clip, "min(max(x, low), high)", low=None, high=None)
 
 # ------------------------------------------------------------- elementwise, several inputs that broadcast

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import wrapped
+from tilewright.dtypes import BY_NAME, wrapped
 from tilewright.errors import InputError
 
 Array = np.ndarray
@@ -159,6 +159,11 @@ def _truncated(x: Array, dtype: np.dtype) -> Array:
     x = np.trunc(np.where(large, x - limit, x))
     near = np.where((x >= -limit) & (x < limit), x, -limit).astype(wide)
     return np.where(large, np.bitwise_xor(near, np.iinfo(wide).min), near).astype(dtype)
+
+
+def bitcast(inputs: Arrays, attributes: Attributes) -> Array:
+    source, target = (BY_NAME[attributes[name]].numpy for name in ("of", "to"))
+    return np.ascontiguousarray(inputs[0].astype(source)).view(target).reshape(inputs[0].shape)
 
 
 def clip(inputs: Arrays, attributes: Attributes) -> Array:

@@ -8,9 +8,10 @@ from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import DType, int64
+from tilewright.dtypes import NARROW, DType, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
+from tilewright.importers import narrow
 from tilewright.importers.report import Unsupported
 from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, product, simplify, upper_bound
 
@@ -41,7 +42,13 @@ class Emitter:
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """Convert the element type; nothing where it is right already."""
-        return value if value.dtype == dtype else self.op("cast", value, dtype=dtype)
+        if value.dtype == dtype:
+            return value
+        if value.dtype in NARROW:
+            return self.cast(narrow.decode(self, value), dtype)
+        if dtype in NARROW:
+            return narrow.encode(self, value, dtype)
+        return self.op("cast", value, dtype=dtype)
 
     def full(self, shape: Sequence[Size], number: Scalar, dtype: DType) -> Value:
         """One number (or size) everywhere."""

@@ -25,6 +25,14 @@ DTYPES: dict[int, DType] = {
     TensorProto.UINT16: dtypes.uint16,
     TensorProto.UINT32: dtypes.uint32,
     TensorProto.UINT64: dtypes.uint64,
+    TensorProto.INT4: dtypes.int4,
+    TensorProto.UINT4: dtypes.uint4,
+    TensorProto.INT2: dtypes.int2,
+    TensorProto.UINT2: dtypes.uint2,
+    TensorProto.FLOAT4E2M1: dtypes.float4e2,
+    TensorProto.FLOAT8E8M0: dtypes.float8e8,
+    TensorProto.FLOAT8E5M2FNUZ: dtypes.float8e5b16,
+    TensorProto.FLOAT8E4M3FNUZ: dtypes.float8e4b8,
     TensorProto.FLOAT8E5M2: dtypes.float8e5,
     TensorProto.FLOAT8E4M3FN: dtypes.float8e4nv,
     TensorProto.FLOAT16: dtypes.float16,
@@ -89,14 +97,40 @@ def _check_count(found: int, shape: Sequence[int], what: str, unit: str, each: i
 
 
 def _raw(data: bytes, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+    packed = _per_byte(dtype)
+    if packed > 1:
+        return _unpacked(np.frombuffer(data, np.uint8), shape, dtype, what)
     _check_count(len(data), shape, what, "bytes", dtype.itemsize)
     if dtype == np.bool_:  # any byte but 0 is true
         return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
+def _per_byte(dtype: np.dtype) -> int:
+    """How many elements ONNX stores in one byte."""
+    bits = dtypes.from_numpy(dtype).bits
+    return 1 if dtype == np.bool_ else max(1, 8 // bits)
+
+
+def _unpacked(data: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+    """Elements that share bytes, the first in the lowest bits."""
+    packed, count = _per_byte(dtype), math.prod(shape)
+    expected = -(-count // packed)
+    if data.size != expected:
+        raise ImportModelError(
+            f"{what} has {data.size} bytes, but its dimensions {list(shape)} need {expected}; export the model again"
+        )
+    bits = 8 // packed
+    parts = (data[:, None] >> (bits * np.arange(packed, dtype=np.uint8))) & ((1 << bits) - 1)
+    return parts.reshape(-1)[:count].astype(np.uint8).view(dtype).reshape(shape)
+
+
 def _typed(elements: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
     """Elements from a list of numbers; those of small floating-point types are bit patterns."""
+    if _per_byte(dtype) > 1:
+        if elements.size and not 0 <= int(elements.min()) <= int(elements.max()) < 256:
+            raise ImportModelError(f"{what} has elements from {elements.min()} to {elements.max()}; bytes are 0 to 255")
+        return _unpacked(elements.astype(np.uint8), shape, dtype, what)
     _check_count(elements.size, shape, what, "elements")
     if elements.size == 0 or dtype in (np.float32, np.float64):
         return elements.astype(dtype).reshape(shape)
@@ -120,8 +154,9 @@ def _external(
         raise ImportModelError(f"{what} is in the file {location!r}: import the model by its path")
     path = _inside(folder, location, what)
     offset = _number(entries.get("offset", "0"), "offset", what)
-    size = math.prod(shape) * dtype.itemsize
-    if "length" in entries:
+    packed = _per_byte(dtype)
+    size = math.prod(shape) * dtype.itemsize if packed == 1 else -(-math.prod(shape) // packed)
+    if "length" in entries and packed == 1:
         _check_count(_number(entries["length"], "length", what), shape, what, "bytes", dtype.itemsize)
     try:
         status = path.stat()
@@ -137,6 +172,8 @@ def _external(
     if size == 0:
         return np.zeros(shape, dtype)
     try:
+        if packed > 1:
+            return _unpacked(np.memmap(path, np.uint8, "r", offset, (size,)), shape, dtype, what)
         return np.memmap(path, dtype, "r", offset, shape)
     except OSError as error:
         raise ImportModelError(f"{what}: the data file {location!r} cannot be read: {error.strerror}") from None

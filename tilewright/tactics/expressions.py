@@ -14,14 +14,15 @@ import ml_dtypes
 import numpy as np
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, float8e4b8, float8e4nv, float8e5, float8e5b16, float32
+from tilewright.dtypes import BY_NAME, DType, carrier, float8e4b8, float8e4nv, float8e5, float8e5b16, float32
 from tilewright.graph.core import Node
 
 Rule = Union[str, Callable[[Node], str]]
 
 
 def compute_type(dtype: DType) -> DType:
-    """The type in which values of `dtype` are computed: narrow floats in float32."""
+    """The type in which values of `dtype` are computed: small floats in float32, types below a byte by their bits."""
+    dtype = carrier(dtype)
     return float32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
@@ -98,6 +99,19 @@ def _cast(node: Node) -> str:
     return f"{{0}}.to(tl.{target.name})"
 
 
+def _bitcast(node: Node) -> str:
+    source, target = (BY_NAME[node.attributes[name]] for name in ("of", "to"))
+    source, target = carrier(source), carrier(target)
+    text = "{0}"
+    if source.is_float and source.bits < 32:
+        text = narrowed(text, source)
+    if source.is_bool or target.is_bool:  # a byte that is 0 or 1
+        return f"({text} != 0)" if target.is_bool else f"{text}.to(tl.{target.name})"
+    if source != target:
+        text += f".to(tl.{target.name}, bitcast=True)"
+    return f"{text}.to(tl.float32)" if target.is_float and target.bits < 32 else text
+
+
 def _clip(node: Node) -> str:
     text = "{0}"
     dtype = node.output.dtype
@@ -164,6 +178,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "gelu": _gelu,
     "cast": _cast,
     "clip": _clip,
+    "bitcast": _bitcast,
     "add": "{0} + {1}",
     "subtract": "{0} - {1}",
     "multiply": "{0} * {1}",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, carrier
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, lift, simplify, upper_bound
 from tilewright.tactics.expressions import compute_type, expression, literal, narrowed, takes_types, typed_literal
@@ -354,7 +354,8 @@ class Writer:
     @staticmethod
     def stored(value: Value, text: str) -> str:
         """An element in the type in which `value` is stored, where the store's own conversion is another one."""
-        return narrowed(text, value.dtype) if value.dtype.is_float and value.dtype.bits == 8 else text
+        dtype = carrier(value.dtype)
+        return narrowed(text, dtype) if dtype.is_float and dtype.bits == 8 else text
 
     def store(
         self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = ()

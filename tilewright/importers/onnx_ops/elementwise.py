@@ -8,10 +8,10 @@ from functools import reduce
 
 import ml_dtypes
 
-from tilewright.dtypes import DType, float64, int1
+from tilewright.dtypes import NARROW, DType, carrier, float8e8, float32, float64, int1
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
-from tilewright.importers import formulas
+from tilewright.importers import formulas, narrow
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -204,11 +204,25 @@ def cast_like(call: Call) -> Value:
 def _saturating_cast(call: Call, dtype: DType) -> Value:
     """To 8-bit floats, numbers out of range become the largest unless `saturate` is off."""
     x, saturate = call[0], call.attribute("saturate", 1)
-    call.attribute("round_mode")  # for exponent-only types, which are not supported
+    rounding = call.choice("round_mode", "up", "down", "nearest")
+    if dtype == float8e8 and x.dtype != dtype:
+        return narrow.encode(call, call.cast(x, float32), dtype, rounding)
+    if dtype in NARROW:
+        return call.cast(x, dtype)
     if dtype.is_float and dtype.bits == 8 and saturate and x.dtype.is_float and x.dtype != dtype:
         largest = float(ml_dtypes.finfo(dtype.numpy).max)
         x = call.op("clip", x, low=-largest, high=largest)
     return call.cast(x, dtype)
+
+
+@rule("BitCast")
+def bitcast(call: Call) -> Value:
+    x, dtype = call[0], call.dtype("to")
+    assert dtype is not None  # the attribute is required
+    if (8 if x.dtype.is_bool else x.dtype.bits) != (8 if dtype.is_bool else dtype.bits):
+        raise Invalid(f"elements of {x.dtype} and {dtype} have different sizes")
+    bits = narrow.bitcast(call, x, carrier(x.dtype)) if x.dtype in NARROW else x
+    return narrow.bitcast(call, bits, dtype)
 
 
 @rule("Identity")

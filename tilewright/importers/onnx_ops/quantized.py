@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 import ml_dtypes
-import numpy as np
 
-from tilewright.dtypes import DType, float32, float64, int32, uint8
+from tilewright.dtypes import DType, float8e8, float32, float64, int32, uint8
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.network import convolve
@@ -56,14 +55,14 @@ def _axis_and_block(call: Call, x: Value) -> tuple[int, int]:
 
 def _saturated(call: Call, x: Value, dtype: DType) -> Value:
     """Whole numbers of a float as an integer type, those outside its range as its ends."""
-    limits = np.iinfo(dtype.numpy)
+    limits = ml_dtypes.iinfo(dtype.numpy)
     return call.cast(call.op("clip", x, low=float(limits.min), high=float(limits.max)), dtype)
 
 
 def _quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DType, saturate: bool = True) -> Value:
     """round(x / scale) + zero point, halves to even; `scale` and `zero` broadcast with x, which is a float."""
-    if not dtype.is_integer and not (dtype.is_float and dtype.bits == 8):
-        raise Unsupported(f"quantization to {dtype}", "use 8 or 16-bit integers, or 8-bit floats")
+    if not dtype.is_integer and (dtype.bits > 8 or dtype == float8e8):
+        raise Unsupported(f"quantization to {dtype}", "use integers, or floats of 8 or 4 bits")
     scaled = call.op("divide", x, call.cast(scale, x.dtype))
     if dtype.is_float:
         scaled = scaled if zero is None else call.op("add", scaled, call.cast(zero, x.dtype))
