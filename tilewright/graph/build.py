@@ -33,8 +33,11 @@ Operand = Union[Value, int, float, bool, None]
 class GraphBuilder:
     """Builds one graph, node after node, with inferred types and unique names."""
 
-    def __init__(self, name: str) -> None:
-        self.graph = Graph(name)
+    def __init__(self, name: str, outer: GraphBuilder | None = None) -> None:
+        """`outer` builds the graph that this one will be inside of, and whose sizes it knows."""
+        self.graph: Graph = Graph(name, {} if outer is None else dict(outer.graph.symbols))
+        self._sizes: dict[str, int] = {} if outer is None else outer._sizes  # how many of each hint there are
+        self.run_time_names: set[str] = set() if outer is None else outer.run_time_names
         self._names: dict[str, int] = {}  # and how many suffixes of each were tried
         self._numbers: dict[tuple[DType, Any], Value] = {}
 
@@ -46,9 +49,11 @@ class GraphBuilder:
 
     def run_time_symbol(self, hint: str, low: int = 0, high: int = 2**31 - 1) -> Size:
         """A symbol of its own for a size that only the run knows."""
-        number = 1
+        number = self._sizes.get(hint, 0) + 1
         while f"{hint}_{number}" in self.graph.symbols:
             number += 1
+        self._sizes[hint] = number
+        self.run_time_names.add(f"{hint}_{number}")
         return self.symbol(f"{hint}_{number}", low, high)
 
     def input(self, name: str, dtype: DType, shape: Sequence[Size]) -> Value:

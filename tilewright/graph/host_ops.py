@@ -39,9 +39,9 @@ def positions(inputs: Inputs, attributes: Attributes) -> Types:
 
 
 def values_or_positions(inputs: Inputs, attributes: Attributes) -> Types:
-    """Elements of the first input, or int64 positions and counts, as `result` says."""
-    _one_of(attributes, "result", ("values", "positions", "first", "inverse", "counts"))
-    dtype: DType = value(inputs, 0).dtype if attributes["result"] == "values" else int64
+    """Elements of the first input, or int64 positions and counts, as `gives` says."""
+    _one_of(attributes, "gives", ("values", "positions", "first", "inverse", "counts"))
+    dtype: DType = value(inputs, 0).dtype if attributes["gives"] == "values" else int64
     return [(dtype, attributes["shape"])]
 
 
@@ -236,9 +236,9 @@ def unique(inputs: Arrays, attributes: Attributes) -> Array:
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         first, counts, inverse = first[order], counts[order], place[inverse]
-    if attributes["result"] == "values":
+    if attributes["gives"] == "values":
         return np.take(x, first, axis=axis)
-    return {"first": first, "inverse": inverse, "counts": counts}[attributes["result"]].astype(np.int64)
+    return {"first": first, "inverse": inverse, "counts": counts}[attributes["gives"]].astype(np.int64)
 
 
 def top_k(inputs: Arrays, attributes: Attributes) -> Array:
@@ -252,7 +252,7 @@ def top_k(inputs: Arrays, attributes: Attributes) -> Array:
     else:
         order = np.argsort(keys, axis=axis, kind="stable")
     order = np.take(order, np.arange(k), axis=axis)
-    return order.astype(np.int64) if attributes["result"] == "positions" else np.take_along_axis(x, order, axis)
+    return order.astype(np.int64) if attributes["gives"] == "positions" else np.take_along_axis(x, order, axis)
 
 
 def non_max_suppression(inputs: Arrays, attributes: Attributes) -> Array:

@@ -259,11 +259,11 @@ _op("host", "nonzero", 1, host.positions, host.nonzero, "i64 [rank, n]: where x 
 _op("host", "compress", 2, host.declared, host.compress, "slices of x along `axis` where a list of booleans is true",
     axis=REQUIRED, shape=REQUIRED)
 _op("host", "unique", 1, host.values_or_positions, host.unique,
-    "different slices along `axis`; `result`: values, first, inverse or counts",
-    axis=REQUIRED, shape=REQUIRED, result="values", sorted=True)
+    "different slices along `axis`; `gives`: values, first, inverse or counts",
+    axis=REQUIRED, shape=REQUIRED, gives="values", sorted=True)
 _op("host", "top_k", 2, host.values_or_positions, host.top_k,
-    "the k largest or smallest along `axis`; `result`: values or positions",
-    axis=REQUIRED, shape=REQUIRED, result="values", largest=True, what="k")
+    "the k largest or smallest along `axis`; `gives`: values or positions",
+    axis=REQUIRED, shape=REQUIRED, gives="values", largest=True, what="k")
 _op("host", "non_max_suppression", (2, 5), host.positions, host.non_max_suppression,
     "i64 [n, 3] (batch, class, box) of boxes that overlap no better one by more than a share",
     shape=REQUIRED, center=False)

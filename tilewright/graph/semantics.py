@@ -278,10 +278,20 @@ def reduction(function: Callable[..., Any], **identity: Any) -> Rule:
 
     def rule(inputs: Arrays, attributes: Attributes) -> Array:
         x = inputs[0]
-        result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keepdims"])
+        empty = {"initial": _worst(x.dtype, function is np.max)} if not x.size and function in (np.max, np.min) else {}
+        result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keepdims"], **empty)
         return np.asarray(result).astype(x.dtype)
 
     return rule
+
+
+def _worst(dtype: np.dtype, least: bool) -> Any:
+    """The least value of an element type, or the largest: the extreme of no elements."""
+    if dtype.kind == "b":
+        return not least
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if least else np.iinfo(dtype).max
+    return dtype.type(-np.inf if least else np.inf)
 
 
 def arg_reduction(function: Callable[..., Any]) -> Rule:
@@ -295,7 +305,7 @@ def arg_reduction(function: Callable[..., Any]) -> Rule:
 
 def log_sum_exp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     """max + log(sum(e^(x - max)))."""
-    largest = np.max(x, axis=axis, keepdims=True)
+    largest = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
     with np.errstate(all="ignore"):
         shift = np.where(np.isfinite(largest), largest, 0)
         total = np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True)) + shift

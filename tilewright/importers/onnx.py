@@ -25,6 +25,7 @@ from tilewright.errors import ImportModelError, ShapeError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_control import CONTROL, Control
 from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_known import evaluate
 from tilewright.importers.onnx_ops import RULES
@@ -246,8 +247,12 @@ class _Importer:
             check_types(form, [None if item is None else item.dtype for item in inputs])
         elif rule_name(node) not in RULES:
             raise Unsupported(NO_RULE)
-        if rule_name(node) == "If":
-            self._branch(node, attributes, inputs, scope)
+        if rule_name(node) == "If" and inputs[0] is not None and inputs[0].known is not None:
+            self._branch(node, attributes, inputs[0].known, scope)
+            return
+        if rule_name(node) in CONTROL:
+            control = Control(self, node, attributes, inputs, scope, source_of(node) or scope.place)
+            self._store(node, scope, CONTROL[node.op_type](control))
             return
         if rule_name(node) == "Constant":
             self._store(node, scope, [known_tensor(node.output[0], self._constant(attributes))])
@@ -329,15 +334,12 @@ class _Importer:
         self._store(node, scope, [inner.find(name) for name in function.output])
 
     def _branch(
-        self, node: NodeProto, attributes: Mapping[str, AttributeProto], inputs: list[Tensor | None], scope: Scope
+        self, node: NodeProto, attributes: Mapping[str, AttributeProto], condition: np.ndarray, scope: Scope
     ) -> None:
         """An If whose condition is known: the chosen branch's nodes, in place."""
-        condition = inputs[0]
-        if condition is None or condition.known is None or condition.symbolic:
-            raise Unsupported("If with a condition that is computed from data", "export one branch only")
-        if condition.known.size != 1:
-            raise Invalid(f"its condition has {condition.known.size} elements; it must have one")
-        graph = attributes["then_branch" if bool(condition.known.reshape(-1)[0]) else "else_branch"].g
+        if condition.size != 1:
+            raise Invalid(f"its condition has {condition.size} elements; it must have one")
+        graph = attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"].g
         if len(graph.output) != len(node.output) or graph.input:
             raise Invalid(
                 f"its branch has {len(graph.input)} inputs and {len(graph.output)} outputs; it must have 0 and "

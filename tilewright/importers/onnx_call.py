@@ -13,13 +13,14 @@ from tilewright.dtypes import DType, from_numpy, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
+from tilewright.graph.ops import definition
 from tilewright.importers.agreement import agreed
-from tilewright.importers.emitter import Emitter
+from tilewright.importers.emitter import Emitter, Number
 from tilewright.importers.onnx_tensors import DTYPES
 from tilewright.importers.ratios import Ratio, parts
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.shapes import check_sizes
-from tilewright.symbolic import Expression, Size, simplify
+from tilewright.symbolic import Expression, Size, free_symbols, product, simplify
 
 # Attributes that never change what an inference result means.
 WITHOUT_EFFECT = frozenset(
@@ -39,6 +40,7 @@ class Tensor:
     value: Value | None = None
     known: np.ndarray | None = None
     size_type: DType = int64
+    hints: list[Size | None] | None = None  # of a list of integers that is not known as a whole: its known elements
 
     @property
     def symbolic(self) -> bool:
@@ -58,6 +60,12 @@ class Tensor:
             return self.value.shape
         assert self.known is not None
         return self.known.shape
+
+
+def _objects(items: Sequence[Any]) -> np.ndarray:
+    filled = np.empty(len(items), object)
+    filled[:] = items
+    return filled
 
 
 def known_tensor(name: str, data: Any, dtype: DType = int64) -> Tensor:
@@ -95,8 +103,12 @@ class Call(Emitter):
         self.outputs = outputs
         self.read: set[str] = set()  # attributes that the rule has looked at
 
-    def op(self, name: str, *inputs: Value | int | float | bool | None, **attributes: Any) -> Value:
-        """One node; sizes that must be equal and are not the same expression become conditions of every call."""
+    def op(self, name: str, *inputs: Value | Number | None, **attributes: Any) -> Value:
+        """One node; sizes that only the run knows are made to fit there, and those that must be equal and are not the
+        same expression become conditions of every call."""
+        values = [item for item in inputs if isinstance(item, Value)]
+        if len(values) > 1 and any(map(self._is_told, (size for value in values for size in value.shape))):
+            inputs = self._fitting(name, inputs)
         try:
             return super().op(name, *inputs, **attributes)
         except ShapeError:
@@ -104,6 +116,48 @@ class Call(Emitter):
             if found is None:
                 raise
         return super().op(name, *found, **attributes)
+
+    def _is_told(self, size: Size) -> bool:
+        """Whether only the run knows a size."""
+        return any(symbol.name in self.builder.run_time_names for symbol in free_symbols(size))
+
+    def _fitting(self, name: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Operands of an elementwise op whose sizes broadcast together: equal ones, or a 1 that only the run knows."""
+        values = [item for item in inputs if isinstance(item, Value)]
+        if definition(name).kind != "elementwise":
+            return tuple(inputs)
+        rank = max(value.rank for value in values)
+        target: dict[int, Size] = {}  # by position from the end
+        for position in range(-rank, 0):
+            extents = [v.shape[position] for v in values if v.rank >= -position and v.shape[position] != 1]
+            if any(extent != extents[0] for extent in extents) and any(map(self._is_told, extents)):
+                fixed = [extent for extent in extents if isinstance(extent, int)]
+                target[position] = fixed[0] if fixed else self._common(values, position)
+        return tuple(self._stretched(item, target) if isinstance(item, Value) else item for item in inputs)
+
+    def _common(self, values: Sequence[Value], position: int) -> Size:
+        """The size to which dimensions of several tensors broadcast."""
+        numbers: Value | None = None
+        for value in values:
+            if value.rank >= -position and value.shape[position] != 1:
+                own = self.materialize(known_tensor("extents", _objects([value.shape[position]])))
+                what = f"the size {value.shape[position]} of %{value.name}"
+                both = (own, numbers)
+                numbers = own if numbers is None else self.op("broadcast_extents", *both, count=1, what=what)
+        assert numbers is not None
+        (size,) = self.read_sizes(numbers, "size", "the common sizes")
+        return size
+
+    def _stretched(self, value: Value, target: Mapping[int, Size]) -> Value:
+        """A tensor stretched along the dimensions in `target`, where it is not of size 1."""
+        shape = list(value.shape)
+        for position, size in target.items():
+            if value.rank >= -position and shape[position] != 1:
+                shape[position] = size
+        if tuple(shape) == value.shape:
+            return value
+        numbers = self.materialize(known_tensor("extents", _objects(shape)))
+        return self.op("broadcast_at", value, numbers, shape=tuple(shape), what=f"the shape of %{value.name}")
 
     def has(self, index: int) -> bool:
         """Whether an optional input is there."""
@@ -190,6 +244,65 @@ class Call(Emitter):
             if number not in DTYPES:
                 raise Invalid(f"the attribute {name!r} is {found!r}, which is no element type that is supported")
             return DTYPES[number]
+        return found
+
+    def is_unknown(self, *indices: int) -> bool:
+        """Whether one of these inputs is there, and its elements are not known at import."""
+        return any(self.has(index) and self.tensor(index).known is None for index in indices)
+
+    def count(self, index: int) -> int:
+        """The elements of an input; raises `Unsupported` where their number is not known."""
+        total = product(self.tensor(index).shape)
+        if not isinstance(total, int):
+            raise Unsupported(
+                f"input {index} ({self.tensor(index).name!r}) is a list of {total} elements, so that the number of "
+                "dimensions of the result is not known",
+                "give the list a fixed length",
+            )
+        return total
+
+    def numbers(self, index: int) -> Value:
+        """Input `index` as a list of int64 in the graph."""
+        return self.reshape(self.cast(self[index], int64), (self.count(index),))
+
+    def what(self, index: int) -> str:
+        """An input for messages at run time."""
+        return f"input {index} ({self.tensor(index).name!r})"
+
+    def extents(self, x: Value) -> Value:
+        """The shape of a tensor as a list of int64 in the graph."""
+        if not x.shape:
+            return self.constant(np.zeros(0, np.int64), "extents")
+        return self.materialize(known_tensor("extents", _objects(x.shape)))
+
+    def fresh(self, hint: str, low: int = 0) -> Size:
+        """A size that only the run knows."""
+        return self.builder.run_time_symbol(hint, low)
+
+    def read_sizes(self, numbers: Value, hint: str, what: str) -> list[Size]:
+        """The elements of a list in the graph as sizes that only the run knows."""
+        (count,) = numbers.shape
+        assert isinstance(count, int)
+        found = []
+        for element in range(count):
+            size = self.fresh(hint)
+            text = f"element {element} of {what}"
+            self.op("extent", numbers, element=element, size=size, what=text)
+            found.append(size)
+        return found
+
+    def lengths(self, index: int, hint: str = "size") -> list[Size]:
+        """As `sizes`; what is not known at import is read at run time, where none may be negative."""
+        if not self.is_unknown(index):
+            return self.sizes(index)
+        hints = self.tensor(index).hints or [None] * self.count(index)
+        found: list[Size] = []
+        for element, known in enumerate(hints):
+            if known is None:
+                known = self.fresh(hint)
+                text = f"element {element} of {self.what(index)}"
+                self.op("extent", self.numbers(index), element=element, size=known, what=text)
+            found.append(known)
         return found
 
     def sizes(self, index: int) -> list[Size]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, NodeProto
 
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Tensor
 from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAIN
 from tilewright.importers.report import NO_RULE, Invalid, Unsupported
@@ -39,12 +41,9 @@ class Scope:
 
     def find(self, name: str) -> Tensor | Unavailable | None:
         """What a name stands for; None for the empty name and for inputs of a function that are left out."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.outer
-        return None
+        if name in self.values:
+            return self.values[name]
+        return None if self.outer is None else self.outer.find(name)
 
     def branch(self) -> Scope:
         """A scope for a branch: names defined inside do not go outside."""
@@ -76,3 +75,28 @@ class Scope:
                 copy.name = attribute.name
                 found[attribute.name] = copy
         return found
+
+
+@dataclass(eq=False)
+class BodyScope(Scope):
+    """The values of a graph inside the graph: tensors from outside become its inputs (`captured`, by name)."""
+
+    builder: GraphBuilder = field(kw_only=True)
+    captured: dict[str, Value] = field(default_factory=dict, kw_only=True)
+    inner: dict[Value, Value] = field(default_factory=dict, kw_only=True)  # the input of each
+
+    def find(self, name: str) -> Tensor | Unavailable | None:
+        if name in self.values or self.outer is None:
+            return self.values.get(name)
+        found = self.outer.find(name)
+        if not isinstance(found, Tensor):
+            return found
+        if found.known is not None or found.value is None:
+            inner = Tensor(found.name, known=found.known, hints=found.hints)
+        else:
+            if found.value not in self.inner:
+                value = self.builder.input(f"outside.{found.value.name}", found.dtype, found.shape)
+                self.inner[found.value], self.captured[value.name] = value, found.value
+            inner = Tensor(found.name, self.inner[found.value], hints=found.hints)
+        self.values[name] = inner
+        return inner

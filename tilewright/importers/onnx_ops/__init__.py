@@ -12,6 +12,7 @@ from tilewright.importers.onnx_ops import (
     recurrent,
     reduction,
     resize,
+    run_time,
     shape,
     signal,
     windows,
@@ -31,5 +32,6 @@ SECTIONS: tuple[RuleTable, ...] = (
     losses.TABLE,
     quantized.TABLE,
     signal.TABLE,
+    run_time.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

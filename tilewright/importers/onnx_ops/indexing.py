@@ -188,7 +188,7 @@ def tensor_scatter(call: Call) -> Value:
 
 @rule("OneHot")
 def one_hot(call: Call) -> Value:
-    indices, depths = call[0], call.sizes(1)
+    indices, depths = call[0], call.lengths(1, "depth")
     if len(depths) != 1 or (isinstance(depths[0], int) and depths[0] < 1):
         raise Invalid(f"the depth is {list(map(str, depths))}; it must be one positive number")
     if call[2].shape != (2,):

@@ -8,6 +8,7 @@ from tilewright.dtypes import float64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, sorting
 from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_ops.run_time import along_axis, top_k, with_axes
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lower_bound, product, upper_bound
@@ -31,7 +32,7 @@ def _reduce(call: Call, op: str, x: Value) -> Value:
 
 
 def _plain(op: str) -> Callable[[Call], Value]:
-    return lambda call: _reduce(call, op, call[0])
+    return with_axes(lambda call: _reduce(call, op, call[0]))
 
 
 def _extreme(op: str) -> Callable[[Call], Value]:
@@ -42,7 +43,7 @@ def _extreme(op: str) -> Callable[[Call], Value]:
         found = _reduce(call, op, call.cast(x, uint8) if x.dtype.is_bool else x)
         return call.cast(found, x.dtype)
 
-    return apply
+    return with_axes(apply)
 
 
 TABLE.add("ReduceSum", _plain("reduce_sum"))
@@ -58,6 +59,7 @@ def _floats(call: Call) -> Value:
 
 
 @rule("ReduceMean")
+@with_axes
 def reduce_mean(call: Call) -> Value:
     x = call[0]
     if x.dtype.is_float:
@@ -67,16 +69,19 @@ def reduce_mean(call: Call) -> Value:
 
 
 @rule("ReduceL1")
+@with_axes
 def reduce_l1(call: Call) -> Value:
     return _reduce(call, "reduce_sum", call.op("absolute", call[0]))
 
 
 @rule("ReduceSumSquare")
+@with_axes
 def reduce_sum_square(call: Call) -> Value:
     return _reduce(call, "reduce_sum", call.op("multiply", call[0], call[0]))
 
 
 @rule("ReduceL2")
+@with_axes
 def reduce_l2(call: Call) -> Value:
     x = _floats(call)
     total = call.op("sqrt", _reduce(call, "reduce_sum", call.op("multiply", x, x)))
@@ -84,11 +89,13 @@ def reduce_l2(call: Call) -> Value:
 
 
 @rule("ReduceLogSum")
+@with_axes
 def reduce_log_sum(call: Call) -> Value:
     return call.cast(call.op("log", _reduce(call, "reduce_sum", _floats(call))), call[0].dtype)
 
 
 @rule("ReduceLogSumExp")
+@with_axes
 def reduce_log_sum_exp(call: Call) -> Value:
     x = _floats(call)
     axes, keep = _axes(call, x), call.attribute("keepdims", 1)
@@ -145,10 +152,13 @@ TABLE.add("Hardmax", _along_rows(_hardmax))
 
 
 @rule("TopK")
-def top_k(call: Call) -> tuple[Value, Value]:
+def largest(call: Call) -> tuple[Value, Value]:
     """The count is an attribute before opset 10."""
     x = call[0]
     axis = call.axis(x.rank, -1)
+    if call.opset >= 10 and call.is_unknown(1):
+        call.attribute("sorted", 1)
+        return top_k(call, x, axis, bool(call.attribute("largest", 1)))
     counts = call.ints(1) if call.opset >= 10 else [call.attribute("k")]
     if len(counts) != 1:
         raise Invalid(f"the count k has {len(counts)} elements; it must have one")
@@ -164,7 +174,11 @@ def top_k(call: Call) -> tuple[Value, Value]:
 
 def _cumulative(op: str, neutral: int) -> Callable[[Call], Value]:
     def apply(call: Call) -> Value:
-        x, axis = call[0], call.place(int(call.number(1)), call[0].rank)
+        if call.is_unknown(1):
+            return along_axis(call, call[0], lambda moved, axis: along(call, moved, axis))
+        return along(call, call[0], call.place(int(call.number(1)), call[0].rank))
+
+    def along(call: Call, x: Value, axis: int) -> Value:
         reverse = bool(call.attribute("reverse", 0))
         x = call.flip(x, axis) if reverse else x
         result = call.op(op, x, axis=axis)

@@ -11,6 +11,7 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
 from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import (
@@ -40,6 +41,8 @@ def not_negative(sizes: Sequence[Size], what: str) -> None:
 def reshape(call: Call) -> Value:
     """The shape is an attribute before opset 5."""
     x = call[0]
+    if call.opset >= 5 and call.is_unknown(1):
+        return run_time.reshape(call, x)
     target = call.sizes(1) if call.opset >= 5 else list(call.attribute("shape") or [])
     not_negative([size for size in target if size != -1], "the sizes")
     if not call.attribute("allowzero", 0):
@@ -64,6 +67,8 @@ def flatten(call: Call) -> Value:
 def squeeze(call: Call) -> Value:
     """The axes are an attribute before opset 13."""
     x = call[0]
+    if call.is_unknown(1):
+        return run_time.squeeze(call, x)
     axes = call.axes(1, x.rank)
     if axes is None:
         if any(isinstance(extent, Expression) for extent in x.shape):
@@ -81,6 +86,8 @@ def squeeze(call: Call) -> Value:
 @rule("Unsqueeze")
 def unsqueeze(call: Call) -> Value:
     """The axes are an attribute before opset 13."""
+    if call.is_unknown(1):
+        return run_time.unsqueeze(call, call[0])
     x, axes = call[0], call.listed(1, "axes")
     assert axes is not None  # they are required, there or here
     return call.unsqueeze(x, *call.places(axes, x.rank + len(axes)))
@@ -97,6 +104,8 @@ def transpose(call: Call) -> Value:
 
 @rule("Expand")
 def expand(call: Call) -> Value:
+    if call.is_unknown(1):
+        return run_time.expand(call, call[0])
     x, target = call[0], call.sizes(1)
     not_negative(target, "the sizes")
     return call.broadcast(x, broadcast_shapes(x.shape, tuple(target)))
@@ -105,7 +114,7 @@ def expand(call: Call) -> Value:
 @rule("Tile")
 def tile(call: Call) -> Value:
     """Before opset 6 the inputs are one count and its axis."""
-    x, repeats = call[0], call.sizes(1)
+    x, repeats = call[0], call.lengths(1)
     if call.opset < 6:
         axis = call.place(int(call.number(2)), x.rank)
         repeats = [repeats[0] if place == axis else 1 for place in range(x.rank)]
@@ -159,6 +168,8 @@ def slice_operands(call: Call) -> tuple[list[Size], list[Size], list[int] | None
 
 @rule("Slice")
 def slice_(call: Call) -> Value:
+    if call.opset >= 10 and call.is_unknown(1, 2, 3, 4):
+        return run_time.slice_(call, call[0])
     x, (starts, ends, given, steps) = call[0], slice_operands(call)
     if given is None and len(starts) > x.rank:
         raise Invalid(f"there are {len(starts)} starts for {x!r}")
@@ -185,7 +196,7 @@ def _backwards(call: Call, x: Value, axis: int, start: Size, end: Size, step: in
 
 def _parts(call: Call, extent: Size) -> list[Size]:
     """The sizes of the parts of a Split: an input, in the oldest opsets an attribute, or equal ones."""
-    sizes = call.sizes(1) if call.has(1) else call.attribute("split")
+    sizes = call.lengths(1) if call.has(1) else call.attribute("split")
     count = call.attribute("num_outputs", call.outputs)
     if count != call.outputs:
         raise Invalid(f"the attribute 'num_outputs' is {count}, but the node has {call.outputs} outputs")
@@ -199,7 +210,7 @@ def _parts(call: Call, extent: Size) -> list[Size]:
     surplus = simplify(lift(extent) - sum(map(lift, sizes), lift(0)))
     if len(sizes) != call.outputs or (isinstance(surplus, int) and surplus):
         raise Invalid(f"the parts {list(map(str, sizes))} are not {call.outputs} that make up {extent}")
-    if surplus:
+    if surplus and not call.is_unknown(1):
         raise Unsupported(f"a Split of {extent} into {', '.join(map(str, sizes))}, which may differ from it")
     return list(sizes)
 
@@ -213,6 +224,10 @@ def split(call: Call) -> tuple[Value, ...]:
         stop = lift(start + size)
         parts.append(call.slice(x, axis, simplify(start), simplify(stop)))
         start = stop
+    if call.is_unknown(1):  # the last one is what is left, and must be as long as the sizes say
+        size = parts[-1].shape[axis]
+        rest = call.slice(x, axis, simplify(start - size), x.shape[axis])
+        parts[-1] = call.reshape(rest, parts[-1].shape)
     return tuple(parts)
 
 
@@ -221,6 +236,8 @@ def pad(call: Call) -> Value:
     """Pads and value are attributes before opset 11; pads may be symbolic sizes."""
     x = call[0]
     mode, computed = call.choice("mode", "constant", "reflect", "edge", "wrap"), False
+    if call.opset >= 11 and call.is_unknown(1, 3):
+        return run_time.pad(call, x, mode)
     numbers: list[Size]
     if call.opset < 11:
         numbers = list(call.attribute("pads" if call.opset >= 2 else "paddings"))
@@ -280,7 +297,7 @@ def known_only(call: Call) -> Value:
 
 @rule("ConstantOfShape")
 def constant_of_shape(call: Call) -> Value:
-    value, shape = call.attribute("value", np.zeros(1, np.float32)), call.sizes(0)
+    value, shape = call.attribute("value", np.zeros(1, np.float32)), call.lengths(0)
     if value.size != 1:
         raise Invalid(f"the attribute 'value' has {value.size} elements; it must have one")
     not_negative(shape, "the sizes")
@@ -291,6 +308,8 @@ def constant_of_shape(call: Call) -> Value:
 def range_(call: Call) -> Value:
     """An iota whose length is known from sizes."""
     dtype = call.tensor(0).dtype
+    if call.is_unknown(0, 1, 2):
+        return run_time.range_(call)
     if dtype.is_float and not any(call.tensor(index).symbolic for index in range(3)):
         start, limit, step = (float(call.number(index)) for index in range(3))
         count = (limit - start) / step if step else np.nan
@@ -326,8 +345,20 @@ def eye_like(call: Call) -> Value:
 @rule("Trilu")
 def triangle(call: Call) -> Value:
     call.require_rank(call[0], 2)
+    if call.is_unknown(1):
+        return _triangle_from(call, call[0], call.reshape(call[1], ()))
     diagonal = int(call.number(1)) if call.has(1) else 0
     return call.keep_triangle(call[0], diagonal, upper=bool(call.attribute("upper", 1)))
+
+
+def _triangle_from(call: Call, x: Value, diagonal: Value) -> Value:
+    """A triangle whose diagonal is computed."""
+    row, column = call.unsqueeze(call.iota(x.shape[-2]), 1), call.unsqueeze(call.iota(x.shape[-1]), 0)
+    edge = call.op("add", row, diagonal)
+    mask = call.op("greater_equal" if call.attribute("upper", 1) else "less_equal", column, edge)
+    if x.dtype.is_bool:
+        return call.op("logical_and", x, mask)
+    return call.op("where", mask, x, call.builder.number(0, x.dtype))
 
 
 @rule("DepthToSpace")
