@@ -126,10 +126,10 @@ def test_known_branches_are_taken(rank: int) -> None:
 def test_every_unsupported_operation_is_listed(golden: Callable[..., None]) -> None:
     model = parsed("""
         <ir_version: 10, opset_import: ["" : 20, "custom.ops" : 1]>
-        main (float[n, 4] x, int64[1] axes) => (float[n, 4] y, int64[m, 2] z) {
+        main (float[n, 4] x, int64[k] axes) => (float[n, 4] y, float[n, 4] z) {
             [first] a = custom.ops.Magic <strength: float = 2.0> (x)
             [second] b = Relu(a)
-            [third] z = NonZero(x)
+            [third] z = custom.ops.Trick(x)
             [fourth] c = ReduceSum(x, axes)
             [fifth] y = Add(b, c)
         }

@@ -281,7 +281,7 @@ def _loop(
     if given[0] is None and given[1] is None:
         raise Unsupported("a Loop without a trip count and a condition, which never ends")
     node = control.append("loop", [*given, *initial, *captured], body=graph, carried=carried, types=tuple(types))
-    return node.outputs
+    return list(node.outputs)
 
 
 # Scan ----------------------------------------------------------------------------------------------
