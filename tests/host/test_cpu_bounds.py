@@ -80,7 +80,63 @@ def reversed_rows(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + n - 1 - i, tl.load(x + i))
 
 
+def one_mask_of_two(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)  # rows and columns are one value, and the mask says something of the columns only
+    value = tl.load(x + i[:, None] * n + i[None, :], mask=i[None, :] < n - 1, other=0.0)
+    tl.store(out + tl.arange(0, BLOCK), tl.sum(value, 1))
+
+
+def other_way_round(x, out, n, BLOCK: tl.constexpr):
+    index = tl.arange(0, BLOCK)[:, None] + tl.arange(0, 2)[None, :] * n
+    square = tl.broadcast_to(tl.arange(0, BLOCK)[:, None], (BLOCK, BLOCK))
+    value = tl.load(x + square, mask=tl.trans(square) < n - 5, other=0.0)
+    tl.store(out + tl.arange(0, BLOCK), tl.sum(value, 0) + tl.sum(index, 1))
+
+
+def both_borders(x, out, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, BLOCK)
+    mask = (row[:, None] < n) & (n > column)[None, :] & (column >= 1)[None, :]
+    value = tl.load(x + row[:, None].to(tl.int64) * n + column[None, :] - 1, mask=mask, other=0.0)
+    tl.store(out + row, tl.sum(value, 1), mask=row <= n - 1)
+
+
+def halo(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK) - n + 6
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + i, mask=(i >= 0) & (i < 8), other=0.0))
+
+
+def only_one(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i * n, tl.load(x + i), mask=i == n - 3)
+
+
+def rows_of_a_table(x, out, n, BLOCK: tl.constexpr):
+    i, j = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    row = tl.load(x + i).to(tl.int32) // 4
+    value = tl.load(x + row[:, None] * n + j[None, :], mask=j[None, :] < n, other=0.0)
+    tl.store(out + i, tl.sum(value, 1))
+
+
+def remainder(x, out, n, BLOCK: tl.constexpr):
+    i, j = tl.arange(0, BLOCK) % n, tl.arange(0, BLOCK)
+    tl.store(out + j, tl.sum(tl.load(x + i[:, None] * 2 + j[None, :]), 1))
+
+
+def nothing_left(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK) + n * 1000
+    tl.store(out + i - 8900, 1.0, mask=(i < n) | (i == 9003))
+    tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def overflowing(x, out, n, BLOCK: tl.constexpr):
+    i = (tl.arange(0, BLOCK) + n) * 268435456
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + i, mask=i < 8, other=0.0))
+
+
 KERNELS = [
+    one_mask_of_two, other_way_round, both_borders, halo, only_one, rows_of_a_table, remainder, nothing_left,
+    overflowing,
     plain, before, gathered, scalar, walking, square, atomic, wrapped, chosen, branch, bytes_of, reversed_rows,
 ]  # fmt: skip
 

@@ -122,6 +122,7 @@ class CompiledKernel:
         self.traced_remarks = interface.remarks  # what was noted while the source was read
         self.remarks = (*interface.remarks, *binary.remarks)
         self._trace = trace
+        self._packers: dict[int, Callable[..., bytes]] = {}  # by how many integers follow the slots
         self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
         self.divisors: tuple[int, ...] = ()  # of these arguments: the code counts on it
@@ -201,6 +202,11 @@ class CompiledKernel:
 
     def packer(self, extra: int = 0) -> Callable[..., bytes]:
         """A function from slot values, and `extra` integers after them, to the argument array of 8 bytes each."""
+        if extra not in self._packers:
+            self._packers[extra] = self._packer(extra)
+        return self._packers[extra]
+
+    def _packer(self, extra: int) -> Callable[..., bytes]:
         kinds = self.binary.parameters
         pack = struct.Struct("<" + "".join(slot_format(kind) for kind in kinds) + "q" * extra).pack
         narrow = narrow_slots(kinds)
@@ -214,10 +220,6 @@ class CompiledKernel:
             return pack(*slots)
 
         return narrowing
-
-    @cached_property
-    def _pack(self) -> Callable[..., bytes]:
-        return self.packer()
 
     def misfit(self, error: struct.error) -> LaunchError:
         """What to raise for values that do not fit the parameters."""
@@ -233,7 +235,7 @@ class CompiledKernel:
             extents = [Extent() for kind in self.binary.parameters if kind.startswith("*")]
         extra = [number for extent in extents for number in (extent.first, extent.bytes)]
         try:
-            packed = self.packer(len(extra))(*slots, *extra) if extra else self._pack(*slots)
+            packed = self.packer(len(extra))(*slots, *extra)
         except struct.error as error:
             raise self.misfit(error) from None
         if not self.watches:

@@ -2,13 +2,18 @@
 
     load(pointer, mask)          first and bytes of the array are parameters of the kernel
         ->
-    if not <the block lies inside as a whole>:       a few scalar operations: bounds of its offsets
+    if not <the block lies inside as a whole>:       a few scalar operations: bounds of its offsets, within the mask
         if any(outside and mask):
             assert(not (outside and mask), address, lanes outside, lanes)
     load(pointer, mask)
 
 An array is the span of the argument, as in the interpreter (`ir.memory`).  A pointer belongs to the arguments that it
 is computed from; one that may come from several must lie in one of them, and one that comes from memory is not checked.
+
+Bounds follow from the operations that compute the offsets.  Two things make them narrow enough for most blocks: where
+the mask compares an index with a number (`columns < n`), only the indices on its side count; and an index that is
+loaded, or computed in a way without a rule, has the extremes of its block, if that is much smaller than the block of
+pointers.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from tilewright import dtypes
-from tilewright.dtypes import int64
+from tilewright.dtypes import DType, int64
 from tilewright.ir.core import Function, Operation, Parameter, Value
 from tilewright.ir.rewrite import Rebuilder, constant_of
 from tilewright.ir.types import PointerType, scalar
@@ -28,6 +33,7 @@ from tilewright.targets.cpu.failures import NUMBER, accesses
 MASK_OPERAND = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}
 _SAME = frozenset({"splat", "expand_dims", "broadcast", "permute", "reshape", "hint"})
 _FACTOR = 1 << 29  # numbers below it are multiplied, and some such products added, without overflow of 64 bits
+_FEWER = 4  # times fewer elements than the block of pointers has an index whose extremes are looked for
 _FARTHEST = 1 << 40  # elements that a pointer of a block which lies inside may be moved at once
 
 
@@ -39,11 +45,25 @@ def check_bounds(function: Function, first: int) -> Function:
 
 @dataclass
 class _Bounds:
-    """Between which numbers (scalars, i64) all elements of a block lie, where `holds` (scalars, i1) are true."""
+    """Between which numbers (scalars, i64) the elements of a block lie that a mask leaves, where `holds` (scalars, i1)
+    are true; it leaves none where one of `empty` is true."""
 
     low: Value
     high: Value
     holds: list[Value] = field(default_factory=list)
+    empty: list[Value] = field(default_factory=list)
+
+
+_Axes = tuple[int, ...] | None  # which axes of the block of pointers a block's axes are; None when not known
+_Place = tuple[Value, _Axes]
+
+
+@dataclass
+class _Limit:
+    """What a mask says of an index: that it is at most, or at least, a number (a scalar, i64)."""
+
+    number: Value
+    above: bool
 
 
 class _Checker(Rebuilder):
@@ -59,6 +79,8 @@ class _Checker(Rebuilder):
             if value.type.is_pointer:
                 start, size = (Value(scalar(int64), f"{prefix}_{place}_{what}") for what in ("first", "bytes"))
                 self.arrays[value] = (start, size)
+        self.limits: dict[_Place, list[_Limit]] = {}  # what the mask of the present access says of indices
+        self.elements = 0  # of its block of pointers
         self.casts = any(_changes_size(operation) for operation in function.walk())
 
     def run(self, function: Function) -> Function:
@@ -87,6 +109,7 @@ class _Checker(Rebuilder):
         assert isinstance(element, PointerType)
         size = element.element.itemsize
         limits = [(first, self._plus(self._plus(first, count), -size)) for first, count in arrays]  # of addresses
+        self.limits, self.elements = {} if mask is None else self._limits(mask), pointer.type.size
         inside = self._inside(pointer, limits)
 
         def check_each() -> list[Value]:
@@ -157,7 +180,7 @@ class _Checker(Rebuilder):
         """Whether all addresses of a block are inside, as one scalar; None where nothing is known of them."""
         if not pointer.type.rank or self.casts or len(limits) > 1:
             return None
-        bounds = self._pointers(pointer)
+        bounds = self._pointers(pointer, tuple(range(pointer.type.rank)))
         if bounds is None:
             return None
         ((first, last),) = limits
@@ -165,9 +188,10 @@ class _Checker(Rebuilder):
             self.emit("compare", bounds.low, first, predicate="ge"),
             self.emit("compare", bounds.high, last, predicate="le"),
         ]
-        return reduce(lambda left, right: self.emit("and", left, right), [*ends, *bounds.holds])
+        inside = reduce(lambda left, right: self.emit("or", left, right), [self.emit("and", *ends), *bounds.empty])
+        return reduce(lambda left, right: self.emit("and", left, right), [inside, *bounds.holds])
 
-    def _pointers(self, value: Value) -> _Bounds | None:
+    def _pointers(self, value: Value, axes: _Axes) -> _Bounds | None:
         if not value.type.rank:
             address = self.emit("bitcast", value, element=int64)
             return _Bounds(address, address)
@@ -175,10 +199,10 @@ class _Checker(Rebuilder):
         if operation is None:
             return None
         if operation.opcode in _SAME:
-            return self._pointers(operation.operands[0])
+            return self._pointers(operation.operands[0], _axes_before(operation, axes))
         if operation.opcode != "offset":
             return None
-        start, moved = self._pointers(operation.operands[0]), self._integers(operation.operands[1])
+        start, moved = self._pointers(operation.operands[0], axes), self._integers(operation.operands[1], axes)
         if start is None or moved is None:
             return None
         element = value.type.element
@@ -189,9 +213,25 @@ class _Checker(Rebuilder):
             self.emit("add", start.low, low),
             self.emit("add", start.high, high),
             [*start.holds, *moved.holds, *near],
+            [*start.empty, *moved.empty],
         )
 
-    def _integers(self, value: Value) -> _Bounds | None:
+    def _integers(self, value: Value, axes: _Axes) -> _Bounds | None:
+        """The bounds of an index, within what the mask leaves of it."""
+        bounds = self._computed(value, axes)
+        limits = self.limits.get((value, axes)) if axes is not None else None
+        if bounds is None or limits is None:
+            return bounds
+        low, high = bounds.low, bounds.high
+        for limit in limits:
+            if limit.above:
+                high = self.emit("minimum", high, limit.number)
+            else:
+                low = self.emit("maximum", low, limit.number)
+        return _Bounds(low, high, bounds.holds, [*bounds.empty, self.emit("compare", high, low, predicate="lt")])
+
+    def _computed(self, value: Value, axes: _Axes) -> _Bounds | None:
+        """The bounds of an index by the operation that computes it."""
         operation, constant = value.definition, constant_of(value)
         kind = value.type.dtype
         if constant is not None:
@@ -203,25 +243,65 @@ class _Checker(Rebuilder):
             number = value if kind == int64 else self.emit("cast", value, dtype=int64)
             return _Bounds(number, number)
         if operation is None:
-            return None
+            return self._extremes(value)
         if operation.opcode == "arange":
             low, high = integer(operation, "start"), integer(operation, "end") - 1
             return _Bounds(self.constant(low, int64), self.constant(high, int64))
         if operation.opcode in _SAME:
-            return self._integers(operation.operands[0])
+            return self._integers(operation.operands[0], _axes_before(operation, axes))
         rule = _RULES.get(operation.opcode)
         if rule is None:
-            return None
-        operands = [self._integers(operand) for operand in operation.operands]
+            return self._extremes(value)
+        operands = [self._integers(operand, axes) for operand in operation.operands]
         known = [bounds for bounds in operands if bounds is not None]
         if len(known) < len(operands):
             return None
         found = rule(self, known)
         found.holds = [hold for bounds in known for hold in bounds.holds] + found.holds
+        found.empty = [flag for bounds in known for flag in bounds.empty]
         if kind != int64:
             low = -(1 << (kind.bits - 1)) if kind.is_signed else 0
             found.holds += self._limited(found, low, low + (1 << kind.bits) - 1)
         return found
+
+    def _extremes(self, value: Value) -> _Bounds | None:
+        """The least and the greatest element of a block; None for one that is not much smaller than the pointers'."""
+        if value.type.size * _FEWER > self.elements:
+            return None
+        low, high = (self.emit("cast", self._total(value, way), dtype=int64) for way in ("minimum", "maximum"))
+        return _Bounds(low, high)
+
+    def _limits(self, mask: Value) -> dict[_Place, list[_Limit]]:
+        """What a mask says of the indices that it compares with numbers, where it is true."""
+        found: dict[_Place, list[_Limit]] = {}
+        pending: list[_Place] = [(mask, tuple(range(mask.type.rank)))]
+        while pending:
+            value, axes = pending.pop()
+            operation = value.definition
+            if operation is None:
+                continue
+            if operation.opcode == "and":
+                pending += [(operand, axes) for operand in operation.operands]
+            elif operation.opcode in _SAME:
+                pending.append((operation.operands[0], _axes_before(operation, axes)))
+            elif operation.opcode == "compare" and operation.operands[0].type.element in _COMPARED:
+                predicate = str(operation.attributes["predicate"])
+                left, right = (_origin(operand, axes) for operand in operation.operands)
+                self._limit(found, left, right, predicate)
+                self._limit(found, right, left, _MIRRORED.get(predicate, predicate))
+        return found
+
+    def _limit(self, found: dict[_Place, list[_Limit]], index: _Place, compared: _Place, predicate: str) -> None:
+        """Note that an index stands in a relation to another value, if that is one number."""
+        other, _ = compared
+        constant = constant_of(other)
+        if not index[0].type.rank or (other.type.rank and constant is None) or predicate == "ne":
+            return
+        number = self.emit("cast", other, dtype=int64) if constant is None else self.constant(int(constant), int64)
+        strict = {"lt": -1, "gt": 1}.get(predicate, 0)
+        for above in (True, False):
+            if predicate in ("eq", *(("lt", "le") if above else ("gt", "ge"))):
+                found.setdefault(index, []).append(_Limit(self._plus(number, strict), above))
 
     def _sum(self, operands: list[_Bounds]) -> _Bounds:
         left, right = operands
@@ -272,6 +352,41 @@ _RULES = {
     "maximum": _Checker._greatest,
     "cast": lambda checker, operands: operands[0],
 }
+
+
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+_COMPARED = frozenset(dtype for dtype in dtypes.DTYPES if dtype.is_integer and dtype != dtypes.uint64)
+
+
+def _origin(value: Value, axes: _Axes) -> _Place:
+    """What a block has its elements from, through operations that repeat, move or widen them."""
+    while (operation := value.definition) is not None:
+        widens = operation.opcode == "cast" and _widens(operation.operands[0].type.dtype, value.type.dtype)
+        if not widens and operation.opcode not in _SAME:
+            break
+        value, axes = operation.operands[0], axes if widens else _axes_before(operation, axes)
+    return value, axes
+
+
+def _axes_before(operation: Operation, axes: _Axes) -> _Axes:
+    """The axes of the operand of an operation that repeats or moves elements, from those of its result."""
+    if axes is None or operation.opcode == "reshape":
+        return None
+    if operation.opcode == "splat":
+        return ()
+    if operation.opcode == "expand_dims":
+        gone = integer(operation, "axis") % len(axes)
+        return axes[:gone] + axes[gone + 1 :]
+    if operation.opcode == "permute":
+        order = operation.attributes["order"]
+        assert isinstance(order, tuple)
+        return tuple(axes[order.index(axis)] for axis in range(len(axes)))
+    return axes
+
+
+def _widens(before: DType, after: DType) -> bool:
+    """Whether every number of one integer type is one of the other."""
+    return {before, after} <= _COMPARED and before.bits < after.bits and (after.is_signed or not before.is_signed)
 
 
 def _changes_size(operation: Operation) -> bool:
