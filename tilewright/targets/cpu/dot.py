@@ -147,6 +147,7 @@ def emit_dot(
         _known(right.stride),
         left.whole,
         (rows is not None, columns is not None, depth is not None),
+        accumulate if isinstance(accumulate, bool) else _truth(accumulate),
     )
     if plan.name not in builder.module.defined:
         emit = emit_tile_function if uses_tiles(target, shape, left.dtype, right.dtype) else emit_function
@@ -166,6 +167,11 @@ def emit_dot(
         accumulate,
     ]
     builder.call(plan.name, "void", arguments)
+
+
+def _truth(value: LLVMValue) -> bool | None:
+    """The value of an i1 literal, else None."""
+    return {"true": True, "false": False}.get(value.text)
 
 
 def _known(extent: Extent) -> int | None:

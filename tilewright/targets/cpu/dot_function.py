@@ -115,7 +115,7 @@ class _DotFunction:
         values = builder.arguments
         self.left, self.left_row_stride, self.left_depth_stride, self.right, self.right_stride = values[:5]
         self.accumulator, self.scratch = values[5:7]
-        self.accumulate = values[10]
+        self.accumulate = values[10] if plan.accumulate is None else builder.constant("i1", plan.accumulate)
         self.rows, self.columns, self.depth = plan.extents(builder)
         if plan.left_row_stride is not None:
             self.left_row_stride = builder.integer(plan.left_row_stride)
@@ -209,8 +209,10 @@ class _DotFunction:
             return
         with builder.loop(builder.integer(0), self.depth, self.blocking.depth, hint="runs") as loop:
             length = builder.minimum(builder.subtract(self.depth, loop.index), self.blocking.depth)
-            later = builder.compare("sgt", loop.index, 0)
-            self._depth_run(loop.index, length, builder.binary("or", later, self.accumulate), rows)
+            accumulate = self.accumulate
+            if not self.plan.accumulate:
+                accumulate = builder.binary("or", builder.compare("sgt", loop.index, 0), accumulate)
+            self._depth_run(loop.index, length, accumulate, rows)
 
     def _depth_run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue, rows: range) -> None:
         """One run of the depth: all panels of `right` and all rows."""
@@ -481,6 +483,11 @@ class _DotFunction:
             tile_stride=plan.accumulator_stride,
             signed=plan.right.kind != "uint",
             ahead_lines=self._lines_ahead(panel, groups),
+            right_stride=panel.stride.constant,
+            panel_stride=panel.panel_stride.constant if panel.count > 1 else 0,
+            ahead_stride=panel.ahead_stride.constant if self._lines_ahead(panel, groups) else 0,
+            depth=run.length.constant,
+            accumulate=None if run.accumulate is not self.accumulate else plan.accumulate,
         )
         if kernel.name not in self.module.defined:
             emit_micro_kernel(self.module, self.target, kernel)

@@ -26,7 +26,10 @@ _STREAM_AHEAD = 768  # bytes that several panels at once are prefetched ahead: 1
 
 @dataclass(frozen=True)
 class MicroKernel:
-    """One register tile. Strides are in elements; None is a run-time stride (an argument)."""
+    """One register tile. Strides are in elements; None is what only the run knows (an argument).
+
+    What is known here need not be found out by LLVM, which would go through twice the text to the same code.
+    """
 
     element: str  # LLVM type of the left operand and the accumulators: float, double, i32
     right: str  # LLVM type of the right operand in memory, widened to `element` on the way
@@ -39,13 +42,20 @@ class MicroKernel:
     tile_stride: int
     signed: bool  # of an integer right operand
     ahead_lines: int  # cache lines prefetched in one turn of the loop
+    right_stride: int | None  # from one k to the next
+    panel_stride: int | None
+    ahead_stride: int | None  # bytes, from one k to the next in what is prefetched
+    depth: int | None
+    accumulate: bool | None
 
     @property
     def name(self) -> str:
-        row_stride = "x" if self.left_row_stride is None else self.left_row_stride
+        known = (self.left_row_stride, self.right_stride, self.panel_stride, self.ahead_stride, self.depth)
+        numbers = ".".join("x" if number is None else str(number) for number in known)
         tile = f"{self.rows}x{self.panels}x{self.vectors * self.lanes}.{self.tile_stride}"
         right = self.right if self.signed else f"u{self.right}"
-        return f"tile.{self.element}.{right}.{tile}.{row_stride}.{self.left_depth_stride}.{self.ahead_lines}"
+        start = {True: "a", False: "z", None: ""}[self.accumulate]
+        return f"tile.{self.element}.{right}.{tile}.{self.left_depth_stride}.{self.ahead_lines}.{numbers}{start}"
 
     @property
     def chains(self) -> int:
@@ -118,12 +128,16 @@ class _Emitter:
         self.kernel = kernel
         self.fused = fused
         self.vector = vector_type(kernel.element, kernel.lanes)
-        left, left_stride, right, self.right_stride, panel_stride, self.tile, self.depth = builder.arguments[:7]
-        self.accumulate, self.ahead, self.ahead_stride = builder.arguments[7:]
-        offsets = [builder.multiply(panel_stride, panel) for panel in range(kernel.panels)]
-        self.panels = [builder.gep(right, offset, kernel.right) for offset in offsets]
-        known = kernel.left_row_stride
-        stride = left_stride if known is None else builder.integer(known)
+        left, left_stride, right, right_stride, panel_stride, self.tile, depth = builder.arguments[:7]
+        self.accumulate, self.ahead, ahead_stride = builder.arguments[7:]
+
+        def number(known: int | None, argument: LLVMValue) -> LLVMValue:
+            return argument if known is None else builder.integer(known)
+
+        self.right_stride, self.depth = number(kernel.right_stride, right_stride), number(kernel.depth, depth)
+        self.ahead_stride, stride = number(kernel.ahead_stride, ahead_stride), number(kernel.panel_stride, panel_stride)
+        self.panels = [builder.gep(right, builder.multiply(stride, p), kernel.right) for p in range(kernel.panels)]
+        stride = number(kernel.left_row_stride, left_stride)
         self.rows = [builder.gep(left, builder.multiply(stride, row), kernel.element) for row in range(kernel.rows)]
 
     def emit(self) -> None:
@@ -131,20 +145,28 @@ class _Emitter:
         self._prefetch_tile()
         count, unroll = kernel.rows * kernel.columns, kernel.unroll
         zeros = [builder.zero(self.vector)] * (count * kernel.chains)
-        body_end = builder.emit(f"and i64 {self.depth.text}, {-unroll}", "i64")
+        known = kernel.depth
+        if known is None:
+            end = builder.emit(f"and i64 {self.depth.text}, {-unroll}", "i64")
+        else:
+            end = builder.integer(known // unroll * unroll)
         metadata = self._no_unroll()
-        with builder.loop(builder.integer(0), body_end, unroll, zeros, hint="deep", metadata=metadata) as loop:
-            values = list(loop.values)
-            self._prefetch_ahead(loop.index)
-            for step in range(unroll):
-                chain = step % kernel.chains
-                part = slice(chain * count, (chain + 1) * count)
-                values[part] = self._step(builder.add(loop.index, step), values[part])
-            loop.next(values)
-        sums = self._add_chains(loop.results, count)
-        with builder.loop(body_end, self.depth, 1, sums, hint="rest", metadata=metadata) as rest:
-            rest.next(self._step(rest.index, list(rest.values)))
-        self._store(rest.results)
+        sums = zeros[:count]
+        if end.constant != 0:
+            with builder.loop(builder.integer(0), end, unroll, zeros, hint="deep", metadata=metadata) as loop:
+                values = list(loop.values)
+                self._prefetch_ahead(loop.index)
+                for step in range(unroll):
+                    chain = step % kernel.chains
+                    part = slice(chain * count, (chain + 1) * count)
+                    values[part] = self._step(builder.add(loop.index, step), values[part])
+                loop.next(values)
+            sums = self._add_chains(loop.results, count)
+        if end.constant is None or end.constant != known:
+            with builder.loop(end, self.depth, 1, sums, hint="rest", metadata=metadata) as rest:
+                rest.next(self._step(rest.index, list(rest.values)))
+            sums = rest.results
+        self._store(sums)
 
     def _step(self, k: LLVMValue, sums: list[LLVMValue]) -> list[LLVMValue]:
         """One k: the accumulators plus left[:, k] times right[k, :]."""
@@ -197,18 +219,22 @@ class _Emitter:
             for row in range(kernel.rows)
             for number in range(kernel.columns)
         ]
+        if kernel.accumulate is not None:
+            self._store_at(places, sums, kernel.accumulate)
+            return
         add, plain, after = builder.new_block("add"), builder.new_block("plain"), builder.new_block("stored")
         builder.branch_if(self.accumulate, add, plain)
-        builder.start(add)
-        for place, value in zip(places, sums, strict=True):
-            old = builder.load(self.vector, place, align=kernel.itemsize)
-            builder.store(self._add(old, value), place, align=kernel.itemsize)
-        builder.branch(after)
-        builder.start(plain)
-        for place, value in zip(places, sums, strict=True):
-            builder.store(value, place, align=kernel.itemsize)
-        builder.branch(after)
+        for block, added in ((add, True), (plain, False)):
+            builder.start(block)
+            self._store_at(places, sums, added)
+            builder.branch(after)
         builder.start(after)
+
+    def _store_at(self, places: list[LLVMValue], sums: list[LLVMValue], added: bool) -> None:
+        builder, itemsize = self.builder, self.kernel.itemsize
+        for place, value in zip(places, sums, strict=True):
+            total = self._add(builder.load(self.vector, place, align=itemsize), value) if added else value
+            builder.store(total, place, align=itemsize)
 
     def _prefetch_tile(self) -> None:
         kernel = self.kernel

@@ -37,6 +37,7 @@ class DotPlan:
     right_stride: int | None
     left_whole: bool  # all rows of `left` may be read, whatever the limit
     limits: tuple[bool, bool, bool]  # run-time limits on rows, columns, depth
+    accumulate: bool | None  # whether the accumulator is read; None: known only at run time
 
     # Strides are in elements.
     parameters: ClassVar[tuple[tuple[str, str, str], ...]] = (
@@ -63,4 +64,5 @@ class DotPlan:
         types = f"{self.left}.{self.right}.{self.accumulator}"
         sizes = f"{shape.rows}x{shape.columns}x{shape.depth}"
         whole = "w" if self.left_whole else ""
-        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}"
+        start = {True: "a", False: "z", None: ""}[self.accumulate]
+        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}{start}"
