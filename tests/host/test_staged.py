@@ -173,3 +173,57 @@ def test_one_part_stays_one_program():
     engine = build(b.finish(), "cpu")
     (program,) = engine._package.manifest["programs"]
     assert "parts" not in program and engine._package.manifest["version"] == 3
+
+
+def test_an_op_without_a_kernel_is_run_by_numpy(tmp_path: Path):
+    b = GraphBuilder("volumes")
+    x = b.input("x", float32, (1, 2, 4, 4, 4, 4))
+    windows = {"kernel": (2,) * 4, "strides": (2,) * 4, "padding": ((0, 0),) * 4, "dilation": (1,) * 4}
+    b.output(b.op("exp", [b.op("max_pool", [b.op("negate", [x])], source="pool", **windows)]), "y")
+    graph = b.finish()
+    build(graph, "cpu").save(tmp_path / "volumes.engine")
+    for engine in (
+        Engine.load(tmp_path / "volumes.engine"),
+        Engine.load(tmp_path / "volumes.engine", rebuild="always"),
+    ):
+        check(engine, graph, {"x": np.random.default_rng(1).standard_normal((1, 2, 4, 4, 4, 4)).astype(np.float32)})
+        (remark,) = [remark for remark in engine.remarks if "max_pool" in remark]
+        assert "(pool): run by NumPy, slowly: " in remark and "spatial dimensions" in remark
+
+
+def test_a_tensor_without_elements_is_no_reason_to_refuse():
+    b = GraphBuilder("empty")
+    x, y = b.input("x", float32, (0, 4)), b.input("y", float32, (3, 4))
+    b.output(b.op("concat", [b.op("exp", [x]), b.op("exp", [y])], axis=0), "z")
+    b.output(b.op("reduce_max", [x], axes=(0,)), "none")
+    engine = build(b.finish(), "cpu")
+    found = engine.run({"x": np.zeros((0, 4), np.float32), "y": np.zeros((3, 4), np.float32)})
+    np.testing.assert_array_equal(found["z"], np.ones((3, 4)))
+    np.testing.assert_array_equal(found["none"], np.full(4, -np.inf))
+
+
+def test_threads_share_an_engine(engine: Engine):
+    from concurrent.futures import ThreadPoolExecutor
+
+    graph = reshaped()
+    calls = [feeds(np.random.default_rng(n), n + 1, [-1, 2]) for n in range(16)]
+    expected = [reference.run(graph, call, None) for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        for wanted, found in zip(expected, pool.map(engine.run, calls), strict=True):
+            for name, array in wanted.items():
+                np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_an_updated_input(tmp_path: Path):
+    b = GraphBuilder("cache")
+    cache, x = b.input("cache", float32, (4,)), b.input("x", float32, (3,))
+    places = b.op("nonzero", [b.op("greater", [x, 0.0])], shape=(1, b.run_time_symbol("count")))
+    total = b.op("reduce_sum", [b.op("cast", [places], dtype=float32)], axes=(0, 1))
+    new = b.op("add", [cache, total])
+    b.mutate(cache, new)
+    b.output(b.op("copy", [total]), "total")
+    engine = build(b.finish(), "cpu")
+    memory = np.zeros(4, np.float32)
+    for _ in range(2):
+        engine.run({"cache": memory, "x": np.array([1, -1, 2], np.float32)})
+    np.testing.assert_array_equal(memory, np.full(4, 4.0))

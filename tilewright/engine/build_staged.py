@@ -18,7 +18,7 @@ from tilewright.engine.graph_json import Placement, graph_entry
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, UnsupportedOperationError
-from tilewright.graph.core import Graph, Node
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
@@ -59,7 +59,9 @@ def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Eng
         program, images = _program(graph, order.targets[number], parts, packed, text, number)
         programs.append(program)
         objects |= images
-    remarks = [*graph.remarks, *missing, *_remarks(graph), *_kernel_remarks(builders, compiled)]
+    told = {remark.partition(": ")[0] for remark in missing}
+    between = [remark for remark in _remarks(graph) if remark.partition(": ")[0] not in told]
+    remarks = [*graph.remarks, *missing, *between, *_kernel_remarks(builders, compiled)]
     fusion = dict.fromkeys(remark for builder in builders for remark in builder.fusion)
     manifest = manifest_of(graph, order.source, list(dict.fromkeys(remarks)), list(fusion), programs)
     return Engine(Package(manifest, packed, text, objects))
@@ -123,12 +125,19 @@ def _remarks(graph: Graph) -> list[str]:
         where = f" ({node.source})" if node.source else ""
         if kind_of(node.op) == "host" and node.op != "extent":
             found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, its result's size depends on data")
+        elif kind_of(node.op) not in ON_HOST and not all(map(_is_size, node.outputs)):
+            found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: no kernel computes it")
         for key, item in node.attributes.items():
             if isinstance(item, Graph):
                 found.append(f"{node.op} %{node.outputs[0].name}{where}: its {key} is run between the compiled parts")
                 found += _remarks(item)
     count = len(graph.parts)
     return [*found, f"the model is cut into {count} compiled parts"] if count > 1 else found
+
+
+def _is_size(value: Value) -> bool:
+    """Whether a tensor is what sizes are made of: a few integers, or nothing at all."""
+    return value.dtype.is_integer or 0 in value.shape
 
 
 def _kernel_remarks(builders: Sequence[Builder], compiled: Sequence[Sequence[Program]]) -> list[str]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float32, int64
+from tilewright.dtypes import float32, int1, int64
 from tilewright.engine import file
 from tilewright.engine.builder import build
-from tilewright.engine.engine import Engine, plan_symbol
+from tilewright.engine.engine import Engine, plan_symbol, staged_symbol
 from tilewright.engine.weights import Weights
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -165,6 +165,41 @@ def small_graph() -> Graph:
     return b.finish()
 
 
+def staged_graph() -> Graph:
+    """A model in parts: a shape that is an input, places that depend on data, a loop whose value grows."""
+    b = GraphBuilder("staged")
+    rows = b.symbol("rows", 1, 64)
+    x, shape, count = b.input("x", float32, (rows, 4)), b.input("shape", int64, (2,)), b.input("count", int64, ())
+    extents = b.op("reshape", [b.op("dimension", expression=rows)], shape=(1,))
+    extents = b.op("concat", [extents, b.constant([4])], axis=0)
+    target = b.op("resolved_shape", [shape, extents], count=2, what="the shape")
+    sizes = [b.run_time_symbol("size") for _ in range(2)]
+    for number, size in enumerate(sizes):
+        b.op("extent", [target], element=number, size=size)
+    y = b.op("reshape", [b.op("exp", [x])], shape=sizes)
+    places = b.op("nonzero", [b.op("greater", [y, 1.0])], shape=(2, b.run_time_symbol("found")))
+    types = ((float32, (b.run_time_symbol("final"),)), (float32, (b.run_time_symbol("trips"),)))
+    first = b.op("reduce_sum", [y], axes=(0,))
+    node = b.node("loop", [count, None, first], body=_round(b), carried=1, types=types)
+    b.output(b.op("add", [places, places]), "places")
+    b.output(node.outputs[0], "last")
+    b.output(b.op("add", [node.outputs[1], 1.0]), "sums")
+    return b.finish()
+
+
+def _round(outer: GraphBuilder) -> Graph:
+    """One round of the loop: a value and a one behind it, and its sum."""
+    b = GraphBuilder("round", outer)
+    b.input("iteration", int64, ())
+    going = b.input("going", int1, ())
+    value = b.input("value", float32, (b.run_time_symbol("length"),))
+    longer = b.op("concat", [b.op("tanh", [value]), b.constant(np.ones(1, np.float32), "one")], axis=0)
+    b.output(b.op("copy", [going]), "going_on")
+    b.output(longer, "longer")
+    b.output(b.op("reduce_sum", [longer], axes=(0,)), "sum")
+    return b.finish()
+
+
 def small_engine() -> Engine:
     """`small_graph`, compiled."""
     return build(small_graph(), "cpu")
@@ -200,9 +235,13 @@ def fit_symbol(members: dict[str, bytes], manifest: dict[str, Any]) -> None:
     """Let the machine code belong to the forged plan: its symbol is renamed."""
     try:
         (program,) = manifest["programs"]
-        old = program["symbol"]
         weights = Weights.parse(np.frombuffer(members[file.WEIGHTS], np.uint8))
-        program["symbol"] = plan_symbol(program["plan"], weights.offsets)
-        members[PLAN_OBJECT] = members[PLAN_OBJECT].replace(old.encode(), program["symbol"].encode())
+        for number, part in enumerate(program.get("parts", [program])):
+            name = f"kernels/plan-0-{number}.o" if "parts" in program else PLAN_OBJECT
+            old, part["symbol"] = part["symbol"], plan_symbol(part["plan"], weights.offsets)
+            members[name] = members[name].replace(old.encode(), part["symbol"].encode())
+        if "parts" in program:
+            symbols = [part["symbol"] for part in program["parts"]]
+            program["symbol"] = staged_symbol(program["plan"], symbols, members[file.GRAPH])
     except (KeyError, ValueError, TypeError, AttributeError):
         pass  # it is refused for something else

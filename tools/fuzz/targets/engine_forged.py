@@ -17,6 +17,7 @@ from tilewright import Engine
 from tilewright.cli.console import terminal
 from tilewright.cli.inspect import describe, show
 from tilewright.engine import file
+from tilewright.engine.builder import build
 from tilewright.insight.page import page
 from tilewright.insight.report import report
 from tools.fuzz.engine_files import (
@@ -28,6 +29,7 @@ from tools.fuzz.engine_files import (
     sealed,
     small_engine,
     splice,
+    staged_graph,
     truncate,
 )  # fmt: skip
 from tools.fuzz.target import Base
@@ -40,14 +42,16 @@ class Target(Base):
 
     def prepare(self, folder: Path) -> None:
         self.path = folder / "forged.engine"
-        small_engine().save(self.path)
-        self.members = read_members(self.path.read_bytes())
-        self.manifest = json.loads(self.members[file.MANIFEST])
+        self.bases = []
+        for engine in (small_engine(), build(staged_graph(), "cpu")):
+            engine.save(self.path)
+            members = read_members(self.path.read_bytes())
+            self.bases.append((members, json.loads(members[file.MANIFEST])))
 
     def run(self, seed: int) -> str:
         draw = random.Random(seed)
-        members = dict(self.members)
-        manifest = copy.deepcopy(self.manifest)
+        base, parsed = draw.choice(self.bases)
+        members, manifest = dict(base), copy.deepcopy(parsed)
         change = draw.choice([forge_manifest, forge_plan, forge_weights, forge_elf, forge_object, forge_texts])
         change(members, manifest, draw)
         if change is not forge_texts:
@@ -77,9 +81,10 @@ def forge_manifest(members: dict[str, bytes], manifest: dict[str, Any], draw: ra
 
 
 def forge_plan(members: dict[str, bytes], manifest: dict[str, Any], draw: random.Random) -> None:
-    """Other values in the plan."""
+    """Other values in the plan, or in one of a part."""
+    (program,) = manifest["programs"]
     for _ in range(draw.choice([1, 1, 2, 4])):
-        change_value(manifest["programs"][0]["plan"], draw)
+        change_value(draw.choice([program, *program.get("parts", ())])["plan"], draw)
 
 
 def forge_weights(members: dict[str, bytes], manifest: dict[str, Any], draw: random.Random) -> None:

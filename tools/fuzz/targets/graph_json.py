@@ -29,6 +29,7 @@ from tools.fuzz.engine_files import (
     sealed,
     small_graph,
     splice,
+    staged_graph,
     truncate,
 )  # fmt: skip
 from tools.fuzz.target import Base
@@ -42,7 +43,7 @@ class Target(Base):
 
     def prepare(self, folder: Path) -> None:
         self.path = folder / "forged.engine"
-        graphs = [small_graph(), *(RandomGraph(seed, 6).graph for seed in range(8))]
+        graphs = [small_graph(), staged_graph(), staged_graph(), *(RandomGraph(seed, 6).graph for seed in range(8))]
         self.bases = []
         for graph in graphs:
             build(graph, "cpu").save(self.path)
@@ -80,7 +81,8 @@ def _change_numbers(text: bytes, draw: random.Random) -> bytes:
 def _change_nodes(text: bytes, draw: random.Random) -> bytes:
     """Other operations, inputs and attributes, with the types that these have."""
     graph = json.loads(text)
-    nodes = graph["graph"]["nodes"]
+    entry = draw.choice([graph, *graph.get("parts", ())])
+    nodes = entry["graph"]["nodes"]
     for _ in range(draw.choice([1, 2, 4])):
         node, other = draw.choice(nodes), draw.choice(nodes)
         kind = draw.randrange(5)
@@ -95,7 +97,7 @@ def _change_nodes(text: bytes, draw: random.Random) -> bytes:
         else:
             node["op"], node["attributes"] = other["op"], other["attributes"]
     with contextlib.suppress(Exception):  # where there are no such types, the old ones are left
-        _retype(graph["graph"])
+        _retype(entry["graph"])
     return json.dumps(graph).encode()
 
 
