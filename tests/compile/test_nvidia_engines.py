@@ -13,6 +13,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 import tilewright  # noqa: E402
 from tests.host.model_support import torch_graph  # noqa: E402
+from tests.host.test_recurrent import layer  # noqa: E402
 from tests.models import blocks  # noqa: E402
 from tilewright import Engine  # noqa: E402
 from tilewright.cli.main import application  # noqa: E402
@@ -110,3 +111,10 @@ def test_the_command_line_builds_one_file_for_several_targets(tmp_path: Path) ->
     assert Engine.load(tmp_path / "m.engine").targets == ("cuda:sm_90a", "cpu")
     shown = CliRunner().invoke(application(), ["inspect", str(tmp_path / "m.engine"), "--target", "cuda"])
     assert "target cuda:sm_90a" in shown.output and "also for cpu" in shown.output
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru_first"])
+def test_recurrent_layers(cell: str, rng: np.random.Generator) -> None:
+    """One launch walks the steps; its threads wait for each other after every step."""
+    engine = build(layer(rng, cell, 32, (False, True), lengths=True), "cuda:sm_90a")
+    assert [step.evidence["group"] for step in engine.plan.steps] == ["recurrent"]

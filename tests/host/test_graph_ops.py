@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 KINDS = {
+    "recurrent",
     "elementwise",
     "contraction",
     "attention",

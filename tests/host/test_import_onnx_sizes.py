@@ -179,3 +179,46 @@ def test_a_signal_of_two_dimensions() -> None:
     wanted = np.fft.rfft(frames)
     bound = 8 * np.finfo(np.float32).eps * np.abs(x).sum()
     np.testing.assert_allclose(run(graph, x), np.stack([wanted.real, wanted.imag], -1), rtol=0, atol=bound)
+
+
+def recurrent(
+    kind: str, steps: str, direction: str, lengths: bool, first: int, rng: np.random.Generator
+) -> onnx.ModelProto:
+    """A layer of width 3 with 4 hidden numbers; `first` is linear_before_reset of a GRU."""
+    gates, sides = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind], 2 if direction == "bidirectional" else 1
+    shapes = {"w": (sides, 4 * gates, 3), "r": (sides, 4 * gates, 4), "b": (sides, 8 * gates)}
+    weights = [
+        onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
+    more = {"linear_before_reset": first} if kind == "GRU" else {}
+    names = ["x", "w", "r", "b", "lengths" if lengths else "", *states]
+    outputs = ["y", *(f"{name}_last" for name in states)]
+    node = onnx.helper.make_node(kind, names, outputs, hidden_size=4, direction=direction, **more)
+    extent = int(steps) if steps.isdigit() else steps
+    values = [("x", 1, [extent, 2, 3]), *((name, 1, [sides, 2, 4]) for name in states)]
+    values += [("lengths", 6, [2])] if lengths else []
+    inputs = [onnx.helper.make_tensor_value_info(*value) for value in values]
+    results = [onnx.helper.make_tensor_value_info(name, 1, None) for name in outputs]
+    graph = onnx.helper.make_graph([node], "layer", inputs, results, weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("kind", "first"), [("RNN", 0), ("GRU", 0), ("GRU", 1), ("LSTM", 0)])
+def test_recurrent_layers_of_any_length(kind: str, first: int, direction: str, lengths: bool) -> None:
+    """A walked sequence gives what an unrolled one gives, and is one node however long it is."""
+    graphs = {}
+    for steps in ("6", "n", "3000"):
+        graphs[steps] = import_model(recurrent(kind, steps, direction, lengths, first))
+    assert [node.op for node in graphs["n"].nodes].count("recurrent") == 1
+    assert len(graphs["3000"].nodes) == len(graphs["n"].nodes) and "recurrent" not in {n.op for n in graphs["6"].nodes}
+    rng = np.random.default_rng(2)
+    feeds = {value.name: rng.standard_normal(value.shape).astype(np.float32) for value in graphs["6"].inputs}  # type: ignore[arg-type]
+    if lengths:
+        feeds["lengths"] = np.array([6, 2], np.int32)
+    wanted, found = (reference.run(graphs[steps], feeds) for steps in ("6", "n"))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5, err_msg=name)

@@ -9,6 +9,7 @@
     view          no work at all: the output is the input's memory
     source        no inputs
     pool          windows of an image
+    recurrent     steps that wait for each other
     composite     decomposed by `passes.decompose` before fusion
     host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
     part          a part of the model that is compiled on its own (`graph.partition`)
@@ -28,6 +29,7 @@ import numpy as np
 from tilewright.dtypes import int64
 from tilewright.graph import host_ops as host
 from tilewright.graph import inference as infer
+from tilewright.graph import recurrent
 from tilewright.graph import semantics as compute
 
 REQUIRED: Any = object()
@@ -157,6 +159,10 @@ _op("attention", "attention", (3, 4), infer.attention, compute.attention,
     "a row that sees no key gives zeros",
     scale=REQUIRED, causal=False)
 
+_op("recurrent", "recurrent", (3, 5), recurrent.recurrent_types, recurrent.recurrent,
+    "all states of a layer of `cell` rnn, lstm, gru or gru_first: x [S, D, B, gates H], w [D, H, gates H], initial "
+    "[D, B, slots H], optional bias [D, gates H] and lengths [B]; [S + 1, D, B, slots H]; flags of `reverse`",
+    cell=REQUIRED, functions=REQUIRED, reverse=REQUIRED)
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)

@@ -159,12 +159,12 @@ class _Importer:
     def _extent(
         self, dim: Any, name: str, axis: int, entry: Dimension | int | None, chosen: Mapping[str, Size]
     ) -> Size:
-        """A dimension's size; exporters write -1 for one that is not known."""
-        if dim.HasField("dim_value") and dim.dim_value != -1:
+        """A dimension's size; exporters write negative numbers for one that is not known."""
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             size = int(dim.dim_value)
-            if not 0 <= size <= LARGEST_DIMENSION:
+            if size > LARGEST_DIMENSION:
                 raise ImportModelError(
-                    f"input {name!r}: dimension {axis} has the size {size}; 0 to {LARGEST_DIMENSION} are supported"
+                    f"input {name!r}: dimension {axis} has the size {size}; at most {LARGEST_DIMENSION} is supported"
                 )
             if entry not in (None, size):
                 raise ImportModelError(
@@ -399,7 +399,7 @@ class _Importer:
             found = scope.find(entry.name)
             assert isinstance(found, Tensor)  # the structure was checked, and what is not available reported
             if entry.HasField("type"):
-                _check_declared(entry.type, found, f"output {entry.name!r}", strict=True)
+                _check_declared(entry.type, found, f"output {entry.name!r}", strict=False)
             value: Value = call.materialize(found)
             if value in taken or value in graph.constants:
                 value = self.builder.op("copy", [value])
@@ -445,7 +445,7 @@ def _text(data: bytes, name: str) -> str:
 def _check_declared(declared: TypeProto, found: Tensor, what: str, strict: bool) -> None:
     """Compare a value with the type that the model declares; raise `ImportModelError` for a contradiction.
 
-    Of values inside the graph (not `strict`) only the element type must fit: editors of models often leave old shapes
+    Of values that are computed (not `strict`) only the element type must fit: editors of models often leave old shapes
     there, which are logged.
     """
     if declared.WhichOneof("value") not in (None, "tensor_type"):

@@ -29,6 +29,7 @@ from tilewright.tactics.gpu.window import gpu_pool
 from tilewright.tactics.grouped import grouped_candidates
 from tilewright.tactics.movement import movement
 from tilewright.tactics.pool import pool
+from tilewright.tactics.recurrent import recurrent_candidates
 from tilewright.tactics.reduction import reduction
 from tilewright.tactics.split import split_group, with_axes_moved
 from tilewright.targets.base import Target
@@ -68,6 +69,7 @@ _CPU: dict[str, Maker] = {
     "excitation": _excitation,
     "attention": attention_candidates,
     "pool": pool,
+    "recurrent": recurrent_candidates,
 }
 # By the target's family, then by the group's class.
 MAKERS: dict[str, dict[str, Maker]] = {

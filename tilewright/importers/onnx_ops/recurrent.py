@@ -1,4 +1,4 @@
-"""Recurrent layers (RNN, GRU, LSTM), unrolled over the steps of a sequence of fixed length.
+"""Recurrent layers (RNN, GRU, LSTM): the graph's op for sequences of any length, unrolled for a few steps.
 
 The input's products are one product over all steps; each step then adds the state's.  Formulas and orders of gates are
 those of the ONNX operator specification.
@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
+from tilewright.graph.recurrent import SLOTS
 from tilewright.importers.agreement import respelled
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, lift, simplify
 
 TABLE = RuleTable("Recurrent layers")
 rule = TABLE.rule
 
-LONGEST = 1024  # steps
+LONGEST = 1024  # steps that are unrolled
+FEW = 8  # steps that are always unrolled: their products are one each, and everything around them is fused
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
 
 
@@ -107,11 +109,22 @@ def _layer(
     call.attribute("output_sequence")  # before opset 7; the outputs of the node say it
     x = call.transpose(call[0], 0, 1) if batch_first else call[0]
     steps = x.shape[0]
-    if not isinstance(steps, int) or steps > LONGEST:
-        raise Unsupported(f"a recurrent layer of {steps} steps", f"fix the length, to at most {LONGEST} steps")
+    walked = not (isinstance(steps, int) and steps <= FEW) and not (peepholes and call.has(7))
+    if not walked and not (isinstance(steps, int) and steps <= LONGEST):
+        raise Unsupported(
+            f"a recurrent layer with peepholes of {steps} steps", f"fix the length, to at most {LONGEST} steps"
+        )
     if call.attribute("clip") is not None or call.attribute("input_forget", 0):
         raise Unsupported("a recurrent layer with `clip` or `input_forget`", "leave them out")
     activations = _activations(call, defaults, directions)
+    backwards = [kind == "reverse" or number == 1 for number in range(directions)]
+    if walked and all(functions == activations[0] for functions in activations):
+        joined = _walked(call, x, gates, states, activations[0], backwards, batch_first)
+        return _ordered(call, joined, batch_first)
+    if not isinstance(steps, int):
+        raise Unsupported(
+            f"a recurrent layer of {steps} steps with other functions for each direction", "fix the length"
+        )
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]
     for number in range(directions):
@@ -120,12 +133,15 @@ def _layer(
         peeps = call.equal_parts(call.select(call[7], 0, number), 3) if peepholes and call.has(7) else []
         weights = _Weights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
         inputs = _product(call, x, call.select(call[1], 0, number), bias[0])
-        backwards = kind == "reverse" or number == 1
-        rows, last = _run(call, cell, inputs, first, weights, range(steps)[:: -1 if backwards else 1])
+        rows, last = _run(call, cell, inputs, first, weights, range(steps)[:: -1 if backwards[number] else 1])
         outputs.append(call.unsqueeze(rows, 1))
         for state, value in enumerate(last):
             ends[state].append(call.unsqueeze(value, 0))
-    joined = [_concat(call, outputs, 1), *(_concat(call, values, 0) for values in ends)]
+    return _ordered(call, [_concat(call, outputs, 1), *(_concat(call, values, 0) for values in ends)], batch_first)
+
+
+def _ordered(call: Call, joined: Sequence[Value], batch_first: bool) -> tuple[Value, ...]:
+    """Outputs [steps, directions, batch, hidden] and states [directions, batch, hidden], in the order of the layout."""
     if not batch_first:
         return tuple(joined)
     return call.permute(joined[0], (2, 0, 1, 3)), *(call.transpose(value, 0, 1) for value in joined[1:])
@@ -185,6 +201,72 @@ def _run(
             found = [call.op("where", inside, new, old) for new, old in zip(found, states, strict=True)]
         states = found
     return _concat(call, [call.unsqueeze(rows[step], 0) for step in sorted(rows)], 0), states
+
+
+_CELLS = {1: "rnn", 4: "lstm"}  # by the number of gates
+
+
+def _walked(
+    call: Call,
+    x: Value,
+    gates: int,
+    states: int,
+    functions: Sequence[str],
+    backwards: Sequence[bool],
+    batch_first: bool,
+) -> list[Value]:
+    """The outputs of all steps and the last states, by the graph's op, which walks the steps."""
+    directions, hidden = len(backwards), call[2].shape[2]
+    assert isinstance(hidden, int)
+    cell = _CELLS.get(gates) or ("gru" if call.attribute("linear_before_reset", 0) else "gru_first")
+    numbers = range(directions)
+    sides = [
+        call.equal_parts(call.select(call[3], 0, number), 2) if call.has(3) else [None, None] for number in numbers
+    ]
+    # Of a GRU the state's bias stays beside its product, which the reset gate multiplies.
+    separate = cell.startswith("gru") and call.has(3)
+    inputs = []
+    for number in numbers:
+        bias, own = sides[number]
+        product = _product(call, x, call.select(call[1], 0, number), bias)
+        product = product if separate or own is None else call.op("add", product, own)
+        inputs.append(call.unsqueeze(product, 1))
+    biases = [call.unsqueeze(own, 0) for _, own in sides if own is not None]
+    first = [[_initial(call, x, 5 + state, number, batch_first) for state in range(states)] for number in numbers]
+    slots = SLOTS[cell]
+    for row in first:
+        row += [call.full(row[0].shape, 0.0, x.dtype)] * (slots - len(row))
+    initial = [call.unsqueeze(_concat(call, row, 1), 0) for row in first]
+    rows = call.op(
+        "recurrent",
+        _concat(call, inputs, 1),
+        call.transpose(call[2], 1, 2),
+        _concat(call, initial, 0),
+        _concat(call, biases, 0) if separate else None,
+        call.cast(call[4], int64) if call.has(4) else None,
+        cell=cell, functions=tuple(functions), reverse=tuple(backwards),
+    )  # fmt: skip
+    return _results(call, rows, x.shape[0], hidden, states, backwards)
+
+
+def _results(call: Call, rows: Value, steps: Size, hidden: int, states: int, backwards: Sequence[bool]) -> list[Value]:
+    """Outputs and last states from the states around every step; behind a sequence's end outputs are zeros."""
+    outputs: list[Value] = []
+    ends: list[list[Value]] = [[] for _ in range(states)]
+    for number, reverse in enumerate(backwards):
+        side = call.slice(rows, 1, number, number + 1)
+        begin, last = (0, 0) if reverse else (1, steps)
+        mine = call.slice(side, 0, begin, simplify(lift(steps) + begin))
+        outputs.append(call.slice(mine, 3, 0, hidden))
+        end = call.select(side, 0, last)
+        for state in range(states):
+            ends[state].append(call.slice(end, 2, state * hidden, (state + 1) * hidden))
+    joined = _concat(call, outputs, 1)
+    if call.has(4):
+        places = call.unsqueeze(call.iota(steps), 1)
+        inside = call.op("less", places, call.cast(call[4], int64))
+        joined = call.op("where", call.unsqueeze(inside, 1, 3), joined, call.builder.number(0.0, joined.dtype))
+    return [joined, *(_concat(call, values, 0) for values in ends)]
 
 
 @rule("RNN")

@@ -1,0 +1,83 @@
+"""The op `recurrent`: the kernel against the meaning in float64, for every cell, in both directions, of any length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.dtypes import DType, float16, float32, int64
+from tilewright.engine.builder import build
+from tilewright.engine.engine import Engine
+from tilewright.errors import ShapeError
+from tilewright.graph import reference
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.recurrent import GATES, SLOTS
+
+FUNCTIONS = {
+    "rnn": ("tanh",),
+    "lstm": ("sigmoid", "tanh", "tanh"),
+    "gru": ("sigmoid", "tanh"),
+    "gru_first": ("sigmoid", "tanh"),
+}
+
+
+def layer(
+    rng: np.random.Generator, cell: str, hidden: int, reverse: tuple[bool, ...], lengths: bool, dtype: DType = float32
+) -> Graph:
+    b = GraphBuilder(cell)
+    steps, batch, directions = b.symbol("steps"), b.symbol("batch", 1, 64), len(reverse)
+    gates, slots = GATES[cell] * hidden, SLOTS[cell] * hidden
+    x = b.input("x", dtype, (steps, directions, batch, gates))
+    initial = b.input("initial", dtype, (directions, batch, slots))
+    weight = b.constant((rng.standard_normal((directions, hidden, gates)) / (4 * hidden**0.5)).astype(dtype.numpy), "w")
+    bias = b.constant(rng.standard_normal((directions, gates)).astype(dtype.numpy), "b") if "gru" in cell else None
+    ends = b.input("lengths", int64, (batch,)) if lengths else None
+    inputs = [x, weight, initial, bias, ends]
+    b.output(b.op("recurrent", inputs, cell=cell, functions=FUNCTIONS[cell], reverse=reverse), "y")
+    return b.finish()
+
+
+def feeds(rng: np.random.Generator, graph: Graph, steps: int, batch: int) -> dict[str, np.ndarray]:
+    sizes = {"steps": steps, "batch": batch}
+    found = {}
+    for value in graph.inputs:
+        shape = [size if isinstance(size, int) else sizes[str(size)] for size in value.shape]
+        found[value.name] = rng.standard_normal(shape).astype(value.dtype.numpy)
+    if "lengths" in found:
+        found["lengths"] = rng.integers(0, steps + 1, batch)
+    return found
+
+
+def check(engine: Engine, graph: Graph, inputs: dict[str, np.ndarray]) -> None:
+    """The state's weights are small enough to pass on at most what they get, so that the roundings of every step
+    add up: of what is stored, and of the sums of a product."""
+    (wanted,) = reference.run(graph, inputs).values()
+    found = engine.run(inputs)["y"]
+    steps, hidden = wanted.shape[0], graph.nodes[0].inputs[1].shape[1]
+    unit, single = float(np.finfo(found.dtype).eps), float(np.finfo(np.float32).eps)
+    bound = (4 * unit + 4 * single * (hidden + 8)) * steps * max(1.0, np.abs(wanted).max())
+    assert found.shape == wanted.shape
+    assert np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max() <= bound
+
+
+@pytest.mark.parametrize("cell", sorted(GATES))
+@pytest.mark.parametrize("reverse", [(False,), (True,), (False, True)])
+def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -> None:
+    graph = layer(rng, cell, 21, reverse, lengths=len(reverse) == 2)
+    engine = build(graph, "cpu")
+    for steps, batch in ((1, 1), (7, 3), (40, 2)):
+        check(engine, graph, feeds(rng, graph, steps, batch))
+
+
+def test_half_precision(rng: np.random.Generator) -> None:
+    graph = layer(rng, "lstm", 16, (False,), lengths=False, dtype=float16)
+    check(build(graph, "cpu"), graph, feeds(rng, graph, 6, 2))
+
+
+def test_inputs_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
+    b = GraphBuilder("wrong")
+    x, weight = b.input("x", float32, (3, 1, 2, 16)), b.input("w", float32, (1, 4, 16))
+    with pytest.raises(ShapeError, match=r"initial.* must have the shape \[1, 2, 8\]"):
+        b.op("recurrent", [x, weight, b.input("initial", float32, (1, 2, 4))], cell="lstm", functions=("sigmoid",) * 3,
+             reverse=(False,))  # fmt: skip
