@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 import os
+import typing
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._export.utils
+import torch.export.decomp_utils
+import torch.export.exported_program
 
 import tilewright
 from tilewright.errors import CompilationError, TilewrightError
@@ -38,6 +44,7 @@ class Programs(Base):
 
     def prepare(self, folder: Path) -> None:
         torch.set_num_threads(1)
+        _quicken_export()
         os.environ.setdefault("TILEWRIGHT_CACHE_DIRECTORY", str(folder / "cache"))
         logger = logging.getLogger("tilewright")
         logger.propagate = False
@@ -101,6 +108,16 @@ class CompiledPrograms(Programs):
             if "import rule failed" in line or ("the engine was not built" in line and "Error(" in line):
                 raise Failed("uncaught", f"{line}\n{program}", "an internal error, in the log")
         return "right, with PyTorch's help" if stayed else "right"
+
+
+def _quicken_export() -> None:
+    """Let PyTorch list its operations once, not twice in each export: a quarter of the time of a case."""
+    found = functools.cache(torch._export.utils._collect_all_valid_cia_ops)
+    torch.export.exported_program._collect_all_valid_cia_ops = found
+    torch.export.decomp_utils._collect_all_valid_cia_ops = found
+    torch._ops.Callable = typing.Callable  # evaluated in 10,000 annotations in each export; this one is cached
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 def _target() -> str:
