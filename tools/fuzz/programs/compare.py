@@ -1,9 +1,9 @@
 """What the results of a program are allowed to be: PyTorch's own, and what rounding errors make of them.
 
 The program runs in its own types, in float32 where it has narrower ones (kernels may leave out roundings between
-operations), in float64, and some times with every number changed by the size of its rounding
-error (after Parker's Monte Carlo arithmetic).  What these runs differ by is the condition of a result: a number may lie
-that far from them, times a factor.  Whole numbers and truth values on which all runs agree must be equal.
+operations), in float64, and some times with other roundings (`arithmetic`).  What these runs differ by is the
+condition of a result: a number may lie that far from them, times a factor.  Whole numbers and truth values on which all
+runs agree must be equal.
 """
 
 from __future__ import annotations
@@ -14,59 +14,15 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
+from tools.fuzz.programs.arithmetic import EPSILON, Formulas, Perturbed
 from tools.fuzz.programs.program import Program
 from tools.fuzz.target import Failed
 
-RUNS = 3
+FORMULAS = 4  # runs by formulas
 FACTOR = 12.0  # times the spread of so few runs
 ROUNDINGS = 16.0  # of a result's own size, for errors that the runs did not happen to show
 NARROW = 4.0  # the same in the narrowest type of the program, whose roundings kernels may leave out between operations
-
-
-class Perturbed(TorchDispatchMode):
-    """Every floating-point result is changed by up to its last place, element by element."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
-        self.zero = torch.tensor(-0.0 if seed % 2 else 0.0, dtype=torch.float64)
-        self.coarsest = 0.0  # the greatest rounding error of a type that was seen
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        name = function.name()
-        if name.startswith(("aten::fill", "aten::copy", "aten::detach")) or any(
-            argument.alias_info is not None and argument.alias_info.is_write for argument in function._schema.arguments
-        ):
-            return result
-        if name.partition(".")[0].removeprefix("aten::") in _ZEROS:
-            result = tree_map(self.zeros, result)
-        return tree_map(self.changed, result)
-
-    def zeros(self, value: Any) -> Any:
-        """Zeros with the sign of this run: that of sums and of the larger of two zeros is that of some order."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in _EPSILON:
-            return value
-        return torch.where(value == 0, self.zero, value.double()).to(value.dtype)
-
-    def changed(self, value: Any) -> Any:
-        """A tensor within one unit in the last place; other things as they are."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in _EPSILON or value.is_sparse:
-            return value
-        self.coarsest = max(self.coarsest, _EPSILON[value.dtype])
-        noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        wide = value.double()
-        return torch.where(wide.isfinite(), wide * (1 + noise * _EPSILON[value.dtype]), wide).to(value.dtype)
-
-
-_ZEROS = frozenset(
-    ["sum", "cumsum", "mean", "mm", "bmm", "addmm", "baddbmm", "native_layer_norm", "convolution"]
-    + ["clamp", "clamp_min", "clamp_max", "relu", "maximum", "minimum", "amax", "amin", "max", "min"]
-)
-_EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
 class Reference:
@@ -83,21 +39,22 @@ class Reference:
     def others(self) -> list[tuple[Any, ...]]:
         """The other runs; made only where a result is not PyTorch's to within a few roundings."""
         with torch.no_grad():
-            found = [self._perturbed(seed) for seed in range(RUNS)]
+            modes = [Perturbed(0), *(Formulas(seed, backwards=seed % 2 == 0) for seed in range(1, FORMULAS + 1))]
+            found = [self._perturbed(mode) for mode in modes]
             found += [exact for dtype in (torch.float32, torch.float64) if (exact := self._exact(dtype)) is not None]
         return found
 
-    def _perturbed(self, seed: int) -> tuple[Any, ...]:
-        with Perturbed(seed) as mode:
+    def _perturbed(self, mode: Perturbed) -> tuple[Any, ...]:
+        with mode.attention(), mode:
             result = self.program(*[mode.changed(value.clone()) for value in self.inputs])
         self.coarsest = max(self.coarsest, mode.coarsest)
         return tuple(result)
 
     def _exact(self, dtype: torch.dtype) -> tuple[Any, ...] | None:
         """In a wider type, by the formula of attention; None where the program depends on the types of its inputs."""
-        if not any(value.dtype in _EPSILON and _EPSILON[value.dtype] > torch.finfo(dtype).eps for value in self.inputs):
+        if not any(value.dtype in EPSILON and EPSILON[value.dtype] > torch.finfo(dtype).eps for value in self.inputs):
             return None
-        wide = [value.to(dtype) if value.dtype in _EPSILON and value.dtype != torch.float64 else value
+        wide = [value.to(dtype) if value.dtype in EPSILON and value.dtype != torch.float64 else value
                 for value in self.inputs]  # fmt: skip
         try:
             with sdpa_kernel(SDPBackend.MATH):  # which differs from PyTorch's kernels where scores are NaN

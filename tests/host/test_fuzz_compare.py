@@ -1,0 +1,77 @@
+"""The fuzz of PyTorch programs takes what other roundings explain, and finds what they do not."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tools.fuzz.programs.compare import Reference
+from tools.fuzz.programs.operations import weights
+from tools.fuzz.programs.program import Argument, Program, Step
+from tools.fuzz.target import Failed
+
+
+def reference(name, x, *parameters):
+    """The reference of one operation on one input."""
+    program = Program([Argument(tuple(x.shape), x.dtype, "normal")], [Step(name, (0,), parameters)])
+    return Reference(program, [x])
+
+
+def right(expected, result):
+    try:
+        expected.check((result,), "v1 = operation\nreturn v1")
+    except Failed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("count", [3, 100, 1000, 2500])
+@pytest.mark.parametrize("kind", ["mixed", "positive", "equal"])
+def test_sums_in_another_order_and_sums_without_a_term(rng, count, kind):
+    x = rng.standard_normal(count).astype(np.float32)
+    x = {"mixed": x, "positive": np.abs(x) + 0.5, "equal": np.full(count, 0.7, np.float32)}[kind]
+    expected = reference("sum", torch.from_numpy(x), (0,), False)
+    in_sequence = np.add.accumulate(x)[-1]
+    assert right(expected, torch.tensor(in_sequence))
+    largest = np.abs(x).argmax()
+    assert not right(expected, torch.tensor(in_sequence - x[largest]))
+
+
+def test_products_with_weights_that_are_off_by_one_place_of_bfloat16(rng):
+    x = torch.from_numpy(rng.standard_normal((33, 17)).astype(np.float32))
+    expected = reference("linear", x, 8)
+    weight, bias = weights(x, 8, 17), weights(x, 8)
+    assert right(expected, F.linear(x.flip(-1), weight.flip(-1), bias))
+    assert not right(expected, F.linear(x, weight * (1 + 2**-8), bias))
+
+
+@pytest.mark.parametrize("number", [0.1, 0.73, 1.9])
+def test_layer_norm_of_equal_numbers(number):
+    x = torch.full((4, 33), number)
+    expected = reference("layer_norm", x)
+    residue = number * 2**-24 / 1e-5**0.5  # of a mean that is half a unit off
+    assert right(expected, torch.full((4, 33), residue))
+    assert not right(expected, torch.full((4, 33), 1e-3))
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_squares_outside_of_float32(factor):
+    x = torch.arange(6.0) * factor
+    expected = reference("std_of", x, (0,), 1, False)
+    assert right(expected, x.std())
+    assert right(expected, ((x - x.mean()) ** 2).mean().sqrt())
+    ordinary = reference("std_of", x / factor, (0,), 1, False)
+    assert not right(ordinary, torch.tensor(torch.inf)) and not right(ordinary, torch.tensor(0.0))
+
+
+def test_keys_that_no_query_sees_add_nothing_or_nan():
+    x = torch.linspace(-1, 1, 24).reshape(1, 3, 8)
+    x[0, 2, 5] = torch.nan
+    expected = reference("attention_causal", x)
+    nothing = F.scaled_dot_product_attention(x[:, :2], x[:, :2] * 2, x[:, :2], is_causal=True)
+    result = torch.full_like(x, torch.nan)
+    assert right(expected, result)
+    result[:, :2] = nothing
+    assert right(expected, result)
+    result[0, 2, 0] = 1.0  # this query sees the NaN
+    assert not right(expected, result)
