@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 import tilewright as tilewright_package
-from tilewright.cli.run import _compare
+from tilewright.cli.comparison import compare_outputs
 from tilewright.host import host_cpu
 from tilewright.settings import settings
 from tilewright.targets.llvm.cache import ObjectCache
@@ -106,14 +106,14 @@ def test_sizes_must_fit_the_arrays_given(engine: Path, tmp_path: Path) -> None:
 )
 def test_comparing_outputs(ours: dict[str, list[float]], theirs: dict[str, list[float]], agree: bool) -> None:
     arrays = [{name: np.array(values, np.float32) for name, values in side.items()} for side in (ours, theirs)]
-    assert _compare(Console(quiet=True), "torch", arrays[0], arrays[1], 1e-3, {"cache"}) == agree
+    assert compare_outputs(Console(quiet=True), "torch", arrays[0], arrays[1], 1e-3, {"cache"}) == agree
 
 
 @pytest.mark.parametrize(("dtype", "agree"), [("float32", False), ("float16", True), ("bfloat16", True)])
 def test_the_tolerance_is_that_of_the_outputs_type(dtype: str, agree: bool) -> None:
     ours, theirs = (np.array([number, 1]).astype(getattr(ml_dtypes, dtype, dtype)) for number in (0.5, 0.508))
-    assert _compare(Console(quiet=True), "torch", {"y": ours}, {"y": theirs}, None) == agree
-    assert not _compare(Console(quiet=True), "torch", {"y": ours}, {"y": theirs}, 1e-3)
+    assert compare_outputs(Console(quiet=True), "torch", {"y": ours}, {"y": theirs}, None) == agree
+    assert not compare_outputs(Console(quiet=True), "torch", {"y": ours}, {"y": theirs}, 1e-3)
 
 
 def test_run_compares_with_other_runtimes(engine: Path, tmp_path: Path) -> None:

@@ -68,6 +68,20 @@ def timed_peer(
     return call_and_wait
 
 
+def every_tensor(
+    engine: Engine, model: Path | None, threads: int, inputs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """All tensors of the model's graph in ONNX Runtime, by name. Raises as `load_peer`."""
+    import onnx
+
+    path = _source("onnxruntime", engine, model)
+    source = onnx.load(path)
+    known = {entry.name for entry in source.graph.output}
+    names = dict.fromkeys(name for node in source.graph.node for name in node.output if name and name not in known)
+    source.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return _onnxruntime(path, threads, source.SerializeToString())(inputs)
+
+
 def remember_model(engine_file: Path, model: Path) -> None:
     """Keep in this user's cache which model an engine was built from: the engine itself records no folder."""
     if model.suffix == ".engine":  # built again: its own model, where that is known
@@ -114,7 +128,8 @@ def _reference(engine: Engine) -> Run:
     return lambda inputs: reference.run(graph, dict(inputs))
 
 
-def _onnxruntime(path: Path, threads: int) -> Run:
+def _onnxruntime(path: Path, threads: int, contents: bytes | None = None) -> Run:
+    """The model of a file, or of other contents with that name."""
     if path.suffix != ".onnx":
         raise ImportModelError(f"ONNX Runtime runs .onnx files, and the engine's model is {path.name}")
     try:
@@ -123,7 +138,7 @@ def _onnxruntime(path: Path, threads: int) -> Run:
         raise MissingDependencyError("ONNX Runtime is not installed: pip install onnxruntime") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(contents or str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     wanted = {entry.name for entry in session.get_inputs()}
     for entry in (*session.get_inputs(), *session.get_outputs()):

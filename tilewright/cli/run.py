@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tilewright.cli import loading, peers, tensors
+from tilewright.cli import comparison, loading, peers, tensors
 from tilewright.cli.console import terminal
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
@@ -21,7 +20,6 @@ InputOption = Annotated[
     list[str] | None, typer.Option("--input", help="NAME=FILE.npy; inputs not given are drawn at random.")
 ]
 SizeOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=NUMBER: a dynamic size, e.g. batch=4.")]
-TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2}  # of outputs that are rounded, and were computed of such
 TargetOption = Annotated[
     str | None,
     typer.Option(help="Which of the engine's programs: cpu, cuda, cuda:sm_90a … Without it the first that fits."),
@@ -41,6 +39,13 @@ def run(
     target: TargetOption = None,
     seed: SeedOption = 0,
     compare: Annotated[str | None, typer.Option(help=f"Compare with one of: {', '.join(peers.NAMES)}.")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="With --compare reference or onnxruntime: compare what each kernel stores, all or a number of them, "
+            "those that add the largest errors first. Fusion and kernels stay as they are."
+        ),
+    ] = None,
     model: ModelOption = None,
     tolerance: Annotated[
         float | None,
@@ -58,78 +63,32 @@ def run(
     """Run an engine or a model once. An engine is a program: run only those of people you trust, or with --rebuild."""
     if random and inputs:
         raise typer.BadParameter("--random and --input exclude each other")
-    if compare is not None and compare not in peers.NAMES:
-        raise typer.BadParameter(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
+    comparison.check_options(compare, layers)
     console = terminal()
     if threads is not None:
         settings.threads = threads
     loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
-    peer = (
-        peers.load_peer(compare, loaded, model or loading.model_of(engine, loaded), settings.threads)
-        if compare
-        else None
-    )
+    model = model or loading.model_of(engine, loaded)
+    peer = peers.load_peer(compare, loaded, model, settings.threads) if compare else None
     peer_inputs = {name: array.copy() for name, array in arrays.items()}  # a run may update inputs in place
     outputs = {name: np.asarray(value) for name, value in loaded.run(arrays).items()}
+    _show_outputs(console, outputs)
+    if save is not None:
+        tensors.save_outputs(outputs, save)
+    if compare is not None and layers is not None:
+        comparison.show_layers(console, compare, loaded, model, peer_inputs, layers)
+    if peer is not None:
+        updated = {spec.name for spec in loaded.outputs if spec.mutates is not None}
+        if not comparison.compare_outputs(console, compare or "", outputs, peer(peer_inputs), tolerance, updated):
+            raise typer.Exit(3)
+
+
+def _show_outputs(console: Console, outputs: dict[str, np.ndarray]) -> None:
     table = Table("output", "dtype", "shape", "mean", "smallest", "largest")
     for name, array in outputs.items():
         wide = array.astype(np.float64)
         row = (wide.mean(), wide.min(), wide.max()) if wide.size else (np.nan,) * 3
         table.add_row(name, str(array.dtype), str(list(array.shape)), *(f"{value:.6g}" for value in row))
     console.print(table)
-    if save is not None:
-        tensors.save_outputs(outputs, save)
-    if peer is not None:
-        updated = {spec.name for spec in loaded.outputs if spec.mutates is not None}
-        if not _compare(console, compare or "", outputs, peer(peer_inputs), tolerance, updated):
-            raise typer.Exit(3)
-
-
-def _compare(
-    console: Console,
-    name: str,
-    ours: dict[str, np.ndarray],
-    theirs: dict[str, np.ndarray],
-    tolerance: float | None,
-    updated: Collection[str] = (),
-) -> bool:
-    """Print the differences; outputs are matched by name, the rest in order. Any that only one side has differ,
-    but for `updated` inputs, which other runtimes do not hand out."""
-    table = Table("output", "largest difference", "relative to largest", "", title=f"Compared with {name}")
-    others = [label for label in theirs if label not in ours]
-    fits = True
-    for label, array in ours.items():
-        partner = label if label in theirs else others.pop(0) if others and label not in updated else None
-        if partner is None:
-            fits &= label in updated
-            table.add_row(label, f"{name} has no such output", "", "not compared" if label in updated else "differs")
-            continue
-        other = np.asarray(theirs[partner])
-        if other.shape != array.shape:
-            shapes = f"shape {list(array.shape)} against {list(other.shape)} of {partner}"
-            table.add_row(label, shapes, "", "differs")
-            fits = False
-            continue
-        difference, relative = differences(array, other)
-        good = relative <= (TOLERANCES.get(array.dtype.name, 1e-3) if tolerance is None else tolerance)
-        fits &= good
-        table.add_row(label, f"{difference:.3g}", f"{relative:.3g}", "agrees" if good else "differs")
-    for label in others:
-        table.add_row(label, "the engine has no such output", "", "differs")
-    console.print(table)
-    return fits and not others
-
-
-def differences(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """The largest difference, also relative to the largest finite value of `theirs`; arrays of one shape.
-
-    Equal infinities and two NaNs are equal; a NaN on one side alone is infinitely different.
-    """
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    difference = float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max(initial=0.0))
-    largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    return difference, difference / (largest or 1.0)

@@ -35,7 +35,7 @@ from tilewright.engine.tuning import Selection, Tuner, Tuning, labels
 from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
-from tilewright.graph.fusion import FusedGraph, Group
+from tilewright.graph.fusion import FusedGraph, Group, with_results
 from tilewright.graph.partition import is_staged, partition
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
@@ -64,8 +64,12 @@ def build(
     progress: Progress | None = None,
     source: str = "",
     tuning: Tuning | None = None,
+    layers: bool = False,
 ) -> Engine:
     """Compile a graph into an engine; the graph is not changed.
+
+    With `layers` everything that a kernel stores is an output, by the name of the value; fusion and kernels are those
+    of the engine without.
 
     With several targets the engine holds a program for each, and takes the first that fits the machine it runs on.
     The last part of `source` is remembered as where the model came from, `tuning` says how kernels are chosen.  Raises
@@ -76,8 +80,12 @@ def build(
     targets = [get_target(name) for name in names]
     if not targets:
         raise TargetError("an engine is built for at least one target")
-    order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning or Tuning())
+    order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning or Tuning(), layers)
     if graph.parts or is_staged(graph):
+        if layers:
+            raise UnsupportedOperationError(
+                f"the model {graph.name} is cut into parts, as sizes in it depend on data: its layers cannot be shown"
+            )
         return build_staged(graph if graph.parts else partition(graph), order)
     try:
         return Builder(graph, order).build()
@@ -96,6 +104,7 @@ class Order:
     progress: Progress
     source: str
     tuning: Tuning
+    layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class Builder:
         self, graph: Graph, order: Order, weights: dict[str, WeightSource] | None = None, prefix: str = ""
     ) -> None:
         self.progress, self.tuning = order.progress, order.tuning
-        self.source, self.targets = order.source, order.targets
+        self.source, self.targets, self.layers = order.source, order.targets, order.layers
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
         _check_symbols(graph)
         check_constant_indices(graph)
@@ -150,6 +159,8 @@ class Builder:
         with self._stage("fuse", self.graph.name):
             fusions = {each: fuse(self.graph, each) for each in dict.fromkeys(map(_norms_in_products, self.targets))}
         self.fusion = list(dict.fromkeys(remark for fused in fusions.values() for remark in fused.remarks))
+        if self.layers:
+            self.graph = with_results(self.graph, [group for fused in fusions.values() for group in fused.groups])
         programs = [self._program(target, fusions[_norms_in_products(target)]) for target in self.targets]
         self._store_remaining_constants()
         return programs

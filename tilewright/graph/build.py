@@ -30,6 +30,11 @@ from tilewright.symbolic import Size, Symbol, simplify, symbol
 Operand = Union[Value, int, float, bool, None]
 
 
+def plain_name(name: str) -> str:
+    """A name as values have it: characters that they cannot hold become ``_``."""
+    return re.sub(r"[^A-Za-z0-9_.\-]", "_", name) or "value"
+
+
 class GraphBuilder:
     """Builds one graph, node after node, with inferred types and unique names."""
 
@@ -106,6 +111,10 @@ class GraphBuilder:
         self.graph.nodes.append(Node(op, values, outputs, attributes, source))
         return self.graph.nodes[-1]
 
+    def rename(self, value: Value, name: str) -> None:
+        """Give a computed value a name that its user knows; characters that names cannot hold become ``_``."""
+        value.name = self._unique(name)
+
     def output(self, value: Value, name: str = "") -> None:
         """Declare a graph output."""
         self.graph.outputs.append(value)
@@ -142,7 +151,7 @@ class GraphBuilder:
         return result
 
     def _unique(self, name: str) -> str:
-        base = re.sub(r"[^A-Za-z0-9_.\-]", "_", name) or "value"
+        base = plain_name(name)
         candidate, count = base, self._names.get(base, 0)
         while candidate in self._names:
             count += 1

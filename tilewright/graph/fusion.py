@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.graph.core import Graph, Node, Value
 
@@ -45,6 +45,19 @@ class FusedGraph:
     graph: Graph
     groups: list[Group]
     remarks: list[str] = field(default_factory=list)
+
+
+def with_results(graph: Graph, groups: Sequence[Group]) -> Graph:
+    """The graph with all that its groups store as outputs too, by the names of the values; views store nothing."""
+    outputs = dict(zip(graph.outputs, graph.output_names, strict=True))
+    extra = [value for group in groups if group.kind != "view" for value in group.outputs if value not in outputs]
+    names = list(graph.output_names)
+    for value in extra:
+        name = value.name
+        while name in names:
+            name += "_"
+        names.append(name)
+    return replace(graph, outputs=[*graph.outputs, *extra], output_names=names)
 
 
 def read_outside(nodes: Sequence[Node]) -> list[Value]:

@@ -20,6 +20,7 @@ from tilewright.graph.ops import infer_types, normalize
 Rule = Callable[[Node, "Rewriter"], Union[Value, None]]
 Rules = Mapping[str, Sequence[Rule]]  # by op name
 
+PERMUTED = ".permuted"  # follows the name of a value whose axes have another order than the model's
 _MOST_SWEEPS = 64
 _LARGEST_UNIFORM = 1 << 16  # constants above this many elements are not searched for a common value
 
@@ -144,9 +145,17 @@ class Rewriter:
             if result is not None and result is not node.output:
                 if result in self._fresh:  # the new value takes the place and the name of the old one
                     result.name = node.output.name
+                    self._name_permuted(result)
                 self.replace(node.output, result)
                 return True
         return False
+
+    def _name_permuted(self, value: Value) -> None:
+        """Call what a new permute moves like its result: most of them vanish, and the name should not."""
+        node = self.producer(value, "permute")
+        source = node.inputs[0] if node is not None else None
+        if source is not None and source in self._fresh:
+            source.name = self.unique(value.name + PERMUTED)
 
     def _append(self, node: Node) -> None:
         self.nodes.append(node)

@@ -126,6 +126,7 @@ class _Importer:
         self.report = report
         self.declared: Mapping[str, TypeProto] = {}  # of the values of the model's own graph
         self.symbols: dict[str, str] = {}  # the symbol of each `dim_param`
+        self.named: set[Value] = set()  # values with the model's own names
 
     # Inputs and constants --------------------------------------------------------------------------
 
@@ -296,6 +297,15 @@ class _Importer:
             if scope.depth == 0 and name in self.declared:
                 _check_declared(self.declared[name], found, f"its result {name!r}", strict=False)
             scope.values[name] = found
+            if scope.depth == 0:
+                self._name(found.value, name)
+
+    def _name(self, value: Value | None, name: str) -> None:
+        """Call a computed value as the model does: reports and comparisons name it so."""
+        graph = self.builder.graph
+        if value is not None and value not in self.named and value not in graph.constants and value not in graph.inputs:
+            self.named.add(value)
+            self.builder.rename(value, name)
 
     def missing(self, values: Iterable[Tensor | Unavailable | None]) -> None:
         """Report secondary results that are used although no rule gives them."""

@@ -1,0 +1,90 @@
+"""What each kernel of an engine stores, beside float64 and ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tilewright
+from tests.host.test_cli import tilewright as command
+from tilewright.cli.peers import every_tensor
+from tilewright.errors import UnsupportedOperationError
+from tilewright.insight.layers import compare_layers, with_layers
+
+FLOAT = TensorProto.FLOAT
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two convolutions, a softmax over channels: names with characters that graphs cannot hold."""
+    generator = np.random.default_rng(3)
+    weights = {
+        "first": generator.normal(size=(8, 3, 3, 3)),
+        "second": generator.normal(size=(5, 8, 1, 1)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["/body/conv:0"], name="/body/Conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["/body/conv:0"], ["/body/relu:0"], name="/body/Relu"),
+        helper.make_node("Conv", ["/body/relu:0", "second"], ["/head/conv:0"], name="/head/Conv"),
+        helper.make_node("Softmax", ["/head/conv:0"], ["scores"], name="/head/Softmax", axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", FLOAT, ["batch", 3, 6, 7])],
+        [helper.make_tensor_value_info("scores", FLOAT, ["batch", 5, 6, 7])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    path = tmp_path_factory.mktemp("layers") / "layers.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def test_layers(model: Path, rng: np.random.Generator) -> None:
+    engine = tilewright.compile(model)
+    inputs = {"x": rng.normal(size=(2, 3, 6, 7)).astype(np.float32)}
+    shown = with_layers(engine)
+    assert [step.name for step in shown.plan.steps] == [step.name for step in engine.plan.steps]
+    theirs = every_tensor(engine, model, 1, inputs)
+    for peer in (None, theirs):
+        layers = compare_layers(shown, inputs, peer)
+        assert [layer.own for layer in layers] == sorted((layer.own for layer in layers), reverse=True)
+        names = {layer.name.removesuffix(".permuted") for layer in layers}
+        assert {"_body_relu_0", "scores"} <= names and all(layer.step for layer in layers)
+        # Sums of 27 products at most, relative to the largest result.
+        assert all(layer.own < 1e-5 and layer.difference is not None and layer.difference < 1e-5 for layer in layers)
+
+    wrong = {**theirs, "/body/relu:0": theirs["/body/relu:0"] * 1.5}
+    apart = {layer.source: layer.difference or 0 for layer in compare_layers(shown, inputs, wrong)}
+    assert max(apart, key=lambda name: apart[name]) == "/body/Relu" and apart["/body/Relu"] > 0.3
+
+
+def test_from_the_shell(model: Path) -> None:
+    finished = command(
+        "run", str(model), "--compare", "onnxruntime", "--layers", "all", "--size", "batch=1", COLUMNS="200"
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "_body_relu_0.permuted" in finished.stdout and "own error" in finished.stdout
+    for arguments in (
+        ["--layers", "all"],
+        ["--layers", "0", "--compare", "reference"],
+        ["--layers", "3", "--compare", "torch"],
+    ):
+        refused = command("run", str(model), *arguments)
+        assert refused.returncode == 2 and "--layers takes all or a number" in refused.stderr
+
+
+def test_an_engine_in_parts_has_no_layers() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["places"])],
+        "places",
+        [helper.make_tensor_value_info("x", FLOAT, [4])],
+        [helper.make_tensor_value_info("places", TensorProto.INT64, [1, None])],
+    )
+    engine = tilewright.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    with pytest.raises(UnsupportedOperationError, match="its layers cannot be shown"):
+        with_layers(engine)
