@@ -1,0 +1,107 @@
+"""Runs the architectures, each in each way in a process of its own, and writes what became of them.
+
+    python -m tools.architectures --output results.json [--ways static dynamic compile] [--limit 180] [pattern ...]
+
+transformers, timm, torchvision and diffusers are used where they are installed (or on PYTHONPATH); entries of a library
+that is not there are left out.  A run adds to the results that the output has; `--new` leaves out what it has already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+from tools.architectures import operators
+from tools.architectures.entry import Entry
+from tools.architectures.trial import WAYS, attempt
+
+MODULES = ("text", "sequence", "vision", "sound", "timm_models", "torchvision_models", "diffusers_models", "plain")
+
+
+def entries() -> dict[str, Entry]:
+    """All architectures whose library is there, by name."""
+    operators.provide()
+    found: dict[str, Entry] = {}
+    for name in MODULES:
+        try:
+            module = importlib.import_module(f"tools.architectures.entries.{name}")
+        except ImportError as error:
+            print(f"left out: {name} ({error})")
+            continue
+        for entry in module.ENTRIES:
+            assert entry.name not in found, entry.name
+            found[entry.name] = entry
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", default=["*"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds for each")
+    parser.add_argument("--new", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    chosen = {
+        name: entry
+        for name, entry in entries().items()
+        if any(
+            fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(entry.library, pattern) for pattern in options.patterns
+        )
+    }
+    if options.list:
+        print("\n".join(f"{entry.library:13} {name}" for name, entry in chosen.items()), len(chosen), sep="\n")
+        return
+    results: dict[str, Any] = {}
+    if options.output and options.output.exists():
+        results = json.loads(options.output.read_text())
+    for name, entry in chosen.items():
+        for way in options.ways:
+            known = results.setdefault(name, {"library": entry.library})
+            if (options.new and way in known) or (way == "dynamic" and not entry.batched):
+                continue
+            known[way] = outcome = _in_process(entry, way, options.limit)
+            print(f"{name:32} {way:8} {outcome['seconds']:6.1f} s {outcome['outcome']:9} {_short(outcome)}", flush=True)
+            if options.output:
+                options.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _short(outcome: dict[str, Any]) -> str:
+    text = outcome.get("reason", "") or ("stays: " + str(outcome["kept"]) if outcome.get("kept") else "")
+    return text[:400]
+
+
+def _in_process(entry: Entry, way: str, limit: float) -> dict[str, Any]:
+    """The outcome of one trial in a copy of this process, which has the libraries already."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    start = time.monotonic()
+    process = context.Process(target=_child, args=(entry, way, sender))
+    process.start()
+    sender.close()
+    outcome: dict[str, Any] = {"outcome": "timeout", "reason": f"more than {limit:.0f} s"}
+    try:
+        if receiver.poll(limit):
+            outcome = receiver.recv()
+    except EOFError:
+        process.join()
+        outcome = {"outcome": "crash", "reason": f"the process ended with {process.exitcode}"}
+    if process.is_alive() and outcome["outcome"] == "timeout":
+        process.kill()
+    process.join()
+    return {**outcome, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _child(entry: Entry, way: str, sender: Any) -> None:
+    sender.send(attempt(entry, way))
+
+
+if __name__ == "__main__":
+    main()

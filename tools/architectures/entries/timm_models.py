@@ -1,0 +1,99 @@
+"""Models of timm: its own tiny ones, and small forms of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+import torch
+
+from tools.architectures.entry import Entry, Inputs, images
+
+
+def entry(name: str, size: int = 64, **options: Any) -> Entry:
+    def make() -> tuple[torch.nn.Module, Inputs]:
+        module = timm.create_model(name, pretrained=False, num_classes=10, **options)
+        return module, lambda batch: {"x": images(batch, size)}
+
+    return Entry(f"timm {name}", "timm", make)
+
+
+VIT = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4)
+
+ENTRIES = [
+    *(entry(f"test_{name}", 96) for name in (
+        "byobnet", "convnext", "convnext2", "convnext3", "efficientnet", "efficientnet_ln", "efficientnet_gn",
+        "efficientnet_evos", "mambaout", "nfnet", "resnet")),
+    *(entry(f"test_{name}", 160) for name in ("vit", "vit2", "vit3", "vit4")),
+    entry("vit_tiny_patch16_224", 32, **VIT),
+    entry("deit_tiny_distilled_patch16_224", 32, **VIT),
+    entry("deit3_small_patch16_224", 32, **VIT),
+    entry("eva02_tiny_patch14_224", 32, **VIT),
+    entry("beit_base_patch16_224", 32, **VIT),
+    entry("cait_xxs24_224", 32, **VIT),
+    entry("xcit_nano_12_p16_224", 64, img_size=64, embed_dim=32, depth=2, num_heads=4),
+    entry("vit_base_patch16_rope_224", 32, **VIT),
+    entry("naflexvit_base_patch16_gap", 32, embed_dim=32, depth=2, num_heads=4, patch_size=8),
+    entry("mixer_s16_224", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    entry("resmlp_12_224", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    entry("gmlp_s16_224", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    entry("convmixer_768_32", 32, dim=32, depth=2),
+    entry("swin_tiny_patch4_window7_224", 32, img_size=32, window_size=4, embed_dim=16, depths=(2, 2),
+          num_heads=(2, 4)),
+    entry("swinv2_tiny_window8_256", 32, img_size=32, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4)),
+    entry("pvt_v2_b0", 64, depths=(1, 1, 1, 1), embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2)),
+    entry("twins_pcpvt_small", 64, img_size=64, embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2), depths=(1, 1, 1, 1)),
+    entry("poolformer_s12", 64, layers=(1, 1, 1, 1), embed_dims=(8, 16, 16, 16)),
+    entry("edgenext_xx_small", 64),
+    entry("mobilevit_xxs", 64),
+    entry("mobilevitv2_050", 64),
+    entry("fastvit_t8", 64),
+    entry("mobileone_s0", 64),
+    entry("repvgg_a0", 32),
+    entry("ghostnet_050", 32),
+    entry("mobilenetv4_conv_small_035", 64),
+    entry("mobilenetv3_small_050", 32),
+    entry("lcnet_035", 32),
+    entry("tinynet_e", 32),
+    entry("mnasnet_small", 32),
+    entry("hardcorenas_a", 32),
+    entry("regnetx_002", 32),
+    entry("regnety_002", 32),
+    entry("resnest14d", 32),
+    entry("res2net50_14w_8s", 32, layers=(1, 1, 1, 1)),
+    entry("skresnet18", 32, layers=(1, 1, 1, 1)),
+    entry("seresnet18", 32, layers=(1, 1, 1, 1)),
+    entry("ecaresnet26t", 32, layers=(1, 1, 1, 1)),
+    entry("resnetv2_50", 32, layers=(1, 1, 1, 1), channels=(16, 32, 32, 32)),
+    entry("dla34", 32),
+    entry("densenet121", 32, growth_rate=8, block_config=(2, 2, 2, 2)),
+    entry("dpn48b", 32),
+    entry("cspresnet50", 64),
+    entry("hrnet_w18_small", 64),
+    entry("selecsls42", 64),
+    entry("vovnet39a", 64),
+    entry("xception41", 64),
+    entry("nf_resnet26", 64),
+    entry("rexnet_100", 32),
+    entry("levit_128s", 224),
+    entry("coat_lite_tiny", 64, img_size=64, embed_dims=(16, 16, 16, 16), num_heads=(2, 2, 2, 2), depths=(1, 1, 1, 1)),
+    entry("crossvit_9_240", 240),
+    entry("gcvit_xxtiny", 224),
+    entry("maxvit_rmlp_pico_rw_256", 256),
+    entry("coatnet_pico_rw_224", 224),
+    entry("volo_d1_224", 64, img_size=64, layers=(1, 1, 1, 1), embed_dims=(24, 48, 48, 48), num_heads=(2, 2, 2, 2)),
+    entry("visformer_tiny", 224),
+    entry("inception_next_atto", 64),
+    entry("mambaout_femto", 64),
+    entry("starnet_s1", 64),
+    entry("repvit_m0_9", 64),
+    entry("efficientvit_b0", 64),
+    entry("efficientvit_m0", 224),
+    entry("convnextv2_atto", 64),
+    entry("davit_tiny", 64, depths=(1, 1), embed_dims=(16, 32), num_heads=(2, 2)),
+    entry("focalnet_tiny_srf", 64, embed_dim=16, depths=(1, 1, 1, 1)),
+    entry("hgnetv2_b0", 64),
+    entry("swiftformer_xs", 224),
+    entry("shvit_s1", 64),
+    entry("tiny_vit_5m_224", 224),
+]  # fmt: skip

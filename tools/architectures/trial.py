@@ -1,0 +1,196 @@
+"""One architecture in one way: built, run at several sizes, and compared with PyTorch.
+
+The bound of each result follows from runs of PyTorch itself: in float64, and with every result of every operation
+changed by its rounding error.  A tensor may differ from PyTorch's by some times what these runs differ by.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tools.architectures.entry import SIZES, Entry, dynamic_shapes
+from tools.fuzz.programs.compare import Perturbed
+
+WAYS = ("static", "dynamic", "compile")
+RUNS = 2  # with perturbed results
+FACTOR = 16.0  # times the largest difference of so few runs
+ROUNDINGS = 32.0  # of a tensor's largest element
+
+Outcome = dict[str, Any]
+
+
+def attempt(entry: Entry, way: str) -> Outcome:
+    """``{"outcome": right | wrong | refused | traceback | setup, "reason": …}``, with what stays with PyTorch."""
+    import tilewright
+    from tilewright.errors import TilewrightError
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.NOTSET)
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    logging.getLogger("tilewright").addHandler(handler)
+    logging.getLogger("tilewright").propagate = False
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        module, inputs = entry.make()
+        module = module.eval().requires_grad_(False)
+        with torch.no_grad():
+            module(**inputs(2))
+    except Exception as error:
+        return {"outcome": "setup", "reason": _last(error), "trace": traceback.format_exc(limit=-4)}
+    try:
+        with torch.no_grad():
+            reason = {"static": _static, "dynamic": _dynamic, "compile": _compiled}[way](
+                tilewright, entry, module, inputs
+            )
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, TilewrightError):
+            cause = cause.__cause__ or cause.__context__
+        kind = "refused" if isinstance(error, TilewrightError) else "traceback"
+        return {"outcome": kind, "reason": _last(error), "trace": traceback.format_exc(limit=-6)}
+    outcome: Outcome = {"outcome": "wrong", "reason": reason} if reason else {"outcome": "right"}
+    if way == "compile":
+        said = text.getvalue()
+        kept = re.findall(r"what stays with PyTorch: (\d+) operation", said)
+        outcome["kept"] = sum(map(int, kept))
+        outcome["graphs"] = _graphs
+        if kept or "stays with PyTorch" in said or "did not run" in said:
+            outcome["stays"] = said[:3000]
+    return outcome
+
+
+def _static(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
+    given = inputs(3)
+    engine = tilewright.compile(module, given, target="cpu", effort=0)
+    return compare(module, given, _run(engine, given))
+
+
+def _dynamic(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
+    given = inputs(3)
+    shapes = dynamic_shapes(entry, given)
+    engine = tilewright.compile(module, given, target="cpu", effort=0, dynamic_shapes=shapes)
+    return _each(lambda given: _run(engine, given), module, inputs, SIZES)
+
+
+_graphs = 0
+
+
+def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
+    global _graphs
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="tilewright", options={"effort": 0})
+    sizes = (2, 3, 5) if entry.batched else (2,)
+    reason = _each(lambda given: compiled(**given), module, inputs, sizes)
+    _graphs = int(counters["stats"]["unique_graphs"])
+    return reason
+
+
+def _each(run: Any, module: torch.nn.Module, inputs: Any, sizes: Sequence[int]) -> str:
+    for size in sizes:
+        given = inputs(size)
+        reason = compare(module, given, run(given))
+        if reason:
+            return f"batch {size}: {reason}"
+    return ""
+
+
+def _run(engine: Any, given: Mapping[str, Any]) -> Any:
+    return engine(**given)
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """All tensors of a result, in order; objects such as caches by their attributes."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif type(leaf).__module__ == "numpy":
+            found.append(torch.as_tensor(leaf))
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.nn.Module)):
+            found += tensors(list(vars(leaf).values()))
+    return found
+
+
+def compare(module: torch.nn.Module, given: Mapping[str, Any], result: Any) -> str:
+    """What is wrong with a result; empty where rounding explains all of it."""
+    plain = tensors(_call(module, given))
+    found = tensors(result)
+    if len(found) != len(plain):
+        return f"{len(found)} results, not {len(plain)}"
+    others = [tensors(other) for other in _others(module, given)]
+    for number, (mine, theirs) in enumerate(zip(found, plain, strict=True)):
+        if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+            return f"result {number} is {mine.dtype}{list(mine.shape)}, not {theirs.dtype}{list(theirs.shape)}"
+        same = [other[number] for other in others if len(other) == len(plain) and other[number].shape == theirs.shape]
+        reason = _difference(mine, theirs, same)
+        if reason:
+            return f"result {number}: {reason}"
+    return ""
+
+
+def _call(module: torch.nn.Module, given: Mapping[str, Any]) -> Any:
+    torch.manual_seed(1)
+    return module(**copy.deepcopy(dict(given)))
+
+
+def _others(module: torch.nn.Module, given: Mapping[str, Any]) -> list[Any]:
+    results = []
+    for seed in range(RUNS):
+        try:
+            with Perturbed(seed) as mode:
+                results.append(_call(module, pytree.tree_map(mode.changed, dict(given))))
+        except Exception:  # of modules that a dispatch mode does not reach into
+            continue
+
+    def wide(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    try:
+        results.append(_call(copy.deepcopy(module).double(), pytree.tree_map(wide, dict(given))))
+    except Exception:  # modules that make float32 tensors of their own
+        pass
+    return results
+
+
+def _difference(mine: torch.Tensor, theirs: torch.Tensor, others: Sequence[torch.Tensor]) -> str:
+    if not theirs.is_floating_point() and not theirs.is_complex():
+        agreed = torch.ones_like(theirs, dtype=torch.bool)
+        for other in others:
+            agreed &= other == theirs
+        wrong = int((agreed & (mine != theirs)).sum())
+        return f"{wrong} of {theirs.numel()} whole numbers differ" if wrong else ""
+    if theirs.is_complex():
+        mine, theirs, others = (
+            torch.view_as_real(mine),
+            torch.view_as_real(theirs),
+            list(map(torch.view_as_real, others)),
+        )
+    exact = theirs.double()
+    finite = exact.isfinite()
+    if not bool(((mine == theirs) | (mine.isnan() & theirs.isnan()))[~finite].all()):
+        return "infinities or NaN differ"
+    scale = float(exact[finite].abs().max()) if bool(finite.any()) else 0.0
+    spread = max(
+        [float((other.double() - exact)[finite].abs().nan_to_num().max()) for other in others if finite.any()] or [0.0]
+    )
+    error = float((mine.double() - exact)[finite].abs().max()) if bool(finite.any()) else 0.0
+    allowed = FACTOR * spread + ROUNDINGS * torch.finfo(theirs.dtype).eps * scale
+    return "" if error <= allowed else f"error {error:.3g}, allowed {allowed:.3g}, largest {scale:.3g}"
+
+
+def _last(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
