@@ -400,6 +400,9 @@ add("adaptive_avg_pool3d _adaptive_avg_pool3d", floats(1, 2, 4, 4, 4), [2, 1, 4]
 add("adaptive_max_pool2d", IMAGE, [1, 1])
 add("adaptive_max_pool3d", floats(1, 2, 4, 4, 4), [1, 1, 1])
 add("adaptive_max_pool1d", floats(2, 3, 8), [1])
+add("adaptive_max_pool2d", IMAGE, [3, 4])
+add("adaptive_max_pool2d", IMAGE, [8, 1])
+add("adaptive_max_pool1d", floats(2, 3, 8), [5])
 add("upsample_nearest1d.vec", floats(2, 3, 4), None, [2.0])
 add("upsample_nearest2d.vec", IMAGE, [16, 12], None)
 add("upsample_nearest3d.vec", floats(1, 2, 2, 2, 2), None, [2.0, 1.0, 3.0])
@@ -416,6 +419,82 @@ add("upsample_bilinear2d", IMAGE, [5, 12], False)
 add("upsample_linear1d.vec", floats(2, 3, 4), [7], False, None)
 add("upsample_linear1d", floats(2, 3, 4), [7], True)
 
+# Searches
+SORTED = lambda: torch.rand(2, 5, dtype=torch.float64).sort(-1).values  # noqa: E731
+EDGES = lambda: torch.tensor([-1.0, 0.0, 0.0, 1.5], dtype=torch.float64)  # noqa: E731
+add("searchsorted.Tensor", SORTED, positive(2, 4))
+add("searchsorted.Tensor", EDGES, strange, right=True)
+add("searchsorted.Tensor", EDGES, strange, out_int32=True)
+add("searchsorted.Tensor", EDGES, floats(2, 3), side="right")
+add("searchsorted.Scalar", EDGES, 0.0)
+add("bucketize.Tensor", strange, EDGES)
+add("bucketize.Tensor", ints(3, 2, 4), EDGES, right=True)
+add("bucketize.Scalar", 0.0, EDGES, right=True)
+add("median.dim", CUBE, 1)
+add("median.dim", floats(3, 5), 1, True)
+add("median.dim", lambda: torch.stack([strange(), strange().nan_to_num(2.0, 3.0, -3.0)]), 1)
+add("median", X)
+add("median", ints(9, 3, 5))
+add("kthvalue", CUBE, 3, 2)
+add("kthvalue", floats(5), 1, 0, True)
+add("cummax cummin", lambda: torch.stack([strange(), torch.tensor([2.0, 1, 2, 3, 3, 0], dtype=torch.float64)]), 1)
+add("tril_indices", 3, 5, 1)
+add("tril_indices triu_indices", 4, 4, -1)
+add("as_strided as_strided_copy", floats(4, 3), [3, 4], [2, 1], 1)
+add("as_strided", floats(4, 3), [4, 3], [3, 1])
+add("digamma special_digamma", lambda: torch.tensor([0.1, 1.46, 3.0, -0.5, -2.3, 30.0, 1e5], dtype=torch.float64))
+add("digamma", lambda: torch.tensor([0.0, -0.0, -1.0, -7.0, math.nan, math.inf], dtype=torch.float64))
+for _reduce in ("sum", "prod", "mean", "amax", "amin"):
+    for _include in (False, True):
+        add("scatter_reduce.two", CUBE, 1, ints(3, 2, 5, 4), floats(2, 5, 4), _reduce, include_self=_include)
+add("scatter_reduce.two", ints(9, 4), 0, ints(3, 5), ints(9, 5), "mean", include_self=False)
+add("scatter_reduce.two", ints(9, 4), 0, ints(3, 5), ints(9, 5), "amin", include_self=False)
+for _reduce in ("prod", "mean", "amax", "amin"):
+    add("index_reduce", CUBE, 1, lambda: torch.tensor([2, 0, 2]), floats(2, 3, 4), _reduce, include_self=False)
+
+# Linear algebra
+
+
+def regular(*shape: int) -> Callable[[], Any]:
+    """Matrices that are far from singular, whose elimination needs other rows than the first."""
+    return lambda: (torch.rand(*shape, dtype=torch.float64) + 3 * torch.eye(shape[-1], dtype=torch.float64)).flip(-2)
+
+
+def definite(*shape: int) -> Callable[[], Any]:
+    def draw() -> Any:
+        half = torch.randn(*shape, dtype=torch.float64)
+        return half @ half.mT + torch.eye(shape[-1], dtype=torch.float64)
+
+    return draw
+
+
+def triangular(upper: bool, *shape: int) -> Callable[[], Any]:
+    return lambda: (torch.triu if upper else torch.tril)(definite(*shape)())
+
+
+add("linalg_inv_ex inverse linalg_inv", regular(2, 4, 4))
+add("linalg_inv_ex", regular(1, 1))
+add("_linalg_solve_ex", regular(2, 4, 4), floats(2, 4, 3))
+add("_linalg_solve_ex", regular(2, 4, 4), floats(2, 4))
+add("_linalg_solve_ex", regular(4, 4), floats(4))
+add("_linalg_solve_ex", regular(4, 4), floats(3, 4), left=False)
+add("_linalg_det linalg_det _linalg_slogdet", regular(3, 4, 4))
+add("_linalg_det _linalg_slogdet", lambda: torch.zeros(2, 2, dtype=torch.float64))
+add("linalg_cholesky_ex cholesky linalg_cholesky", definite(2, 5, 5))
+add("linalg_cholesky_ex", definite(3, 3), upper=True)
+add("cholesky_solve", floats(4, 2), triangular(False, 4, 4))
+add("cholesky_solve", floats(2, 4, 2), triangular(True, 2, 4, 4), True)
+for _upper in (False, True):
+    for _unit in (False, True):
+        right, left = floats(2, 4, 3), floats(2, 3, 4)
+        add("linalg_solve_triangular", triangular(_upper, 2, 4, 4), right, upper=_upper, unitriangular=_unit)
+        add("linalg_solve_triangular", triangular(_upper, 2, 4, 4), left, upper=_upper, left=False)
+    add("triangular_solve", floats(4, 2), triangular(_upper, 4, 4), _upper, True)
+for _order in (0.0, 1.0, 2.0, 3.0, math.inf):
+    add("_cdist_forward", floats(2, 5, 3), floats(2, 4, 3), _order, None)
+    add("_pdist_forward", floats(5, 3), _order)
+add("_euclidean_dist", floats(5, 3), floats(4, 3))
+
 # Results without a defined value, or none at all: checked below, not compared.
 SHAPE_ONLY = {
     "aten.empty.memory_format": ([2, 3],),
@@ -429,7 +508,9 @@ CELLS = {"aten._thnn_fused_gru_cell.default", "aten._thnn_fused_lstm_cell.defaul
 BAGS = {"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"}  # offsets must be known
 # Only GPUs run these; test_torch_compile_partition.py has them.
 ON_GPUS = {f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("cudnn", "efficient", "flash")}
-ASSERTIONS = {name for name in RULES if "_assert" in name or "sym_constrain" in name}
+ASSERTIONS = {name for name in RULES if "_assert" in name or "sym_constrain" in name or "check_errors" in name}
+# Those for complex numbers and torchvision's are tested in modules: test_import_torch_complex.py.
+ELSEWHERE = {name for name in RULES if not name.startswith("aten.")}
 
 
 def call_graph(operation: Any, args: Any, kwargs: Any) -> tuple[fx.Graph, fx.Node, dict[str, Any]]:
@@ -499,7 +580,7 @@ def test_cells_of_gpus(kind: str, bias: bool) -> None:
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(RULES.keys() - CELLS - BAGS - ON_GPUS))
+@pytest.mark.parametrize("name", sorted(RULES.keys() - CELLS - BAGS - ON_GPUS - ELSEWHERE))
 def test_rule(name: str, request: pytest.FixtureRequest) -> None:
     seed = request.config.getoption("--seed") or 0
     torch.manual_seed(seed)

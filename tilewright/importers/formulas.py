@@ -90,6 +90,37 @@ def inverse_hyperbolic_tangent(emit: Emitter, x: Value) -> Value:
     return emit.op("multiply", log1p(emit, ratio), 0.5)
 
 
+# Bernoulli numbers B_2k / (2 k), of digamma's series in 1 / x^2.
+_OF_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+_FAR = 8  # where the series begins
+
+
+def digamma(emit: Emitter, x: Value) -> Value:
+    """log(y) - 1 / (2 y) - sum of B_2k / (2 k y^2k) at y = x + 8, less 1 / (x + n) for each n below; for negative x
+    digamma(1 - x) - pi / tan(pi x), which is NaN at whole numbers, and infinite at 0 with the other sign."""
+    negative = emit.op("less_equal", x, 0.0)
+    start = emit.op("where", negative, emit.op("subtract", 1.0, x), x)
+    total: Value | None = None
+    for step in range(_FAR):
+        part = emit.op("reciprocal", emit.op("add", start, float(step)))
+        total = part if total is None else emit.op("add", total, part)
+    assert total is not None
+    far = emit.op("add", start, float(_FAR))
+    square = emit.op("reciprocal", emit.op("multiply", far, far))
+    series = emit.builder.number(_OF_DIGAMMA[-1], x.dtype)
+    for coefficient in reversed(_OF_DIGAMMA[:-1]):
+        series = emit.op("add", emit.op("multiply", series, square), coefficient)
+    found = emit.op("subtract", emit.op("log", far), emit.op("divide", 0.5, far))
+    found = emit.op("subtract", emit.op("subtract", found, emit.op("multiply", series, square)), total)
+    angle = emit.op("multiply", emit.op("subtract", x, emit.op("round", x)), math.pi)
+    mirrored = emit.op("subtract", found, emit.op("divide", math.pi, tangent(emit, angle)))
+    pole = emit.op("logical_and", negative, emit.op("equal", x, emit.op("round", x)))
+    mirrored = emit.op("where", pole, emit.builder.number(math.nan, x.dtype), mirrored)
+    zero = emit.op("divide", -1.0, x)  # at 0: infinite, against its sign
+    mirrored = emit.op("where", emit.op("equal", x, 0.0), zero, mirrored)
+    return emit.op("where", negative, mirrored, found)
+
+
 def truncate(emit: Emitter, x: Value) -> Value:
     """Round towards zero; integers stay."""
     if not x.dtype.is_float:

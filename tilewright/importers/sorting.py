@@ -13,6 +13,7 @@ from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
+from tilewright.symbolic import upper_bound
 
 LONGEST = 8192  # elements of a row
 FEW = 8  # largest elements that are found one after the other
@@ -22,11 +23,13 @@ MANY = 64  # that are found so in rows that cannot be sorted
 def sort(emit: Emitter, x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
     """(sorted values, int64 positions) along an axis; stable, NaN counts as the largest.
 
-    Raises `Unsupported` for rows of unknown length or of more than `LONGEST` elements.
+    Raises `Unsupported` for rows that may have more than `LONGEST` elements.
     """
     length = x.shape[axis]
-    if not isinstance(length, int) or length > LONGEST:
-        raise Unsupported(f"sorting rows of {length} elements", f"sort at most {LONGEST} elements, of a fixed number")
+    most = upper_bound(length)
+    if most > LONGEST:
+        count = f"{length} elements" if most == length else f"{length}, up to {most}, elements"
+        raise Unsupported(f"sorting rows of {count}", f"sort at most {LONGEST} elements, or narrow the size's range")
     last = x.rank - 1
     rows = emit.transpose(x, axis, last)
     own, other = emit.unsqueeze(rows, x.rank), emit.unsqueeze(rows, last)  # [.., i, 1] and [.., 1, j]
@@ -54,7 +57,7 @@ def top(emit: Emitter, x: Value, count: int, axis: int, largest: bool) -> tuple[
     Raises `Unsupported` as `sort` does when more than `FEW` are wanted, of longer rows more than `MANY`.
     """
     length = x.shape[axis]
-    if count > (FEW if isinstance(length, int) and length <= LONGEST else MANY):
+    if count > (FEW if upper_bound(length) <= LONGEST else MANY):
         values, positions = sort(emit, x, axis, largest)
         return emit.slice(values, axis, 0, count), emit.slice(positions, axis, 0, count)
     line = emit.iota(length)

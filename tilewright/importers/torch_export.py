@@ -24,6 +24,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
+from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
@@ -421,7 +422,7 @@ class _ProgramImporter:
         """A parameter, buffer or constant of an element type without a meaning here may stay unused only."""
         data = self._data(spec)
         try:
-            dtype_of(data.dtype)
+            dtype_of(PARTS.get(data.dtype, data.dtype))
         except Unsupported as reason:
             if not node.users:
                 return
@@ -438,13 +439,15 @@ class _ProgramImporter:
                 dimension = entry if isinstance(entry, Dimension) else None
                 self.symbols.name(extent.node.expr, dimension, f"{node.name}_{axis}")
 
-    def _input(self, node: fx.Node, name: str, key: str) -> Value:
+    def _input(self, node: fx.Node, name: str, key: str) -> Any:
         fake = node.meta["val"]
         try:
-            value = self.builder.input(name, dtype_of(fake.dtype), self.symbols.shape(fake.shape))
+            value = declare_input(self.builder, self.symbols, fake, name)
         except Unsupported as reason:
             raise ImportModelError(f"input {name!r}: {reason}; {reason.advice}") from reason
-        self.input_values[key] = value
+        if isinstance(value, Complex):
+            self._remark(f"input {name!r} is complex: it is given as pairs, as torch.view_as_real gives them")
+        self.input_values[key] = self.builder.graph.inputs[-1]
         return value
 
     def _data(self, spec: Any) -> torch.Tensor:
@@ -473,9 +476,19 @@ class _ProgramImporter:
         self.builder.graph.remarks.append(text)
 
 
+def declare_input(builder: GraphBuilder, symbols: SymbolTable, fake: torch.Tensor, name: str) -> Any:
+    """A graph input; a `Complex` has its parts as a last dimension of 2.  Raises `Unsupported`."""
+    if not is_complex(fake):
+        return builder.input(name, dtype_of(fake.dtype), symbols.shape(fake.shape))
+    pairs = builder.input(name, dtype_of(PARTS[fake.dtype]), (*symbols.shape(fake.shape), 2))
+    return divided(Emitter(builder), pairs)
+
+
 def declare_output(builder: GraphBuilder, value: Any, name: str) -> None:
-    """A graph output; sizes become int64 scalars, and inputs and constants are copied."""
-    if not isinstance(value, Value):
+    """A graph output; sizes become int64 scalars, complex numbers pairs, and inputs and constants are copied."""
+    if isinstance(value, Complex):
+        value = joined(Emitter(builder), value)
+    elif not isinstance(value, Value):
         value = Emitter(builder).value(value, int64)
     graph = builder.graph
     if value in graph.inputs or value in graph.constants or value in graph.outputs:

@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
@@ -24,6 +26,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsupported
+from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
 from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size
@@ -148,6 +151,7 @@ def _fake(argument: Any) -> Any:
 
 
 Rule = Callable[..., Any]
+COMPLEX = "complex "  # before the names of operations in the rules for complex tensors
 
 
 def nothing(call: Call, *_: Any, **__: Any) -> None:
@@ -165,8 +169,12 @@ class Walker:
         self.values: dict[fx.Node, Any] = {}  # Value, Size, or a tuple of them; missing: not imported
         self._constants: dict[Any, Value] = {}
 
-    def constant(self, tensor: torch.Tensor, name: str) -> Value:
-        """A parameter, buffer or constant; tensors that share memory share the value."""
+    def constant(self, tensor: torch.Tensor, name: str) -> Any:
+        """A parameter, buffer or constant; tensors that share memory share the value. A `Complex` for complex ones."""
+        if is_complex(tensor):
+            return divided(
+                Emitter(self.builder), self.constant(torch.view_as_real(tensor.detach().resolve_conj()), name)
+            )
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() == 0 or key not in self._constants:
             self._constants[key] = self.builder.constant(to_numpy(tensor), name)
@@ -184,19 +192,21 @@ class Walker:
             self.values[node] = known
             return
         name = target_name(node.target)
-        rule = self.rules.get(name)
+        rule = self._rule(node, name)
         try:
             if isinstance(known, torch.SymInt):
                 if all(argument in self.values for argument in node.all_input_nodes):
                     self.values[node] = self.symbols.size(known)
             elif rule is nothing:
                 return
+            elif name == "with_effects":
+                self._effect(node)
             elif isinstance(known, (torch.SymBool, torch.SymFloat)):
                 return  # used by assertions only; a use as a value is reported there
             elif name == "getitem":
                 self._getitem(node)
             elif rule is None:
-                raise without_rule(name)
+                raise without_rule(name, name in self.rules)
             elif all(argument in self.values for argument in node.all_input_nodes):
                 self._apply(rule, node)
             else:
@@ -208,6 +218,22 @@ class Walker:
         except Exception as error:  # a rule met something unforeseen: name the node instead of crashing
             reason = f"the import rule failed: {type(error).__name__}: {error}"
             self._report(node, reason, "please report this with the model's code for this operation")
+
+    def _rule(self, node: fx.Node, name: str) -> Rule | None:
+        """The rule of an operation; where tensors are complex the one for these."""
+        fakes = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
+        if name != "getitem" and any(is_complex(fake) for fake in pytree.tree_leaves(fakes)):
+            found = self.rules.get(COMPLEX + name)
+            if found is not None or name.startswith("aten."):
+                return found
+        return self.rules.get(name)
+
+    def _effect(self, node: fx.Node) -> None:
+        """An operation that PyTorch keeps in order by tokens: assertions say nothing here."""
+        operation = target_name(node.args[1])
+        if self.rules.get(operation) is not nothing:
+            raise without_rule(operation)
+        self.values[node] = ((),)
 
     def _missing_scalar(self, node: fx.Node) -> None:
         """Report arguments that are symbolic floats or booleans; other missing ones are reported already."""
@@ -241,10 +267,13 @@ class Walker:
         elif result is not None:
             self.values[node] = self._agree(call, result, expected[0])
 
-    def _agree(self, call: Call, value: Value, fake: torch.Tensor | None) -> Value:
+    def _agree(self, call: Call, value: Any, fake: torch.Tensor | None) -> Any:
         """Check a rule's result against PyTorch's; its symbolic shape replaces an equal one."""
         if fake is None:
             return value
+        if isinstance(value, Complex):
+            parts = fake.new_empty(fake.shape, dtype=PARTS[fake.dtype])
+            return Complex(*(self._agree(call, part, parts) for part in (value.real, value.imaginary)))
         dtype, shape = dtype_of(fake.dtype), self.symbols.shape(fake.shape)
         clash = any(
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(value.shape, shape, strict=False)
@@ -265,6 +294,16 @@ def target_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     return getattr(target, "__name__", str(target))
+
+
+def is_contiguous(fake: torch.Tensor) -> bool:
+    """Whether a fake tensor is known to be row-major (asking the tensor itself could add a guard)."""
+    expected: Any = 1
+    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
+        if not (isinstance(size, int) and size == 1) and not statically_known_true(stride == expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def problem_of(node: fx.Node, reason: str, advice: str) -> Problem:

@@ -10,9 +10,9 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tilewright.importers.torch_fx import target_name
+from tilewright.importers.torch_fx import is_contiguous, target_name
 from tilewright.importers.torch_symbols import linear_in
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -108,16 +108,6 @@ def extent(size: Any) -> int:
 def elements(node: fx.Node) -> int:
     """About how many elements a node's results have."""
     return sum(math.prod(map(extent, fake.shape)) for fake in fakes_of(node) if isinstance(fake, torch.Tensor))
-
-
-def is_contiguous(fake: torch.Tensor) -> bool:
-    """Whether a fake tensor is known to be row-major (asking the tensor itself could add a guard)."""
-    expected: Any = 1
-    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
-        if not (isinstance(size, int) and size == 1) and not statically_known_true(stride == expected):
-            return False
-        expected = expected * size
-    return True
 
 
 def stride_order(fake: torch.Tensor) -> list[int] | None:

@@ -18,8 +18,10 @@ from tilewright.engine.tuning import Tuning
 from tilewright.errors import TilewrightError, UnsupportedOperationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
-from tilewright.importers.torch_export import declare_output
+from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
+from tilewright.importers.torch_export import declare_input, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_nodes import linear_sizes, ranges, stride_order
 from tilewright.importers.torch_survey import IMPORT_RULES
@@ -94,6 +96,7 @@ class Part:
         self.told = False  # that an engine did not run
         (output,) = gm.graph.find_nodes(op="output")
         self.orders = [stride_order(node.meta["val"]) for node in output.args[0]]
+        self.complex = [is_complex(node.meta["val"]) for node in output.args[0]]
         self.on_host = [node.meta["val"].device.type == "cpu" for node in output.args[0]]
         self.unknown_sizes = _unknown_sizes(gm)
         with unset_fake_temporarily():  # what is missing is known now: shapes of the parameters are enough
@@ -106,7 +109,7 @@ class Part:
         built = self.engines.get(key) or self.general or self._build(key, arguments)
         if built is None:
             return (self.replacement or self.gm)(*arguments)
-        named = {name: arguments[position] for position, name in built.names}
+        named = {name: _given(arguments[position]) for position, name in built.names}
         for position, name in built.sizes:
             named[name] = torch.empty(arguments[position], dtype=torch.int8, device=self._device(arguments))
         try:
@@ -114,7 +117,8 @@ class Part:
         except TilewrightError as reason:
             self._tell(reason)
             return self.gm(*arguments)
-        return [_ordered(value, *facts) for value, *facts in zip(values, self.orders, self.on_host, strict=True)]
+        facts = zip(values, self.orders, self.on_host, self.complex, strict=True)
+        return [_ordered(value, order, on_host, pairs) for value, order, on_host, pairs in facts]
 
     def _tell(self, reason: TilewrightError) -> None:
         """Say once that PyTorch computes what the engine did not."""
@@ -235,7 +239,8 @@ class Part:
         (output,) = self.gm.graph.find_nodes(op="output")
         for index, node in enumerate(output.args[0]):
             declare_output(builder, walker.values[node], f"output_{index}")
-        tensors = [(position, node.name) for position, node in names if isinstance(walker.values.get(node), Value)]
+        values = walker.values
+        tensors = [(position, node.name) for position, node in names if isinstance(values.get(node), (Value, Complex))]
         return _Imported(builder.finish(), tensors, sizes)
 
 
@@ -256,10 +261,13 @@ def _placeholder(
             return None
     if data is not None:
         return walker.constant(data, node.name)
+    if constant and is_complex(fake):
+        parts = dtype_of(PARTS[fake.dtype])
+        return divided(Emitter(builder), builder.constant(np.zeros((*fake.shape, 2), parts.numpy), node.name))
     if constant:
         zero = np.zeros((), dtype_of(fake.dtype).numpy)
         return builder.constant(np.broadcast_to(zero, tuple(fake.shape)), node.name)
-    return builder.input(node.name, dtype_of(fake.dtype), symbols.shape(fake.shape))
+    return declare_input(builder, symbols, fake, node.name)
 
 
 class _Watched:
@@ -298,9 +306,18 @@ def _unknown_sizes(gm: fx.GraphModule) -> list[int]:
     return [position for position, node in placeholders if free_unbacked_symbols(node.meta["val"])]
 
 
-def _ordered(value: Any, order: list[int] | None, on_host: bool) -> torch.Tensor:
+def _given(argument: Any) -> Any:
+    """An argument as an engine takes it: complex numbers as pairs."""
+    if isinstance(argument, torch.Tensor) and argument.is_complex():
+        return torch.view_as_real(argument.resolve_conj())
+    return argument
+
+
+def _ordered(value: Any, order: list[int] | None, on_host: bool, pairs: bool) -> torch.Tensor:
     """A result of an engine with PyTorch's order of dimensions in memory, on PyTorch's device."""
     result = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if pairs:
+        result = torch.view_as_complex(result)
     if on_host and result.is_cuda:
         result = result.cpu()
     if order is None:

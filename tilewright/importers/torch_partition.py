@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.importers.torch_fx import target_name
+from tilewright.importers.torch_fx import is_contiguous, target_name
 from tilewright.importers.torch_nodes import (
     elements,
     fakes_of,
     free_symbols,
-    is_contiguous,
     is_getitem,
     is_number,
     is_ordered,

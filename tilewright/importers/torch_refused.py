@@ -9,8 +9,7 @@ _TRAINING = ("batch normalisation in training mode", "call model.eval() first")
 _SIZES = ("the result's size depends on the data", "keep all elements, and use torch.where on a mask")
 _BRANCHES = ("control flow that depends on data", "compute both branches and choose by torch.where")
 _LOOPS = ("a loop that depends on data", "repeat a fixed number of times, or keep the loop outside of the model")
-_COMPLEX = ("complex numbers", "compute with real and imaginary parts as tensors of their own")
-_FOURIER = ("a Fourier transform", "multiply by matrices of cosines and sines, or keep it outside of the model")
+_COMPLEX = ("complex numbers in this operation", "compute with real and imaginary parts as tensors of their own")
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
@@ -21,13 +20,16 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _SIZES: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),
     _BRANCHES: ("cond",),
     _LOOPS: ("associative_scan", "map_impl", "scan", "while_loop"),
-    _COMPLEX: ("complex", "polar", "view_as_complex", "view_as_real"),
-    _FOURIER: ("_fft_c2c", "_fft_c2r", "_fft_r2c"),
 }  # fmt: skip
 _REASONS = {name: reason for reason, names in _KINDS.items() for name in names}
 
 
-def without_rule(operation: str) -> Unsupported:
-    """What to tell of an operation that has no rule; `operation` as in ``aten.nonzero.default`` or ``cond``."""
+def without_rule(operation: str, complex_numbers: bool = False) -> Unsupported:
+    """What to tell of an operation that has no rule; `operation` as in ``aten.nonzero.default`` or ``cond``.
+
+    `complex_numbers`: that it has none for them.
+    """
+    if complex_numbers:
+        return Unsupported(*_COMPLEX)
     parts = operation.split(".")
     return Unsupported(*_REASONS.get(parts[1] if len(parts) > 1 else parts[0], (NO_RULE, NO_RULE_ADVICE)))

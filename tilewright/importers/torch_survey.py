@@ -14,8 +14,9 @@ import torch
 from torch import fx
 
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Problem, Report, Unsupported
+from tilewright.importers.torch_complex import PARTS, divided, is_complex
 from tilewright.importers.torch_fx import Walker, describe, dtype_of, problem_of, target_name
 from tilewright.importers.torch_nodes import (
     fakes_of,
@@ -157,9 +158,12 @@ class Survey:
         if self._walker.values.get(node) is None:
             self._walker.values.pop(node, None)
 
-    def _tensor(self, fake: Any, name: str, constant: bool = False) -> Value | None:
+    def _tensor(self, fake: Any, name: str, constant: bool = False) -> Any:
         if not isinstance(fake, torch.Tensor) or fake.layout != torch.strided:
             return None
+        if is_complex(fake):
+            parts = self._tensor(fake.new_empty((*fake.shape, 2), dtype=PARTS[fake.dtype]), name, constant)
+            return None if parts is None else divided(Emitter(self._builder), parts)
         try:
             shape, dtype = self._symbols.shape(fake.shape), dtype_of(fake.dtype)
         except Unsupported:

@@ -1,4 +1,4 @@
-"""The operators of torchvision in Python, where its compiled library does not load: as for a PyTorch of another kind."""
+"""The operators of torchvision in Python, where its compiled library does not load (it is for another PyTorch)."""
 
 from __future__ import annotations
 

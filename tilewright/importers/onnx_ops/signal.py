@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
+from tilewright.importers.fourier import LARGEST_TABLE, fitted, half, real_inverse, transform
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -17,8 +18,6 @@ from tilewright.symbolic import Size, floor_divide, lift, simplify
 TABLE = RuleTable("Signal")
 rule = TABLE.rule
 
-SHORT = 64  # numbers of a transform
-LARGEST_TABLE = 1 << 26  # elements of the cosines of a transform, and of a window
 # The coefficients of cos(0), cos(2 pi n / N) and cos(4 pi n / N).
 WINDOWS = {
     "HannWindow": (0.5, -0.5, 0.0),
@@ -61,64 +60,6 @@ def _count(call: Call, index: int, what: str, least: int = 1) -> Size:
     return found[0]
 
 
-def _angles(call: Call, rows: Size, columns: Size, length: Size, dtype: DType) -> tuple[Value, Value]:
-    """cos and sin of 2 pi row column / length, [rows, columns]; the product is reduced exactly, in integers."""
-    if isinstance(rows, int) and isinstance(columns, int) and isinstance(length, int):
-        if rows < 1 or columns < 1 or length < 1:
-            raise Invalid(f"a transform of {rows} numbers to {columns}")
-        if rows * columns > LARGEST_TABLE:
-            raise Unsupported(f"a transform of {rows} numbers to {columns}", "use shorter ones")
-        turns = np.outer(np.arange(rows), np.arange(columns)) % length
-        angle = 2 * math.pi * turns / length
-        return tuple(call.constant(f(angle).astype(dtype.numpy), "transform") for f in (np.cos, np.sin))  # type: ignore[return-value]
-    grid = call.op("multiply", call.unsqueeze(call.iota(rows), 1), call.unsqueeze(call.iota(columns), 0))
-    turns_ = call.cast(call.op("remainder", grid, call.value(length, int64)), float64)
-    step = call.op("divide", 2 * math.pi, call.value(length, float64))
-    angle_ = call.op("multiply", turns_, step)
-    return call.cast(call.op("cos", angle_), dtype), call.cast(call.op("sin", angle_), dtype)
-
-
-def transform(
-    call: Call, real: Value, imaginary: Value | None, length: Size, kept: Size, inverse: bool
-) -> tuple[Value, Value]:
-    """The first `kept` numbers of the Fourier transform of the last dimension, of `length`: real and imaginary parts.
-
-    sum_n x[n] exp(-2 pi i n k / length), with + and a division by the length for the inverse.  Short ones are computed
-    in float64, which costs nothing there and keeps zeros small.
-    """
-    if isinstance(length, int) and length <= SHORT and real.dtype != float64:
-        wide = (call.cast(real, float64), None if imaginary is None else call.cast(imaginary, float64))
-        first, second = transform(call, *wide, length, kept, inverse)
-        return call.cast(first, real.dtype), call.cast(second, real.dtype)
-    cosines, sines = _angles(call, length, kept, length, real.dtype)
-    if inverse:
-        sines = call.op("negate", sines)
-    out_real, out_imaginary = call.matmul(real, cosines), call.op("negate", call.matmul(real, sines))
-    if imaginary is not None:
-        out_real = call.op("add", out_real, call.matmul(imaginary, sines))
-        out_imaginary = call.op("add", out_imaginary, call.matmul(imaginary, cosines))
-    if inverse:
-        count = call.value(length, real.dtype)
-        out_real, out_imaginary = (call.op("divide", part, count) for part in (out_real, out_imaginary))
-    return out_real, out_imaginary
-
-
-def _half(length: Size) -> Size:
-    return simplify(lift(floor_divide(length, 2)) + 1)
-
-
-def _fitted(call: Call, x: Value, length: Size) -> Value:
-    """The last dimension cut to `length`, or padded with zeros."""
-    extent, last = x.shape[-1], x.rank - 1
-    if extent == length:
-        return x
-    if not (isinstance(extent, int) and isinstance(length, int)):
-        raise Unsupported(f"a transform of length {length} over a dimension of size {extent}", "fix both sizes")
-    if length < extent:
-        return call.slice(x, last, 0, length)
-    return call.op("pad", x, pads=((0, 0),) * last + ((0, length - extent),))
-
-
 @rule("DFT")
 def fourier_transform(call: Call) -> Value:
     """[..., n, ..., 1 or 2] along one axis; opset 20 has the axis as an input, which counts the last dimension too."""
@@ -135,34 +76,19 @@ def fourier_transform(call: Call) -> Value:
     if onesided and inverse:
         return _real_inverse(call, parts, length, axis)
     length = parts[0].shape[-1] if length is None else length
-    parts = [_fitted(call, part, length) for part in parts]
-    kept = _half(length) if onesided else length
+    parts = [fitted(call, part, length) for part in parts]
+    kept = half(length) if onesided else length
     found = transform(call, parts[0], parts[1] if len(parts) > 1 else None, length, kept, inverse)
     real, imaginary = (call.unsqueeze(call.transpose(part, axis, part.rank - 1), -1) for part in found)
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 
 
 def _real_inverse(call: Call, parts: list[Value], length: Size | None, axis: int) -> Value:
-    """The real signal whose transform begins with the numbers given; the rest follows from symmetry."""
-    half = parts[0].shape[-1]
+    """The real signal whose transform begins with the numbers given."""
     if length is None:
-        length = simplify((lift(half) - 1) * 2)
-    parts = [_fitted(call, part, _half(length)) for part in parts]
-    kept = parts[0].shape[-1]
-    cosines, sines = _angles(call, kept, length, length, parts[0].dtype)
-    place = call.iota(kept)
-    ends = call.op("logical_or", call.op("equal", place, 0), _is_middle(call, place, length))
-    twice = call.op("where", ends, call.builder.number(1.0, parts[0].dtype), call.builder.number(2.0, parts[0].dtype))
-    total = call.matmul(call.op("multiply", parts[0], twice), cosines)
-    if len(parts) > 1:
-        total = call.op("subtract", total, call.matmul(call.op("multiply", parts[1], twice), sines))
-    total = call.op("divide", total, call.value(length, total.dtype))
+        length = simplify((lift(parts[0].shape[-1]) - 1) * 2)
+    total = real_inverse(call, parts[0], parts[1] if len(parts) > 1 else None, length)
     return call.unsqueeze(call.transpose(total, axis, total.rank - 1), -1)
-
-
-def _is_middle(call: Call, place: Value, length: Size) -> Value:
-    """Whether a number of the transform is its own mirror image: the last one of an even length."""
-    return call.op("equal", call.op("multiply", place, 2), call.value(length, int64))
 
 
 @rule("STFT")
@@ -184,7 +110,7 @@ def short_time_transform(call: Call) -> Value:
     frames = [call.op("gather", part, places, axis=1) for part in parts]
     if window is not None:
         frames = [call.op("multiply", frame, window) for frame in frames]
-    kept = _half(length) if call.attribute("onesided", 1) and len(parts) == 1 else length
+    kept = half(length) if call.attribute("onesided", 1) and len(parts) == 1 else length
     found = transform(call, frames[0], frames[1] if len(frames) > 1 else None, length, kept, False)
     real, imaginary = (call.unsqueeze(part, -1) for part in found)
     return call.op("concat", real, imaginary, axis=real.rank - 1)

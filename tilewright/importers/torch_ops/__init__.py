@@ -5,14 +5,18 @@ from __future__ import annotations
 from tilewright.importers.rules import Rule, RuleTable, merge
 from tilewright.importers.torch_ops import (
     activation,
+    complexes,
     contraction,
     creation,
     elementwise,
     indexing,
+    linear_algebra,
     normalization,
     pooling,
     recurrent,
     reduction,
+    regions,
+    searching,
     shape,
 )
 
@@ -27,6 +31,10 @@ SECTIONS: tuple[RuleTable, ...] = (
     creation.TABLE,
     pooling.TABLE,
     recurrent.TABLE,
+    searching.TABLE,
+    linear_algebra.TABLE,
+    regions.TABLE,
+    complexes.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)
 # Operations that are not ATen's: transformers has one where PyTorch's own does not take an element type; numbers that

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number, Scalar
@@ -78,3 +81,17 @@ def eye(call: Call, *_: Any, **__: Any) -> Value:
     rows, columns = call.shape
     left, right = call.unsqueeze(call.iota(rows), 1), call.unsqueeze(call.iota(columns), 0)
     return call.cast(call.op("equal", left, right), call.dtype)
+
+
+def _triangle(below: bool) -> Callable[..., Value]:
+    """Rows and columns [2, n] of the places on one side of a diagonal, in the order of memory."""
+
+    def apply(call: Call, rows: int, columns: int, offset: int = 0, **_: Any) -> Value:
+        found = np.tril_indices(rows, offset, columns) if below else np.triu_indices(rows, offset, columns)
+        return call.constant(np.stack(found).astype(call.dtype.numpy), "triangle")
+
+    return apply
+
+
+TABLE.add("tril_indices.default", _triangle(below=True))
+TABLE.add("triu_indices.default", _triangle(below=False))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.dtypes import int1
+from tilewright.dtypes import float64, int1
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Number, Scalar
@@ -218,6 +218,12 @@ TABLE.add("acosh.default", of_floats(formulas.inverse_hyperbolic_cosine))
 TABLE.add("atanh.default", of_floats(formulas.inverse_hyperbolic_tangent))
 TABLE.add("trunc.default", formulas.truncate)
 TABLE.add("isinf.default", formulas.is_infinite)
+
+
+@rule("digamma.default", "special_digamma.default")
+def digamma(call: Call, x: Value) -> Value:
+    """The derivative of lgamma, in float64."""
+    return call.cast(formulas.digamma(call, call.cast(x, float64)), call.dtype)
 
 
 @rule("frac.default")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import DType, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
@@ -291,17 +292,64 @@ def scatter_with(call: Call, x: Value, dim: int, index: Value, source: Value, re
     return _scattered(call, x, dim, index, source, reduce)
 
 
+_REDUCTIONS = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "minimum", "mean": "add"}
+
+
 @rule("scatter_reduce.two")
 def scatter_reduce(
     call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
 ) -> Value:
-    reduction = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "minimum"}.get(reduce)
-    if reduction is None or not include_self:
-        raise Unsupported(
-            f"scatter_reduce with reduce={reduce!r}, include_self={include_self}",
-            "use sum, prod, amax or amin with include_self=True",
-        )
-    return _scattered(call, x, dim, index, source, reduction)
+    def combined(start: Value, updates: Value, reduction: str) -> Value:
+        return _scattered(call, start, dim, index, updates, reduction)
+
+    return _combined(call, x, source, reduce, include_self, combined)
+
+
+@rule("index_reduce.default")
+def index_reduce(
+    call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
+) -> Value:
+    axis = dim % max(x.rank, 1)
+    if not x.rank:
+        raise Unsupported("index_reduce of a tensor without dimensions", "give it one dimension")
+    places = _counted_from_front(call, call.reshape(index, (-1,)), x.shape[axis])
+
+    def combined(start: Value, updates: Value, reduction: str) -> Value:
+        return scatter_slices(call, start, places, updates, axis, reduction)
+
+    return _combined(call, x, source, reduce, include_self, combined)
+
+
+def _combined(
+    call: Call, x: Value, source: Value, reduce: str, include_self: bool, combine: Callable[[Value, Value, str], Value]
+) -> Value:
+    """x combined with updates by a reduction of PyTorch's; without `include_self` what is updated starts anew."""
+    source = call.cast(source, x.dtype)
+    if include_self and reduce != "mean":
+        return combine(x, source, _REDUCTIONS[reduce])
+    ones = call.full(source.shape, 1, int64)
+    count = combine(call.full(x.shape, 0, int64), ones, "add")
+    start = x
+    if not include_self:
+        untouched = call.op("equal", count, 0)
+        start = call.op("where", untouched, x, call.builder.number(_neutral(reduce, x.dtype), x.dtype))
+    total = combine(start, source, _REDUCTIONS[reduce])
+    if reduce != "mean":
+        return total
+    count = call.op("add", count, 1) if include_self else call.op("maximum", count, 1)
+    return call.op("divide" if x.dtype.is_float else "floor_divide", total, call.cast(count, x.dtype))
+
+
+def _neutral(reduce: str, dtype: DType) -> float | int | bool:
+    """What a reduction starts from."""
+    if reduce in ("sum", "mean", "prod"):
+        return int(reduce == "prod")
+    if dtype.is_bool:
+        return reduce == "amin"
+    if dtype.is_float:
+        return -math.inf if reduce == "amax" else math.inf
+    limits = np.iinfo(dtype.numpy)
+    return int(limits.min if reduce == "amax" else limits.max)
 
 
 @rule("scatter.value")

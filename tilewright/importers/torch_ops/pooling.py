@@ -90,10 +90,21 @@ def adaptive_average_pool(call: Call, x: Value, sizes: Sequence[Size]) -> Value:
 
 @rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", "adaptive_max_pool1d.default")
 def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, None]:
-    if any(size != 1 for size in sizes):
-        raise Unsupported(f"adaptive max pooling to {list(sizes)}", "pool to 1, or use max_pool with a fixed kernel")
-    axes = tuple(range(x.rank - len(sizes), x.rank))
-    return call.op("reduce_max", x, axes=axes, keepdims=True), None
+    """The largest of each part of each dimension; parts overlap where sizes do not divide."""
+    first = x.rank - len(sizes)
+    whole = tuple(first + place for place, size in enumerate(sizes) if size == 1)
+    if whole:
+        x = call.op("reduce_max", x, axes=whole, keepdims=True)
+    for axis, size in enumerate(sizes, start=first):
+        extent = x.shape[axis]
+        if size in (1, extent):
+            continue
+        if not (isinstance(extent, int) and isinstance(size, int)):
+            raise Unsupported(f"adaptive max pooling of {extent} to {size}", "fix the image size, or pool to 1")
+        edges = [(place * extent // size, -(-(place + 1) * extent // size)) for place in range(size)]
+        parts = [call.op("reduce_max", call.slice(x, axis, *edge), axes=(axis,), keepdims=True) for edge in edges]
+        x = call.op("concat", *parts, axis=axis)
+    return x, None
 
 
 @rule(

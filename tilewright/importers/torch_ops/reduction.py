@@ -207,15 +207,6 @@ TABLE.add("cumsum.default", _cumulative("cumsum"))
 TABLE.add("cumprod.default", _cumulative("cumprod"))
 
 
-def _cumulative_extreme(op: str) -> Callable[..., tuple[Value, None]]:
-    """The values; the positions are not available."""
-    return lambda call, x, dim: (call.op(op, x, axis=dim) if x.rank else x, None)
-
-
-TABLE.add("cummax.default", _cumulative_extreme("cummax"))
-TABLE.add("cummin.default", _cumulative_extreme("cummin"))
-
-
 # Softmax ---------------------------------------------------------------------------------------------
 
 

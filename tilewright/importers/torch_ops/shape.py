@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, nothing
+from tilewright.importers.torch_fx import Call, is_contiguous, nothing
 from tilewright.symbolic import Size, lift, lower_bound, maximum, minimum, modulo, simplify
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
@@ -283,12 +284,20 @@ def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
     return call.permute(windows, [*range(axis + 1), *range(axis + 2, windows.rank), axis + 1])
 
 
-@rule("as_strided.default")
+@rule("as_strided.default", "as_strided_copy.default")
 def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Value:
-    """The same tensor with other strides where dimensions are 1: how PyTorch tells that it is channels-last."""
+    """A view of memory: the tensor itself where only strides of dimensions of 1 differ (how PyTorch tells that it is
+    channels-last), else a gather of the elements of a tensor that is row-major."""
     given = call.node.all_input_nodes[0].meta["val"]
+    start = given.storage_offset() if storage_offset is None else storage_offset
     long = [axis for axis, extent in enumerate(given.shape) if extent != 1]
     same = tuple(size) == tuple(given.shape) and all(stride[axis] == given.stride(axis) for axis in long)
-    if not same or (storage_offset or given.storage_offset()) != given.storage_offset():
-        raise Unsupported("a view of memory by strides", "use slices, permutes and reshapes")
-    return x
+    if same and start == given.storage_offset():
+        return x
+    if given.storage_offset() != 0 or not is_contiguous(given):
+        raise Unsupported("a view by strides of what is itself a view", "use slices, permutes and reshapes")
+    place: Value = call.value(start, int64)
+    for axis, (extent, step) in enumerate(zip(call.shape, stride, strict=True)):
+        line = call.op("multiply", call.iota(extent), call.value(step, int64))
+        place = call.op("add", place, call.reshape(line, (extent, *[1] * (len(size) - 1 - axis))))
+    return call.op("gather", call.reshape(x, (-1,)), place, axis=0)

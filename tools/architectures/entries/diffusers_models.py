@@ -51,7 +51,7 @@ ENTRIES = [
           up_block_types=("AttnUpBlock2D", "UpBlock2D")),
     entry("UNet2DConditionModel", guided, **CROSS),
     entry("UNet1DModel", lambda batch: {"sample": torch.randn(batch, 4, 16), "timestep": torch.rand(batch)},
-          sample_size=16, in_channels=4, out_channels=4, block_out_channels=(8, 16), extra_in_channels=0,
+          sample_size=16, in_channels=4, out_channels=4, block_out_channels=(32, 64), extra_in_channels=0,
           down_block_types=("DownBlock1D", "AttnDownBlock1D"), up_block_types=("AttnUpBlock1D", "UpBlock1D"),
           layers_per_block=1, norm_num_groups=4),
     entry("UNet3DConditionModel", lambda batch: {
@@ -108,7 +108,8 @@ ENTRIES = [
         attention_head_dim=8, cross_attention_dim=16, num_layers=1, caption_channels=16),
     entry("WanTransformer3DModel", film(4), patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12,
           in_channels=4, out_channels=4, text_dim=16, freq_dim=16, ffn_dim=32, num_layers=1, rope_max_seq_len=32),
-    entry("MochiTransformer3DModel", lambda batch: {**film(4)(batch), "encoder_attention_mask": torch.ones(batch, 5).bool()},
+    entry("MochiTransformer3DModel", lambda batch: {
+        **film(4)(batch), "encoder_attention_mask": torch.ones(batch, 5).bool()},
           patch_size=2, num_attention_heads=2, attention_head_dim=8, num_layers=2, pooled_projection_dim=16,
           in_channels=4, text_embed_dim=16, time_embed_dim=4, max_sequence_length=16),
     entry("PriorTransformer", lambda batch: {

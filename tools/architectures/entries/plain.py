@@ -347,17 +347,18 @@ class Bits(nn.Module):
 
 
 class Special(nn.Module):
-    """Log densities: lgamma, digamma, erfinv, Bessel functions and their kin."""
+    """Log densities: lgamma, digamma and erfinv."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.abs() + 0.5
-        return (
-            y.lgamma()
-            + y.digamma()
-            + (x.tanh() * 0.9).erfinv()
-            + torch.special.i0e(y)
-            + torch.special.ndtri(x.sigmoid())
-        )
+        return y.lgamma() + y.digamma() + (x.tanh() * 0.9).erfinv()
+
+
+class Rare(nn.Module):
+    """Bessel functions and the inverse of the normal distribution."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.i0e(x) + torch.special.ndtri(x.sigmoid())
 
 
 class Cached(nn.Module):
@@ -571,6 +572,7 @@ ENTRIES = [
     of("quantiles", Quantiles, rows(9)),
     of("hash embedding", Bits, words),
     of("special functions", Special, rows(7)),
+    of("rare special functions", Rare, rows(7)),
     of("decoder step with cache", Cached, step, axes={
         "ids": {0: ("batch", 1, 8)}, "cache_keys": {0: ("batch", 1, 8)}, "cache_values": {0: ("batch", 1, 8)}}),
     of("torch.cond", Branch, rows(8)),
@@ -587,8 +589,9 @@ ENTRIES = [
     of("super resolution", lambda: layered(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2), nn.Upsample(
         scale_factor=2, mode="bilinear"), nn.Upsample(scale_factor=2, mode="bicubic")),
        lambda batch: {"x": images(batch, 8)}),
-    of("temporal convolutions", lambda: layered(nn.ConstantPad1d((4, 0), 0.0), nn.Conv1d(4, 8, 3, dilation=2), nn.SiLU(),
-                                                nn.ReflectionPad1d(2), nn.Conv1d(8, 4, 5), nn.AdaptiveMaxPool1d(3)),
+    of("temporal convolutions", lambda: layered(nn.ConstantPad1d((4, 0), 0.0), nn.Conv1d(4, 8, 3, dilation=2),
+                                                nn.SiLU(), nn.ReflectionPad1d(2), nn.Conv1d(8, 4, 5),
+                                                nn.AdaptiveMaxPool1d(3)),
        rows(4, 20)),
     of("volumes", lambda: layered(nn.Conv3d(1, 4, 3, padding=1), nn.InstanceNorm3d(4), nn.LeakyReLU(), nn.MaxPool3d(2),
                                   nn.ConvTranspose3d(4, 2, 2, 2)), rows(1, 6, 6, 6)),

@@ -38,7 +38,8 @@ ENTRIES = [
     model("Whisper", spectra, max_source_positions=20, max_target_positions=20, **WHISPER),
     model("Whisper", spectra, kind="ForConditionalGeneration", max_source_positions=20, max_target_positions=20,
           **WHISPER),
-    model("Speech2Text", lambda batch: {"input_features": torch.randn(batch, 40, 16), "decoder_input_ids": tokens(batch)},
+    model("Speech2Text", lambda batch: {
+        "input_features": torch.randn(batch, 40, 16), "decoder_input_ids": tokens(batch)},
           input_feat_per_channel=16, conv_channels=16, conv_kernel_sizes=[3, 3], max_source_positions=40,
           max_target_positions=40, **WHISPER),
     model("Moonshine", lambda batch: {"input_values": torch.randn(batch, 2000), "decoder_input_ids": tokens(batch)},
@@ -73,7 +74,8 @@ ENTRIES = [
         lambda batch: {"spectrogram": torch.randn(batch, 10, 16)})),
     Entry("ClapAudioModel", "transformers", lambda: (
         transformers.ClapAudioModel(transformers.ClapAudioConfig(
-            spec_size=32, num_mel_bins=16, patch_size=4, patch_stride=[4, 4], patch_embeds_hidden_size=16, depths=[1, 1],
-            num_attention_heads=[2, 2], window_size=2, hidden_size=32, projection_dim=16, enable_fusion=False)),
+            spec_size=32, num_mel_bins=16, patch_size=4, patch_stride=[4, 4], patch_embeds_hidden_size=16,
+            depths=[1, 1],            num_attention_heads=[2, 2], window_size=2, hidden_size=32,
+            projection_dim=16, enable_fusion=False)),
         lambda batch: {"input_features": torch.randn(batch, 1, 32, 16)})),
 ]  # fmt: skip

@@ -57,12 +57,12 @@ def maskformer(kind: str) -> Entry:
         swin = transformers.SwinConfig(image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1],
                                        num_heads=[1, 2, 2, 2], window_size=2,
                                        out_features=["stage1", "stage2", "stage3", "stage4"])  # fmt: skip
-        sizes = dict(feature_size=16, mask_feature_size=16, hidden_dim=32, encoder_feedforward_dim=32, num_queries=5,
+        sizes = dict(feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32, num_queries=5,
                      dim_feedforward=32, encoder_layers=1, decoder_layers=2, num_attention_heads=4)  # fmt: skip
         if kind == "MaskFormer":
             detr = transformers.DetrConfig(use_timm_backbone=False, backbone_config=resnet(), **DETR)
-            config = transformers.MaskFormerConfig(backbone_config=swin, decoder_config=detr, fpn_feature_size=16,
-                                                   mask_feature_size=16)  # fmt: skip
+            config = transformers.MaskFormerConfig(backbone_config=swin, decoder_config=detr, fpn_feature_size=32,
+                                                   mask_feature_size=32)  # fmt: skip
         else:
             config = transformers.Mask2FormerConfig(backbone_config=swin, **sizes)
         return getattr(transformers, f"{kind}Model")(config), pictures(64)
@@ -137,7 +137,7 @@ ENTRIES = [
     vision("Bit", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_groups=2),
     vision("MobileNetV1", depth_multiplier=0.25),
     vision("MobileNetV2", depth_multiplier=0.25, depth_divisible_by=4, min_depth=4),
-    vision("EfficientNet", width_coefficient=0.2, depth_coefficient=0.2, hidden_dim=32),
+    vision("EfficientNet", width_coefficient=0.2, depth_coefficient=0.2, hidden_dim=256),
     vision("MobileViT", image_size=32, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 32],
            num_attention_heads=4),
     vision("MobileViTV2", size=64, image_size=64, width_multiplier=0.25),
@@ -151,7 +151,7 @@ ENTRIES = [
            strides=[4, 2], sequence_reduction_ratios=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2]),
     vision("PvtV2", image_size=32, depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[8, 16], patch_sizes=[7, 3],
            strides=[4, 2], sr_ratios=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2]),
-    vision("Cvt", embed_dim=[8, 16, 16], num_heads=[1, 2, 2], depth=[1, 1, 1]),
+    vision("Cvt", embed_dim=[8, 16, 16], num_heads=[1, 2, 2], depth=[1, 1, 2]),
     vision("Levit", image_size=64, hidden_sizes=[16, 24, 32], num_attention_heads=[2, 2, 2], depths=[1, 1, 1],
            key_dim=[8, 8, 8], size=64),
     vision("PoolFormer", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),

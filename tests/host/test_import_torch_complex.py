@@ -1,0 +1,188 @@
+"""Complex numbers as pairs, Fourier transforms and torchvision's operators, through modules, against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+from tilewright.dtypes import float64  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+
+fft = torch.fft
+DOUBLE, PAIRS = torch.float64, torch.complex128
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """A tensor as an engine gives and takes it."""
+    tensor = tensor.detach()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).numpy()
+
+
+def check(module: Any, *inputs: Any, dynamic_shapes: Any = None) -> None:
+    """The graph of a module gives what PyTorch gives, in float64 on both sides."""
+    module = (module if isinstance(module, torch.nn.Module) else Function(module)).eval()
+    graph = import_model(module, inputs, dynamic_shapes)
+    found = reference.run(graph, {v.name: as_array(x) for v, x in zip(graph.inputs, inputs, strict=True)})
+    wanted = torch.utils._pytree.tree_leaves(module(*inputs))
+    assert len(found) == len(wanted)
+    for got, want in zip(found.values(), map(as_array, wanted), strict=True):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-9)
+
+
+def real(*shape: int) -> Any:
+    return torch.randn(*shape, dtype=DOUBLE)
+
+
+def pairs(*shape: int) -> Any:
+    return torch.randn(*shape, dtype=PAIRS)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: fft.fft(x).abs(),
+        lambda x: fft.rfft(x, dim=1).angle(),
+        lambda x: fft.rfft(x, n=12),
+        lambda x: fft.rfft(x, n=5, norm="forward"),
+        lambda x: fft.irfft(fft.rfft(x, dim=1) * 2j, n=x.shape[1], dim=1),
+        lambda x: fft.irfft2(fft.rfft2(x, norm="ortho")[:, :3], s=(6, 8), norm="ortho"),
+        lambda x: fft.hfft(torch.complex(x, x), norm="backward"),
+        lambda x: fft.fftshift(fft.fftn(x)).real,
+        lambda x: torch.complex(x, 2 * x).sum(1),
+        lambda x: torch.polar(x.abs(), x),
+        lambda x: torch.view_as_complex(x.reshape(2, 6, 4, 2)) + 1,
+        lambda x: x * (0.5 - 2j),
+    ],
+)
+def test_transforms_of_real_numbers(function: Any) -> None:
+    check(function, real(2, 6, 8))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        fft.fft2,
+        lambda x: fft.ifft(x, dim=1),
+        lambda x: x.conj() * x,
+        lambda x: x / x.flip(0),
+        lambda x: 1 / x,
+        lambda x: x - x.flip(1).mul(3) + x.real,
+        lambda x: x @ x.mT,
+        lambda x: torch.einsum("bij,bkj->bik", x, x),
+        lambda x: x.abs().square().sum(-1) + x.imag.mean(),
+        lambda x: torch.stack([x, -x], 1).reshape(2, -1),
+        lambda x: torch.cat([x, x.real.to(PAIRS)]),
+        lambda x: x.exp() + x.pow(2),
+        lambda x: torch.where(x.real > 0, x, 0),
+        lambda x: x.roll(1, 1)[:, ::2].permute(2, 0, 1).sum((0, 1)),
+        lambda x: (torch.zeros_like(x) + x) == x,
+        lambda x: x.to(torch.complex64).to(PAIRS).real.float(),
+    ],
+)
+def test_complex_numbers(function: Any) -> None:
+    """Inputs and results that are complex are given as pairs."""
+    check(function, pairs(2, 6, 8))
+
+
+def test_short_time_transforms() -> None:
+    window = torch.hann_window(16, dtype=DOUBLE)
+
+    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+        return torch.istft(torch.stft(x, 16, 4, window=window, return_complex=True), 16, 4, window=window)
+
+    check(there_and_back, real(2, 64))
+
+
+def test_the_same_transform_for_every_batch() -> None:
+    check(lambda x: fft.irfft(fft.rfft(x), n=6), real(3, 6), dynamic_shapes={"arguments_0": {0: ("batch", 1, 9)}})
+
+
+class Turned(torch.nn.Module):
+    """Rotary positions by complex numbers; the angles are a parameter, a buffer or a constant."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        turns = torch.polar(torch.ones(2), torch.tensor([0.5, 1.0]))
+        if kind == "parameter":
+            self.turns = torch.nn.Parameter(turns)
+        elif kind == "buffer":
+            self.register_buffer("turns", turns)
+        else:
+            self.turns = turns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(x.reshape(-1, 2, 2)) * self.turns).flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "constant"])
+def test_complex_weights(kind: str) -> None:
+    check(Turned(kind), torch.randn(3, 4))
+
+
+def test_an_engine_with_complex_numbers() -> None:
+    """Spectra of real numbers, filtered: through kernels."""
+    module, x = Function(lambda x: fft.irfft(fft.rfft(x) * (1 + 0.5j), n=16)).eval(), torch.randn(3, 16)
+    found = np.asarray(tilewright.compile(module, (x,), target="cpu", effort=0)(x))
+    bound = 16 * np.finfo(np.float32).eps * np.abs(x.numpy()).sum(-1, keepdims=True)  # of terms up to |x| 1.2
+    assert (np.abs(found - module(x).numpy()) <= bound).all()
+
+
+def test_complex_numbers_between_parts_of_torch_compile() -> None:
+    """A step of PyTorch's between two parts: complex results and arguments cross the border."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        spectrum = fft.rfft(x) * 2
+        logarithm = (spectrum + 3).log()
+        return fft.irfft(logarithm * spectrum, n=16) * 0.5
+
+    x = torch.rand(3, 16)
+    with torch.no_grad():
+        found = torch.compile(function, backend="tilewright", options={"effort": 0})(x)
+    wanted = function(x.double())
+    scale = float(wanted.abs().max()) * 16  # sums of 16 terms, three after each other
+    assert float((found - wanted).abs().max()) <= 16 * torch.finfo(torch.float32).eps * scale
+
+
+@pytest.mark.parametrize("use_mask", [False, True])
+def test_deformable_convolutions_of_torchvision(use_mask: bool) -> None:
+    """With offsets of whole pixels it is a convolution of shifted images."""
+    from tilewright.graph.build import GraphBuilder
+    from tilewright.importers.torch_export import declare_output
+    from tilewright.importers.torch_fx import Call
+    from tilewright.importers.torch_ops import RULES
+    from tilewright.importers.torch_symbols import SymbolTable
+
+    x, weight, bias = real(2, 4, 7, 6), real(6, 2, 3, 3), real(6)
+    offset = torch.zeros(2, 2, 9, 2, 4, 3, dtype=DOUBLE)
+    offset[..., 0, :, :] = 1.0  # rows, of every tap
+    offset[..., 1, :, :] = -1.0
+    mask = torch.full((2, 18, 4, 3), 0.5, dtype=DOUBLE)
+    arrays = [x, weight, offset.reshape(2, 36, 4, 3), mask, bias]
+    builder = GraphBuilder("deformed")
+    values = [builder.input(f"x{i}", float64, tuple(item.shape)) for i, item in enumerate(arrays)]
+    node = torch.fx.Graph().create_node("call_function", torch.relu)
+    call = Call(builder, SymbolTable(builder, {}), node)
+    result = RULES["torchvision.deform_conv2d.default"](call, *values, 2, 2, 1, 1, 1, 1, 2, 2, use_mask)
+    declare_output(builder, result, "y")
+    found = reference.run(builder.finish(), {f"x{i}": item.numpy() for i, item in enumerate(arrays)})["y"]
+    padded = torch.nn.functional.pad(x, (2, 2, 2, 2))[:, :, 2:, :-2]  # one row further down, one column to the left
+    shifted = torch.nn.functional.conv2d(padded[:, :, : 7 + 2, : 6 + 2], weight, None, stride=2, groups=2)
+    wanted = shifted * (0.5 if use_mask else 1.0) + bias.view(1, -1, 1, 1)
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-6, atol=1e-9)

@@ -1,0 +1,122 @@
+"""Solutions, inverses, determinants and factors of small matrices, unrolled; shared by the importers.
+
+Matrices are [..., n, n] of a fixed n up to `LARGEST`; all is computed in float64 and rounded once.  Singular matrices
+give infinities or NaN, where PyTorch raises an error.
+"""
+
+from __future__ import annotations
+
+from tilewright.dtypes import float64, int64
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.report import Unsupported
+
+LARGEST = 32  # rows of a matrix: each is a step of a dozen nodes
+
+
+def order_of(a: Value) -> int:
+    """n of matrices [..., n, n]; raises `Unsupported` for one that is not fixed, or too large to unroll."""
+    order = a.shape[-1]
+    if not isinstance(order, int) or not 1 <= order <= LARGEST:
+        raise Unsupported(f"the factors of a matrix of {order} rows", f"use matrices of a fixed 1 to {LARGEST} rows")
+    if not a.dtype.is_float:
+        raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
+    return order
+
+
+def solve(emit: Emitter, a: Value, b: Value) -> Value:
+    """x of a x = b, with b [..., n, m]."""
+    order, dtype = order_of(a), a.dtype
+    lead = max(a.shape[:-2], b.shape[:-2], key=len)
+    a, b = (emit.broadcast(emit.cast(item, float64), (*lead, *item.shape[-2:])) for item in (a, b))
+    joined = emit.op("concat", a, b, axis=a.rank - 1)
+    for step in range(order):
+        joined, _ = _pivoted(emit, joined, step)
+        row = _row(emit, joined, step)
+        row = emit.op("divide", row, emit.slice(row, row.rank - 1, step, step + 1))
+        column = emit.slice(joined, joined.rank - 1, step, step + 1)
+        others = emit.op("subtract", joined, emit.op("multiply", column, row))
+        joined = emit.op("where", _is_row(emit, order, step), row, others)
+    return emit.cast(emit.slice(joined, joined.rank - 1, order, joined.shape[-1]), dtype)
+
+
+def inverse(emit: Emitter, a: Value) -> Value:
+    order = order_of(a)
+    line = emit.iota(order)
+    identity = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
+    return solve(emit, a, emit.broadcast(emit.cast(identity, a.dtype), a.shape))
+
+
+def pivots(emit: Emitter, a: Value) -> tuple[list[Value], Value]:
+    """The pivots [...] of an elimination in float64, and the sign that their product lacks of the determinant."""
+    order = order_of(a)
+    a = emit.cast(a, float64)
+    found = []
+    sign = emit.full(a.shape[:-2], 1.0, float64)
+    for step in range(order):
+        a, swapped = _pivoted(emit, a, step)
+        sign = emit.op("where", swapped, emit.op("negate", sign), sign)
+        row = _row(emit, a, step)
+        pivot = emit.slice(row, row.rank - 1, step, step + 1)
+        found.append(emit.reshape(pivot, a.shape[:-2]))
+        zero = emit.op("equal", pivot, 0.0)  # then the column is zero already
+        ratio = emit.op("divide", emit.slice(a, a.rank - 1, step, step + 1), emit.op("where", zero, 1.0, pivot))
+        below = emit.op("greater", emit.unsqueeze(emit.iota(order), 1), step)
+        a = emit.op("where", below, emit.op("subtract", a, emit.op("multiply", ratio, row)), a)
+    return found, sign
+
+
+def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:
+    """L of a = L Lᵀ, with zeros above the diagonal; its transpose with `upper`, which is what is read of a then."""
+    order, dtype = order_of(a), a.dtype
+    a = emit.cast(emit.transpose(a, a.rank - 2, a.rank - 1) if upper else a, float64)
+    columns = []
+    for step in range(order):
+        column = emit.slice(a, a.rank - 1, step, step + 1)
+        pivot = emit.slice(column, a.rank - 2, step, step + 1)
+        seen = emit.op("greater_equal", emit.unsqueeze(emit.iota(order), 1), step)
+        zero = emit.builder.number(0.0, float64)
+        column = emit.op("where", seen, emit.op("divide", column, emit.op("sqrt", pivot)), zero)
+        columns.append(column)
+        a = emit.op("subtract", a, emit.op("multiply", column, emit.transpose(column, a.rank - 2, a.rank - 1)))
+    factor = columns[0] if order == 1 else emit.op("concat", *columns, axis=a.rank - 1)
+    factor = emit.cast(factor, dtype)
+    return emit.transpose(factor, a.rank - 2, a.rank - 1) if upper else factor
+
+
+def solve_triangular(emit: Emitter, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
+    """x of a x = b, where only one triangle of a is read; `unit`: its diagonal is ones."""
+    order, dtype = order_of(a), a.dtype
+    a, b = emit.cast(a, float64), emit.cast(b, float64)
+    found: dict[int, Value] = {}
+    for step in reversed(range(order)) if upper else range(order):
+        row = _row(emit, b, step)
+        column = emit.slice(a, a.rank - 1, step, step + 1)
+        if not unit:
+            row = emit.op("divide", row, emit.slice(column, a.rank - 2, step, step + 1))
+        found[step] = row
+        b = emit.op("subtract", b, emit.op("multiply", column, row))
+    rows = [found[step] for step in range(order)]
+    return emit.cast(rows[0] if order == 1 else emit.op("concat", *rows, axis=rows[0].rank - 2), dtype)
+
+
+def _row(emit: Emitter, a: Value, step: int) -> Value:
+    return emit.slice(a, a.rank - 2, step, step + 1)
+
+
+def _is_row(emit: Emitter, order: int, step: int) -> Value:
+    return emit.op("equal", emit.unsqueeze(emit.iota(order), 1), step)
+
+
+def _pivoted(emit: Emitter, a: Value, step: int) -> tuple[Value, Value]:
+    """a with the row of a column's largest element, from a step on, at that step; whether rows were swapped."""
+    order = a.shape[-2]
+    assert isinstance(order, int)
+    rest = emit.op("absolute", emit.slice(emit.slice(a, a.rank - 1, step, step + 1), a.rank - 2, step, order))
+    best = emit.op("add", emit.op("argmax", rest, axis=a.rank - 2, keepdims=True), step)  # [..., 1, 1]
+    line = emit.unsqueeze(emit.iota(order), 1)
+    here, there = emit.op("equal", line, step), emit.op("equal", line, best)
+    source = emit.op("where", there, emit.builder.number(step, int64), line)
+    source = emit.op("where", here, best, source)
+    swapped = emit.op("not_equal", emit.reshape(best, a.shape[:-2]), step)
+    return emit.op("gather_elements", a, emit.broadcast(source, a.shape), axis=a.rank - 2), swapped

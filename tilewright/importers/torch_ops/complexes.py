@@ -1,0 +1,374 @@
+"""Complex numbers as pairs of real ones, and Fourier transforms.
+
+A rule here is taken where an argument or a result is complex.  Operations that only move elements have the rule that
+they have for real numbers, once for each part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilewright.dtypes import DType, int1
+from tilewright.graph.core import Value
+from tilewright.importers import fourier
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_complex import PARTS, Complex, divided, joined
+from tilewright.importers.torch_fx import COMPLEX, Call, dtype_of
+from tilewright.importers.torch_ops import creation, indexing, reduction, shape
+from tilewright.symbolic import Size, product
+
+TABLE = RuleTable("Complex numbers and Fourier transforms", COMPLEX + "aten.")
+rule = TABLE.rule
+
+Operand = Any  # Complex, Value, or a number, complex or not
+
+
+class _Part(Call):
+    """A call on complex tensors, as a call on one of their parts."""
+
+    @property
+    def dtype(self) -> DType:
+        return _part_type(self)
+
+    def promoted(self, *positions: int) -> DType:
+        return _part_type(self)
+
+
+def _part_type(call: Call) -> DType:
+    """The element type of the parts of the first result."""
+    first = call.results[0]
+    assert first is not None
+    return dtype_of(PARTS.get(first.dtype, first.dtype))
+
+
+def _for_parts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule for real numbers as one for complex ones, part by part; what is real there has no imaginary part."""
+
+    def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
+        part = _Part(call.builder, call.symbols, call.node)
+        results = []
+        for number in range(2):
+            taken = [_part(item, number) for item in args]
+            named = {key: _part(item, number) for key, item in kwargs.items()}
+            results.append(function(part, *taken, **named))
+        if isinstance(results[0], tuple):
+            return tuple(Complex(*pair) for pair in zip(*results, strict=True))
+        return Complex(*results)
+
+    return apply
+
+
+def _part(item: Any, number: int) -> Any:
+    """The real (0) or imaginary (1) part of an argument; other arguments than tensors as they are."""
+    if isinstance(item, (list, tuple)):
+        return type(item)(_part(each, number) for each in item)
+    if isinstance(item, complex):
+        return (item.real, item.imag)[number]
+    if isinstance(item, Complex):
+        return (item.real, item.imaginary)[number]
+    return item
+
+
+_MOVES: dict[str, Callable[..., Any]] = {
+    **{name: rule_ for name, rule_ in shape.TABLE.rules.items() if rule_ not in (shape.concatenate, shape.stack)},
+    **{f"aten.{name}": indexing.TABLE.rules[f"aten.{name}"] for name in (
+        "index_select.default", "gather.default", "index.Tensor", "_unsafe_index.Tensor", "take_along_dim.default",
+    )},
+    **{f"aten.{name}": reduction.TABLE.rules[f"aten.{name}"] for name in (
+        "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default",
+    )},
+}  # fmt: skip
+for _name, _rule in _MOVES.items():
+    TABLE.add(_name.removeprefix("aten."), _for_parts(_rule))
+
+
+def of(call: Emitter, value: Operand, dtype: DType) -> Complex:
+    """A real or complex tensor or number as a complex one with parts of `dtype`."""
+    if isinstance(value, Complex):
+        return Complex(call.cast(value.real, dtype), call.cast(value.imaginary, dtype))
+    if isinstance(value, complex):
+        return Complex(call.builder.number(value.real, dtype), call.builder.number(value.imag, dtype))
+    real = call.value(value, dtype)
+    return Complex(real, call.full(real.shape, 0, dtype))
+
+
+def _pair(call: Call, left: Operand, right: Operand) -> tuple[Complex, Complex]:
+    dtype = _part_type(call)
+    return of(call, left, dtype), of(call, right, dtype)
+
+
+@rule("cat.default")
+def concatenate(call: Call, tensors: Sequence[Operand], dim: int = 0) -> Complex:
+    found = [of(call, item, _part_type(call)) for item in tensors]
+    return _for_parts(shape.concatenate)(call, found, dim)
+
+
+@rule("stack.default")
+def stack(call: Call, tensors: Sequence[Operand], dim: int = 0) -> Complex:
+    found = [of(call, item, _part_type(call)) for item in tensors]
+    return _for_parts(shape.stack)(call, found, dim)
+
+
+# Between real and complex ----------------------------------------------------------------------------
+
+
+@rule("view_as_real.default", "view_as_real_copy.default")
+def view_as_real(call: Call, x: Complex) -> Value:
+    return joined(call, x)
+
+
+@rule("view_as_complex.default", "view_as_complex_copy.default")
+def view_as_complex(call: Call, x: Value) -> Complex:
+    return divided(call, x)
+
+
+@rule("complex.default")
+def complex_of(call: Call, real: Value, imaginary: Value) -> Complex:
+    return Complex(*(call.broadcast(part, call.shape) for part in (real, imaginary)))
+
+
+@rule("polar.default")
+def polar(call: Call, size: Value, angle: Value) -> Complex:
+    return Complex(*(call.op("multiply", size, call.op(name, angle)) for name in ("cos", "sin")))
+
+
+@rule("real.default")
+def real(call: Call, x: Complex) -> Value:
+    return x.real
+
+
+@rule("imag.default")
+def imaginary(call: Call, x: Complex) -> Value:
+    return x.imaginary
+
+
+def size(call: Call, x: Complex) -> Value:
+    """sqrt(re² + im²), by the ratio of the smaller part to the larger, which does not overflow."""
+    parts = [call.op("absolute", part) for part in (x.real, x.imaginary)]
+    large, small = call.op("maximum", *parts), call.op("minimum", *parts)
+    zero = call.op("equal", large, 0.0)
+    ratio = call.op("divide", small, call.op("where", zero, call.builder.number(1.0, large.dtype), large))
+    root = call.op("sqrt", call.op("add", call.op("multiply", ratio, ratio), 1.0))
+    infinite = call.op("equal", large, math.inf)
+    return call.op("where", infinite, large, call.op("multiply", large, root))
+
+
+TABLE.add("abs.default", size)
+
+
+@rule("angle.default")
+def angle(call: Call, x: Complex) -> Value:
+    return call.op("atan2", x.imaginary, x.real)
+
+
+@rule("_conj.default", "_conj_physical.default", "conj.default", "conj_physical.default", "_conj_copy.default")
+def conjugate(call: Call, x: Complex) -> Complex:
+    return Complex(x.real, call.op("negate", x.imaginary))
+
+
+@rule("resolve_conj.default", "resolve_neg.default", "clone.default", "alias.default", "detach.default",
+      "contiguous.default", "lift_fresh_copy.default", "_to_copy.default")  # fmt: skip
+def copy(call: Call, x: Operand, *_: Any, **__: Any) -> Any:
+    first = call.results[0]
+    assert first is not None
+    if first.dtype not in PARTS:
+        return call.cast(x.real if isinstance(x, Complex) else x, dtype_of(first.dtype))
+    return of(call, x, _part_type(call))
+
+
+# Arithmetic ------------------------------------------------------------------------------------------
+
+
+def _by_parts(op: str) -> Callable[..., Complex]:
+    def apply(call: Call, left: Operand, right: Operand, alpha: Any = 1) -> Complex:
+        a, b = _pair(call, left, right)
+        if alpha != 1:
+            b = _times(call, b, of(call, alpha, b.real.dtype))
+        return Complex(call.op(op, a.real, b.real), call.op(op, a.imaginary, b.imaginary))
+
+    return apply
+
+
+for _name, _op in (("add", "add"), ("sub", "subtract")):
+    TABLE.add(f"{_name}.Tensor", _by_parts(_op))
+    TABLE.add(f"{_name}.Scalar", _by_parts(_op))
+
+
+@rule("neg.default")
+def negate(call: Call, x: Complex) -> Complex:
+    return Complex(call.op("negate", x.real), call.op("negate", x.imaginary))
+
+
+def _times(call: Call, a: Complex, b: Complex) -> Complex:
+    real = call.op("subtract", call.op("multiply", a.real, b.real), call.op("multiply", a.imaginary, b.imaginary))
+    other = call.op("add", call.op("multiply", a.real, b.imaginary), call.op("multiply", a.imaginary, b.real))
+    return Complex(real, other)
+
+
+def _scaled(call: Call, op: str, x: Complex, factor: Any) -> Complex:
+    """x times, or divided by, something real."""
+    number = call.value(factor, x.real.dtype)
+    return Complex(call.op(op, x.real, number), call.op(op, x.imaginary, number))
+
+
+@rule("mul.Tensor", "mul.Scalar")
+def multiply(call: Call, left: Operand, right: Operand) -> Complex:
+    if not isinstance(right, (Complex, complex)):
+        return _scaled(call, "multiply", of(call, left, _part_type(call)), right)
+    if not isinstance(left, (Complex, complex)):
+        return _scaled(call, "multiply", of(call, right, _part_type(call)), left)
+    return _times(call, *_pair(call, left, right))
+
+
+@rule("div.Tensor", "div.Scalar")
+def divide(call: Call, left: Operand, right: Operand) -> Complex:
+    """With a complex divisor by Smith's method, which does not overflow."""
+    if not isinstance(right, (Complex, complex)):
+        return _scaled(call, "divide", of(call, left, _part_type(call)), right)
+    a, b = _pair(call, left, right)
+    steep = call.op("less", call.op("absolute", b.real), call.op("absolute", b.imaginary))
+    large, small = call.op("where", steep, b.imaginary, b.real), call.op("where", steep, b.real, b.imaginary)
+    ratio = call.op("divide", small, large)
+    below = call.op("add", large, call.op("multiply", small, ratio))
+    first, second = call.op("where", steep, a.imaginary, a.real), call.op("where", steep, a.real, a.imaginary)
+    upper = call.op("divide", call.op("add", first, call.op("multiply", second, ratio)), below)
+    lower = call.op("divide", call.op("subtract", second, call.op("multiply", first, ratio)), below)
+    return Complex(upper, call.op("where", steep, call.op("negate", lower), lower))
+
+
+@rule("reciprocal.default")
+def reciprocal(call: Call, x: Complex) -> Complex:
+    return divide(call, 1.0, x)
+
+
+@rule("exp.default")
+def exponential(call: Call, x: Complex) -> Complex:
+    grown = call.op("exp", x.real)
+    return Complex(*(call.op("multiply", grown, call.op(name, x.imaginary)) for name in ("cos", "sin")))
+
+
+@rule("pow.Tensor_Scalar")
+def power(call: Call, x: Complex, exponent: Any) -> Complex:
+    if exponent not in (1, 2, 3):
+        raise Unsupported(f"a complex number to the power of {exponent}", "use products, or exp and log of its parts")
+    result = x
+    for _ in range(int(exponent) - 1):
+        result = _times(call, result, x)
+    return result
+
+
+@rule("square.default")
+def square(call: Call, x: Complex) -> Complex:
+    return _times(call, x, x)
+
+
+@rule("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+def matmul(call: Call, left: Complex, right: Complex) -> Complex:
+    def product_of(a: Value, b: Value) -> Value:
+        if a.rank == b.rank == 1:
+            return call.reshape(call.matmul(call.unsqueeze(a, 0), call.unsqueeze(b, 1)), ())
+        return call.matmul(a, b)
+
+    real_part = call.op("subtract", product_of(left.real, right.real), product_of(left.imaginary, right.imaginary))
+    other = call.op("add", product_of(left.real, right.imaginary), product_of(left.imaginary, right.real))
+    return Complex(real_part, other)
+
+
+@rule("where.self")
+def where(call: Call, condition: Value, left: Operand, right: Operand) -> Complex:
+    a, b = _pair(call, left, right)
+    chosen = call.cast(condition, int1)
+    return Complex(call.op("where", chosen, a.real, b.real), call.op("where", chosen, a.imaginary, b.imaginary))
+
+
+@rule("eq.Tensor", "eq.Scalar")
+def equal(call: Call, left: Operand, right: Operand) -> Value:
+    found = [item for item in (left, right) if isinstance(item, Complex)]
+    a, b = (of(call, item, found[0].real.dtype) for item in (left, right))
+    return call.op("logical_and", call.op("equal", a.real, b.real), call.op("equal", a.imaginary, b.imaginary))
+
+
+@rule("scalar_tensor.default")
+def scalar_tensor(call: Call, value: Any, **_: Any) -> Complex:
+    return of(call, value, _part_type(call))
+
+
+def _made(function: Callable[..., Value]) -> Callable[..., Complex]:
+    """A tensor of one complex number."""
+
+    def apply(call: Call, *args: Any, **_: Any) -> Complex:
+        number = complex(next((item for item in reversed(args) if isinstance(item, (int, float, complex))), 0.0))
+        if function is not creation.full:
+            number = complex(function is creation.ones)
+        dtype = _part_type(call)
+        return Complex(call.full(call.shape, number.real, dtype), call.full(call.shape, number.imag, dtype))
+
+    return apply
+
+
+for _function in (creation.full, creation.zeros, creation.ones, creation.empty):
+    for _name, _rule in creation.TABLE.rules.items():
+        if _rule is _function:
+            TABLE.add(_name.removeprefix("aten."), _made(_function))
+
+
+# Fourier transforms ----------------------------------------------------------------------------------
+
+
+def _normalized(call: Call, x: Value, normalization: int, lengths: list[Size]) -> Value:
+    """Divided by the count of numbers (2), its root (1), or not (0)."""
+    if normalization == 0:
+        return x
+    count = call.value(product(lengths), x.dtype)
+    return call.op("divide", x, call.op("sqrt", count) if normalization == 1 else count)
+
+
+def _along(call: Call, x: Complex, axis: int, inverse: bool) -> Complex:
+    """The transform along one dimension, without a factor."""
+    last, length = x.rank - 1, x.shape[axis]
+    real_part, other = (call.transpose(part, axis, last) for part in (x.real, x.imaginary))
+    found = fourier.transform(call, real_part, other, length, length, inverse)
+    if inverse:
+        found = tuple(call.op("multiply", part, call.value(length, part.dtype)) for part in found)  # type: ignore[assignment]
+    return Complex(*(call.transpose(part, axis, last) for part in found))
+
+
+@rule("_fft_c2c.default")
+def transform(call: Call, x: Complex, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
+    axes = [axis % x.rank for axis in dim]
+    lengths = [x.shape[axis] for axis in axes]
+    for axis in axes:
+        x = _along(call, x, axis, not forward)
+    return Complex(*(_normalized(call, part, normalization, lengths) for part in (x.real, x.imaginary)))
+
+
+@rule("_fft_r2c.default")
+def transform_of_real(call: Call, x: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
+    """The last of `dim` first; `onesided` keeps the half of its numbers from which the others follow."""
+    axes = [axis % x.rank for axis in dim]
+    lengths, last = [x.shape[axis] for axis in axes], axes[-1]
+    length = x.shape[last]
+    turned = call.transpose(x, last, x.rank - 1)
+    kept = fourier.half(length) if onesided else length
+    parts = fourier.transform(call, turned, None, length, kept, False)
+    found = Complex(*(call.transpose(part, last, x.rank - 1) for part in parts))
+    for axis in axes[:-1]:
+        found = _along(call, found, axis, False)
+    return Complex(*(_normalized(call, part, normalization, lengths) for part in (found.real, found.imaginary)))
+
+
+@rule("_fft_c2r.default")
+def transform_to_real(call: Call, x: Complex, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Value:
+    """The inverse of a transform of real numbers; the last of `dim` last."""
+    axes = [axis % x.rank for axis in dim]
+    lengths, last = [*(x.shape[axis] for axis in axes[:-1]), last_dim_size], axes[-1]
+    for axis in axes[:-1]:
+        x = _along(call, x, axis, True)
+    parts = [call.transpose(part, last, x.rank - 1) for part in (x.real, x.imaginary)]
+    found = fourier.real_inverse(call, parts[0], parts[1], last_dim_size)
+    found = call.op("multiply", found, call.value(last_dim_size, found.dtype))
+    return _normalized(call, call.transpose(found, last, x.rank - 1), normalization, lengths)

@@ -1,0 +1,153 @@
+"""Linear algebra of small matrices, distances between rows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import float64, int32
+from tilewright.graph.core import Value
+from tilewright.importers import matrices
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call, nothing
+
+TABLE = RuleTable("Linear algebra", "aten.")
+rule = TABLE.rule
+
+TABLE.add("_linalg_check_errors.default", nothing)
+
+
+def _transposed(call: Call, x: Value) -> Value:
+    return call.transpose(x, x.rank - 2, x.rank - 1)
+
+
+def _success(call: Call, a: Value) -> Value:
+    """PyTorch's `info`: no error."""
+    return call.full(a.shape[:-2], 0, int32)
+
+
+@rule("linalg_inv_ex.default")
+def inverse_and_info(call: Call, a: Value, check_errors: bool = False) -> tuple[Value, Value]:
+    return matrices.inverse(call, a), _success(call, a)
+
+
+@rule("inverse.default", "linalg_inv.default")
+def inverse(call: Call, a: Value) -> Value:
+    return matrices.inverse(call, a)
+
+
+@rule("_linalg_solve_ex.default")
+def solve(
+    call: Call, a: Value, b: Value, left: bool = True, check_errors: bool = False
+) -> tuple[Value, None, None, Value]:
+    vector = b.rank == a.rank - 1 and call.shape == b.shape and (a.rank == 2 or b.shape == a.shape[:-1])
+    right = call.unsqueeze(b, -1) if vector else b
+    if left or vector:
+        found = matrices.solve(call, a, right)
+    else:
+        found = _transposed(call, matrices.solve(call, _transposed(call, a), _transposed(call, right)))
+    return call.reshape(found, call.shape), None, None, _success(call, a)
+
+
+def _product(call: Call, values: list[Value]) -> Value:
+    return functools.reduce(lambda left, right: call.op("multiply", left, right), values)
+
+
+@rule("_linalg_det.default")
+def determinant(call: Call, a: Value) -> tuple[Value, None, None]:
+    found, sign = matrices.pivots(call, a)
+    return call.cast(_product(call, [sign, *found]), a.dtype), None, None
+
+
+@rule("linalg_det.default")
+def determinant_alone(call: Call, a: Value) -> Value:
+    return determinant(call, a)[0]
+
+
+@rule("_linalg_slogdet.default")
+def logarithm_of_determinant(call: Call, a: Value) -> tuple[Value, Value, None, None]:
+    """The sign, and the logarithm of the size as a sum, which does not overflow."""
+    found, sign = matrices.pivots(call, a)
+    one = call.builder.number(1.0, float64)
+    logs = [call.op("log", call.op("absolute", pivot)) for pivot in found]
+    signs = []
+    for pivot in found:
+        below = call.op("where", call.op("less", pivot, 0.0), call.op("negate", one), one)
+        signs.append(call.op("where", call.op("equal", pivot, 0.0), call.builder.number(0.0, float64), below))
+    total = functools.reduce(lambda left, right: call.op("add", left, right), logs)
+    return call.cast(_product(call, [sign, *signs]), a.dtype), call.cast(total, a.dtype), None, None
+
+
+@rule("linalg_cholesky_ex.default")
+def cholesky_and_info(call: Call, a: Value, upper: bool = False, check_errors: bool = False) -> tuple[Value, Value]:
+    return matrices.cholesky(call, a, upper), _success(call, a)
+
+
+@rule("cholesky.default", "linalg_cholesky.default")
+def cholesky(call: Call, a: Value, upper: bool = False) -> Value:
+    return matrices.cholesky(call, a, upper)
+
+
+@rule("cholesky_solve.default")
+def cholesky_solve(call: Call, b: Value, factor: Value, upper: bool = False) -> Value:
+    """x of L Lᵀ x = b, or of Uᵀ U x = b."""
+    lower = _transposed(call, factor) if upper else factor
+    half = matrices.solve_triangular(call, lower, b, upper=False)
+    return matrices.solve_triangular(call, _transposed(call, lower), half, upper=True)
+
+
+@rule("linalg_solve_triangular.default")
+def solve_triangular(
+    call: Call, a: Value, b: Value, upper: bool = False, left: bool = True, unitriangular: bool = False
+) -> Value:
+    if left:
+        return matrices.solve_triangular(call, a, b, upper, unitriangular)
+    turned = matrices.solve_triangular(call, _transposed(call, a), _transposed(call, b), not upper, unitriangular)
+    return _transposed(call, turned)
+
+
+@rule("triangular_solve.default")
+def old_solve_triangular(
+    call: Call, b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Value, Value]:
+    matrix = _transposed(call, a) if transpose else a
+    return matrices.solve_triangular(call, matrix, b, upper != transpose, unitriangular), a
+
+
+@rule("_cdist_forward.default")
+def distances(call: Call, left: Value, right: Value, p: float, mode: Any = None) -> Value:
+    """Distances [..., P, R] between rows [..., P, M] and [..., R, M], from their differences."""
+    gaps = call.op("subtract", call.unsqueeze(left, left.rank - 1), call.unsqueeze(right, right.rank - 2))
+    size, last = call.op("absolute", gaps), (gaps.rank - 1,)
+    if p == 0:
+        return call.op("reduce_sum", call.cast(call.op("not_equal", gaps, 0.0), left.dtype), axes=last)
+    if p == 1:
+        return call.op("reduce_sum", size, axes=last)
+    if p == 2:
+        return call.op("sqrt", call.op("reduce_sum", call.op("multiply", gaps, gaps), axes=last))
+    if p == math.inf:
+        return call.op("reduce_max", size, axes=last)
+    return call.op("power", call.op("reduce_sum", call.op("power", size, p), axes=last), 1 / p)
+
+
+@rule("_euclidean_dist.default")
+def euclidean_distances(call: Call, left: Value, right: Value) -> Value:
+    return distances(call, left, right, 2.0)
+
+
+@rule("_pdist_forward.default")
+def own_distances(call: Call, x: Value, p: float = 2) -> Value:
+    """Distances between all pairs of rows [N, M], in the order of the upper triangle."""
+    count = x.shape[0]
+    if not isinstance(count, int) or count < 2:
+        raise Unsupported(f"distances among {count} rows", "fix the number of rows, 2 at least")
+    left, right = (
+        call.op("gather", x, call.constant(side.astype(np.int64), "pairs"), axis=0)
+        for side in np.triu_indices(count, 1)
+    )
+    found = distances(call, call.unsqueeze(left, 1), call.unsqueeze(right, 1), p)
+    return call.reshape(found, call.shape)

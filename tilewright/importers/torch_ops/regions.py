@@ -1,0 +1,53 @@
+"""Operators of torchvision: deformable convolutions."""
+
+from __future__ import annotations
+
+from tilewright.dtypes import float32
+from tilewright.graph.core import Value
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
+from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import lift, product, simplify
+
+TABLE = RuleTable("torchvision", "torchvision.")
+rule = TABLE.rule
+
+
+@rule("deform_conv2d.default")
+def deformable_convolution(
+    call: Call, x: Value, weight: Value, offset: Value, mask: Value, bias: Value,
+    stride_h: int, stride_w: int, pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
+    groups: int, parts: int, use_mask: bool,
+) -> Value:  # fmt: skip
+    """A convolution whose taps are read at places that are moved by offsets, between pixels, and weighed by a mask."""
+    batch, channels, *extents = x.shape
+    features, depth, *kernel = weight.shape
+    outs = offset.shape[2:]
+    numbers = [number for number in (channels, features, depth, *kernel) if isinstance(number, int)]
+    if len(numbers) != 5:
+        raise Unsupported("a deformable convolution of a dynamic number of channels", "fix it")
+    width, features, depth, rows, columns = numbers
+    taps = rows * columns
+    dtype = float32 if x.dtype.bits < 32 else x.dtype
+    moved = call.cast(call.reshape(offset, (simplify(lift(batch) * parts), taps, 2, *outs)), dtype)
+    window = ((stride_h, pad_h, dilation_h), (stride_w, pad_w, dilation_w))
+    places = []
+    for index, (stride, pad, dilation) in enumerate(window):
+        line = call.iota(outs[index], dtype, start=-pad, step=stride)
+        line = call.reshape(line, (1, -1, 1) if index == 0 else (1, 1, -1))
+        tap = call.iota((rows, columns)[index], dtype, step=dilation)
+        tap = call.reshape(tap, (-1, 1) if index == 0 else (1, -1))
+        tap = call.reshape(call.broadcast(tap, (rows, columns)), (taps, 1, 1))
+        place = call.op("add", call.select(moved, 2, index), call.op("add", tap, line))
+        places.append(
+            linear_taps(call, call.reshape(place, (place.shape[0], product(place.shape[1:]))), extents[index])
+        )
+    pixels = call.reshape(x, (moved.shape[0], width // parts, product(extents)))
+    read = weighted_sum(call, weighted_taps(call, pixels, extents, places))  # [batch parts, channels / parts, taps out]
+    if use_mask:
+        read = call.op("multiply", read, call.cast(call.reshape(mask, (moved.shape[0], 1, read.shape[2])), dtype))
+    patches = call.reshape(read, (batch, groups, depth * taps, product(outs)))
+    matrix = call.cast(call.reshape(weight, (groups, features // groups, depth * taps)), dtype)
+    result = call.reshape(call.op("matmul", matrix, patches), (batch, features, *outs))
+    return call.cast(call.op("add", result, call.cast(call.reshape(bias, (1, features, 1, 1)), dtype)), x.dtype)

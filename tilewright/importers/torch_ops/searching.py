@@ -1,0 +1,111 @@
+"""Places in sorted rows, medians, running extremes with their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.dtypes import int32, int64
+from tilewright.graph.core import Value
+from tilewright.importers import sorting
+from tilewright.importers.emitter import Scalar
+from tilewright.importers.report import Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+
+TABLE = RuleTable("Searches", "aten.")
+rule = TABLE.rule
+
+
+def _places(call: Call, edges: Value, values: Value, right: bool) -> Value:
+    """How many edges [.., S] lie before each value [.., V]: those that are less, with `right` those that are equal too.
+
+    No edge is beyond NaN.
+    """
+    edge, value = call.unsqueeze(edges, edges.rank - 1), call.unsqueeze(values, values.rank)
+    beyond = call.op("greater" if right else "greater_equal", edge, value)
+    before = call.cast(call.op("logical_not", beyond), int32)
+    return call.cast(call.op("reduce_sum", before, axes=(before.rank - 1,)), call.dtype)
+
+
+@rule("searchsorted.Tensor", "searchsorted.Scalar")
+def search_sorted(
+    call: Call,
+    edges: Value,
+    values: Scalar,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    if sorter is not None:
+        edges = call.op("gather_elements", edges, sorter, axis=edges.rank - 1)
+    edges, found = call.pair(edges, values)
+    flat = found if edges.rank == found.rank and edges.rank > 1 else call.reshape(found, (-1,))
+    return call.reshape(_places(call, edges, flat, right or side == "right"), call.shape)
+
+
+@rule("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(call: Call, values: Scalar, edges: Value, out_int32: bool = False, right: bool = False) -> Value:
+    found, edges = call.pair(values, edges)
+    return call.reshape(_places(call, edges, call.reshape(found, (-1,)), right), call.shape)
+
+
+def _ordered(call: Call, x: Value, axis: int, place: int | None, keepdim: bool) -> tuple[Value, Value]:
+    """The element at a place of the ascending order, and its position; without a place the lower median, which is NaN
+    where any element is."""
+    length = x.shape[axis]
+    if not isinstance(length, int):
+        raise Unsupported(f"a median of {length} elements", "fix the size of the dimension")
+    values, positions = sorting.sort(call, x, axis, descending=False)
+    middle = (length - 1) // 2 if place is None else place
+    found = [call.slice(item, axis, middle, middle + 1) for item in (values, positions)]
+    if place is None and x.dtype.is_float:
+        last = call.slice(values, axis, length - 1, length)
+        nan = call.cast(call.op("isnan", x), int32)
+        first = call.op("argmax", nan, axis=axis, keepdims=True)
+        missing = call.op("isnan", last)
+        found = [call.op("where", missing, *pair) for pair in zip((last, first), found, strict=True)]
+    if not keepdim:
+        found = [call.squeeze(item, [axis]) for item in found]
+    return found[0], found[1]
+
+
+@rule("median.dim")
+def median_along(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    if not x.rank:
+        return x, call.full((), 0, int64)
+    return _ordered(call, x, dim % x.rank, None, keepdim)
+
+
+@rule("median.default")
+def median(call: Call, x: Value) -> Value:
+    return call.reshape(_ordered(call, call.reshape(x, (-1,)), 0, None, False)[0], ())
+
+
+@rule("kthvalue.default")
+def kth_value(call: Call, x: Value, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    if not x.rank:
+        return x, call.full((), 0, int64)
+    return _ordered(call, x, dim % x.rank, k - 1, keepdim)
+
+
+def _running(op: str) -> Callable[[Call, Value, int], tuple[Value, Value]]:
+    """Running extremes, and the position of the last element that is as extreme."""
+
+    def apply(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
+        if not x.rank:
+            return x, call.full((), 0, int64)
+        axis = dim % x.rank
+        values = call.op(op, x, axis=axis)
+        hit = call.op("equal", x, values)
+        if x.dtype.is_float:
+            hit = call.op("logical_or", hit, call.op("isnan", x))
+        line = call.reshape(call.iota(x.shape[axis]), [x.shape[axis], *[1] * (x.rank - 1 - axis)])
+        places = call.op("where", hit, line, call.builder.number(0, int64))
+        return values, call.op("cummax", places, axis=axis)
+
+    return apply
+
+
+TABLE.add("cummax.default", _running("cummax"))
+TABLE.add("cummin.default", _running("cummin"))
