@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib
 import json
 import multiprocessing
 import time
@@ -21,20 +20,48 @@ from tools.architectures import operators
 from tools.architectures.entry import Entry
 from tools.architectures.trial import WAYS, attempt
 
-MODULES = ("text", "sequence", "vision", "sound", "timm_models", "torchvision_models", "diffusers_models", "plain")
+
+def _of_transformers() -> list[Entry]:
+    from tools.architectures.entries import sequence, sound, text, vision
+
+    return [*text.ENTRIES, *sequence.ENTRIES, *vision.ENTRIES, *sound.ENTRIES]
+
+
+def _of_timm() -> list[Entry]:
+    from tools.architectures.entries import timm_models
+
+    return timm_models.ENTRIES
+
+
+def _of_torchvision() -> list[Entry]:
+    from tools.architectures.entries import torchvision_models
+
+    return torchvision_models.ENTRIES
+
+
+def _of_diffusers() -> list[Entry]:
+    from tools.architectures.entries import diffusers_models
+
+    return diffusers_models.ENTRIES
+
+
+def _of_torch() -> list[Entry]:
+    from tools.architectures.entries import plain
+
+    return plain.ENTRIES
 
 
 def entries() -> dict[str, Entry]:
     """All architectures whose library is there, by name."""
     operators.provide()
     found: dict[str, Entry] = {}
-    for name in MODULES:
+    for library in (_of_transformers, _of_timm, _of_torchvision, _of_diffusers, _of_torch):
         try:
-            module = importlib.import_module(f"tools.architectures.entries.{name}")
+            listed = library()
         except ImportError as error:
-            print(f"left out: {name} ({error})")
+            print(f"left out: {error}")
             continue
-        for entry in module.ENTRIES:
+        for entry in listed:
             assert entry.name not in found, entry.name
             found[entry.name] = entry
     return found
@@ -47,6 +74,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for each")
     parser.add_argument("--new", action="store_true")
+    parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("NUMBER", "OF"), help="every n-th entry")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     chosen = {
@@ -56,6 +84,8 @@ def main() -> None:
             fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(entry.library, pattern) for pattern in options.patterns
         )
     }
+    number, count = options.part
+    chosen = dict(list(chosen.items())[number::count])
     if options.list:
         print("\n".join(f"{entry.library:13} {name}" for name, entry in chosen.items()), len(chosen), sep="\n")
         return
