@@ -188,7 +188,8 @@ def test_an_op_without_a_kernel_is_run_by_numpy(tmp_path: Path):
     ):
         check(engine, graph, {"x": np.random.default_rng(1).standard_normal((1, 2, 4, 4, 4, 4)).astype(np.float32)})
         (remark,) = [remark for remark in engine.remarks if "max_pool" in remark]
-        assert "(pool): run by NumPy, slowly: " in remark and "spatial dimensions" in remark
+        assert "(pool): run by NumPy, slowly: " in remark
+    assert any("spatial dimensions" in remark for remark in Engine.read(tmp_path / "volumes.engine").remarks)
 
 
 def test_a_tensor_without_elements_is_no_reason_to_refuse():

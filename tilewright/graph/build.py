@@ -43,6 +43,7 @@ class GraphBuilder:
         self.graph: Graph = Graph(name, {} if outer is None else dict(outer.graph.symbols))
         self._sizes: dict[str, int] = {} if outer is None else outer._sizes  # how many of each hint there are
         self.run_time_names: set[str] = set() if outer is None else outer.run_time_names
+        self.told: dict[tuple[Any, ...], Size] = {}  # the run-time sizes that importers have read, by what they are of
         self._names: dict[str, int] = {}  # and how many suffixes of each were tried
         self._numbers: dict[tuple[DType, Any], Value] = {}
 

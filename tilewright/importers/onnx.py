@@ -27,7 +27,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_control import CONTROL, Control
 from tilewright.importers.onnx_functions import standard_body
-from tilewright.importers.onnx_known import evaluate
+from tilewright.importers.onnx_known import evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.onnx_schema import (
     RUNTIME_DOMAIN,
@@ -282,7 +282,10 @@ class _Importer:
         call.check_attributes()
         results = result if isinstance(result, tuple) else (result,)
         pairs = zip(node.output, results, strict=False)
-        self._store(node, scope, [None if item is None else Tensor(name, item) for name, item in pairs])
+        found = [None if item is None else Tensor(name, item) for name, item in pairs]
+        if found[0] is not None:
+            found[0].hints = known_elements(rule_name(node), call)
+        self._store(node, scope, found)
 
     def _store(self, node: NodeProto, scope: Scope, results: Sequence[Tensor | Unavailable | None]) -> None:
         """Give a node's results their names, after a look at what the model says of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -299,11 +299,18 @@ class Call(Emitter):
         found: list[Size] = []
         for element, known in enumerate(hints):
             if known is None:
-                known = self.fresh(hint)
-                text = f"element {element} of {self.what(index)}"
-                self.op("extent", self.numbers(index), element=element, size=known, what=text)
+                known = self.told(self.numbers, index, element, hint, (self[index], element))
             found.append(known)
         return found
+
+    def told(self, numbers: Callable[[int], Value], index: int, element: int, hint: str, key: tuple[Any, ...]) -> Size:
+        """An element of a list that is made from input `index`, as a size that only the run knows: one for each `key`,
+        which tells what it is of."""
+        if key not in self.builder.told:
+            size = self.builder.told[key] = self.fresh(hint)
+            text = f"element {element} of {self.what(index)}"
+            self.op("extent", numbers(index), element=element, size=size, what=text)
+        return self.builder.told[key]
 
     def sizes(self, index: int) -> list[Size]:
         """The elements of an integer input that must be known; raises `Unsupported` otherwise."""

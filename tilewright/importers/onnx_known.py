@@ -61,6 +61,29 @@ def evaluate(name: str, call: Call, result: str) -> Tensor | None:
     return known_tensor(result, found, _result_type(name, call) if found.dtype == object else int64)
 
 
+def known_elements(name: str, call: Call) -> list[Size | None] | None:
+    """The elements of a list of integers of which only some are known; None where none is, or for another op."""
+    if name in ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"):
+        return call.tensor(0).hints
+    if name != "Concat" or any(item is None or len(item.shape) != 1 for item in call.inputs):
+        return None
+    found: list[Size | None] = []
+    for tensor in call.inputs:
+        assert tensor is not None
+        count = tensor.shape[0]
+        if not tensor.dtype.is_integer or not isinstance(count, int) or len(found) + count > MOST_DIMENSIONS:
+            return None
+        known = [None] * count if tensor.known is None else [_whole_size(item) for item in tensor.known]
+        found += tensor.hints or known
+    return found if any(item is not None for item in found) else None
+
+
+def _whole_size(item: Any) -> Size | None:
+    """An element of a known list, where it is a size."""
+    number = number_of(item)
+    return None if isinstance(number, Ratio) else number
+
+
 def _result_type(name: str, call: Call) -> DType:
     """The element type of a result that holds sizes."""
     if name in ("Shape", "Size"):

@@ -24,15 +24,20 @@ def reshape(call: Call, x: Value) -> Value:
     """A Reshape whose shape is known only then; elements that are known at import stay numbers."""
     count, what = call.count(1), call.what(1)
     allow_zero = bool(call.attribute("allowzero", 0))
-    target = call.op("resolved_shape", call.numbers(1), call.extents(x), count=count, allow_zero=allow_zero, what=what)
+    resolved: list[Value] = []
+
+    def target(index: int) -> Value:
+        if not resolved:
+            operands = (call.numbers(index), call.extents(x))
+            resolved.append(call.op("resolved_shape", *operands, count=count, allow_zero=allow_zero, what=what))
+        return resolved[0]
+
     sizes: list[Size] = []
     for element, known in enumerate(call.tensor(1).hints or [None] * count):
         if known is not None and known == 0 and not allow_zero and element < x.rank:
             known = x.shape[element]
         if known is None or (isinstance(known, int) and known < 0):
-            known = call.fresh("size")
-            text = f"element {element} of {what}"
-            call.op("extent", target, element=element, size=known, what=text)
+            known = call.told(target, 1, element, "size", (call[1], element, x.shape, allow_zero))
         sizes.append(known)
     return call.reshape(x, sizes)
 
@@ -50,7 +55,7 @@ def expand(call: Call, x: Value) -> Value:
     shape: list[Size] = []
     for element, (size, hint) in enumerate(zip(fixed, hints, strict=True)):
         if size == 1:
-            size = call.fresh("size") if hint is None else hint
+            size = call.fresh("size") if hint is None or (isinstance(hint, int) and hint < 0) else hint
             call.op("extent", target, element=element, size=size, what=f"element {element} of {what}")
         shape.append(size)
     return call.broadcast(x, shape)
