@@ -306,8 +306,8 @@ def test_an_unknown_provider_is_an_error():
 
 @pytest.mark.parametrize("triple", ["x86_64-pc-windows-msvc", "aarch64-apple-darwin", "arm64-apple-darwin", "riscv64"])
 def test_the_glue_is_valid_for_other_machines(triple):
-    llvm.parse_assembly(glue_text(triple, can_yield=False, clock_id=None)).verify()
-    llvm.parse_assembly(glue_text(triple, can_yield=True, clock_id=6)).verify()
+    llvm.parse_assembly(glue_text(triple, can_yield=False, clock_id=None, can_ask=False)).verify()
+    llvm.parse_assembly(glue_text(triple, can_yield=True, clock_id=6, can_ask=True)).verify()
 
 
 def test_buffers_are_aligned_and_reused():

@@ -12,6 +12,11 @@ that delivers fewer threads, or delivers them late or one after another, only ma
     words 64…  function, arguments, total, workers, scratch, scratch stride, body, context
     words 96…  a lock, a condition, the numbers of sleepers and of members, whether they shall leave: only for a team of
                our own threads
+    words 136… stopped: 1 when the run shall end early; when signals were last asked for; where an exception is left
+
+A run that takes long asks several times a second for signals (`runtime.signals`): the thread that runs the body does.
+When a handler raises, parts end at their next slice of instances.  Slices begin with one instance and grow as long as
+they take less than about a millisecond.
 
 The job is read only after a part of it was taken, and it can't change before that part is done, so a
 thread that slept through several jobs does no harm.  Parts shrink as the job empties (guided
@@ -31,7 +36,7 @@ from dataclasses import dataclass
 import llvmlite
 import llvmlite.binding as llvm
 
-from tilewright.runtime import cache_files
+from tilewright.runtime import cache_files, signals
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
 from tilewright.settings import settings
 
@@ -42,6 +47,7 @@ _WORDS = {
     "remaining": 0, "done": 16, "entered": 32, "closed": 48, "function": 64, "arguments": 65, "total": 66,
     "workers": 67, "scratch": 68, "stride": 69, "body": 70, "context": 71,
     "lock": 96, "condition": 112, "sleepers": 128, "members": 129, "dismissed": 130,
+    "stopped": 136, "asked": 137, "raised": 138,
 }  # fmt: skip
 
 # Spins before a waiting thread offers its CPU to others, and between two such offers.
@@ -50,6 +56,10 @@ _YIELD_EVERY = 64
 MEMBERS = 8 * _WORDS["members"]  # offset in bytes of the number of threads that live in a team
 # Spins for which a thread of our own team stays awake after a run, waiting for the next; then it sleeps.
 _LINGER = 4096
+# Ticks (cycles on x86-64, elsewhere nanoseconds) between two questions for signals; a slice of a part that takes fewer
+# than the first is followed by a larger one, more than the second by a smaller one.
+_ASK_TICKS = 1 << 29
+_SHORT_TICKS, _LONG_TICKS = 1 << 20, 1 << 25
 IDLE_SECONDS = 5  # after which a sleeping thread ends, where the system has a clock
 
 _TEXT = """
@@ -67,6 +77,69 @@ impatient:
 give:
   {give}
   br label %out
+out:
+  ret void
+}}
+
+; Calls Python's handlers of signals that came, if it is time, and stops the run when one raises.
+define internal void @ask(ptr %team, i64 %now) nounwind {{
+entry:
+  {asked_l}
+  %since = sub i64 %now, %asked
+  %early = icmp ult i64 %since, {ask_ticks}
+  br i1 %early, label %out, label %due
+due:
+  store atomic i64 %now, ptr %asked.p monotonic, align 8
+  {raised_l}
+  %came = call i1 @signals(ptr %raised)
+  br i1 %came, label %stop, label %out
+stop:
+  {stopped_p}
+  store atomic i64 1, ptr %stopped.p monotonic, align 8
+  br label %out
+out:
+  ret void
+}}
+
+; Runs instances in slices, between which a run may be stopped; what is left is then left out.
+define internal void @run_part(ptr %team, i64 %index, ptr %function, ptr %arguments, ptr %scratch, i64 %begin,
+                               i64 %end) nounwind {{
+entry:
+  {stopped_p}
+  %leads = icmp eq i64 %index, 0
+  %start = call i64 @ticks()
+  br label %slice
+slice:
+  %first = phi i64 [ %begin, %entry ], [ %last, %on ]
+  %size = phi i64 [ 1, %entry ], [ %following, %on ]
+  %before = phi i64 [ %start, %entry ], [ %after, %on ]
+  %stopped = load atomic i64, ptr %stopped.p monotonic, align 8
+  %goes = icmp eq i64 %stopped, 0
+  br i1 %goes, label %run, label %out
+run:
+  %left = sub i64 %end, %first
+  %fits = icmp ult i64 %size, %left
+  %count = select i1 %fits, i64 %size, i64 %left
+  %last = add i64 %first, %count
+  call void %function(ptr %arguments, ptr %scratch, i64 %first, i64 %last)
+  %ended = icmp eq i64 %last, %end
+  br i1 %ended, label %out, label %next
+next:
+  %after = call i64 @ticks()
+  %took = sub i64 %after, %before
+  %short = icmp ult i64 %took, {short_ticks}
+  %long = icmp ugt i64 %took, {long_ticks}
+  %more = shl i64 %size, 3
+  %half = lshr i64 %size, 1
+  %less = call i64 @llvm.umax.i64(i64 %half, i64 1)
+  %same = select i1 %long, i64 %less, i64 %size
+  %following = select i1 %short, i64 %more, i64 %same
+  br i1 %leads, label %asks, label %on
+asks:
+  call void @ask(ptr %team, i64 %after)
+  br label %on
+on:
+  br label %slice
 out:
   ret void
 }}
@@ -103,7 +176,7 @@ run:
   %mine = getelementptr i8, ptr %scratch, i64 %place
   %begin = sub i64 %total, %remaining
   %end = add i64 %begin, %count
-  call void %function(ptr %arguments, ptr %mine, i64 %begin, i64 %end)
+  call void @run_part(ptr %team, i64 %index, ptr %function, ptr %arguments, ptr %mine, i64 %begin, i64 %end)
   {done_p}
   %before = atomicrmw add ptr %done.p, i64 %count acq_rel, align 8
   ret i1 true
@@ -122,7 +195,7 @@ ask:
   br i1 %inline, label %here, label %publish
 here:
   {scratch_l}
-  call void %function(ptr %arguments, ptr %scratch, i64 0, i64 %total)
+  call void @run_part(ptr %team, i64 0, ptr %function, ptr %arguments, ptr %scratch, i64 0, i64 %total)
   ret void
 publish:
   {function_s}
@@ -135,6 +208,8 @@ publish:
   br label %work
 work:
   %more = call i1 @take(ptr %team, i64 0)
+  %taken.at = call i64 @ticks()
+  call void @ask(ptr %team, i64 %taken.at)
   br i1 %more, label %work, label %check
 check:
   %spins = phi i64 [ 0, %work ], [ %next, %idle ]
@@ -144,6 +219,8 @@ check:
 idle:
   call void @wait(i64 %spins)
   %next = add i64 %spins, 1
+  %waited.at = call i64 @ticks()
+  call void @ask(ptr %team, i64 %waited.at)
   br label %check
 out:
   ret void
@@ -155,7 +232,7 @@ define void @run_here(ptr %team, ptr %function, ptr %arguments, i64 %total) noun
   br i1 %any, label %run, label %out
 run:
   {scratch_l}
-  call void %function(ptr %arguments, ptr %scratch, i64 0, i64 %total)
+  call void @run_part(ptr %team, i64 0, ptr %function, ptr %arguments, ptr %scratch, i64 0, i64 %total)
   br label %out
 out:
   ret void
@@ -199,12 +276,30 @@ define internal i1 @is_open(ptr %team) nounwind {{
 }}
 
 define internal void @lead(ptr %team) nounwind {{
+  call void @begin(ptr %team)
   {body_l}
   {context_l}
   call void %body(ptr %team, ptr %context)
   {closed_p}
   store atomic i64 1, ptr %closed.p release, align 8
   ret void
+}}
+
+; Before the body: nobody has stopped the run, and signals are asked for later.
+define internal void @begin(ptr %team) nounwind {{
+  %asked = call i64 @ticks()
+  {asked_s}
+  {stopped_p}
+  store atomic i64 0, ptr %stopped.p monotonic, align 8
+  ret void
+}}
+
+; Behind the body: 2 when the run was stopped, so that an exception is left.
+define internal i32 @outcome(ptr %team) nounwind {{
+  {stopped_l}
+  %flag = trunc i64 %stopped to i32
+  %twice = shl i32 %flag, 1
+  ret i32 %twice
 }}
 
 ; What every thread of an OpenMP region, and every iteration of dispatch_apply, runs.
@@ -241,31 +336,40 @@ define internal void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i
   ret void
 }}
 
-define void @start_inline(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+define i32 @start_inline(ptr %raised, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
   %team = alloca [{team_bytes} x i8], align 128
   call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 1)
+  {raised_s}
+  call void @begin(ptr %team)
   call void %body(ptr %team, ptr %context)
-  ret void
+  %stopped = call i32 @outcome(ptr %team)
+  ret i32 %stopped
 }}
 
-define void @start_openmp(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+define i32 @start_openmp(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers,
+                          ptr %raised) nounwind {{
   %team = alloca [{team_bytes} x i8], align 128
   call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+  {raised_s}
   %count = trunc i64 %workers to i32
   call void %provider(ptr @region, ptr %team, i32 %count, i32 0)
-  ret void
+  %stopped = call i32 @outcome(ptr %team)
+  ret i32 %stopped
 }}
 
-define void @start_dispatch(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+define i32 @start_dispatch(ptr %provider, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers,
+                          ptr %raised) nounwind {{
   %team = alloca [{team_bytes} x i8], align 128
   call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers)
+  {raised_s}
   call void %provider(i64 %workers, ptr null, ptr %team, ptr @region_indexed)
-  ret void
+  %stopped = call i32 @outcome(ptr %team)
+  ret i32 %stopped
 }}
 
 ; Our own threads: the team outlives its runs, so a thread may still linger in it from the run before.  All
 ; runs of a team have the same number of workers: such a thread's place in the scratch memory always exists.
-define void @start_team(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+define i32 @start_team(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
 entry:
   {lock_p}
   {condition_p}
@@ -283,7 +387,8 @@ wake:
   br label %run
 run:
   call void @lead(ptr %team)
-  ret void
+  %stopped = call i32 @outcome(ptr %team)
+  ret i32 %stopped
 }}
 
 ; The life of one of our own threads: serve, linger, sleep until the next run. Returns when there was none for some
@@ -347,8 +452,9 @@ define void @dismiss_team(ptr %team) nounwind {{
 }}
 
 ; A team of our own threads before its first run: closed.
-define void @create_team(ptr %team) nounwind {{
+define void @create_team(ptr %team, ptr %raised) nounwind {{
   call void @llvm.memset.p0.i64(ptr %team, i8 0, i64 {team_bytes}, i1 false)
+  {raised_s}
   {lock_p}
   {condition_p}
   {closed_p}
@@ -367,8 +473,32 @@ define void @launch_body(ptr %team, ptr %context) nounwind {{
   ret void
 }}
 
+; A launch on the calling thread alone: 1 when the kernel refuses its arguments, 2 when it was stopped. `refuses` is 1
+; for a kernel that may.
+define i32 @run_alone(ptr %function, ptr %arguments, ptr %scratch, i64 %total, i32 %refuses, ptr %raised) nounwind {{
+entry:
+  %team = alloca [{team_bytes} x i8], align 128
+  %may = icmp ne i32 %refuses, 0
+  br i1 %may, label %question, label %run
+question:
+  %answer = call i32 %function(ptr %arguments, ptr %scratch, i64 0, i64 0)
+  %refused = icmp ne i32 %answer, 0
+  br i1 %refused, label %back, label %run
+back:
+  ret i32 1
+run:
+  {raised_s}
+  call void @begin(ptr %team)
+  call void @run_part(ptr %team, i64 0, ptr %function, ptr %arguments, ptr %scratch, i64 0, i64 %total)
+  %stopped = call i32 @outcome(ptr %team)
+  ret i32 %stopped
+}}
+
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+declare i64 @llvm.umax.i64(i64, i64)
 {clock}
+{ticks}
+{signals}
 {sleep}
 """
 
@@ -388,6 +518,13 @@ define i64 @tilewright_clock() nounwind {{
 """
 _NO_CLOCK = "define i64 @tilewright_clock() nounwind {\n  ret i64 0\n}"
 
+_TICKS = """
+define internal i64 @ticks() nounwind {{
+  %now = call i64 @{source}()
+  ret i64 %now
+}}
+"""
+_CYCLES = "declare i64 @llvm.readcyclecounter()"
 # A lock and a condition, zeroed memory to begin with.
 _POSIX_SLEEP = """
 declare i32 @pthread_mutex_init(ptr, ptr)
@@ -462,7 +599,7 @@ define internal void @tilewright_wake(ptr %condition) nounwind {
 """
 
 _EXPORTS = (
-    "parallel_for", "run_here", "tilewright_clock", "launch_body",
+    "parallel_for", "run_here", "tilewright_clock", "launch_body", "run_alone",
     "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team", "dismiss_team",
 )  # fmt: skip
 _SYSTEM = (
@@ -474,11 +611,13 @@ _PAUSES = {
     "x86": ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"),
     "aarch64": ("call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)"),
 }
-_START = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-)
-_JOIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-_CREATE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_POINTER, _WORD = ctypes.c_void_p, ctypes.c_int64
+_START = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, _POINTER, _POINTER, _POINTER, _WORD, _WORD)
+_START_BY = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, _POINTER, _POINTER, _POINTER, _WORD, _WORD, _POINTER)
+_RUN_ALONE = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, ctypes.c_char_p, _POINTER, _WORD, ctypes.c_int32, _POINTER)
+_JOIN = ctypes.CFUNCTYPE(None, _POINTER, _WORD)
+_CREATE = ctypes.CFUNCTYPE(None, _POINTER, _POINTER)
+_DISMISS = ctypes.CFUNCTYPE(None, _POINTER)
 
 
 @dataclass(frozen=True)
@@ -489,6 +628,7 @@ class Glue:
     imports: dict[str, int]  # what a plan's native function calls
     has_clock: bool
     launch_body: int
+    run_alone: ctypes._FuncPointer
     start_inline: ctypes._FuncPointer
     start_openmp: ctypes._FuncPointer
     start_dispatch: ctypes._FuncPointer
@@ -498,18 +638,18 @@ class Glue:
     dismiss_team: ctypes._FuncPointer
 
 
-def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
+def glue_text(triple: str, can_yield: bool, clock_id: int | None, can_ask: bool) -> str:
     """The LLVM text of all functions for a machine.
 
-    `can_yield` says that @tilewright_yield exists; `clock_id` is the system's number of the monotonic
-    clock, None where there is no ``clock_gettime``: the time is always 0 then.
+    `can_yield` says that @tilewright_yield exists, `can_ask` that Python's functions for signals do; `clock_id` is the
+    system's number of the monotonic clock, None where there is no ``clock_gettime``: the time is always 0 then.
     """
     architecture = triple.split("-")[0]
     family = "x86" if architecture in ("x86_64", "i386", "i686", "amd64") else architecture.replace("arm64", "aarch64")
     pause, declare_pause = _PAUSES.get(family, ("", ""))
     pieces = {}
     for name, word in _WORDS.items():
-        kind = "ptr" if name in ("function", "arguments", "scratch", "body", "context") else "i64"
+        kind = "ptr" if name in ("function", "arguments", "scratch", "body", "context", "raised") else "i64"
         address = f"%{name}.p = getelementptr i64, ptr %team, i64 {word}"
         pieces[f"{name}_p"] = address
         pieces[f"{name}_l"] = f"{address}\n  %{name} = load atomic {kind}, ptr %{name}.p monotonic, align 8"
@@ -521,6 +661,13 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None) -> str:
         declare_yield="declare void @tilewright_yield()" if can_yield else "",
         sleep=_sleep_text("windows" in triple, clock_id is not None),
         clock=_NO_CLOCK if clock_id is None else _CLOCK.format(clock_id=clock_id),
+        ticks=_CYCLES + _TICKS.format(source="llvm.readcyclecounter")
+        if family == "x86"
+        else _TICKS.format(source="tilewright_clock"),
+        signals=signals.TEXT if can_ask else signals.TEXT_WITHOUT_PYTHON,
+        ask_ticks=_ASK_TICKS,
+        short_ticks=_SHORT_TICKS,
+        long_ticks=_LONG_TICKS,
         patience=_PATIENCE,
         yield_mask=_YIELD_EVERY - 1,
         linger=_LINGER,
@@ -565,18 +712,23 @@ def _load_glue() -> Glue:
     found = {name: system_address(name) for name in _SYSTEM}
     found["tilewright_yield"] = system_address("sched_yield") or system_address("SwitchToThread")
     clock_id = getattr(time, "CLOCK_MONOTONIC", None) if found["clock_gettime"] else None
-    image = kept_object(glue_text(llvm.get_process_triple(), found["tilewright_yield"] is not None, clock_id), "glue")
+    asking = signals.functions()
+    found |= asking
+    can_yield = found["tilewright_yield"] is not None
+    image = kept_object(glue_text(llvm.get_process_triple(), can_yield, clock_id, bool(asking)), "glue")
     imports = {name: address for name, address in found.items() if address is not None}
     library = load_objects([image], _EXPORTS, imports)
-    start = {name: _START(library.address(name)) for name in _EXPORTS if name.startswith("start_")}
+    kinds = {"start_inline": _START, "start_team": _START, "start_openmp": _START_BY, "start_dispatch": _START_BY}
+    start = {name: kind(library.address(name)) for name, kind in kinds.items()}
     return Glue(
         library=library,
         imports={name: library.address(name) for name in ("parallel_for", "run_here", "tilewright_clock")},
         has_clock=clock_id is not None,
         launch_body=library.address("launch_body"),
+        run_alone=_RUN_ALONE(library.address("run_alone")),
         join_team=_JOIN(library.address("join_team")),
         create_team=_CREATE(library.address("create_team")),
-        dismiss_team=_CREATE(library.address("dismiss_team")),
+        dismiss_team=_DISMISS(library.address("dismiss_team")),
         **start,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tilewright.runtime.glue import glue
 from tilewright.runtime.memory import scratch_pool
 from tilewright.runtime.parallel import run_parallel
+from tilewright.runtime.signals import RAISED, STOPPED, raise_kept
 from tilewright.settings import settings
 
 _GRID = struct.Struct("<3q")
@@ -51,7 +52,7 @@ def launcher(address: int, scratch_bytes: int, refuses: bool = False) -> Callabl
     It returns 1 if the kernel `refuses` these arguments, and has run nothing then.
     """
     kernel = (_REFUSING if refuses else _KERNEL)(address)
-    take, give = scratch_pool.take, scratch_pool.give
+    take, give, run_alone = scratch_pool.take, scratch_pool.give, glue().run_alone
 
     def run(arguments: bytes, total: int, threads: int | None = None) -> int | None:
         if total > 1 and (workers := settings.threads if threads is None else threads) > 1:
@@ -61,13 +62,18 @@ def launcher(address: int, scratch_bytes: int, refuses: bool = False) -> Callabl
             run_parallel(glue().launch_body, context, scratch_bytes, min(workers, total))
             return None
         if scratch_bytes == 0:
-            refused: int | None = kernel(arguments, None, 0, total)
-            return refused
-        scratch = take(scratch_bytes)
-        try:
-            refused = kernel(arguments, scratch.address, 0, total)
-            return refused
-        finally:
-            give(scratch)
+            if total == 1:
+                refused: int | None = kernel(arguments, None, 0, 1)
+                return refused
+            outcome = run_alone(address, arguments, None, total, refuses, RAISED)
+        else:
+            scratch = take(scratch_bytes)
+            try:
+                outcome = run_alone(address, arguments, scratch.address, total, refuses, RAISED)
+            finally:
+                give(scratch)
+        if outcome == STOPPED:
+            raise_kept()
+        return int(outcome)
 
     return run

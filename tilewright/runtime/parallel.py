@@ -22,6 +22,7 @@ from typing import Protocol
 from tilewright.errors import SettingsError
 from tilewright.runtime.glue import MEMBERS, TEAM_BYTES, glue
 from tilewright.runtime.memory import AlignedBuffer, scratch_pool
+from tilewright.runtime.signals import RAISED, raise_kept
 from tilewright.settings import MOST_THREADS, settings
 
 _log = logging.getLogger("tilewright")
@@ -33,8 +34,8 @@ class Provider(Protocol):
     name: str  # for `doctor` and the profile
     detail: str  # the library's path or similar
 
-    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
-        """Run `body` with up to `workers` threads; returns when it has ended."""
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
+        """Run `body` with up to `workers` threads; returns when it has ended: 0, or `signals.STOPPED`."""
         ...
 
 
@@ -44,8 +45,9 @@ class InlineProvider:
     name = "none"
     detail = "the calling thread"
 
-    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
-        glue().start_inline(None, body, context, scratch, stride, 1)
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
+        stopped: int = glue().start_inline(RAISED, body, context, scratch, stride, 1)
+        return stopped
 
 
 class OpenMPProvider:
@@ -60,8 +62,9 @@ class OpenMPProvider:
         assert address is not None
         self._library, self._entry, self.detail = library, address, detail
 
-    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
-        glue().start_openmp(self._entry, body, context, scratch, stride, workers)
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
+        stopped: int = glue().start_openmp(self._entry, body, context, scratch, stride, workers, RAISED)
+        return stopped
 
 
 class DispatchProvider:
@@ -75,8 +78,9 @@ class DispatchProvider:
         assert address is not None
         self._library, self._entry = library, address
 
-    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
-        glue().start_dispatch(self._entry, body, context, scratch, stride, workers)
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
+        stopped: int = glue().start_dispatch(self._entry, body, context, scratch, stride, workers, RAISED)
+        return stopped
 
 
 class ThreadProvider:
@@ -95,15 +99,15 @@ class ThreadProvider:
         self._idle: dict[int, list[_Team]] = {}
         self._counts: Counter[int] = Counter()
 
-    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> None:
+    def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
         team = self._take(workers)
         if team is None:
-            glue().start_inline(None, body, context, scratch, stride, 1)
-            return
+            return _inline.start(body, context, scratch, stride, 1)
         try:
             if team.members.value < team.wanted:
                 team.fill()
-            glue().start_team(team.address, body, context, scratch, stride, workers)
+            stopped: int = glue().start_team(team.address, body, context, scratch, stride, workers)
+            return stopped
         finally:
             with self._lock:
                 self._idle[workers].append(team)
@@ -137,7 +141,7 @@ class _Team:
     def __init__(self, workers: int) -> None:
         self._memory = AlignedBuffer(TEAM_BYTES)
         self.address = self._memory.address
-        glue().create_team(self.address)
+        glue().create_team(self.address, RAISED)
         self.members = ctypes.c_int64.from_address(self.address + MEMBERS)  # threads that are there
         self.wanted = workers - 1
         self._workers = workers
@@ -194,16 +198,19 @@ def provider_name() -> str:
 def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: int) -> None:
     """Run a native body with up to `workers` threads, each with its own scratch memory.
 
-    `context` is an address, or bytes whose address the body gets.  Raises `SettingsError` for more than `MOST_THREADS`.
+    `context` is an address, or bytes whose address the body gets.  Raises `SettingsError` for more than `MOST_THREADS`,
+    and what a signal's handler raises meanwhile (KeyboardInterrupt): then instances are left out.
     """
     if workers > MOST_THREADS:
         raise SettingsError(f"{workers} threads for one run: at most {MOST_THREADS} are possible; ask for fewer")
     stride = (scratch_bytes + 127) // 128 * 128
     scratch = scratch_pool.take(stride * workers)
     try:
-        (provider() if workers > 1 else _inline).start(body, context, scratch.address, stride, workers)
+        stopped = (provider() if workers > 1 else _inline).start(body, context, scratch.address, stride, workers)
     finally:
         scratch_pool.give(scratch)
+    if stopped:
+        raise_kept()
 
 
 _inline = InlineProvider()

@@ -1,0 +1,123 @@
+"""Signals during long launches: Python's handlers are called, and one that raises ends the launch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright import dtypes
+from tilewright.engine.builder import build
+from tilewright.graph.build import GraphBuilder
+from tilewright.settings import settings
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers that send signals")
+INSTANCES, LONG, SHORT = 1024, 300_000, 3  # steps of an instance: all of LONG take a minute, of SHORT a millisecond
+
+
+@tilewright.jit
+def waves(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i)
+    for _ in range(n):
+        value = tl.sin(value) + 1
+    tl.store(out + i, value)
+
+
+def launch(steps: int) -> np.ndarray:
+    x, out = np.zeros(INSTANCES * 16, np.float32), np.zeros(INSTANCES * 16, np.float32)
+    try:
+        waves[(INSTANCES,)](x, out, steps, BLOCK=16)
+    finally:
+        launched.append(out)
+    return out
+
+
+launched: list[np.ndarray] = []
+
+
+@contextmanager
+def alarm(handler: Callable[[int, object], object], number: int = signal.SIGALRM) -> Iterator[None]:
+    """A signal in a third of a second, and what Python does then."""
+    before = signal.signal(number, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, number))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(number, before)
+
+
+def times_out(number: int, frame: object) -> None:
+    raise TimeoutError("enough")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("number", "handler", "error"),
+    [(signal.SIGINT, signal.default_int_handler, KeyboardInterrupt), (signal.SIGTERM, times_out, TimeoutError)],
+    ids=["Ctrl-C", "another handler"],
+)
+def test_a_handler_that_raises_ends_a_launch(threads: int, number: int, handler: Callable, error: type) -> None:
+    with settings.scope(threads=threads):
+        launch(SHORT)
+        begun = time.monotonic()
+        with pytest.raises(error), alarm(handler, number):
+            launch(LONG)
+        assert time.monotonic() - begun < 10
+        assert not launched[-1].all()  # instances were left out
+        for _ in range(3):  # and the threads go on to work
+            assert launch(SHORT).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_handler_that_returns_changes_nothing(threads: int) -> None:
+    seen: list[int] = []
+    with settings.scope(threads=threads), alarm(lambda number, frame: seen.append(number)):
+        deadline = time.monotonic() + 20
+        while not seen and time.monotonic() < deadline:
+            assert launch(2000).all()
+    assert seen == [signal.SIGALRM]
+
+
+def test_launches_of_other_threads_go_on() -> None:
+    results: list[np.ndarray] = []
+    with settings.scope(threads=1):
+        launch(SHORT)
+        other = threading.Thread(target=lambda: results.append(launch(10_000)))
+        with pytest.raises(KeyboardInterrupt), alarm(signal.default_int_handler, signal.SIGINT):
+            other.start()
+            launch(LONG)
+        other.join()
+    assert results[0].all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_engine_ends_too_and_runs_again(threads: int) -> None:
+    size = 2048
+    builder = GraphBuilder("products")
+    x = value = builder.input("x", dtypes.float32, (size, size))
+    for _ in range(200):
+        value = builder.op("matmul", [value, x])
+        value = builder.op("tanh", [value])
+    builder.output(value, "y")
+    with settings.scope(threads=threads):
+        engine = build(builder.finish())
+        data = np.zeros((size, size), np.float32)
+        with pytest.raises(KeyboardInterrupt), alarm(signal.default_int_handler, signal.SIGINT):
+            engine.run({"x": data})
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), alarm(signal.default_int_handler, signal.SIGINT):
+            engine.run({"x": data})
+        assert time.monotonic() - begun < 5
