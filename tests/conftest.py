@@ -15,7 +15,6 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis
 import numpy as np
 import pytest
 
@@ -23,12 +22,6 @@ from tilewright.errors import MissingDependencyError
 from tilewright.targets.nvidia.assemble import find_assembler
 
 GOLDEN = Path(__file__).parent / "golden"
-
-# A busy machine is no failure: how long an example takes says nothing about what it tests.
-hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -15,6 +16,12 @@ from tilewright.settings import settings
 
 if TYPE_CHECKING:
     from tests.host.cuda_stand_in import Driver
+
+# A busy machine is no failure: how long an example takes says nothing about what it tests.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(params=["interpreter", "machine code"])
