@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from tilewright.errors import UnsupportedOperationError
-from tilewright.importers import import_model, onnx_ops, torch_ops
+from tilewright.importers import import_model, onnx_ops, onnx_refused, torch_ops
 from tilewright.importers.families import FAMILIES
 from tilewright.importers.rules import RuleTable
 
@@ -34,7 +34,7 @@ def report() -> str:
 
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 20]>
-        detector (float[batch, 8] boxes) => (int64[2, found] kept) { [keep] kept = NonZero(boxes) }
+        detector (uint8[bytes] file) => (uint8[height, width, 3] image) { [decode] image = ImageDecoder(file) }
     """)
     with pytest.raises(UnsupportedOperationError) as error:
         import_model(model)
@@ -55,7 +55,12 @@ def tables() -> str:
     families = f"### Hugging Face families (`model_type`)\n\n{', '.join(f'`{name}`' for name in FAMILIES)}\n"
     aten = table(f"ATen ({len(torch_ops.RULES)} overloads)", torch_ops.SECTIONS)
     standard = table(f"ONNX ({len(onnx_ops.RULES)} operations, and `Constant`, `If`)", onnx_ops.SECTIONS)
-    return f"{aten}\n{standard}\n{families}"
+    kinds: dict[str, list[str]] = {}
+    for name, (reason, _) in sorted(onnx_refused.REASONS.items()):
+        kinds.setdefault(reason, []).append(f"`{name}`")
+    refused = "".join(f"| {reason} | {' '.join(names)} |\n" for reason, names in kinds.items())
+    refused = f"### ONNX operations that are refused\n\n| reason | operations |\n|---|---|\n{refused}"
+    return f"{aten}\n{standard}\n{refused}\n{families}"
 
 
 def fill(page: str) -> str:

@@ -19,7 +19,7 @@ from tilewright.importers.onnx_ops import RULES  # noqa: E402
 from tilewright.importers.onnx_schema import rule_name  # noqa: E402
 
 # Ops without a case of their own among the node cases, and those whose cases need more than one op.
-WITHOUT_CASES = {"GlobalLpPool", "Scatter"}
+WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "Scatter"}
 # Operations of which every case is right when small inputs are constants.
 WHOLE = (
     "BitCast",
@@ -30,12 +30,22 @@ WHOLE = (
     "Col2Im",
     "ConvTranspose",
     "DeformConv",
+    "CenterCropPad",
+    "Det",
+    "Einsum",
     "GridSample",
     "LRN",
     "LayerNormalization",
     "LpPool",
     "MaxPool",
     "MaxUnpool",
+    "AffineGrid",
+    "ReverseSequence",
+    "RoiAlign",
+    "TfIdfVectorizer",
+    "ai.onnx.preview.training::Adagrad",
+    "ai.onnx.preview.training::Adam",
+    "ai.onnx.preview.training::Momentum",
     "Resize",
     "RotaryEmbedding",
     "ai.onnx.preview::FlexAttention",

@@ -114,6 +114,25 @@ def test_sums_of_powers(rng: np.random.Generator) -> None:
         check(*model_of("GlobalLpPool", [("x", image, False)], ["y"], opset=18, p=order))
 
 
+@pytest.mark.parametrize("ratio", [0, 1, 2])
+def test_boxes_resampled(ratio: int, rng: np.random.Generator) -> None:
+    """Boxes inside, across the border and outside; their samples by number or by their size."""
+    image = rng.standard_normal((2, 3, 7, 9), dtype=np.float32)
+    corners = rng.uniform(-6, 22, (12, 2, 2)).astype(np.float32)
+    boxes = np.concatenate([corners.min(1), corners.max(1)], axis=1)
+    places = rng.integers(0, 2, 12)
+    for coordinates in ("half_pixel", "output_half_pixel"):
+        options = {"output_height": 3, "output_width": 2, "sampling_ratio": ratio, "spatial_scale": 0.5}
+        inputs = [("x", image, False), ("boxes", boxes, False), ("images", places, False)]
+        for mode in ("avg", "max") if ratio else ("avg",):
+            options |= {"mode": mode, "coordinate_transformation_mode": coordinates}
+            check(*model_of("RoiAlign", inputs, ["y"], opset=16, **options))
+    inside = rng.integers(0, 12, (9, 2, 2)).astype(np.float32)
+    numbered = np.concatenate([rng.integers(0, 2, (9, 1)).astype(np.float32), inside.min(1), inside.max(1)], axis=1)
+    inputs = [("x", image, False), ("boxes", numbered, False)]
+    check(*model_of("MaxRoiPool", inputs, ["y"], pooled_shape=[2, 3], spatial_scale=0.5))
+
+
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_norm_of_neighbouring_channels(size: int, rng: np.random.Generator) -> None:
     image = rng.standard_normal((2, 6, 3, 2), dtype=np.float32)

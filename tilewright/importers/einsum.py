@@ -13,9 +13,11 @@ from tilewright.symbolic import Size, product
 def einsum(emit: Emitter, equation: str, operands: Sequence[Value]) -> Value:
     """``einsum("bhqd,bhkd->bhqk", [q, k])``; operands are combined from left to right.
 
-    Raises `Unsupported` for a label that repeats inside one operand.
+    A label that repeats inside one operand takes its diagonal.
     """
     inputs, output = _parse(equation, operands)
+    pairs = [_diagonals(emit, value, labels) for value, labels in zip(operands, inputs, strict=True)]
+    operands, inputs = [value for value, _ in pairs], [labels for _, labels in pairs]
     total, labels = operands[0], inputs[0]
     for index, (value, others) in enumerate(zip(operands[1:], inputs[1:], strict=True), start=2):
         later = set(output).union(*inputs[index:])
@@ -50,10 +52,28 @@ def _parse(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
     result = []
     for term, value, count in zip(terms, operands, counts, strict=True):
         term = term.replace("...", extra[len(extra) - count :]) if "..." in term else term
-        if len(set(term)) != len(term) or len(term) != value.rank:
-            raise Unsupported(f"einsum {equation!r}: a label that repeats in one operand, or a wrong rank")
+        if len(term) != value.rank:
+            raise Unsupported(f"einsum {equation!r}: a wrong rank")
         result.append(term)
     return result, right.replace("...", extra)
+
+
+def _diagonals(emit: Emitter, value: Value, labels: str) -> tuple[Value, str]:
+    """An operand without labels that repeat: the elements at which both dimensions have one position."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            first = labels.index(label)
+            second = labels.index(label, first + 1)
+            size = value.shape[first]
+            if value.shape[second] != size:
+                raise Unsupported(f"einsum: the label {label!r} stands for {size} and {value.shape[second]}")
+            line = emit.iota(size)
+            places = emit.reshape(line, [size if axis == first else 1 for axis in range(value.rank)])
+            shape = [1 if axis == second else extent for axis, extent in enumerate(value.shape)]
+            diagonal = emit.op("gather_elements", value, emit.broadcast(places, shape), axis=second)
+            value = emit.reshape(diagonal, [extent for axis, extent in enumerate(shape) if axis != second])
+            labels = labels[:second] + labels[second + 1 :]
+    return value, labels
 
 
 def _sum_out(emit: Emitter, value: Value, labels: str, kept: set[str]) -> tuple[Value, str]:

@@ -29,6 +29,7 @@ from tilewright.importers.onnx_control import CONTROL, Control
 from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_known import evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
+from tilewright.importers.onnx_refused import REASONS, without_rule
 from tilewright.importers.onnx_schema import (
     RUNTIME_DOMAIN,
     check_arity,
@@ -48,7 +49,7 @@ from tilewright.importers.onnx_structure import (
     opset_of,
 )
 from tilewright.importers.onnx_tensors import DTYPES, read_tensor, type_name
-from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Invalid, Problem, Report, Unsupported
+from tilewright.importers.report import NO_RULE_ADVICE, Invalid, Problem, Report, Unsupported
 from tilewright.importers.shapes import (
     Axes,
     Dimension,
@@ -247,7 +248,7 @@ class _Importer:
             check_arity(form, inputs, len(node.output))
             check_types(form, [None if item is None else item.dtype for item in inputs])
         elif rule_name(node) not in RULES:
-            raise Unsupported(NO_RULE)
+            raise without_rule(rule_name(node))
         if rule_name(node) == "If" and inputs[0] is not None and inputs[0].known is not None:
             self._branch(node, attributes, inputs[0].known, scope)
             return
@@ -265,10 +266,12 @@ class _Importer:
     ) -> None:
         """A node by its rule, by shape arithmetic, or by the body that ONNX gives for it."""
         rule, opset = RULES.get(rule_name(node)), scope.version(node.domain)
+        if rule_name(node) in REASONS:
+            raise without_rule(rule_name(node))
         if rule is None:
             body = standard_body(node, opset, attributes, inputs)
             if body is None:
-                raise Unsupported(NO_RULE)
+                raise without_rule(rule_name(node))
             self._call(body, node, scope.opset, attributes, inputs, scope)
             return
         values = {name: self._attribute(attribute) for name, attribute in attributes.items()}

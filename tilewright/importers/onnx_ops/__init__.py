@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.importers.onnx_ops import (
     attention,
     elementwise,
+    geometry,
     indexing,
     losses,
     network,
@@ -15,6 +16,8 @@ from tilewright.importers.onnx_ops import (
     run_time,
     shape,
     signal,
+    text,
+    training,
     windows,
 )
 from tilewright.importers.rules import Rule, RuleTable, merge
@@ -25,6 +28,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     network.TABLE,
     windows.TABLE,
     resize.TABLE,
+    geometry.TABLE,
     attention.TABLE,
     recurrent.TABLE,
     shape.TABLE,
@@ -33,5 +37,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     quantized.TABLE,
     signal.TABLE,
     run_time.TABLE,
+    text.TABLE,
+    training.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

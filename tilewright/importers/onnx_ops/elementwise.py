@@ -231,12 +231,13 @@ def identity(call: Call) -> Value:
 
 
 @rule("Dropout")
-def dropout(call: Call) -> tuple[Value, None]:
+def dropout(call: Call) -> tuple[Value, Value]:
+    """The second result says which elements are kept: all of them."""
     training = call.number(2) if call.has(2) else call.opset < 7 and not call.attribute("is_test", 0)
-    call.attribute("ratio")  # of training
-    if training:
+    ratio = call.attribute("ratio", 0.5)
+    if training and (call.number(1) if call.has(1) else ratio) != 0:
         raise Unsupported("dropout in training mode", "export the model for inference")
-    return call[0], None
+    return call[0], call.full(call[0].shape, True, int1 if call.opset >= 10 else call[0].dtype)
 
 
 # Activations -----------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from tilewright.dtypes import float64, uint8
 from tilewright.graph.core import Value
@@ -40,10 +43,24 @@ def _extreme(op: str) -> Callable[[Call], Value]:
 
     def apply(call: Call) -> Value:
         x = call[0]
+        if any(x.shape[axis] == 0 for axis in _axes(call, x)):
+            return _of_nothing(call, x, op == "reduce_max")
         found = _reduce(call, op, call.cast(x, uint8) if x.dtype.is_bool else x)
         return call.cast(found, x.dtype)
 
     return with_axes(apply)
+
+
+def _of_nothing(call: Call, x: Value, largest: bool) -> Value:
+    """The largest or smallest of no elements: what no element of the type is below, or above."""
+    axes, keep = _axes(call, x), bool(call.attribute("keepdims", 1))
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
+    if x.dtype.is_bool:
+        return call.full(shape, not largest, x.dtype)
+    if x.dtype.is_float:
+        return call.full(shape, -math.inf if largest else math.inf, x.dtype)
+    limits = np.iinfo(x.dtype.numpy)
+    return call.full(shape, int(limits.min if largest else limits.max), x.dtype)
 
 
 TABLE.add("ReduceSum", _plain("reduce_sum"))
@@ -101,6 +118,8 @@ def reduce_log_sum_exp(call: Call) -> Value:
     axes, keep = _axes(call, x), call.attribute("keepdims", 1)
     if not axes:
         return call[0]
+    if any(x.shape[axis] == 0 for axis in axes):
+        return _of_nothing(call, call[0], largest=True)
     result = call.cast(formulas.logsumexp(call, x, axes), call[0].dtype)
     if keep:
         return result
