@@ -303,8 +303,14 @@ class Engine:
             return self._session
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run on inputs in order or by name; returns the only output, or all of them as a tuple."""
+        """Run on inputs in order or by name; returns the only output, or all of them as a tuple.
+
+        A dict, list or object given by name stands for the inputs that its parts are: ``cache={"keys": k}`` for
+        ``cache_keys=k``.
+        """
         names = self._input_names
+        if named and not named.keys() <= self._input_set:
+            named = self._parts_of(named)
         if len(arguments) > len(names):
             raise InputError(f"{len(arguments)} inputs given, the engine takes {len(names)}: {', '.join(names)}")
         inputs = dict(zip(names, arguments, strict=False))
@@ -313,6 +319,19 @@ class Engine:
                 raise InputError(f"input {name!r} is given twice")
         outputs = tuple(self.run({**inputs, **named} if named else inputs).values())
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _parts_of(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that are no input by the names of their parts; those without such parts as they are."""
+        found: dict[str, Any] = {}
+        for name, value in named.items():
+            parts = dict(_leaves(name, value)) if name not in self._input_set else {}
+            known = {key: item for key, item in parts.items() if key in self._input_set}
+            found.update(known or {name: value})
+        return found
+
+    @functools.cached_property
+    def _input_set(self) -> frozenset[str]:
+        return frozenset(self._input_names)
 
     @functools.cached_property
     def _input_names(self) -> tuple[str, ...]:
@@ -446,6 +465,21 @@ class Engine:
                 }
             )
         return rows
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays in containers and objects, by names as importers give them: ``cache_layers_0_keys``."""
+    if isinstance(value, Mapping):
+        parts = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        parts = list(enumerate(value))
+    elif hasattr(value, "shape") or not hasattr(value, "__dict__"):
+        yield name, value
+        return
+    else:
+        parts = list(vars(value).items())
+    for key, part in parts:
+        yield from _leaves(f"{name}_{key}", part)
 
 
 def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:

@@ -26,6 +26,7 @@ from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
 from tilewright.importers.torch_fx import Walker, dtype_of
+from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
@@ -122,10 +123,11 @@ def import_module(
     `torch.export.export` takes.
     Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
     """
-    args, kwargs = _arguments(module, example_inputs, example_kwargs)
+    given, named = _arguments(module, example_inputs, example_kwargs)
+    args, kwargs = taken_apart(given), taken_apart(named)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = _in_range(module, args, kwargs, neutral)
-    with _inference_mode(module), torch.no_grad():
+    with _inference_mode(module), torch.no_grad(), plain_calls(module, given, named):
         try:
             program = _export(module, args, kwargs, native)
         except Exception as error:
@@ -501,7 +503,11 @@ def output_names(structure: Any, count: int) -> list[str]:
     if structure is None:
         return [f"output_{index}" for index in range(count)]
     tree = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)
-    leaves, _ = pytree.tree_flatten_with_path(tree)
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(tree)
+    except ValueError:  # a class that was registered without keys
+        tree = dict(tree) if isinstance(tree, Mapping) else vars(tree) if hasattr(tree, "__dict__") else None
+        leaves, _ = pytree.tree_flatten_with_path(tree)
     names = []
     for path, _index in leaves:
         keys = [_key(key) for key in path]

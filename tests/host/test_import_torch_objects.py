@@ -1,0 +1,100 @@
+"""Arguments and results that are objects: caches, dataclasses, dicts; exported, and run by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.keys: Any = None
+        self.limit = 3
+
+
+class Cache:
+    """Keys of each layer, which grow: as those that generate text."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+
+    def grown(self, keys: Any) -> Any:
+        if not self.layers:
+            self.layers.append(Layer())
+        (layer,) = self.layers
+        layer.keys = keys if layer.keys is None else torch.cat([layer.keys, keys], 1)
+        return layer.keys
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor, cache: Cache | None = None) -> dict[str, Any]:
+        cache = Cache() if cache is None else cache
+        return {"total": cache.grown(self.project(x)).sum(1), "cache": cache}
+
+
+def test_objects_that_hold_tensors() -> None:
+    module, x = Decoder().eval().requires_grad_(False), torch.randn(2, 3, 4)
+    graph = import_model(module, (x,), {"x": {0: ("batch", 1, 8)}})
+    assert graph.output_names == ["total", "cache_layers_0_keys"]
+    assert "forward" not in vars(module)
+    cache = module(x)["cache"]
+    keys = cache.layers[0].keys
+    engine = tilewright.compile(module, {"x": x, "cache": cache}, target="cpu", effort=0)
+    assert cache.layers[0].keys is keys  # the caller's object stays as it was
+    found = engine(x=x, cache=cache)
+    wanted = module(x, cache)
+    bound = 8 * 6 * np.finfo(np.float32).eps * float(wanted["cache"].layers[0].keys.abs().max())
+    for got, want in zip(found, (wanted["total"], wanted["cache"].layers[0].keys), strict=True):
+        np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=1e-5, atol=bound)
+
+
+@dataclasses.dataclass
+class Batch:
+    words: Any
+    extra: dict[str, Any]
+    name: str = "first"
+
+
+def test_dataclasses_and_nested_containers() -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, batch: Batch, pair: list[Any]) -> Any:
+            return Batch(batch.words + pair[0], {"gain": batch.extra["gain"] * pair[1]["right"]})
+
+    x = torch.arange(3.0)
+    given = {"batch": Batch(x, {"gain": x + 1}), "pair": [x * 2, {"right": x * 3}]}
+    engine = tilewright.compile(Sum().eval(), given, target="cpu", effort=0)
+    assert [spec.name for spec in engine.inputs] == ["batch_words", "batch_extra_gain", "pair_0", "pair_1_right"]
+    assert [spec.name for spec in engine.outputs] == ["words", "extra_gain"]
+    words, gain = engine(**given)
+    np.testing.assert_array_equal(np.asarray(words), (x * 3).numpy())
+    np.testing.assert_array_equal(np.asarray(gain), ((x + 1) * x * 3).numpy())
+
+
+def test_results_registered_without_keys() -> None:
+    """As the results of models of diffusers are."""
+
+    class Result(dict):  # type: ignore[type-arg]
+        pass
+
+    pytree = torch.utils._pytree
+    pytree._register_pytree_node(
+        Result, lambda item: (list(item.values()), list(item)), lambda v, k: Result(zip(k, v, strict=True))
+    )
+
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return Result(sample=x * 2)
+
+    assert import_model(Doubled().eval(), (torch.randn(2),)).output_names == ["sample"]

@@ -1,0 +1,89 @@
+"""Arguments and results that are objects of classes of their own, such as caches of keys and values: taken apart into
+their tensors for `torch.export`, and put together inside the model.
+
+An object holds tensors by its attributes, or in objects and containers that it has as attributes.  Its copy gets other
+tensors in their places and shares all else.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_DEEPEST = 8  # objects inside each other
+
+
+def holds_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a value is an object, not known to PyTorch as a container, with tensors in it."""
+    if depth > _DEEPEST or isinstance(value, (torch.Tensor, torch.nn.Module, type)) or not hasattr(value, "__dict__"):
+        return False
+    if callable(value) or type(value).__module__.startswith(("torch.", "builtins")):
+        return False
+    leaves = pytree.tree_leaves(list(vars(value).values()))
+    return any(isinstance(leaf, torch.Tensor) or holds_tensors(leaf, depth + 1) for leaf in leaves)
+
+
+def taken_apart(value: Any) -> Any:
+    """The value with a dict of attributes in place of each object that holds tensors."""
+
+    def apart(leaf: Any) -> Any:
+        if not holds_tensors(leaf):
+            return leaf
+        parts = {name: taken_apart(item) for name, item in vars(leaf).items()}
+        return {name: item for name, item in parts.items() if _has_tensors(item)}
+
+    return pytree.tree_map(apart, value)
+
+
+def put_together(pattern: Any, value: Any) -> Any:
+    """`value`, which has the structure of `taken_apart(pattern)`, with objects like those of `pattern`."""
+    leaves, structure = pytree.tree_flatten(pattern)
+    if not any(map(holds_tensors, leaves)):
+        return value
+    values = structure.flatten_up_to(value)
+    return pytree.tree_unflatten([_like(*pair) for pair in zip(leaves, values, strict=True)], structure)
+
+
+def _like(pattern: Any, value: Any) -> Any:
+    if not holds_tensors(pattern):
+        return value
+    made = copy.copy(pattern)
+    for name, attribute in vars(pattern).items():
+        part = value[name] if name in value else copy.copy(attribute)
+        object.__setattr__(made, name, put_together(attribute, part) if name in value else part)
+    return made
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+@contextmanager
+def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """For the time of an export: the module takes what `taken_apart` makes of these arguments, and returns so too."""
+    patterns = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    forward: Callable[..., Any] = module.forward
+    own = vars(module).get("forward")
+
+    @functools.wraps(forward)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(forward).bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = put_together(patterns.get(name), value)
+        return taken_apart(forward(*bound.args, **bound.kwargs))
+
+    module.forward = plain
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
