@@ -70,8 +70,12 @@ def emit_product(
     depth_stride: int | None = 1,
     known_right_stride: int | None = None,
     whole: bool = False,
+    starts: bool | None = None,
 ) -> tuple[str, tuple[int, int], int]:
-    """LLVM text of a function `product` around one `emit_dot`; accumulator extents; scratch bytes."""
+    """LLVM text of a function `product` around one `emit_dot`; accumulator extents; scratch bytes.
+
+    `starts`: whether it accumulates, where the code is to know it.
+    """
     module = Module()
     names = ["left", "right", "accumulator", "scratch"]
     parameters = [("ptr", name, "") for name in names]
@@ -100,7 +104,7 @@ def emit_product(
         rows=rows,
         columns=columns,
         depth=depth,
-        accumulate=accumulate,
+        accumulate=accumulate if starts is None else starts,
     )
     b.finish()
     return module.text, extents, scratch_bytes(target, shape, *types[:2], layout, types[2])

@@ -27,6 +27,7 @@ from tilewright.host import host_cpu, missing_features
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.dot import DotShape
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.optimize import FEW_PASSES
 
 LAYOUTS = ("rows", "columns", "panels")
 FLOAT64 = (dtypes.float64, dtypes.float64, dtypes.float64)
@@ -59,7 +60,10 @@ def run_case(case: Case, rng: np.random.Generator, target: CPUTarget | None = No
     stored, right_stride = arrange_right(right, case.layout, target.microtile(case.types[2])[1], shape.depth)
     limited = tuple(bool(limit) for limit in case.limits)
     known_right = right_stride if case.left == "known rows" else None
-    text, extents, scratch_size = emit_product(target, shape, case.layout, case.types, limited, *known, known_right)
+    text, extents, scratch_size = emit_product(
+        *(target, shape, case.layout, case.types, limited, *known, known_right),
+        starts=case.accumulate if case.left == "known rows" else None,
+    )
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
     product = load(assemble(text, target), "product", arguments)
     wide = np.float64 if case.types[2].is_float else np.int64
@@ -116,6 +120,28 @@ def test_limits(layout: str, limits: tuple[int, int, int], rng: np.random.Genera
 def test_left_operand_in_any_memory(layout: str, left: str, rng: np.random.Generator) -> None:
     run_case(Case(DotShape(33, 64, 129), layout, left=left), rng)
     run_case(Case(DotShape(3, 64, 40), layout, left=left, limits=(2, 0, 33)), rng)
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 9, 67, 512, 1030])
+def test_code_that_knows_strides_and_depth(depth: int, accumulate: bool, rng: np.random.Generator) -> None:
+    for layout in LAYOUTS:
+        run_case(Case(DotShape(29, 70, depth), layout, left="known rows", accumulate=accumulate), rng)
+    few = Case(DotShape(3, 140, depth), "panels", limits=(2, 0, 0), left="known rows", accumulate=accumulate)
+    run_case(few, rng)
+
+
+def test_known_micro_kernels_are_left_as_they_are_written_and_stay_inside_the_object() -> None:
+    target = CPUTarget.host()
+    text, *_ = emit_product(
+        target, DotShape(40, 64, 96), "panels", FLOAT32, row_stride=96, known_right_stride=3072, starts=True
+    )
+    tiles = [line for line in text.splitlines() if line.startswith("define internal") and "@tile." in line]
+    assert tiles and all(FEW_PASSES in line for line in tiles)
+    code = assemble(text, target, keep_texts=True)
+    assert code.optimized is not None and "@product(" in code.optimized
+    kept = [line for line in code.optimized.splitlines() if line.startswith("define ") and "@tile." in line]
+    assert len(kept) == len(tiles) and all(line.startswith("define internal ") for line in kept)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -208,7 +208,9 @@ class _DotFunction:
             self._depth_run(builder.integer(0), self.depth, self.accumulate, rows)
             return
         with builder.loop(builder.integer(0), self.depth, self.blocking.depth, hint="runs") as loop:
-            length = builder.minimum(builder.subtract(self.depth, loop.index), self.blocking.depth)
+            length = builder.integer(self.blocking.depth)
+            if self.depth.constant is None or self.depth.constant % self.blocking.depth:
+                length = builder.minimum(builder.subtract(self.depth, loop.index), self.blocking.depth)
             accumulate = self.accumulate
             if not self.plan.accumulate:
                 accumulate = builder.binary("or", builder.compare("sgt", loop.index, 0), accumulate)
@@ -497,7 +499,7 @@ class _DotFunction:
         tile = builder.gep(self.accumulator, place, self.element)
         ahead = self._ahead_of_group(panel, group, kernel.ahead_lines)
         arguments = [left, stride, panel.right, panel.stride, panel.panel_stride, tile, run.length, run.accumulate]
-        builder.call(kernel.name, "void", [*arguments, ahead, panel.ahead_stride])
+        builder.call(kernel.name, "void", kernel.unknown([*arguments, ahead, panel.ahead_stride]))
 
     def _lines_of_turn(self, panel: _Panel) -> int:
         """Cache lines of a panel that two steps of the depth read: one turn of the micro-kernel's loop."""

@@ -12,11 +12,16 @@ prefetched into the level 2 cache on the way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module, vector_type
+from tilewright.targets.llvm.optimize import FEW_PASSES
+
+Argument = TypeVar("Argument")
 
 _CHAINS = 8  # accumulators that keep two multiply-add units busy at a latency of four cycles
 _UNROLL = 2  # steps of the depth in one turn of the loop; more gave nothing and compiles slower
@@ -57,6 +62,21 @@ class MicroKernel:
         start = {True: "a", False: "z", None: ""}[self.accumulate]
         return f"tile.{self.element}.{right}.{tile}.{self.left_depth_stride}.{self.ahead_lines}.{numbers}{start}"
 
+    def unknown(self, arguments: Sequence[Argument]) -> list[Argument]:
+        """Those of the ten arguments that the function takes: what is known is in its code."""
+        known = (
+            *(False, self.left_row_stride is not None, False, self.right_stride is not None),
+            *(self.panel_stride is not None, False, self.depth is not None, self.accumulate is not None),
+            *(self.ahead_lines == 0, self.ahead_stride is not None),
+        )
+        return [argument for argument, is_known in zip(arguments, known, strict=True) if not is_known]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all strides and the depth are known: what is written then is what LLVM makes of it."""
+        strides = (self.left_row_stride, self.right_stride, self.panel_stride, self.ahead_stride)
+        return self.depth is not None and None not in strides
+
     @property
     def chains(self) -> int:
         """Independent sets of accumulators along the depth."""
@@ -84,24 +104,27 @@ def emit_micro_kernel(module: Module, target: CPUTarget, kernel: MicroKernel) ->
     """Add the kernel's function, called `kernel.name`, to the module.
 
     `void (ptr left, i64 left_row_stride, ptr right, i64 right_stride, i64 panel_stride, ptr tile, i64 depth,
-    i1 accumulate, ptr ahead, i64 ahead_stride)`; `right_stride` leads from one k to the next, `ahead_stride`
-    (bytes) does in what is prefetched.
+    i1 accumulate, ptr ahead, i64 ahead_stride)`, without what the kernel knows (`MicroKernel.unknown`); `right_stride`
+    leads from one k to the next, `ahead_stride` (bytes) does in what is prefetched.
     """
-    parameters = [
-        ("ptr", "left", "noalias readonly"),
-        ("i64", "left_row_stride", ""),
-        ("ptr", "right", "noalias readonly"),
-        ("i64", "right_stride", ""),
-        ("i64", "panel_stride", ""),
-        ("ptr", "tile", "noalias"),
-        ("i64", "depth", ""),
-        ("i1", "accumulate", ""),
-        ("ptr", "ahead", ""),
-        ("i64", "ahead_stride", ""),
-    ]
+    parameters = kernel.unknown(
+        [
+            ("ptr", "left", "noalias readonly"),
+            ("i64", "left_row_stride", ""),
+            ("ptr", "right", "noalias readonly"),
+            ("i64", "right_stride", ""),
+            ("i64", "panel_stride", ""),
+            ("ptr", "tile", "noalias"),
+            ("i64", "depth", ""),
+            ("i1", "accumulate", ""),
+            ("ptr", "ahead", ""),
+            ("i64", "ahead_stride", ""),
+        ]
+    )
     # LLVM's schedules for older AVX-512 models need a register more than there are; the order matters little
     model = "sapphirerapids" if target.vector_bits == 512 else None
-    attributes = f"noinline {function_attributes(target, model)}"
+    few = FEW_PASSES + " " if kernel.is_known else ""
+    attributes = f"noinline {few}{function_attributes(target, model)}"
     builder = LLVMBuilder(module, kernel.name, "void", parameters, linkage="internal", attributes=attributes)
     _Emitter(builder, kernel, target.fused_multiply_add).emit()
     builder.finish()
@@ -128,17 +151,19 @@ class _Emitter:
         self.kernel = kernel
         self.fused = fused
         self.vector = vector_type(kernel.element, kernel.lanes)
-        left, left_stride, right, right_stride, panel_stride, self.tile, depth = builder.arguments[:7]
-        self.accumulate, self.ahead, ahead_stride = builder.arguments[7:]
+        arguments = iter(builder.arguments)
 
-        def number(known: int | None, argument: LLVMValue) -> LLVMValue:
-            return argument if known is None else builder.integer(known)
+        def number(known: int | None) -> LLVMValue:
+            return next(arguments) if known is None else builder.integer(known)
 
-        self.right_stride, self.depth = number(kernel.right_stride, right_stride), number(kernel.depth, depth)
-        self.ahead_stride, stride = number(kernel.ahead_stride, ahead_stride), number(kernel.panel_stride, panel_stride)
-        self.panels = [builder.gep(right, builder.multiply(stride, p), kernel.right) for p in range(kernel.panels)]
-        stride = number(kernel.left_row_stride, left_stride)
+        left, stride = next(arguments), number(kernel.left_row_stride)
         self.rows = [builder.gep(left, builder.multiply(stride, row), kernel.element) for row in range(kernel.rows)]
+        right, self.right_stride, stride = next(arguments), number(kernel.right_stride), number(kernel.panel_stride)
+        self.panels = [builder.gep(right, builder.multiply(stride, p), kernel.right) for p in range(kernel.panels)]
+        self.tile, self.depth = next(arguments), number(kernel.depth)
+        self.accumulate = next(arguments) if kernel.accumulate is None else None
+        self.ahead = next(arguments) if kernel.ahead_lines else None
+        self.ahead_stride = number(kernel.ahead_stride)
 
     def emit(self) -> None:
         builder, kernel = self.builder, self.kernel
@@ -162,7 +187,9 @@ class _Emitter:
                     values[part] = self._step(builder.add(loop.index, step), values[part])
                 loop.next(values)
             sums = self._add_chains(loop.results, count)
-        if end.constant is None or end.constant != known:
+        if known is not None and known % unroll == 1:
+            sums = self._step(end, sums)
+        elif known is None or known % unroll:
             with builder.loop(end, self.depth, 1, sums, hint="rest", metadata=metadata) as rest:
                 rest.next(self._step(rest.index, list(rest.values)))
             sums = rest.results
@@ -219,8 +246,8 @@ class _Emitter:
             for row in range(kernel.rows)
             for number in range(kernel.columns)
         ]
-        if kernel.accumulate is not None:
-            self._store_at(places, sums, kernel.accumulate)
+        if self.accumulate is None:
+            self._store_at(places, sums, bool(kernel.accumulate))
             return
         add, plain, after = builder.new_block("add"), builder.new_block("plain"), builder.new_block("stored")
         builder.branch_if(self.accumulate, add, plain)
@@ -245,7 +272,7 @@ class _Emitter:
 
     def _prefetch_ahead(self, k: LLVMValue) -> None:
         builder, kernel = self.builder, self.kernel
-        if not kernel.ahead_lines:
+        if self.ahead is None:
             return
         line = builder.gep(self.ahead, builder.multiply(k, self.ahead_stride), "i8")
         per_row = lines_of(kernel.vectors * kernel.lanes * kernel.itemsize)

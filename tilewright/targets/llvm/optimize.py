@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
 
+# An attribute of internal functions that are written as they should run, loops and all: LLVM puts their instructions
+# into its own forms, and leaves out its other passes, which take most of its time and find nothing there.
+FEW_PASSES = '"passes"="few"'
+
 # LLVM modules made by one thread share a context, so one compilation runs at a time in a process.
 _lock = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child that compiles must not find it held by a thread that did not come along
@@ -82,13 +86,55 @@ def generate_assembly(text: str, options: MachineOptions) -> MachineCode:
 def _optimized(text: str, options: MachineOptions) -> tuple[llvm.ModuleRef, llvm.TargetMachine, dict[str, float]]:
     started = time.perf_counter()
     machine = create_target_machine(options)
+    text, written, names = _parts(text)
+    module = _parsed(text, machine, options)
+    functions = _parsed(written, machine, options) if names else None
+    parsed = time.perf_counter()
+    _optimize(module, machine, options)
+    if functions is not None:
+        _optimize_little(functions, machine)
+        module.link_in(functions)
+        for name in names:
+            module.get_function(name).linkage = "internal"
+    return module, machine, {"parse": parsed - started, "optimize": time.perf_counter() - parsed}
+
+
+def _parsed(text: str, machine: llvm.TargetMachine, options: MachineOptions) -> llvm.ModuleRef:
     module = llvm.parse_assembly(text)
     module.triple = options.triple
     module.data_layout = str(machine.target_data)
     module.verify()
-    parsed = time.perf_counter()
-    _optimize(module, machine, options)
-    return module, machine, {"parse": parsed - started, "optimize": time.perf_counter() - parsed}
+    return module
+
+
+def _parts(text: str) -> tuple[str, str, list[str]]:
+    """A module's text without the functions marked with `FEW_PASSES`, the text of these, and their names."""
+    if FEW_PASSES not in text or "!llvm.dbg" in text:  # places in the source are told of a whole module
+        return text, "", []
+    rest: list[str] = []
+    written: list[str] = []
+    names: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if line.startswith("define internal ") and FEW_PASSES in line:
+            inside = True
+            names.append(line.partition("@")[2].partition("(")[0])
+            line = line.replace("define internal ", "define hidden ")
+            rest.append(line.replace("define ", "declare ").removesuffix(" {"))
+        if inside or line.startswith(("declare ", "!")):
+            written.append(line)
+        if not inside:
+            rest.append(line)
+        inside = inside and line != "}"
+    return "\n".join(rest) + "\n", "\n".join(written) + "\n", names
+
+
+def _optimize_little(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_simplify_cfg_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
 
 
 def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, options: MachineOptions) -> None:
