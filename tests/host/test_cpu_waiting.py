@@ -174,7 +174,7 @@ def test_a_loop_that_waits_for_nobody_ends_the_launch(kernel) -> None:
     assert f"{kernel.file}:{error.location.line}:" in str(error)
 
 
-@pytest.mark.parametrize("interpret", [True, "check"])
+@pytest.mark.parametrize("interpret", [True, "check", "eager"])
 @pytest.mark.parametrize("kernel", STUCK, ids=lambda kernel: kernel.name)
 def test_the_interpreter_sees_it_at_once(kernel, interpret) -> None:
     with settings.scope(interpret=interpret):

@@ -299,3 +299,24 @@ def test_mutated_kernels_run_alike_or_raise_our_errors(budget: list[int], data: 
         assert compiled == python, source
     if isinstance(compiled, list) and isinstance(python, TilewrightError):
         assert "out of budget" in str(python), source
+
+
+@tilewright.jit
+def tries_again(flag, out, n):
+    for k in range(n):
+        while tl.load(flag) != 0:  # left in its first pass each time, with the variables of the time before
+            break
+        passes = 0
+        while passes < 100:
+            passes += 1
+        left = n
+        while left * 2 > 0:
+            left -= 1
+        tl.store(out + k, passes + left)
+
+
+def test_loops_that_end_are_not_taken_for_waiting() -> None:
+    out = np.zeros(200, np.int32)
+    with settings.scope(interpret="eager"):
+        tries_again[(1,)](np.ones(1, np.int32), out, 200)
+    assert (out == 100).all()

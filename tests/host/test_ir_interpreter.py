@@ -405,7 +405,7 @@ def counts_down(turn, out):
     tl.store(out + tl.program_id(0), left + 1)
 
 
-@pytest.mark.parametrize("mode", [True, "check"])
+@pytest.mark.parametrize("mode", [True, "check", "eager"])
 def test_an_instance_that_waits_for_a_later_one_is_told_of(mode):
     out = np.zeros(2, np.int32)
     with settings.scope(interpret=mode):

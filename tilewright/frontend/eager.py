@@ -27,13 +27,14 @@ import numpy as np
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
 from tilewright.frontend.arguments import as_memory, stored_array
 from tilewright.frontend.compiled import full_grid
+from tilewright.frontend.eager_loops import WatchedLoop
 from tilewright.frontend.launching import Interface
 from tilewright.frontend.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
 from tilewright.frontend.session import TraceSession
 from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters, leaf_types
 from tilewright.ir.checks import Checks
 from tilewright.ir.core import Location, Parameter
-from tilewright.ir.diagnostics import located_execution_error, render, step_error
+from tilewright.ir.diagnostics import located_execution_error, render, step_error, waiting_error
 from tilewright.ir.eager import EagerBuilder, EagerValue
 from tilewright.ir.interpreter import argument_value, instances
 from tilewright.ir.memory import Memory
@@ -194,6 +195,7 @@ class EagerFunction(FunctionTracer):
             _files.add(self.function.file)
         self.nodes = rewritten.nodes
         self.undecided: list[Any] = []  # operands of `and` and `or` on their way
+        self.loops: dict[ast.While, WatchedLoop] = {}  # those that have begun
         self.choices: list[bool] = []  # of conditional expressions: whether the condition is a run-time value
         python = rewritten.bound_to(self)
         arguments = [self.names[name] for name in self.function.argument_names]
@@ -285,6 +287,19 @@ class EagerFunction(FunctionTracer):
         """The condition of an if, a while or a comprehension."""
         node = self.nodes[number]
         return bool(self.guarded(node, self._truth, node, value)[0])
+
+    def begins(self, number: int) -> None:
+        """A ``while`` that comes next."""
+        loop = self.nodes[number]
+        self.loops[loop] = WatchedLoop(loop, self.session.eager.memory)
+
+    def proceeds(self, number: int, value: Any) -> bool:
+        """The condition of a ``while``; raises where a pass has changed nothing, so that no later one will."""
+        loop = self.nodes[number]
+        holds = bool(self.guarded(loop.test, self._truth, loop.test, value)[0])
+        if holds and self.loops[loop].waits(sys._getframe(1)):
+            raise located_execution_error(waiting_error(), "while", self.location(loop), self.session.eager.index)
+        return holds
 
     def _truth(self, node: ast.expr, value: Any) -> tuple[bool, bool]:
         """Whether a condition holds, and whether it is known at run time only."""

@@ -263,8 +263,9 @@ class RewrittenFunction:
     def _rewrite_While(self, node: ast.While) -> list[ast.stmt]:
         if node.orelse:
             return [self._call(node, "run_statement")]
-        test = self._hook("holds", node.test, self._expression(node.test))
-        return [ast.copy_location(ast.While(test, self._block(node.body), []), node)]
+        test = self._hook("proceeds", node, self._expression(node.test))
+        loop = ast.copy_location(ast.While(test, self._block(node.body), []), node)
+        return [self._call(node, "begins"), loop]
 
     def _rewrite_For(self, node: ast.For) -> list[ast.stmt]:
         if node.orelse:

@@ -66,6 +66,7 @@ class EagerBuilder(Builder):
         self.memory = memory
         self.index = index
         self._instance = _Instance(memory, index, extents, _EagerValues(), checks)
+        self._instance.alone = True
 
     @property
     def evaluates(self) -> bool:
