@@ -137,6 +137,17 @@ CASES: dict[str, tuple[str, list[Call]]] = {
         "m (float[3, n] x, int64[1] k) => (float[3, m] y, int64[3, m] p) { y, p = TopK(x, k) }",
         [{"x": (3, 9), "k": ints(k)} for k in (1, 4, 9)],
     ),
+    "resize to sizes": (
+        """m (float[1, 2, n, 4] x, int64[4] s) => (float[1, 2, h, w] y) {
+            y = Resize <mode = "linear", coordinate_transformation_mode = "half_pixel"> (x, , , s) }""",
+        [{"x": (1, 2, n, 4), "s": ints(1, 2, h, w)} for n, h, w in ((4, 8, 4), (3, 2, 9), (5, 5, 1))],
+    ),
+    "resize by scales": (
+        """m (float[1, 1, 4, n] x, float[4] s) => (float[1, 1, h, w] y) {
+            y = Resize <mode = "nearest", nearest_mode = "floor", coordinate_transformation_mode = "asymmetric">
+                (x, , s) }""",
+        [{"x": (1, 1, 4, 6), "s": np.array([1, 1, h, w], np.float32)} for h, w in ((2, 1.5), (0.5, 1), (1, 0.4))],
+    ),
     "triangle": (
         "m (float[4, n] x, int64 k) => (float[4, n] y) { y = Trilu <upper = 0> (x, k) }",
         [{"x": (4, 5), "k": np.array(k)} for k in (0, -2, 3)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,12 +43,15 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Target:
-    """One dimension's new size, its scale where one is given, and the part of the image that a crop reads."""
+    """One dimension's new size, its scale where one is given, and the part of the image that a crop reads.
+
+    What only the run knows is a number in the graph, of float64.
+    """
 
     axis: int
     size: Size
-    factor: float | None
-    region: tuple[float, float] | None = None
+    factor: float | Value | None
+    region: tuple[float | Value, float | Value] | None = None
 
 
 @rule("Resize", "Upsample")
@@ -74,13 +78,10 @@ def resize(call: Call) -> Value:
 
 
 def _with_regions(call: Call, settings: _Settings, targets: list[_Target]) -> list[_Target]:
-    """The targets of a crop with the parts of the image that it reads, which must be known."""
+    """The targets of a crop with the parts of the image that it reads."""
     if settings.coordinates != "tf_crop_and_resize":
         return targets
-    tensor = call.tensor(1)
-    if tensor.known is None or tensor.symbolic:
-        raise Unsupported("Resize of a region that is computed from data", "use a constant region")
-    region = [float(item) for item in tensor.known.reshape(-1)]
+    region = _numbers(call, 1)
     if len(region) != 2 * len(targets):
         raise Invalid(f"the region has {len(region)} numbers for {len(targets)} dimensions; there must be two for each")
     count = len(targets)
@@ -90,12 +91,22 @@ def _with_regions(call: Call, settings: _Settings, targets: list[_Target]) -> li
     ]
 
 
+def _numbers(call: Call, index: int) -> list[float | Value]:
+    """The elements of an input of real numbers, in the graph where they are not known."""
+    known = call.tensor(index).known
+    if known is not None and not call.tensor(index).symbolic:
+        return [float(item) for item in known.reshape(-1)]
+    line = call.reshape(call.cast(call[index], float64), (call.count(index),))
+    return [call.select(line, 0, element) for element in range(call.count(index))]
+
+
 def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
     """One dimension with a new size."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
     if size == extent and target.factor in (None, 1.0) and target.region in (None, (0.0, 1.0)):
         return x
-    if not (isinstance(extent, int) and isinstance(size, int)):
+    told = isinstance(target.factor, Value) or any(isinstance(item, Value) for item in target.region or ())
+    if told or not (isinstance(extent, int) and isinstance(size, int)):
         return _resized_at_run_time(call, x, target, settings)
     if extent < 1 or size < 1:
         if size == 0 and extent > 0:
@@ -109,6 +120,7 @@ def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Valu
     else:
         if extent * size > _LARGEST_MATRIX:
             raise Unsupported(f"Resize from {extent} to {size}", f"keep their product below {_LARGEST_MATRIX}")
+        assert not isinstance(target.factor, Value)
         scale = min(target.factor or size / extent, 1.0) if settings.antialias else 1.0
         if mode == "linear" and scale == 1.0 and not settings.exclude_outside:
             matrix = images.interpolation_matrix(places, extent)
@@ -130,17 +142,15 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Setti
     exact = isinstance(whole, int) and simplify(lift(extent) * whole) == size
     if exact and _repeats(call, settings):
         return images.repeat(call, x, axis, whole)
-    if settings.antialias or settings.exclude_outside or target.region is not None:
-        raise Unsupported(f"Resize from {extent} to {size} with antialias or cropping", "fix the image size")
-    if call.opset < 11 and settings.mode == "nearest":
-        raise Unsupported(f"Resize from {extent} to {size} in this opset", "use a whole factor, or opset 11")
+    if settings.antialias or settings.exclude_outside:
+        raise Unsupported(f"Resize from {extent} to {size} with antialias or exclude_outside", "fix the image size")
     if not x.dtype.is_float and settings.mode != "nearest":
         raise Unsupported(f"Resize of integers from {extent} to {size}", "fix the image size")
     place = _place_at_run_time(call, target, extent, settings)
     last = call.value(simplify(lift(extent) - 1), float64)
     taps: Sequence[tuple[Value, Value | None]]
     if settings.mode == "nearest":
-        taps = [(_nearest_at_run_time(call, place, settings.nearest), None)]
+        taps = [(_nearest_at_run_time(call, place, target, extent, settings.nearest), None)]
     elif settings.mode == "linear":
         inside = call.op("minimum", call.op("maximum", place, 0.0), last)
         taps = linear_pair(call, inside)
@@ -155,7 +165,11 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Setti
             found = call.op("multiply", found, column)
         total = found if total is None else call.op("add", total, found)
     assert total is not None
-    return total
+    if target.region is None:
+        return total
+    beyond = call.op("logical_or", call.op("less", place, 0.0), call.op("greater", place, last))
+    outside = call.reshape(beyond, (size, *[1] * (x.rank - 1 - axis)))
+    return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), total)
 
 
 def _repeats(call: Call, settings: _Settings) -> bool:
@@ -170,28 +184,25 @@ def _repeats(call: Call, settings: _Settings) -> bool:
     )
 
 
-def _scales(call: Call, rank: int) -> list[float]:
+def _scales(call: Call, rank: int) -> list[float | Value]:
     """The factors: an attribute of Upsample before opset 9, else an input."""
     if call.opset < 9:
         given = call.attribute("scales")
         if given is None:  # opset 1
             given = [1.0] * (rank - 2) + [call.attribute("height_scale"), call.attribute("width_scale")]
         return [float(scale) for scale in given]
-    tensor = call.tensor(1 if call.opset < 11 else 2)
-    if tensor.known is None or tensor.symbolic:
-        raise Unsupported("Resize by scales computed from data", "use constant scales")
-    return [float(scale) for scale in tensor.known.reshape(-1)]
+    return _numbers(call, 1 if call.opset < 11 else 2)
 
 
 def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Target]:
     """The new size of each axis, and its scale where scales are given or the aspect ratio is kept."""
     if call.opset >= 11 and call.has(3):
-        sizes = call.sizes(3)
+        sizes = call.lengths(3)
         if sizes or not call.has(2):
             if len(sizes) != len(axes):
                 raise Invalid(f"there are {len(sizes)} sizes for {len(axes)} dimensions")
             if policy != "stretch":
-                return _in_proportion(x, axes, sizes, policy)
+                return _in_proportion(call, x, axes, sizes, policy)
             return [_Target(axis, size, None) for axis, size in zip(axes, sizes, strict=True)]
     scales = _scales(call, x.rank)
     if len(scales) != len(axes):
@@ -199,6 +210,9 @@ def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Ta
     targets: list[_Target] = []
     for axis, scale in zip(axes, scales, strict=True):
         extent = x.shape[axis]
+        if isinstance(scale, Value):
+            targets.append(_Target(axis, _scaled(call, extent, scale, 0.0), scale))
+            continue
         if not 0 < scale < 2**31:
             raise Invalid(f"the scale of dimension {axis} is {scale}; it must be a positive number")
         if isinstance(extent, int):
@@ -212,11 +226,24 @@ def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Ta
     return targets
 
 
-def _in_proportion(x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str) -> list[_Target]:
+def _scaled(call: Call, extent: Size, scale: Value, more: float) -> Size:
+    """floor(extent * scale + more), of a scale that only the run knows."""
+    size = call.op("floor", call.op("add", call.op("multiply", call.value(extent, float64), scale), more))
+    (found,) = call.read_sizes(call.reshape(call.cast(size, int64), (1,)), "size", f"the scaled size {extent}")
+    return found
+
+
+def _in_proportion(call: Call, x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str) -> list[_Target]:
     """One scale for all axes, by which none becomes larger (or smaller) than its size."""
     extents = [x.shape[axis] for axis in axes]
     if any(isinstance(size, Expression) for size in (*extents, *sizes)) or 0 in extents:
-        raise Unsupported("Resize that keeps the aspect ratio of dynamic sizes", "fix the image size")
+        least = "minimum" if policy == "not_larger" else "maximum"
+        told = [
+            call.op("divide", call.value(s, float64), call.value(e, float64))
+            for s, e in zip(sizes, extents, strict=True)
+        ]
+        common = functools.reduce(lambda left, right: call.op(least, left, right), told)
+        return [_Target(axis, _scaled(call, x.shape[axis], common, 0.5), common) for axis in axes]
     ratios = [size / extent for size, extent in zip(sizes, extents, strict=True)]  # type: ignore[operator]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
     return [
@@ -230,11 +257,12 @@ def _in_proportion(x: Value, axes: Sequence[int], sizes: Sequence[Size], policy:
 
 def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.ndarray:
     """Where in the image each output pixel reads, by `coordinate_transformation_mode`."""
+    assert not isinstance(target.factor, Value)
     scale = target.factor or size / extent
     line = np.arange(size, dtype=np.float64)
     mode, whole = settings.coordinates, extent * scale if target.factor else size
     if target.region is not None:
-        first, last = target.region
+        first, last = (item for item in target.region if not isinstance(item, Value))
         middle = (last - first) * (extent - 1) / 2
         spread = line * (last - first) * (extent - 1) / (whole - 1) if whole != 1 else np.full(size, middle)
         return spread + first * (extent - 1)
@@ -256,7 +284,10 @@ def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Set
     """As `_places`, of sizes that are known at run time: [size] in float64."""
     old, new, mode = call.value(extent, float64), call.value(target.size, float64), settings.coordinates
     line = call.iota(target.size, float64)
-    scale = call.op("divide", new, old) if target.factor is None else call.builder.number(target.factor, float64)
+    scale = call.op("divide", new, old) if target.factor is None else call.value(target.factor, float64)
+    if target.region is not None:
+        whole = new if target.factor is None else call.op("multiply", old, scale)
+        return _place_in_region(call, target.region, line, call.op("subtract", old, 1.0), whole)
     if mode == "align_corners":
         whole = new if target.factor is None else call.op("multiply", old, scale)
         span = call.op("subtract", whole, 1.0)
@@ -279,6 +310,19 @@ def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Set
     return place
 
 
+def _place_in_region(
+    call: Call, region: tuple[float | Value, float | Value], line: Value, end: Value, whole: Value
+) -> Value:
+    """What a crop reads: from the first part of the image to the last, or their middle."""
+    first, last = (call.value(item, float64) for item in region)
+    width = call.op("multiply", call.op("subtract", last, first), end)
+    steps = call.op("subtract", whole, 1.0)
+    alone = call.op("equal", steps, 0.0)
+    spread = call.op("divide", call.op("multiply", line, width), call.op("where", alone, 1.0, steps))
+    place = call.op("where", alone, call.op("multiply", width, 0.5), spread)
+    return call.op("add", place, call.op("multiply", first, end))
+
+
 def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _Settings) -> np.ndarray:
     """The pixel of each place; before opset 11 the one behind it when the image becomes smaller, else before it."""
     mode = settings.nearest
@@ -291,7 +335,10 @@ def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _Settings)
     return np.ceil(places - 0.5) if mode == "round_prefer_floor" else np.floor(places + 0.5)
 
 
-def _nearest_at_run_time(call: Call, place: Value, mode: str) -> Value:
+def _nearest_at_run_time(call: Call, place: Value, target: _Target, extent: Size, mode: str) -> Value:
+    if call.opset < 11:
+        smaller = call.op("less", call.value(target.size, int64), call.value(extent, int64))
+        return call.op("where", smaller, call.op("ceil", place), call.op("floor", place))
     if mode in ("floor", "ceil"):
         return call.op(mode, place)
     if mode == "round_prefer_floor":
