@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from onnx import TensorProto, helper
 
 import tilewright
 import tilewright.onnx as tw
+from tilewright.dtypes import BY_NAME
 from tilewright.errors import ImportModelError, InputError, SettingsError, ShapeError, UnsupportedOperationError
 from tilewright.onnx import backend
 
@@ -109,6 +112,29 @@ def test_mistakes(session: tw.InferenceSession, rng: np.random.Generator, tmp_pa
         tw.InferenceSession(tmp_path / "nowhere.onnx")
     with pytest.raises(ImportModelError, match="int"):
         tw.InferenceSession(3)  # type: ignore[arg-type]
+
+
+def test_element_types_are_spelled_as_onnx_does() -> None:
+    for dtype in BY_NAME.values():
+        if dtype.name == "float8e4b15":  # which ONNX has not
+            continue
+        kind = helper.np_dtype_to_tensor_dtype(dtype.numpy)
+        assert tw.binding.element_text(dtype.numpy) == TensorProto.DataType.Name(kind).lower()
+
+
+def test_an_engine_needs_no_onnx(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "affine.engine"
+    tilewright.compile(model).save(path)
+    program = (
+        "import sys; sys.modules['onnx'] = None\n"
+        "import numpy as np, tilewright.onnx as ort\n"
+        f"session = ort.InferenceSession({str(path)!r})\n"
+        "print(session.get_inputs()[0].type, session.run(None, {'x': np.ones((2, 6), 'f')})[0].shape)\n"
+        "ort.InferenceSession('absent.onnx')\n"
+    )
+    (tmp_path / "absent.onnx").write_bytes(b"")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout == "tensor(float) (2, 4)\n" and "pip install 'tilewright[onnx]'" in done.stderr
 
 
 def test_options(model: onnx.ModelProto, rng: np.random.Generator, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from tilewright.errors import InputError
 
@@ -16,10 +15,13 @@ if TYPE_CHECKING:
     from tilewright.onnx.session import InferenceSession
 
 
+_TEXTS = {"float32": "float", "float64": "double", "float4e2m1fn": "float4e2m1", "float8e8m0fnu": "float8e8m0"}
+
+
 def element_text(dtype: np.dtype | type) -> str:
     """A NumPy dtype as ONNX writes it in types: "float" for float32."""
-    kinds = onnx.TensorProto.DataType
-    return str(kinds.Name(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))).lower()
+    name = np.dtype(dtype).name.replace("_", "")
+    return _TEXTS.get(name, name)
 
 
 class OrtValue:

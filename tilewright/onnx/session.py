@@ -104,8 +104,8 @@ class InferenceSession:
         if path is not None and path.suffix == ".engine":
             self.engine = Engine.load(path, target=target)
         else:
-            model = _model(path_or_bytes)
-            self.engine = compile_model(model if path is None else path, None, self._overrides(model), target)
+            model = _model(path_or_bytes) if path is None else path
+            self.engine = compile_model(model, None, self._overrides(model), target)
         self._threads = self._options.intra_op_num_threads or None
         if self._options.optimized_model_filepath:
             self.engine.save(self._options.optimized_model_filepath)
@@ -114,9 +114,14 @@ class InferenceSession:
         self._last: dict[str, Any] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
-    def _overrides(self, model: ModelProto) -> dict[str, dict[int, int]] | None:
+    def _overrides(self, model: Any) -> dict[str, dict[int, int]] | None:
         """The dimensions that the options fix, by input and axis."""
         fixed: Mapping[str, int] = getattr(self._options, "dimensions", {})
+        if not fixed:
+            return None
+        from tilewright.importers.onnx import read_model
+
+        model = read_model(model) if isinstance(model, (Path, bytes)) else model
         found: dict[str, dict[int, int]] = {}
         for entry in model.graph.input:
             for axis, dimension in enumerate(entry.type.tensor_type.shape.dim):
@@ -265,14 +270,10 @@ def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:
     raise SettingsError(f"none of the providers {', '.join(names)} is known: expected {' or '.join(TARGETS)}")
 
 
-def _model(given: Any) -> ModelProto:
-    """The model of a file, of its contents, or as it is; raises `ImportModelError`."""
-    from tilewright.importers.onnx import read_model
-
-    if isinstance(given, (str, os.PathLike)):
-        return read_model(Path(given))
+def _model(given: Any) -> ModelProto | bytes:
+    """The contents of a file as bytes, or a model as it is; raises `ImportModelError`."""
     if isinstance(given, (bytes, bytearray, memoryview)):
-        return read_model(bytes(given))
+        return bytes(given)
     if not hasattr(given, "graph"):
         raise ImportModelError(f"a session is made of a file, bytes or a ModelProto, not of {type(given).__name__}")
     model: ModelProto = given
