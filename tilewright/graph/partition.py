@@ -17,7 +17,7 @@ from tilewright.dtypes import int1
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.specialize import with_sizes
-from tilewright.symbolic import Expression, Size, Symbol, free_symbols, plain_symbol, symbol
+from tilewright.symbolic import Expression, Size, Symbol, free_symbols, lift, plain_symbol, product, simplify, symbol
 
 OnHost = Callable[[Node], bool]
 CARRIER = "size."  # begins the name of an input that stands for a size
@@ -104,16 +104,24 @@ def _with_parts_inside(node: Node, on_host: OnHost, outer: set[Symbol], parts: l
 
 
 def _needed(graph: Graph) -> list[Node]:
-    """The nodes that results need: for their values, or for the sizes that they tell."""
+    """The nodes that results need: for their values, for the sizes that they tell, or for what they check of sizes."""
     needed, sizes = set(graph.results()), symbols_of([value.shape for value in graph.outputs])
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         tells = symbols_of([value.shape for value in node.outputs]) if _runs_on_host(node) else set()
-        if tells & sizes or any(output in needed for output in node.outputs):
+        if tells & sizes or _is_check(node) or any(output in needed for output in node.outputs):
             kept.append(node)
             needed.update(item for item in node.inputs if item is not None)
             sizes |= _symbols_read(node)
     return kept[::-1]
+
+
+def _is_check(node: Node) -> bool:
+    """Whether a node is a condition on sizes: a reshape that not all of them allow, which need not be read."""
+    if node.op != "reshape":
+        return False
+    (source,), (result,) = node.inputs, node.outputs
+    return source is not None and simplify(lift(product(source.shape)) - product(result.shape)) != 0
 
 
 def _sizes_only(graph: Graph, nodes: list[Node], hosted: set[int]) -> set[int]:

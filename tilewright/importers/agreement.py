@@ -11,8 +11,9 @@ from typing import Any
 
 from tilewright.graph.core import Value
 from tilewright.graph.ops import OPS
+from tilewright.importers.assumptions import SizeIsFixed
 from tilewright.importers.emitter import Emitter
-from tilewright.symbolic import Expression, Size, lift, lower_bound, simplify, upper_bound
+from tilewright.symbolic import Expression, Size, lift, lower_bound, plain_symbol, simplify, upper_bound
 
 Operands = list[Any]  # values, numbers and None
 
@@ -31,6 +32,18 @@ def respelled(emit: Emitter, value: Value, shape: Sequence[Size]) -> Value:
     """The value with another spelling of its sizes; the value itself where one of them can never be equal."""
     fits = len(shape) == value.rank and all(map(may_be_equal, value.shape, shape))
     return emit.reshape(value, shape) if fits else value
+
+
+def must_be(emit: Emitter, value: Value, shape: Sequence[Size]) -> Value:
+    """As `respelled`, where no other size would do; raises `SizeIsFixed` for a dimension of an input that must then
+    have one size."""
+    inputs = emit.builder.graph.inputs if not emit.builder.is_inside else []
+    for extent, wanted in zip(value.shape, shape, strict=False):
+        symbol = plain_symbol(extent)
+        if symbol is not None and isinstance(wanted, int) and symbol.low <= wanted <= symbol.high:
+            if any(extent in tensor.shape for tensor in inputs):
+                raise SizeIsFixed(symbol.name, wanted)
+    return respelled(emit, value, shape)
 
 
 def agreed(emit: Emitter, name: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Operands | None:
@@ -96,7 +109,7 @@ def _joined(emit: Emitter, inputs: Sequence[Any], axis: int) -> Operands:
     (rank,) = ranks
     spelling = [chosen([item.shape[place] for item in inputs]) for place in range(rank)]
     return [
-        respelled(emit, item, [item.shape[place] if place == axis else spelling[place] for place in range(rank)])
+        must_be(emit, item, [item.shape[place] if place == axis else spelling[place] for place in range(rank)])
         for item in inputs
     ]
 
@@ -111,8 +124,8 @@ def _multiplied(emit: Emitter, inputs: Sequence[Any], transposed: bool) -> Opera
     depth = chosen([left.shape[-1], right.shape[place]])
     other = (right.shape[-2], depth) if transposed else (depth, right.shape[-1])
     return [
-        respelled(emit, left, (*left.shape[:-1], depth)),
-        respelled(emit, right, (*right.shape[:-2], *other)),
+        must_be(emit, left, (*left.shape[:-1], depth)),
+        must_be(emit, right, (*right.shape[:-2], *other)),
     ]
 
 
@@ -122,7 +135,7 @@ def _convolved(emit: Emitter, inputs: Sequence[Any], groups: int) -> Operands:
     if image.rank < 3:
         return list(inputs)
     channels = simplify(lift(weight.shape[1]) * groups)
-    return [respelled(emit, image, (image.shape[0], channels, *image.shape[2:])), weight, *rest]
+    return [must_be(emit, image, (image.shape[0], channels, *image.shape[2:])), weight, *rest]
 
 
 def _attended(emit: Emitter, inputs: Sequence[Any]) -> Operands:
@@ -134,8 +147,8 @@ def _attended(emit: Emitter, inputs: Sequence[Any]) -> Operands:
     heads, keys = (chosen([key.shape[axis], value.shape[axis]]) for axis in (1, 2))
     width = chosen([query.shape[3], key.shape[3]])
     return [
-        respelled(emit, query, (batch, *query.shape[1:3], width)),
-        respelled(emit, key, (batch, heads, keys, width)),
-        respelled(emit, value, (batch, heads, keys, value.shape[3])),
+        must_be(emit, query, (batch, *query.shape[1:3], width)),
+        must_be(emit, key, (batch, heads, keys, width)),
+        must_be(emit, value, (batch, heads, keys, value.shape[3])),
         *rest,
     ]

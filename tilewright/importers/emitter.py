@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import NARROW, DType, int64
+from tilewright.dtypes import NARROW, DType, int1, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers import narrow
@@ -113,6 +113,15 @@ class Emitter:
         extent = value.shape[axis]
         if lower_bound(extent) < least <= upper_bound(extent):
             self.reshape(value, (*value.shape[:axis], maximum(extent, least), *value.shape[axis + 1 :]))
+
+    def require_equal(self, left: Size, right: Size) -> None:
+        """A condition of every call: two sizes are equal."""
+        self.reshape(self.full((left,), False, int1), (right,))
+
+    def require_different(self, left: Size, right: Size) -> None:
+        """A condition of every call: two sizes differ."""
+        apart = maximum(simplify(lift(left) - right), simplify(lift(right) - left))
+        self.reshape(self.full((apart,), False, int1), (maximum(apart, 1),))
 
     def equal_parts(self, value: Value, count: int) -> list[Value]:
         """`count` equal parts of the last dimension, which has a fixed size."""

@@ -24,10 +24,11 @@ from onnx import (
 from tilewright.errors import ImportModelError, ShapeError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_control import CONTROL, Control
 from tilewright.importers.onnx_functions import standard_body
-from tilewright.importers.onnx_known import evaluate, known_elements
+from tilewright.importers.onnx_known import compared, evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.onnx_refused import REASONS, without_rule
 from tilewright.importers.onnx_schema import (
@@ -42,6 +43,7 @@ from tilewright.importers.onnx_scope import Scope, Unavailable
 from tilewright.importers.onnx_structure import (
     DEEPEST,
     FunctionKey,
+    Structure,
     check_structure,
     declared_types,
     key_of,
@@ -84,11 +86,23 @@ def import_onnx(
     if not isinstance(model, ModelProto):
         model = read_model(model)
     structure = check_structure(model)
-    name = name or model.graph.name or "onnx"
+    given, found = parse_dynamic_shapes(dynamic_shapes), model
+    called = name or model.graph.name or "onnx"
+    return under_assumptions(lambda assumptions: _import(found, structure, given, called, folder, assumptions))
+
+
+def _import(
+    model: ModelProto,
+    structure: Structure,
+    dimensions: dict[str, Axes],
+    name: str,
+    folder: Path | None,
+    assumptions: Assumptions,
+) -> Graph:
     report = Report(name)
-    importer = _Importer(name, structure.functions, folder, report)
+    importer = _Importer(name, structure.functions, folder, report, assumptions)
     scope = Scope(structure.opset, versions={entry.domain: entry.version for entry in model.opset_import})
-    importer.inputs(model.graph, parse_dynamic_shapes(dynamic_shapes), scope)
+    importer.inputs(model.graph, dimensions, scope)
     importer.initializers(model.graph, scope)
     importer.declared = declared_types(model.graph.value_info)
     importer.nodes(model.graph.node, scope)
@@ -119,12 +133,19 @@ class _Importer:
     """The state of one import."""
 
     def __init__(
-        self, name: str, functions: Mapping[FunctionKey, FunctionProto], folder: Path | None, report: Report
+        self,
+        name: str,
+        functions: Mapping[FunctionKey, FunctionProto],
+        folder: Path | None,
+        report: Report,
+        assumptions: Assumptions,
     ) -> None:
         self.builder = GraphBuilder(name)
         self.functions = functions
         self.folder = folder
         self.report = report
+        self.assumptions = assumptions
+        self.comparisons: dict[Value, tuple[Size, Size]] = {}  # truths that say whether two sizes are equal
         self.declared: Mapping[str, TypeProto] = {}  # of the values of the model's own graph
         self.symbols: dict[str, str] = {}  # the symbol of each `dim_param`
         self.named: set[Value] = set()  # values with the model's own names
@@ -156,7 +177,16 @@ class _Importer:
             scope.values[entry.name] = Tensor(entry.name, value)
 
     def _size(self, entry: Dimension | int) -> Size:
-        return entry if isinstance(entry, int) else self.builder.symbol(entry.name, entry.low, entry.high)
+        return entry if isinstance(entry, int) else self._symbol_size(entry.name, entry.low, entry.high)
+
+    def _symbol_size(self, name: str, low: int = 1, high: int = LARGEST_DIMENSION) -> Size:
+        """A symbol, or the only size that it can have."""
+        size = self.assumptions.fixed.get(name)
+        if size is None:
+            return self.builder.symbol(name, low, high)
+        if not low <= size <= high:
+            raise ImportModelError(f"dimension {name!r} can only be {size} in this model, and is to be {low}..{high}")
+        return size
 
     def _extent(
         self, dim: Any, name: str, axis: int, entry: Dimension | int | None, chosen: Mapping[str, Size]
@@ -177,7 +207,7 @@ class _Importer:
             return chosen[dim.dim_param]
         if entry is not None:
             return self._size(entry)
-        return self.builder.symbol(self._symbol(dim.dim_param or f"{name}[{axis}]"))
+        return self._symbol_size(self._symbol(dim.dim_param or f"{name}[{axis}]"))
 
     def _symbol(self, name: str) -> str:
         """An identifier for a dimension's name, of its own for each name."""
@@ -211,6 +241,8 @@ class _Importer:
                 self._node(node, scope)
             except Unsupported as problem:
                 self._report(node, number, scope, problem.reason, problem.advice)
+            except SizeIsFixed:
+                raise
             except Invalid as problem:
                 raise ImportModelError(f"{where}: {problem}") from None
             except ShapeError as error:
@@ -249,9 +281,13 @@ class _Importer:
             check_types(form, [None if item is None else item.dtype for item in inputs])
         elif rule_name(node) not in RULES:
             raise without_rule(rule_name(node))
-        if rule_name(node) == "If" and inputs[0] is not None and inputs[0].known is not None:
-            self._branch(node, attributes, inputs[0].known, scope)
-            return
+        if rule_name(node) == "If" and inputs[0] is not None:
+            known = inputs[0].known
+            if known is None and self._ranks_differ(attributes):
+                known = self._assumed(inputs[0], source_of(node) or scope.place)
+            if known is not None:
+                self._branch(node, attributes, known, scope)
+                return
         if rule_name(node) in CONTROL:
             control = Control(self, node, attributes, inputs, scope, source_of(node) or scope.place)
             self._store(node, scope, CONTROL[node.op_type](control))
@@ -281,8 +317,12 @@ class _Importer:
         if known is not None:
             self._store(node, scope, [known])
             return
+        call.assumptions = self.assumptions
         result = rule(call)
         call.check_attributes()
+        pair = compared(rule_name(node), call)
+        if pair is not None and isinstance(result, Value):
+            self.comparisons[result] = pair
         results = result if isinstance(result, tuple) else (result,)
         pairs = zip(node.output, results, strict=False)
         found = [None if item is None else Tensor(name, item) for name, item in pairs]
@@ -367,6 +407,23 @@ class _Importer:
         self.initializers(graph, inner)
         self.nodes(graph.node, inner)
         self._store(node, scope, [inner.find(entry.name) for entry in graph.output])
+
+    def _ranks_differ(self, attributes: Mapping[str, AttributeProto]) -> bool:
+        """Whether one branch of an If only drops or adds dimensions of size 1, which the other keeps."""
+        kinds = [{node.op_type for node in attributes[key].g.node} for key in ("then_branch", "else_branch")]
+        return any("Squeeze" in kind or "Unsqueeze" in kind for kind in kinds) and all(
+            kind <= {"Squeeze", "Unsqueeze", "Identity", "Constant"} for kind in kinds
+        )
+
+    def _assumed(self, condition: Tensor, source: str) -> np.ndarray | None:
+        """A truth about sizes as the import assumes it, which every call then checks; None for one of another kind."""
+        pair = None if condition.value is None else self.comparisons.get(condition.value)
+        if pair is None:
+            return None
+        call = Call(self.builder, source, [], {}, 0, 0)
+        equal = self.assumptions.takes_one()
+        (call.require_equal if equal else call.require_different)(*pair)
+        return np.array(equal)
 
     # Attributes ------------------------------------------------------------------------------------
 

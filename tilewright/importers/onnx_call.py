@@ -15,6 +15,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.graph.ops import definition
 from tilewright.importers.agreement import agreed
+from tilewright.importers.assumptions import Assumptions
 from tilewright.importers.emitter import Emitter, Number
 from tilewright.importers.onnx_tensors import DTYPES
 from tilewright.importers.ratios import Ratio, parts
@@ -101,6 +102,7 @@ class Call(Emitter):
         self.attributes = attributes
         self.opset = opset
         self.outputs = outputs
+        self.assumptions = Assumptions()
         self.read: set[str] = set()  # attributes that the rule has looked at
 
     def op(self, name: str, *inputs: Value | Number | None, **attributes: Any) -> Value:

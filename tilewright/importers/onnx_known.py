@@ -84,6 +84,18 @@ def _whole_size(item: Any) -> Size | None:
     return None if isinstance(number, Ratio) else number
 
 
+def compared(name: str, call: Call) -> tuple[Size, Size] | None:
+    """The two sizes that a node compares for equality; None for other nodes."""
+    if name != "Equal":
+        return None
+    found = [tensor.known for tensor in call.inputs if tensor is not None and tensor.known is not None]
+    if len(found) != 2 or any(item.size != 1 for item in found) or all(item.dtype != object for item in found):
+        return None
+    left, right = (item.reshape(-1)[0] for item in found)
+    left, right = (int(item) if isinstance(item, np.integer) else item for item in (left, right))
+    return (left, right) if isinstance(left, (int, Expression)) and isinstance(right, (int, Expression)) else None
+
+
 def _result_type(name: str, call: Call) -> DType:
     """The element type of a result that holds sizes."""
     if name in ("Shape", "Size"):

@@ -13,7 +13,7 @@ from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
 from tilewright.graph.recurrent import SLOTS
-from tilewright.importers.agreement import respelled
+from tilewright.importers.agreement import chosen, must_be, respelled
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -122,9 +122,7 @@ def _layer(
         joined = _walked(call, x, gates, states, activations[0], backwards, batch_first)
         return _ordered(call, joined, batch_first)
     if not isinstance(steps, int):
-        raise Unsupported(
-            f"a recurrent layer of {steps} steps with other functions for each direction", "fix the length"
-        )
+        raise Unsupported(f"directions of {steps} steps with functions of their own", "fix the length")
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]
     for number in range(directions):
@@ -151,6 +149,9 @@ def _check_shapes(call: Call, directions: int, gates: int, batch_first: bool) ->
     """Raise `Invalid` for inputs that are not [steps, batch, width] and weights and states for it."""
     for index in range(3):
         call.require_rank(call[index], 3, 3)
+    for index in (5, 6):
+        if call.has(index) and call[index].rank == 3:
+            _share_batch(call, call[index].shape[0 if batch_first else 1], batch_first)
     x, hidden = call[0], call[2].shape[2]
     batch = x.shape[0] if batch_first else x.shape[1]
     if call.attribute("hidden_size", hidden) != hidden or not isinstance(hidden, int):
@@ -172,6 +173,13 @@ def _check_shapes(call: Call, directions: int, gates: int, batch_first: bool) ->
         tensor.value = respelled(call, call[index], shape)
         if call[index].shape != shape:
             raise Invalid(f"input {index} is {call[index]!r}; with {x!r} it must have the shape {shape_text(shape)}")
+
+
+def _share_batch(call: Call, batch: Size, batch_first: bool) -> None:
+    """Give the input the batch of a state, where that is the plainer of the two."""
+    shape, axis = list(call[0].shape), 0 if batch_first else 1
+    shape[axis] = chosen([shape[axis], batch])
+    call.tensor(0).value = must_be(call, call[0], shape)
 
 
 def _concat(call: Call, values: Sequence[Value], axis: int) -> Value:

@@ -10,6 +10,7 @@ from tilewright.dtypes import from_numpy, int1, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported
@@ -71,16 +72,27 @@ def squeeze(call: Call) -> Value:
         return run_time.squeeze(call, x)
     axes = call.axes(1, x.rank)
     if axes is None:
-        if any(isinstance(extent, Expression) for extent in x.shape):
-            raise Unsupported("Squeeze without axes on a dynamic shape", "give the axes")
-        axes = tuple(axis for axis, extent in enumerate(x.shape) if extent == 1)
+        axes = _ones(call, x)
     for axis in axes:
         extent = x.shape[axis]
         if not lower_bound(extent) <= 1 <= upper_bound(extent):
             raise Invalid(f"dimension {axis} of {x!r} has the size {extent}; only dimensions of size 1 can go")
-        if extent != 1:
-            raise Unsupported(f"Squeeze of dimension {axis}, whose size {extent} may differ from 1", "fix it to 1")
+    x = must_be(call, x, [1 if axis in axes else extent for axis, extent in enumerate(x.shape)])
     return call.squeeze(x, axes)
+
+
+def _ones(call: Call, x: Value) -> tuple[int, ...]:
+    """The dimensions of size 1; those that may have it are assumed to have it, or to have another."""
+    found = []
+    for axis, extent in enumerate(x.shape):
+        if isinstance(extent, int) or not lower_bound(extent) <= 1 <= upper_bound(extent):
+            one = extent == 1
+        else:
+            one = call.assumptions.takes_one()
+            if not one:
+                call.require_different(extent, 1)
+        found += [axis] if one else []
+    return tuple(found)
 
 
 @rule("Unsqueeze")
