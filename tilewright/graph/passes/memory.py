@@ -19,9 +19,11 @@ at the same time.  Families and slots lie one after the other.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilewright.graph.passes.lifetimes import GreatestIndex, OverlapIndex, greatest_sum
 from tilewright.symbolic import (
     Monomial,
     Size,
@@ -64,8 +66,7 @@ class MemoryPlan:
     def least_bytes(self, symbols: Mapping[str, int]) -> int:
         """No plan can use less: the most bytes that are alive at one step, for given symbol values."""
         sizes = [(item, -(-evaluate(item.bytes, symbols) // ALIGNMENT) * ALIGNMENT) for item in self.intervals]
-        steps = {item.first for item in self.intervals}
-        return max((sum(n for item, n in sizes if item.first <= step <= item.last) for step in steps), default=0)
+        return greatest_sum(sizes)
 
     def report(self, symbols: Mapping[str, int]) -> str:
         """One line that compares the arena with the lower bound."""
@@ -110,12 +111,14 @@ def _levels(members: list[tuple[Interval, int]], places: Mapping[str, int]) -> t
     """How many alignments each moves up, and the end, because what lies below was rounded up: one for each that lies
     below another, at a place that is not aligned whatever the symbols are."""
     found: dict[str, int] = {}
-    done: list[Interval] = []
+    below = GreatestIndex([item for item, _ in members])
+    most = 0
     for item, _ in sorted(members, key=lambda member: places[member[0].name]):
-        below = [other.name for other in done if other.overlaps(item)]
-        found[item.name] = max((found[name] + (places[name] % ALIGNMENT > 0) for name in below), default=0)
-        done.append(item)
-    return found, max((level + (places[name] % ALIGNMENT > 0) for name, level in found.items()), default=0)
+        found[item.name] = below.greatest(item)
+        level = found[item.name] + (places[item.name] % ALIGNMENT > 0)
+        below.add(item, level)
+        most = max(most, level)
+    return found, most
 
 
 def _product(monomial: Monomial) -> Size:
@@ -141,7 +144,7 @@ def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
     Largest first is near the least in most cases.  Where it is not, other orders are tried, and those in which what
     reached highest comes first.
     """
-    least = _most_alive(members)
+    least = greatest_sum(members)
     orders = (
         lambda member: (-member[1], member[0].first),
         lambda member: (-member[1] * (1 + member[0].last - member[0].first), member[0].first),
@@ -167,35 +170,38 @@ def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
 
 def _placed(ordered: Sequence[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
     """Each at the lowest gap where it fits, in this order; offsets and the end."""
-    placed: list[tuple[Interval, int, int]] = []
-    for item, size in ordered:
-        busy = sorted((start, end) for other, start, end in placed if item.overlaps(other))
+    placed = OverlapIndex([item for item, _ in ordered])
+    extents: list[tuple[int, int]] = []
+    for number, (item, size) in enumerate(ordered):
         start = 0
-        for low, high in busy:
+        for low, high in sorted(extents[other] for other in placed.overlapping(item)):
             if start + size <= low:
                 break
             start = max(start, high)
-        placed.append((item, start, start + size))
-    return {item.name: start for item, start, _ in placed}, max((end for _, _, end in placed), default=0)
-
-
-def _most_alive(members: Sequence[tuple[Interval, int]]) -> int:
-    """The most that is alive at one step: no packing takes less."""
-    steps = {item.first for item, _ in members}
-    return max((sum(size for item, size in members if item.first <= step <= item.last) for step in steps), default=0)
+        placed.add(number, item)
+        extents.append((start, start + size))
+    places = {item.name: start for (item, _), (start, _) in zip(ordered, extents, strict=True)}
+    return places, max((end for _, end in extents), default=0)
 
 
 def _slots(intervals: list[Interval]) -> list[tuple[list[Interval], Size]]:
     """Groups of intervals that are never alive together, with a size that covers each of them."""
     slots: list[tuple[list[Interval], Size]] = []
+    times: list[list[tuple[int, int]]] = []  # of each slot, sorted: first and last steps of its tenants
     for item in sorted(intervals, key=lambda item: (-upper_bound(item.bytes), item.first)):
         size = round_up(item.bytes, ALIGNMENT)
-        for position, (tenants, extent) in enumerate(slots):
-            if not any(item.overlaps(other) for other in tenants):
-                slots[position] = ([*tenants, item], _cover(extent, size))
+        for position, taken in enumerate(times):
+            after = bisect_left(taken, (item.first, item.first))
+            free = after == len(taken) or item.last < taken[after][0]
+            if free and (after == 0 or taken[after - 1][1] < item.first):
+                tenants, extent = slots[position]
+                tenants.append(item)
+                slots[position] = (tenants, _cover(extent, size))
+                taken.insert(after, (item.first, item.last))
                 break
         else:
             slots.append(([item], size))
+            times.append([(item.first, item.last)])
     return slots
 
 
