@@ -25,6 +25,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
+from tilewright.importers.torch_exportable import exportable
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
@@ -127,7 +128,7 @@ def import_module(
     args, kwargs = taken_apart(given), taken_apart(named)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = _in_range(module, args, kwargs, neutral)
-    with _inference_mode(module), torch.no_grad(), plain_calls(module, given, named):
+    with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named):
         try:
             program = _export(module, args, kwargs, native)
         except Exception as error:

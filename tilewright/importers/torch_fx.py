@@ -201,6 +201,8 @@ class Walker:
                 return
             elif name == "with_effects":
                 self._effect(node)
+            elif name == "cond":
+                self._branches(node)
             elif isinstance(known, (torch.SymBool, torch.SymFloat)):
                 return  # used by assertions only; a use as a value is reported there
             elif name == "getitem":
@@ -234,6 +236,30 @@ class Walker:
         if self.rules.get(operation) is not nothing:
             raise without_rule(operation)
         self.values[node] = ((),)
+
+    def _branches(self, node: fx.Node) -> None:
+        """`torch.cond`: both branches are computed, which change nothing, and one is chosen."""
+        condition, *branches, operands = node.args[:4]
+        given = [self.values.get(item, item) if isinstance(item, fx.Node) else item for item in (condition, *operands)]  # type: ignore[misc]
+        call = Call(self.builder, self.symbols, node)
+        if any(isinstance(item, fx.Node) for item in given):
+            return  # reported already
+        results = [self._body(branch, given[1:]) for branch in branches]
+        if any(item is None for result in results for item in result):
+            return
+        chosen = call.value(given[0], dtypes.int1)
+        if chosen.rank:
+            chosen = call.reshape(chosen, ())
+        self.values[node] = tuple(call.op("where", chosen, *pair) for pair in zip(*results, strict=True))
+
+    def _body(self, branch: Any, given: list[Any]) -> list[Any]:
+        """The results of a graph inside this one for the given values; None for those that are not imported."""
+        module = getattr(branch.graph.owning_module, branch.target)
+        for placeholder, value in zip(module.graph.find_nodes(op="placeholder"), given, strict=True):
+            self.values[placeholder] = value
+        self.run(module.graph.nodes)
+        (output,) = module.graph.find_nodes(op="output")
+        return [self.values.get(item) for item in output.args[0]]
 
     def _missing_scalar(self, node: fx.Node) -> None:
         """Report arguments that are symbolic floats or booleans; other missing ones are reported already."""

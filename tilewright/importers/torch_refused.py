@@ -7,7 +7,6 @@ from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Unsupported
 _RANDOM = ("random numbers", "draw them outside of the model and give them as an input")
 _TRAINING = ("batch normalisation in training mode", "call model.eval() first")
 _SIZES = ("the result's size depends on the data", "keep all elements, and use torch.where on a mask")
-_BRANCHES = ("control flow that depends on data", "compute both branches and choose by torch.where")
 _LOOPS = ("a loop that depends on data", "repeat a fixed number of times, or keep the loop outside of the model")
 _COMPLEX = ("complex numbers in this operation", "compute with real and imaginary parts as tensors of their own")
 
@@ -18,7 +17,6 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     _TRAINING: ("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm"),
     _SIZES: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),
-    _BRANCHES: ("cond",),
     _LOOPS: ("associative_scan", "map_impl", "scan", "while_loop"),
 }  # fmt: skip
 _REASONS = {name: reason for reason, names in _KINDS.items() for name in names}

@@ -1,0 +1,87 @@
+"""Modules made ready for `torch.export`, for its time: what it cannot trace is replaced by what means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn.modules import transformer
+
+from tilewright.errors import ImportModelError
+
+
+@contextmanager
+def exportable(module: torch.nn.Module) -> Iterator[None]:
+    """Quantized linear layers as plain ones, conversions to the same type as nothing, masks as they are.
+
+    Raises `ImportModelError` for quantized modules of other kinds.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))
+        # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
+        stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
+        stack.enter_context(_plain_layers(module))
+        yield
+
+
+_to = torch.nn.Module.to
+
+
+def _converted(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """`Module.to`; nothing where all tensors have the type and device already (export cannot replace parameters)."""
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+    tensors = [*self.parameters(), *self.buffers()]
+    same_device = device is None or all(tensor.device.type == torch.device(device).type for tensor in tensors)
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    same = same_device and (dtype is None or all(tensor.dtype == dtype for tensor in floats))
+    return self if same and memory_format is None else _to(self, *args, **kwargs)
+
+
+def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return is_causal is True
+
+
+@contextmanager
+def _plain_layers(module: torch.nn.Module) -> Iterator[None]:
+    """Every dynamic-quantized linear layer as one that rounds its input as the quantized one does."""
+    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+    for path, child in list(module.named_modules()):
+        kind = type(child)
+        if not kind.__module__.startswith("torch.ao.nn.quantized") or not path:
+            continue
+        holder, _, name = path.rpartition(".")
+        if kind.__module__.endswith("dynamic.modules.linear"):
+            parent = module.get_submodule(holder)
+            replaced.append((parent, name, child))
+            setattr(parent, name, _RoundedLinear(child))
+        elif "linear" not in kind.__module__ and any(True for _ in child.children()):
+            raise ImportModelError(
+                f"module {path!r} is a quantized {kind.__name__}; only dynamic-quantized linear layers are taken: "
+                "give the module as it was before quantize_dynamic"
+            )
+    try:
+        yield
+    finally:
+        for parent, name, child in replaced:
+            setattr(parent, name, child)
+
+
+class _RoundedLinear(torch.nn.Module):
+    """y = x' w + b, with x' the input rounded to 7 bits between its least and greatest element and w whole numbers
+    times a scale: as PyTorch's dynamic-quantized layers compute it on x86."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        weight, bias = layer._weight_bias()
+        self.register_buffer("weight", weight.dequantize())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
+        scale = (high - low).clamp(min=1e-30) / 127
+        zero = (-(low / scale)).round().clamp(0, 127)
+        rounded = ((x / scale).round() + zero).clamp(0, 127) - zero
+        return torch.nn.functional.linear(rounded * scale, self.weight, self.bias)
