@@ -32,7 +32,7 @@ _to = torch.nn.Module.to
 
 def _converted(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """`Module.to`; nothing where all tensors have the type and device already (export cannot replace parameters)."""
-    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     tensors = [*self.parameters(), *self.buffers()]
     same_device = device is None or all(tensor.device.type == torch.device(device).type for tensor in tensors)
     floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
@@ -72,6 +72,9 @@ def _plain_layers(module: torch.nn.Module) -> Iterator[None]:
 class _RoundedLinear(torch.nn.Module):
     """y = x' w + b, with x' the input rounded to 7 bits between its least and greatest element and w whole numbers
     times a scale: as PyTorch's dynamic-quantized layers compute it on x86."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

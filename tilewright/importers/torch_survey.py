@@ -92,7 +92,7 @@ class Survey:
         elif node in self.stays or self._is_elsewhere(node):
             self._offer(node)
         elif target_name(node.target) == "cond":
-            self._keep(node, "a branch that depends on data", "PyTorch runs one of the two; torch.where computes both")
+            self._keep(node, "control flow that depends on data", "torch.where on both results is compiled")
         elif reads_number(node):
             self._keep(node, "a number read out of a tensor by .item()", "keep it a tensor of no dimensions")
         else:
