@@ -16,10 +16,10 @@ from tilewright.errors import ImportModelError, UnsupportedOperationError  # noq
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.onnx import import_onnx  # noqa: E402
 from tilewright.importers.onnx_ops import RULES  # noqa: E402
-from tilewright.importers.onnx_schema import rule_name  # noqa: E402
+from tilewright.importers.onnx_schema import RUNTIME_DOMAIN, rule_name  # noqa: E402
 
 # Ops without a case of their own among the node cases, and those whose cases need more than one op.
-WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "Scatter"}
+WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "Scatter", "SimplifiedLayerNormalization"}
 # Operations of which every case is right when small inputs are constants.
 WHOLE = (
     "BitCast",
@@ -138,7 +138,9 @@ def test_every_case_is_right(operation: str, cases: dict[str, list[Case]]) -> No
     assert {case.name: run(case) for case in cases[operation]} == {case.name: "right" for case in cases[operation]}
 
 
-@pytest.mark.parametrize("operation", sorted(set(RULES) - WITHOUT_CASES))
+@pytest.mark.parametrize(
+    "operation", sorted(name for name in set(RULES) - WITHOUT_CASES if not name.startswith(RUNTIME_DOMAIN))
+)
 def test_rule(operation: str, cases: dict[str, list[Case]]) -> None:
     """Each case gives the right answer or is refused with a reason; at least one is right."""
     outcomes = {case.name: run(case) for case in cases.get(operation, [])}

@@ -32,11 +32,11 @@ from tilewright.importers.onnx_known import compared, evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.onnx_refused import REASONS, without_rule
 from tilewright.importers.onnx_schema import (
-    RUNTIME_DOMAIN,
     check_arity,
     check_attributes,
     check_types,
     form_of,
+    has_schema,
     rule_name,
 )
 from tilewright.importers.onnx_scope import Scope, Unavailable
@@ -274,7 +274,7 @@ class _Importer:
             self._call(function, node, scope.opset, attributes, inputs, scope)
             return
         opset = scope.version(node.domain)
-        if node.domain != RUNTIME_DOMAIN:
+        if has_schema(node):
             form = form_of(node.op_type, opset, node.domain)
             check_attributes(form, attributes)
             check_arity(form, inputs, len(node.output))

@@ -21,6 +21,7 @@ from tilewright.importers.report import Invalid, Unsupported
 NEWEST = onnx.defs.onnx_opset_version()
 DOMAINS = ("", "ai.onnx")
 OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")  # of which the onnx package has schemas
+RUNTIME_NAMES = ("SimplifiedLayerNormalization",)  # that ONNX Runtime puts into ONNX's own domain
 RUNTIME_DOMAIN = "com.microsoft"  # of ONNX Runtime, whose optimiser and quantiser write its operations
 Option = onnx.defs.OpSchema.FormalParameterOption
 
@@ -67,6 +68,11 @@ class Form:
     parameters: tuple[Parameter, ...]
     inputs: tuple[int, int]
     outputs: tuple[int, int]
+
+
+def has_schema(node: NodeProto) -> bool:
+    """Whether the onnx package should know an operation: ONNX Runtime's own have no description there."""
+    return node.domain != RUNTIME_DOMAIN and not (node.domain in DOMAINS and node.op_type in RUNTIME_NAMES)
 
 
 def rule_name(node: NodeProto) -> str:

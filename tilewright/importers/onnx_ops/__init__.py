@@ -8,6 +8,9 @@ from tilewright.importers.onnx_ops import (
     geometry,
     indexing,
     losses,
+    microsoft,
+    microsoft_attention,
+    microsoft_quantized,
     network,
     quantized,
     recurrent,
@@ -39,5 +42,8 @@ SECTIONS: tuple[RuleTable, ...] = (
     run_time.TABLE,
     text.TABLE,
     training.TABLE,
+    microsoft.TABLE,
+    microsoft_attention.TABLE,
+    microsoft_quantized.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

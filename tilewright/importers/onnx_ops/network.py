@@ -183,6 +183,20 @@ def rms_norm(call: Call) -> Value:
     return call.op("rms_norm", x, scale, axis=axis, epsilon=call.attribute("epsilon", 1e-5))
 
 
+@rule("SimplifiedLayerNormalization")
+def simplified_layer_norm(call: Call) -> tuple[Value, ...]:
+    """RMSNormalization under the name that ONNX Runtime gives it; also 1 / the root of the mean square, in float32."""
+    x = call[0]
+    axis, epsilon = call.axis(x.rank, -1), call.attribute("epsilon", 1e-5)
+    scale = call.broadcast(call.cast(call[1], x.dtype), x.shape[axis:])
+    result = call.op("rms_norm", x, scale, axis=axis, epsilon=epsilon)
+    if call.outputs < 2:
+        return (result,)
+    wide = x if x.dtype.bits > 32 else call.cast(x, float32)
+    power = call.op("reduce_mean", call.op("multiply", wide, wide), axes=tuple(range(axis, x.rank)), keepdims=True)
+    return result, call.op("rsqrt", call.op("add", power, epsilon))
+
+
 @rule("BatchNormalization")
 def batch_norm(call: Call) -> tuple[Value | None, ...]:
     """Before opset 7 the attribute `is_test` says whether the model is for inference."""

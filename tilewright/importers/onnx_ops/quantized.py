@@ -59,7 +59,7 @@ def _saturated(call: Call, x: Value, dtype: DType) -> Value:
     return call.cast(call.op("clip", x, low=float(limits.min), high=float(limits.max)), dtype)
 
 
-def _quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DType, saturate: bool = True) -> Value:
+def quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DType, saturate: bool = True) -> Value:
     """round(x / scale) + zero point, halves to even; `scale` and `zero` broadcast with x, which is a float."""
     if not dtype.is_integer and (dtype.bits > 8 or dtype == float8e8):
         raise Unsupported(f"quantization to {dtype}", "use integers, or floats of 8 or 4 bits")
@@ -87,7 +87,7 @@ def quantize_linear(call: Call) -> Value:
     zero = _along(call, call[2], x, axis, block) if call.has(2) else None
     x = call.cast(x, _wide(x.dtype))
     scale = _along(call, scale, x, axis, block)
-    return _quantize(call, x, scale, zero, dtype, bool(call.attribute("saturate", 1)))
+    return quantize(call, x, scale, zero, dtype, bool(call.attribute("saturate", 1)))
 
 
 @rule("DequantizeLinear")
@@ -114,13 +114,13 @@ def dynamic_quantize_linear(call: Call) -> tuple[Value, Value, Value]:
     width = call.op("divide", call.op("subtract", high, low), 255.0)
     scale = call.op("where", call.op("equal", width, 0.0), 1.0, width)
     zero = _saturated(call, call.op("round", call.op("divide", call.op("negate", low), scale)), uint8)
-    return _quantize(call, x, scale, zero, uint8), scale, zero
+    return quantize(call, x, scale, zero, uint8), scale, zero
 
 
 # Products --------------------------------------------------------------------------------------------
 
 
-def _centred(call: Call, index: int, zero_index: int, shape: list[int] | None = None) -> Value:
+def centred(call: Call, index: int, zero_index: int, shape: list[int] | None = None) -> Value:
     """An input of integers less its zero point, in int32; a zero point for each of many is given `shape`."""
     x = call.cast(call[index], int32)
     if not call.has(zero_index):
@@ -143,16 +143,16 @@ def _scale_of_rows(call: Call, index: int) -> Value:
 
 @rule("MatMulInteger")
 def matmul_integer(call: Call) -> Value:
-    return call.matmul(_centred(call, 0, 2, [-1, 1]), _centred(call, 1, 3))
+    return call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 1, 3))
 
 
 @rule("QLinearMatMul")
 def quantized_matmul(call: Call) -> Value:
     """Inputs: a, its scale and zero point, b, its scale and zero point, the result's scale and zero point."""
-    product = call.matmul(_centred(call, 0, 2, [-1, 1]), _centred(call, 3, 5))
+    product = call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 3, 5))
     scale = call.op("multiply", call.cast(_scale_of_rows(call, 1), float32), call.cast(call[4], float32))
     scaled = call.op("multiply", call.cast(product, float32), scale)
-    return _quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)
+    return quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)
 
 
 def _convolve_integers(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
@@ -171,18 +171,18 @@ def _for_channels(weight_rank: int) -> list[int]:
 
 @rule("ConvInteger")
 def convolution_integer(call: Call) -> Value:
-    weight = _centred(call, 1, 3, _for_channels(len(call.tensor(1).shape)))
-    return _convolve_integers(call, _centred(call, 0, 2), weight, None)
+    weight = centred(call, 1, 3, _for_channels(len(call.tensor(1).shape)))
+    return _convolve_integers(call, centred(call, 0, 2), weight, None)
 
 
 @rule("QLinearConv")
 def quantized_convolution(call: Call) -> Value:
     """Inputs: x, its scale and zero point, w, its scale and zero point, the result's two, an int32 bias."""
     rank = len(call.tensor(3).shape)
-    weight = _centred(call, 3, 5, _for_channels(rank))
-    found = _convolve_integers(call, _centred(call, 0, 2), weight, call.optional(8))
+    weight = centred(call, 3, 5, _for_channels(rank))
+    found = _convolve_integers(call, centred(call, 0, 2), weight, call.optional(8))
     scale = call.op("multiply", call.reshape(call[1], ()), call[4])
     if scale.rank == 1:
         scale = call.reshape(scale, () if scale.shape == (1,) else (1, -1, *[1] * (rank - 2)))
     scaled = call.op("multiply", call.cast(found, float32), scale)
-    return _quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)
+    return quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)

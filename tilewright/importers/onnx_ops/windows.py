@@ -25,11 +25,11 @@ rule = TABLE.rule
 LARGEST_TABLE = 1 << 24  # elements of the positions of blocks
 
 
-def _pool(call: Call) -> dict[str, Any]:
-    """The window of a pool, and how the last one counts."""
-    call.require_rank(call[0], 3)
-    kernel = call.integers("kernel_shape", call[0].rank - 2, default=0, least=1)
-    strides, padding, dilation = window(call, call[0], kernel)
+def pool_window(call: Call, x: Value) -> dict[str, Any]:
+    """The window of a pool over x, and how the last one counts."""
+    call.require_rank(x, 3)
+    kernel = call.integers("kernel_shape", x.rank - 2, default=0, least=1)
+    strides, padding, dilation = window(call, x, kernel)
     reach = [step * (size - 1) + 1 for size, step in zip(kernel, dilation, strict=True)]
     if any(max(pair) >= size for pair, size in zip(padding, reach, strict=True)):
         raise Invalid(f"the padding {padding} is not less than the window {reach}, which could see nothing but padding")
@@ -40,7 +40,7 @@ def _pool(call: Call) -> dict[str, Any]:
 @rule("MaxPool")
 def max_pool(call: Call) -> tuple[Value, Value | None]:
     """The second result is the position of each largest element in the whole tensor."""
-    x, options = call[0], _pool(call)
+    x, options = call[0], pool_window(call, call[0])
     columns_first = bool(call.attribute("storage_order", 0))
     values = call.op("max_pool", x, **options)
     if call.outputs < 2:
@@ -99,13 +99,13 @@ def _needed_padding(x: Value, options: dict[str, Any]) -> list[tuple[int, int]]:
 @rule("AveragePool")
 def average_pool(call: Call) -> Value:
     counted = bool(call.attribute("count_include_pad", 0))
-    return call.op("average_pool", call[0], **_pool(call), count_include_pad=counted)
+    return call.op("average_pool", call[0], **pool_window(call, call[0]), count_include_pad=counted)
 
 
 @rule("LpPool")
 def lp_pool(call: Call) -> Value:
     """(sum |x|^p)^(1/p) of each window: the sum is a convolution with ones."""
-    x, order, options = call[0], float(call.attribute("p", 2)), _pool(call)
+    x, order, options = call[0], float(call.attribute("p", 2)), pool_window(call, call[0])
     padding = _needed_padding(x, options)
     powers = _power_of_size(call, x, order)
     planes = call.reshape(powers, (product(x.shape[:2]), 1, *x.shape[2:]))

@@ -1,0 +1,234 @@
+"""The operations of ONNX Runtime's own domain against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from tests.host.test_import_onnx_runtime import check, model_of
+from tilewright.graph import reference
+from tilewright.importers.onnx import import_onnx
+
+Inputs = list[tuple[str, np.ndarray, bool]]
+NONE = ("", np.zeros(0), True)
+
+
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def own(operation: str, inputs: Inputs, outputs: int = 1, steps: int = 0, **attributes: Any) -> None:
+    names = [f"y{index}" for index in range(outputs)]
+    model, feeds = model_of(operation, inputs, names, domain="com.microsoft", **attributes)
+    check(model, feeds, rtol=1e-3, steps=steps)
+
+
+def given(**arrays: np.ndarray) -> Inputs:
+    return [(name, data, False) for name, data in arrays.items()]
+
+
+def constants(**arrays: np.ndarray) -> Inputs:
+    return [(name, data, True) for name, data in arrays.items()]
+
+
+@pytest.mark.parametrize("operation", ["Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Inverse"])
+def test_activations(operation: str, rng: np.random.Generator) -> None:
+    x = floats(rng, 2, 5, 6) * 3
+    if operation == "Inverse":
+        own(operation, given(x=floats(rng, 2, 5, 5) + 4 * np.eye(5, dtype=np.float32)))
+    elif operation == "BiasGelu":
+        own(operation, given(x=x, b=floats(rng, 6)))
+    elif operation == "QuickGelu":
+        own(operation, given(x=x), alpha=1.3)
+    else:
+        own(operation, given(x=x) + (given(b=floats(rng, 6)) if operation == "FastGelu" else []))
+
+
+@pytest.mark.parametrize("activation", ["Relu", "Tanh", "Sigmoid", "LeakyRelu", "Clip", "HardSigmoid"])
+def test_fused_layers(activation: str, rng: np.random.Generator) -> None:
+    numbers = {"LeakyRelu": [0.2], "Clip": [-0.5, 0.75], "HardSigmoid": [0.3, 0.4]}.get(activation, [])
+    options: dict[str, Any] = {"activation": activation} | ({"activation_params": numbers} if numbers else {})
+    layer = given(x=floats(rng, 1, 4, 6, 5)) + constants(w=floats(rng, 6, 4, 3, 3), b=floats(rng, 6))
+    own("FusedConv", layer, pads=[1, 1, 1, 1], **options)
+    own("FusedConv", layer + given(z=floats(rng, 1, 6, 6, 5)), pads=[1, 1, 1, 1], **options)
+    if activation in ("Relu", "Tanh", "LeakyRelu"):
+        options = {"activation": activation} | ({"activation_alpha": 0.2} if numbers else {})
+        gemm = given(a=floats(rng, 5, 3)) + constants(b=floats(rng, 7, 5), c=floats(rng, 7))
+        own("FusedGemm", gemm, transA=1, transB=1, alpha=0.5, beta=2.0, **options)
+
+
+def test_transposed_products(rng: np.random.Generator) -> None:
+    own("FusedMatMul", given(a=floats(rng, 2, 5, 4), b=floats(rng, 2, 6, 5)), transA=1, transB=1, alpha=0.3)
+    own("FusedMatMul", given(a=floats(rng, 4, 2, 5), b=floats(rng, 2, 5, 3)), transBatchA=1)
+    own("CDist", given(a=floats(rng, 5, 3), b=floats(rng, 4, 3)), metric="euclidean")
+
+
+@pytest.mark.parametrize(("depth", "block"), [(64, 32), (48, 16), (40, 32)])
+def test_products_of_packed_weights(depth: int, block: int, rng: np.random.Generator) -> None:
+    columns, blocks = 6, -(-depth // block)
+    packed = rng.integers(0, 256, (columns, blocks, block // 2), dtype=np.uint8)
+    scales = rng.random(columns * blocks, dtype=np.float32)
+    zeros = rng.integers(0, 256, columns * -(-blocks // 2), dtype=np.uint8)
+    x = given(x=floats(rng, 2, 3, depth))
+    options = {"K": depth, "N": columns, "bits": 4, "block_size": block}
+    own("MatMulNBits", x + constants(w=packed, s=scales), **options)
+    own("MatMulNBits", x + constants(w=packed, s=scales, z=zeros), **options)
+
+
+def test_norms_behind_sums(rng: np.random.Generator) -> None:
+    x, skip, scale, bias = floats(rng, 2, 3, 8), floats(rng, 2, 3, 8), floats(rng, 8), floats(rng, 8)
+    parts = given(x=x, skip=skip) + constants(scale=scale, beta=bias, bias=floats(rng, 8))
+    model, feeds = model_of("SkipLayerNormalization", parts, ["y", "", "", "sum"], domain="com.microsoft", epsilon=1e-5)
+    check(model, feeds, rtol=1e-3)
+    parts = given(x=x, skip=skip) + constants(scale=scale, bias=bias)
+    model, feeds = model_of("SkipSimplifiedLayerNormalization", parts, ["y", "", "", "sum"], domain="com.microsoft")
+    check(model, feeds, rtol=1e-3)
+    check(*model_of("SimplifiedLayerNormalization", given(x=x) + constants(s=scale), ["y"], axis=-1, epsilon=1e-5))
+
+
+def test_embeddings(rng: np.random.Generator) -> None:
+    tables = {"words": floats(rng, 9, 8), "places": floats(rng, 6, 8), "segments": floats(rng, 2, 8)}
+    tables |= {"scale": floats(rng, 8), "bias": floats(rng, 8)}
+    ids, kinds = rng.integers(0, 9, (2, 5)).astype(np.int32), rng.integers(0, 2, (2, 5)).astype(np.int32)
+    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
+    own("EmbedLayerNormalization", given(ids=ids, kinds=kinds) + constants(**tables) + given(mask=mask), 2)
+
+
+# Attention -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["", "keys", "lengths", "pairs", "rows"])
+@pytest.mark.parametrize("past", [0, 3])
+def test_attention_of_packed_projections(mask: str, past: int, rng: np.random.Generator) -> None:
+    heads, width, rows = 2, 8, 4
+    keys = past + rows
+    inputs = given(x=floats(rng, 2, rows, 6)) + constants(w=floats(rng, 6, 24), b=floats(rng, 24))
+    masks = {
+        "keys": np.array([[1] * keys, [1] * (keys - 2) + [0] * 2], np.int32),
+        "lengths": np.array([keys, keys - 1], np.int32),
+        "pairs": np.array([keys, keys - 1, 0, 1], np.int32),
+        "rows": (rng.random((2, rows, keys)) < 0.7).astype(np.int32),
+    }
+    if mask == "rows":
+        masks["rows"][:, :, 0] = 1  # each row sees a key
+    inputs.append(("mask", masks[mask], False) if mask else NONE)
+    if past:
+        inputs.append(("past", floats(rng, 2, 2, heads, past, width // heads), False))
+    causal = int(rng.integers(0, 2)) if mask in ("", "keys") else 0
+    own("Attention", inputs, 2, num_heads=heads, unidirectional=causal)
+
+
+@pytest.mark.parametrize("form", ["plain", "bias", "cross", "past", "packed"])
+def test_attention_of_many_heads(form: str, rng: np.random.Generator) -> None:
+    heads, width, rows, keys = 2, 8, 4, 5
+    if form == "packed":  # ONNX Runtime has it on GPUs only
+        packed = floats(rng, 2, rows, heads, 3, 4)
+        apart = {name: packed[:, :, :, index].reshape(2, rows, width) for index, name in enumerate("qkv")}
+        results = []
+        for feeds in ({"q": packed}, apart):
+            model, _ = model_of("MultiHeadAttention", given(**feeds), ["y"], domain="com.microsoft", num_heads=heads)
+            results.append(reference.run(import_onnx(model), feeds)["y"])
+        np.testing.assert_allclose(*results, rtol=1e-12)
+        return
+    shape = (2, heads, keys, 4) if form == "cross" else (2, keys, width)
+    inputs = given(q=floats(rng, 2, rows, width), k=floats(rng, *shape), v=floats(rng, *shape))
+    inputs.append(("bias", floats(rng, 3 * width), True) if form == "bias" else NONE)
+    if form in ("plain", "bias"):
+        inputs.append(("mask", np.array([[1] * keys, [1, 1, 1, 0, 0]], np.int32), False))
+        inputs.append(("added", floats(rng, 1, heads, rows, keys), False))
+    if form == "past":
+        inputs += [NONE, NONE] + given(pk=floats(rng, 2, heads, 3, 4), pv=floats(rng, 2, heads, 3, 4))
+    own("MultiHeadAttention", inputs, 3 if form == "past" else 1, num_heads=heads)
+
+
+@pytest.mark.parametrize("case", ["prompt", "next", "padded", "window", "packed", "softcap"])
+def test_attention_of_grouped_heads(case: str, rng: np.random.Generator) -> None:
+    heads, groups, width = 4, 2, 16
+    past, rows = (0, 5) if case in ("prompt", "window", "packed") else (6, 1)
+    total = past + rows
+    counts = np.array([total - 1, total - (3 if case == "padded" else 1)], np.int32)
+    if case == "packed":
+        inputs = [*given(q=floats(rng, 2, rows, (heads + 2 * groups) * width)), NONE, NONE]
+    else:
+        sizes = {"q": heads, "k": groups, "v": groups}
+        inputs = given(**{name: floats(rng, 2, rows, count * width) for name, count in sizes.items()})
+    inputs += given(pk=floats(rng, 2, groups, past, width), pv=floats(rng, 2, groups, past, width))
+    inputs += [("counts", counts, False), ("total", np.array([total], np.int32), True)]
+    inputs += constants(cos=floats(rng, 16, width // 2), sin=floats(rng, 16, width // 2))
+    options = {"local_window_size": 3} if case == "window" else {"softcap": 2.0} if case == "softcap" else {}
+    names = ["y", "pk2", "pv2"]
+    heads_of = {"num_heads": heads, "kv_num_heads": groups, "do_rotary": 1}
+    model, feeds = model_of("GroupQueryAttention", inputs, names, domain="com.microsoft", **heads_of, **options)
+    if case == "padded":
+        del model.graph.output[1:]  # what lies behind a sequence's end is not defined
+    check(model, feeds, rtol=1e-3)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotary_positions(interleaved: int, rng: np.random.Generator) -> None:
+    tables = constants(cos=floats(rng, 10, 3), sin=floats(rng, 10, 3))
+    places = rng.integers(0, 10, (2, 4))
+    own("RotaryEmbedding", given(x=floats(rng, 2, 4, 18), p=places) + tables, interleaved=interleaved)
+    one = np.array([2], np.int64)
+    own("RotaryEmbedding", given(x=floats(rng, 2, 3, 4, 6), p=one) + tables, interleaved=interleaved)
+
+
+# Quantized -------------------------------------------------------------------------------------------
+
+
+def scale(number: float) -> np.ndarray:
+    return np.array(number, np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_quantized_arithmetic(dtype: type, rng: np.random.Generator) -> None:
+    limits = np.iinfo(dtype)
+    zero = np.array(int(limits.min) + 120, dtype)
+
+    def integers(*shape: int) -> np.ndarray:
+        return rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+    x, y = integers(2, 3, 4, 4), integers(2, 3, 4, 4)
+    first = [("x", x, False), ("xs", scale(0.05), True), ("xz", zero, True)]
+    second = [("y", y, False), ("ys", scale(0.03), True), ("yz", zero, True)]
+    result = [("zs", scale(0.08), True), ("zz", zero, True)]
+    own("QLinearAdd", first + second + result, steps=1)
+    own("QLinearMul", first + second + result, steps=1)
+    own("QLinearConcat", [*result, *first, *second], steps=1, axis=1)
+    own("QLinearLeakyRelu", first + result, steps=1, alpha=0.1)
+    own("QLinearSigmoid", [*first, ("zs", scale(1 / 256), True), ("zz", zero, True)], steps=1)
+    own("QLinearGlobalAveragePool", first + result, steps=1)
+    own("QLinearGlobalAveragePool", first + result, steps=1, channels_last=1)
+    own("QLinearAveragePool", first + result, steps=1, kernel_shape=[2, 3], strides=[2, 1])
+    own("NhwcMaxPool", [("x", x, False)], kernel_shape=[2, 2], strides=[1, 2])
+
+
+def test_quantized_products(rng: np.random.Generator) -> None:
+    a, b = rng.integers(0, 256, (5, 8), dtype=np.uint8), rng.integers(-128, 128, (8, 6)).astype(np.int8)
+    columns = rng.random(6, dtype=np.float32)
+    zeros = [("az", np.array(130, np.uint8), True), ("bz", np.array(3, np.int8), True)]
+    rest = [("c", floats(rng, 6), True)]
+    scales = [("as", scale(0.02), True), ("bs", scale(0.05), True)]
+    own("MatMulIntegerToFloat", [("a", a, False), ("b", b, True), *scales, *zeros, *rest])
+    own("MatMulIntegerToFloat", [("a", a, False), ("b", b, True), scales[0], ("bs", columns, True), zeros[0]])
+    x = ("x", floats(rng, 3, 8), False)
+    own("DynamicQuantizeMatMul", [x, ("b", b, True), ("bs", scale(0.05), True), zeros[1], *rest])
+    own("DynamicQuantizeMatMul", [x, ("b", b, True), ("bs", columns, True)])
+    left, right = [("a", a, False), scales[0], zeros[0]], [("b", b, True), scales[1], zeros[1]]
+    bias = ("c", rng.integers(-500, 500, 6).astype(np.int32), True)
+    own("QGemm", [*left, *right, bias])
+    result = [("ys", scale(0.4), True), ("yz", np.array(100, np.uint8), True)]
+    own("QGemm", [*left, *right, bias, *result], steps=1, alpha=0.5)
+
+
+def test_quantized_convolution_with_channels_last(rng: np.random.Generator) -> None:
+    x, w = rng.integers(0, 256, (1, 5, 6, 4), dtype=np.uint8), rng.integers(-128, 128, (8, 4, 3, 3)).astype(np.int8)
+    inputs = [("x", x, False), ("xs", scale(0.02), True), ("xz", np.array(120, np.uint8), True)]
+    inputs += [("w", w, True), ("ws", scale(0.03), True), ("wz", np.array(0, np.int8), True)]
+    inputs += [("ys", scale(0.5), True), ("yz", np.array(99, np.uint8), True)]
+    own("QLinearConv", inputs, steps=1, channels_last=1, pads=[1, 1, 1, 1])

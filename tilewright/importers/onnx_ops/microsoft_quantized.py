@@ -1,0 +1,159 @@
+"""Operations on quantized tensors that ONNX Runtime's quantiser writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.dtypes import float32, int32
+from tilewright.graph.core import Value
+from tilewright.importers import formulas
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_ops import quantized
+from tilewright.importers.onnx_ops.quantized import centred, quantize
+from tilewright.importers.onnx_ops.windows import pool_window
+from tilewright.importers.rules import RuleTable
+
+TABLE = RuleTable("ONNX Runtime: quantized", "com.microsoft::")
+rule = TABLE.rule
+
+
+def _single(call: Call, index: int) -> Value:
+    return call.reshape(call[index], ())
+
+
+def _numbers(call: Call, index: int) -> Value:
+    """Input `index` with its scale and zero point behind it, as float32."""
+    x = call.cast(call[index], float32)
+    if call.has(index + 2):
+        x = call.op("subtract", x, call.cast(_single(call, index + 2), float32))
+    return call.op("multiply", x, call.cast(_single(call, index + 1), float32))
+
+
+def _result(call: Call, x: Value, index: int, like: Value) -> Value:
+    """Numbers by the scale and zero point at `index`; without a zero point in the type of `like`."""
+    zero = _single(call, index + 1) if call.has(index + 1) else None
+    return quantize(call, x, _single(call, index), zero, like.dtype if zero is None else zero.dtype)
+
+
+def _binary(op: str) -> Callable[[Call], Value]:
+    return lambda call: _result(call, call.op(op, _numbers(call, 0), _numbers(call, 3)), 6, call[0])
+
+
+TABLE.add("QLinearAdd", _binary("add"))
+TABLE.add("QLinearMul", _binary("multiply"))
+
+
+@rule("QLinearSigmoid")
+def quantized_sigmoid(call: Call) -> Value:
+    return _result(call, call.op("sigmoid", _numbers(call, 0)), 3, call[0])
+
+
+@rule("QLinearLeakyRelu")
+def quantized_leaky_relu(call: Call) -> Value:
+    return _result(call, formulas.leaky_relu(call, _numbers(call, 0), call.attribute("alpha", 0.01)), 3, call[0])
+
+
+@rule("QLinearSoftmax")
+def quantized_softmax(call: Call) -> Value:
+    """The softmax of `opset`: before 13 over all dimensions from the axis on."""
+    x = _numbers(call, 0)
+    axis, old = call.axis(x.rank, -1), call.attribute("opset", 13) < 13
+    rows = call.flatten(x, axis, x.rank) if old else x
+    return _result(call, call.reshape(call.op("softmax", rows, axis=axis), x.shape), 3, call[0])
+
+
+def _channels_first(call: Call, x: Value) -> Value:
+    return call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)]) if call.attribute("channels_last", 0) else x
+
+
+def _channels_back(call: Call, x: Value) -> Value:
+    return call.permute(x, [0, *range(2, x.rank), 1]) if call.attribute("channels_last", 0) else x
+
+
+@rule("QLinearGlobalAveragePool")
+def quantized_global_average(call: Call) -> Value:
+    x = _channels_first(call, _numbers(call, 0))
+    mean = call.op("reduce_mean", x, axes=tuple(range(2, x.rank)), keepdims=True)
+    return _channels_back(call, _result(call, mean, 3, call[0]))
+
+
+@rule("QLinearAveragePool")
+def quantized_average(call: Call) -> Value:
+    x = _channels_first(call, _numbers(call, 0))
+    counted = bool(call.attribute("count_include_pad", 0))
+    mean = call.op("average_pool", x, **pool_window(call, x), count_include_pad=counted)
+    return _channels_back(call, _result(call, mean, 3, call[0]))
+
+
+@rule("QLinearConcat")
+def quantized_concat(call: Call) -> Value:
+    """The result's scale and zero point come first, then each part with its own."""
+    parts = [_numbers(call, index) for index in range(2, len(call.inputs), 3)]
+    axis = call.place(call.attribute("axis"), parts[0].rank)
+    return _result(call, call.op("concat", *parts, axis=axis), 0, call[2])
+
+
+@rule("QLinearConv")
+def quantized_convolution(call: Call) -> Value:
+    """The standard one; channels of image and result may be last."""
+    if not call.attribute("channels_last", 0):
+        return quantized.quantized_convolution(call)
+    image = call.tensor(0)
+    turned = _channels_first(call, call[0])
+    call.inputs[0] = type(image)(image.name, turned)
+    return _channels_back(call, quantized.quantized_convolution(call))
+
+
+# Products --------------------------------------------------------------------------------------------
+
+
+def _scaled(call: Call, product: Value, scale: Value, bias: Value | None) -> Value:
+    result = call.op("multiply", call.cast(product, float32), scale)
+    return result if bias is None else call.op("add", result, bias)
+
+
+def _of_columns(call: Call, index: int) -> Value:
+    """A scale of the right operand: one number, or one for each column."""
+    scale = call[index]
+    return call.reshape(scale, ()) if scale.shape == (1,) else scale
+
+
+@rule("DynamicQuantizeMatMul")
+def dynamic_product(call: Call) -> Value:
+    """a [.., K] of floats, quantized by its own range, times b with its scale and zero point; a bias."""
+    rows, scale, zero = quantized.dynamic_quantize_linear(call)
+    left = call.op("subtract", call.cast(rows, int32), call.cast(zero, int32))
+    product = call.matmul(left, centred(call, 1, 3))
+    return _scaled(call, product, call.op("multiply", scale, _of_columns(call, 2)), call.optional(4))
+
+
+@rule("MatMulIntegerToFloat")
+def product_to_float(call: Call) -> Value:
+    """Inputs: a, b, their scales, their zero points, a bias."""
+    product = call.matmul(centred(call, 0, 4, [-1, 1]), centred(call, 1, 5))
+    scale = call.op("multiply", _of_columns(call, 2), _of_columns(call, 3))
+    return _scaled(call, product, scale, call.optional(6))
+
+
+@rule("QGemm")
+def quantized_gemm(call: Call) -> Value:
+    """alpha a b + c in integers; a float where no scale of the result is given."""
+    left, right = centred(call, 0, 2), _columns_centred(call, 3, 5)
+    left = call.transpose(left, 0, 1) if call.attribute("transA", 0) else left
+    scale = call.op("multiply", _single(call, 1), _of_columns(call, 4))
+    alpha = float(call.attribute("alpha", 1.0))
+    scale = scale if alpha == 1 else call.op("multiply", scale, alpha)
+    product = call.op("matmul", left, right)
+    product = call.op("add", product, call[6]) if call.has(6) else product
+    result = call.op("multiply", call.cast(product, float32), scale)
+    return _result(call, result, 7, call[0]) if call.has(7) else result
+
+
+def _columns_centred(call: Call, index: int, zero: int) -> Value:
+    """The right operand [K, N], less its zero point or one for each column."""
+    x = call.cast(call[index], int32)
+    x = call.transpose(x, 0, 1) if call.attribute("transB", 0) else x
+    if not call.has(zero):
+        return x
+    point = call.cast(call[zero], int32)
+    return call.op("subtract", x, call.reshape(point, ()) if point.shape == (1,) else point)
