@@ -43,6 +43,8 @@ def table(data: dict[str, Any]) -> str:
         return fuzz_table(data)
     if any("cached_ms" in case for case in data["cases"]):
         return compile_table(data)
+    if any("cpu_seconds" in case for case in data["cases"]):
+        return build_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
 
 
@@ -219,6 +221,19 @@ def compile_table(data: dict[str, Any]) -> str:
     environment = data["environment"]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{text}\n\n{environment['processor']}, {environment['date']}; {_versions(environment)}.\n"
+
+
+def build_table(data: dict[str, Any]) -> str:
+    """A row a model and kind of sizes: what building its engine takes, and ONNX Runtime's session."""
+    lines = [["", "sizes", "kernels", "s", "CPU s", "ONNX Runtime s"], ["---", "---", *["---:"] * 4]]
+    for case in data["cases"]:
+        peer = case["onnxruntime_wall_seconds"]
+        times = [f"{case['wall_seconds']:.1f}", f"{case['cpu_seconds']:.1f}", "-" if peer is None else f"{peer:.2f}"]
+        lines.append([case["name"], case["sizes"], str(case["kernels"]), *times])
+    environment = data["environment"]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    machine = f"{environment['processor']}, {environment['threads']} threads, {environment['date']}"
+    return f"{text}\n\n{machine}; {_versions(environment)}.\n"
 
 
 def runtime_table(data: dict[str, Any]) -> str:

@@ -356,3 +356,30 @@ def test_kernels_are_compiled_in_processes_once_and_to_the_same_engine(generator
     assert len(compiled) == 1 and compiled[0].startswith("5 of 5 kernels in 2 processes"), compiled
     assert events.count("5 of 5 kernels") == 1
     assert saved[0] == saved[1] == saved[2]
+
+
+@pytest.mark.parametrize("rows", [3, "batch"])
+def test_steps_of_a_recurrent_layer_share_their_kernels(generator, rows):
+    def layer(steps: int) -> Graph:
+        b = GraphBuilder("recurrent")
+        batch = b.symbol("batch", 1, 20) if rows == "batch" else rows
+        x = b.input("x", float32, (batch, steps, 24))
+        first = b.constant(generator.standard_normal((24, 32), np.float32))
+        again = b.constant(generator.standard_normal((32, 32), np.float32) / 8)
+        products = b.op("matmul", [x, first])
+        state = b.constant(np.zeros((1, 32), np.float32))
+        for step in range(steps):
+            part = b.op("slice", [products], axis=1, start=step, stop=step + 1, step=1)
+            part = b.op("reshape", [part], shape=(batch, 32))
+            state = b.op("tanh", [b.op("add", [part, b.op("matmul", [state, again]) if step else state])])
+        b.output(state, "y")
+        return b.finish()
+
+    kernels_of = {}
+    for steps in (7, 12):
+        graph = layer(steps)
+        engine = build(graph)
+        kernels_of[steps] = {choice.kernel for step in engine.plan.steps for choice in step.choices}
+        for batch in (1, 3, 20) if rows == "batch" else (rows,):
+            check(engine, graph, {"x": generator.standard_normal((batch, steps, 24), np.float32)})
+    assert len(kernels_of[12]) == len(kernels_of[7])

@@ -17,7 +17,7 @@ from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
 from tilewright.symbolic import Expression, lift, simplify
-from tilewright.tactics.core import ExternKernel, KernelCall, Operand, PackedConstant, Table, TiledOperand
+from tilewright.tactics.core import ExternKernel, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:
@@ -133,14 +133,14 @@ class KernelSet:
 def _places(call: KernelCall, place: Place) -> dict[str, BufferReference]:
     """Where the tensors among a call's operands lie."""
     return {
-        name: place(operand.value if isinstance(operand, TiledOperand) else operand)
+        name: place(operand.value if isinstance(operand, (TiledOperand, Part)) else operand)
         for name, operand in call.operands.items()
         if _is_tensor(operand)
     }
 
 
 def _is_tensor(operand: Operand) -> bool:
-    return isinstance(operand, (Value, PackedConstant, TiledOperand))
+    return isinstance(operand, (Value, PackedConstant, TiledOperand, Part))
 
 
 def _argument(operand: Operand, place: BufferReference | None) -> Any:
@@ -150,6 +150,9 @@ def _argument(operand: Operand, place: BufferReference | None) -> Any:
         start = simplify(lift(place.offset) + lift(operand.offset) * _element(operand).itemsize)
         place = replace(place, offset=start)
         return TiledReference(place, operand.shape, operand.strides, operand.steps)
+    if isinstance(operand, Part):
+        assert place is not None
+        return replace(place, offset=simplify(lift(place.offset) + operand.offset * operand.value.dtype.itemsize))
     if isinstance(operand, Table):
         return TableReference(operand.name, operand.sizes, operand.columns)
     return _number(operand) if place is None else place
@@ -177,7 +180,7 @@ def _type(name: str, call: KernelCall) -> TensorType:
         return scalar(TensorMapType(operand.block, _element(operand)))
     if isinstance(operand, Table) and not operand.columns:
         return scalar(PointerType(int32))
-    if isinstance(operand, PackedConstant):
+    if isinstance(operand, (PackedConstant, Part)):
         return scalar(PointerType(carrier(operand.value.dtype)))
     if isinstance(operand, Value):
         return scalar(PointerType(carrier(operand.dtype)))

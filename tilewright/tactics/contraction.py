@@ -110,7 +110,7 @@ def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
     if group.anchor.output.dtype.is_integer:
         return reduction(as_sum_of_products(group), graph, target)
     problem = describe_packed(group.anchor, graph, target)
-    slots = epilogue_slots(group, graph)
+    slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     return [gemm_candidate(problem, slots, group, target)]
 
 

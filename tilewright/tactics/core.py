@@ -48,6 +48,18 @@ class TiledOperand:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A tensor from one of its elements on.
+
+    Kernels that read slices of tensors at different places are one kernel then, called with different addresses: the
+    steps of a recurrent layer.
+    """
+
+    value: Value
+    offset: int  # elements before the first one
+
+
+@dataclass(frozen=True)
 class Table:
     """Numbers that follow from sizes, `runtime.tables.TABLES[name](*sizes)`: their address, or how many a row has."""
 
@@ -56,7 +68,7 @@ class Table:
     columns: bool = False
 
 
-Operand = Union[Value, PackedConstant, TiledOperand, Table, Size, float]
+Operand = Union[Value, PackedConstant, TiledOperand, Part, Table, Size, float]
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from tilewright.tactics.source import (
     NamedReferences,
     Writer,
     expression_indices,
+    first_elements,
     merge_axes,
 )
 from tilewright.tactics.trace import Coordinates, Expression, Guards, Tracer, axes_of
@@ -407,6 +408,9 @@ def _slot_writer(
     inner = [variable for variable in variables if variable.axes[-1] == last]
     names = _names(len(outer), "row")
     writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask")
+    starts = first_elements([root, *(item for _, _, item in stores)], tracer)
+    written = {target for target, _, _ in stores}
+    writer.start_at({value: start for value, start in starts.items() if value not in written})
     needed = {
         atom.axis
         for index in traced_indices

@@ -8,13 +8,14 @@ numbered in order of use, never named after the model, so that equal layers shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tilewright.dtypes import DType, carrier
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, lift, simplify, upper_bound
+from tilewright.tactics.core import Part
 from tilewright.tactics.expressions import compute_type, expression, literal, narrowed, takes_types, typed_literal
 from tilewright.tactics.index import Bounded, Coordinate, Division, Index, Loaded
 from tilewright.tactics.trace import (
@@ -33,8 +34,13 @@ from tilewright.tactics.trace import (
 class References(Protocol):
     """How the code names what it gets from outside; each new one becomes a parameter."""
 
-    def tensor(self, value: Value) -> str:
-        """The text of a pointer to a tensor."""
+    def tensor(self, value: Value, start: int = 0) -> str:
+        """The text of a pointer to a tensor, or to element `start` of it."""
+        ...
+
+    @property
+    def parts(self) -> bool:
+        """Whether pointers to other elements than the first can be had."""
         ...
 
     def size(self, size: Size) -> str:
@@ -48,10 +54,11 @@ class NamedReferences:
 
     operands: dict[str, Any] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    parts: bool = False
     _names: dict[Any, str] = field(default_factory=dict)
 
-    def tensor(self, value: Value) -> str:
-        return self._name(value, "x")
+    def tensor(self, value: Value, start: int = 0) -> str:
+        return self._name(Part(value, start) if start else value, "x")
 
     def result(self, value: Value) -> str:
         """The text of a pointer to a tensor that is written."""
@@ -76,10 +83,11 @@ class ExtraReferences:
 
     operands: dict[str, Any] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    parts: bool = False
     _positions: dict[Any, int] = field(default_factory=dict)
 
-    def tensor(self, value: Value) -> str:
-        return f"extra[{self._position(value)}]"
+    def tensor(self, value: Value, start: int = 0) -> str:
+        return f"extra[{self._position(Part(value, start) if start else value)}]"
 
     result = tensor
 
@@ -140,6 +148,16 @@ def expression_indices(roots: Iterable[Expression], tracer: Tracer) -> list[Inde
 def _own_indices(root: Expression) -> list[Index]:
     """Every index that occurs in one expression."""
     found: list[Index] = []
+    for item in _walk(root):
+        if isinstance(item, (Load, Position)):
+            found.append(item.index)
+        if isinstance(item, (Load, Choice)):
+            found.extend(guard.index for guard in item.guards)
+    return found
+
+
+def _walk(root: Expression) -> Iterator[Expression]:
+    """An expression and those that it is computed from, each once."""
     seen: set[int] = set()
     stack: list[Expression] = [root]
     while stack:
@@ -147,17 +165,22 @@ def _own_indices(root: Expression) -> list[Index]:
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, Load):
-            found.append(item.index)
-            found.extend(guard.index for guard in item.guards)
-        elif isinstance(item, Operation):
+        yield item
+        if isinstance(item, Operation):
             stack.extend(item.operands)
         elif isinstance(item, Choice):
-            found.extend(guard.index for guard in item.guards)
             stack.extend((item.inside, item.outside))
-        elif isinstance(item, Position):
-            found.append(item.index)
-    return found
+
+
+def first_elements(roots: Iterable[Expression], tracer: Tracer) -> dict[Value, int]:
+    """For each tensor of which expressions read nothing in front of a known element other than the first: that one."""
+    found: dict[Value, int] = {}
+    for root in (*roots, *tracer.loaded.values()):
+        for item in _walk(root):
+            if isinstance(item, Load) and item.value.dtype.bits >= 8:
+                start = item.index.constant if isinstance(item.index.constant, int) else 0
+                found[item.value] = min(start, found.get(item.value, start))
+    return {value: start for value, start in found.items() if start > 0}
 
 
 class Writer:
@@ -182,11 +205,16 @@ class Writer:
             variable.axes[-1]: (name, variable) for name, variable in zip(names, variables, strict=True)
         }
         self._given: dict[Value, str] = {}
+        self._starts: dict[Value, int] = {}
         self._count = 0
 
     def give(self, value: Value, text: str) -> None:
         """Name a value that the surrounding kernel computed."""
         self._given[value] = text
+
+    def start_at(self, starts: dict[Value, int]) -> None:
+        """Read tensors from these elements on, where the kernel can be given their addresses."""
+        self._starts = starts if self.references.parts else {}
 
     def size(self, size: Size) -> str:
         """A size as text: a number, or a parameter."""
@@ -277,8 +305,10 @@ class Writer:
         if isinstance(item, Given):
             return self._given[item.value]
         if isinstance(item, Load):
-            pointer = self.references.tensor(item.value)
-            text = f"tl.load({pointer} + {self._masked_index(item)})"
+            start = self._starts.get(item.value, 0)
+            if start:
+                item = replace(item, index=replace(item.index, constant=simplify(lift(item.index.constant) - start)))
+            text = f"tl.load({self.references.tensor(item.value, start)} + {self._masked_index(item)})"
             return self._define("v", text + self._widened(item.dtype))
         if isinstance(item, Choice):
             inside, outside = self._typed(item.inside), self._typed(item.outside)
