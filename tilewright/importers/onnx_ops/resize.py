@@ -271,7 +271,7 @@ def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.
     if mode == "align_corners":
         return line * (extent - 1) / (whole - 1) if whole != 1 else np.zeros(size)
     if mode == "pytorch_half_pixel" and size == 1:
-        return np.full(1, -0.5)
+        return np.zeros(1)
     if mode == "half_pixel_symmetric":
         adjustment = size / (scale * extent)
         return extent / 2 * (1 - adjustment) + (line + 0.5) / scale - 0.5
@@ -291,10 +291,8 @@ def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Set
     if mode == "align_corners":
         whole = new if target.factor is None else call.op("multiply", old, scale)
         span = call.op("subtract", whole, 1.0)
-        step = call.op(
-            "divide", call.op("subtract", old, 1.0), call.op("where", call.op("equal", span, 0.0), 1.0, span)
-        )
-        return call.op("multiply", line, step)
+        span = call.op("where", call.op("equal", span, 0.0), 1.0, span)
+        return call.op("divide", call.op("multiply", line, call.op("subtract", old, 1.0)), span)
     if mode == "asymmetric":
         return call.op("divide", line, scale)
     place = call.op("divide", call.op("add", line, 0.5), scale)
@@ -302,7 +300,7 @@ def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Set
         return place
     place = call.op("subtract", place, 0.5)
     if mode == "pytorch_half_pixel":
-        return call.op("where", call.op("equal", new, 1.0), call.builder.number(-0.5, float64), place)
+        return call.op("where", call.op("equal", new, 1.0), call.builder.number(0.0, float64), place)
     if mode == "half_pixel_symmetric" and target.factor is not None:
         adjustment = call.op("divide", new, call.op("multiply", old, scale))
         shift = call.op("multiply", call.op("multiply", old, 0.5), call.op("subtract", 1.0, adjustment))
