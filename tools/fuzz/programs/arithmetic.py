@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_map
 
 EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _EXTREMES = frozenset("clamp clamp_min clamp_max relu maximum minimum amax amin max min".split())
-_ZEROS = _EXTREMES | frozenset("sum cumsum mean mm bmm addmm baddbmm native_layer_norm convolution".split())
+_ZEROS = _EXTREMES | frozenset(
+    "add sub rsub sum cumsum mean mm bmm addmm baddbmm native_layer_norm convolution".split()
+)
 _SELECTIONS = _EXTREMES | frozenset(
     "abs neg sign clone where masked_fill cat stack index index_select gather sort".split()
 )
@@ -219,6 +221,11 @@ def _scaled(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
     return x if bias is None else x + bias
 
 
+def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    wide = _wide(x)
+    return (wide * 0.5 * (1 + torch.erf(wide * 0.5**0.5))).to(x.dtype)
+
+
 def _softmax(x: torch.Tensor, dim: int, half_to_float: bool = False) -> torch.Tensor:
     weights = (_wide(x) - _wide(x).amax(dim, keepdim=True)).exp()
     return (weights / weights.sum(dim, keepdim=True)).to(x.dtype)
@@ -256,6 +263,7 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "native_layer_norm": _layer_norm,
     "_fused_rms_norm": _rms_norm,
     "native_group_norm": _group_norm,
+    "gelu": _gelu,
     "_softmax": _softmax,
     "_log_softmax": _log_softmax,
     "logsumexp": _logsumexp,

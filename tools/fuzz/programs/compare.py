@@ -19,7 +19,7 @@ from tools.fuzz.programs.arithmetic import EPSILON, Formulas, Perturbed
 from tools.fuzz.programs.program import Program
 from tools.fuzz.target import Failed
 
-FORMULAS = 4  # runs by formulas
+FORMULAS = 10  # runs by formulas
 FACTOR = 12.0  # times the spread of so few runs
 ROUNDINGS = 16.0  # of a result's own size, for errors that the runs did not happen to show
 NARROW = 4.0  # the same in the narrowest type of the program, whose roundings kernels may leave out between operations
