@@ -525,3 +525,14 @@ def test_files_that_are_no_exports(tmp_path: Path) -> None:
     for name in ("text.pt2", "weights.pt2"):
         with pytest.raises(ImportModelError, match=r"not a torch\.export file"):
             import_model(tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_hard_activations_are_exact_at_their_ends(dtype: torch.dtype) -> None:
+    class Hard(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return nn.functional.hardsigmoid(x), nn.functional.hardswish(x)
+
+    x = torch.tensor([-9.0, -3.0, 0.0, 3.0, 9.0], dtype=dtype)
+    gate, product = tilewright.compile(Hard().eval(), (x,))(x)
+    assert gate.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0] and product.tolist() == [0.0, 0.0, 0.0, 3.0, 9.0]

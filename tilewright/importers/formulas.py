@@ -164,9 +164,9 @@ def mish(emit: Emitter, x: Value) -> Value:
     return emit.op("multiply", x, emit.op("tanh", softplus(emit, x)))
 
 
-def hard_sigmoid(emit: Emitter, x: Value, slope: float = 1 / 6, offset: float = 0.5) -> Value:
-    line = emit.op("add", emit.op("multiply", x, slope), offset)
-    return emit.op("clip", line, low=0.0, high=1.0)
+def hard_sigmoid(emit: Emitter, x: Value) -> Value:
+    """(x + 3) / 6 between 0 and 1.  The sum comes first: a product with a rounded 1/6 would leave a residue at -3."""
+    return emit.op("multiply", emit.op("clip", emit.op("add", x, 3.0), low=0.0, high=6.0), 1 / 6)
 
 
 def hard_swish(emit: Emitter, x: Value) -> Value:

@@ -296,7 +296,8 @@ def selu(call: Call) -> Value:
 
 @rule("HardSigmoid")
 def hard_sigmoid(call: Call) -> Value:
-    return formulas.hard_sigmoid(call, call[0], call.attribute("alpha", 0.2), call.attribute("beta", 0.5))
+    line = call.op("add", call.op("multiply", call[0], call.attribute("alpha", 0.2)), call.attribute("beta", 0.5))
+    return call.op("clip", line, low=0.0, high=1.0)
 
 
 @rule("ThresholdedRelu")

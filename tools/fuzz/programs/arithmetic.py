@@ -9,6 +9,7 @@ results show neither the rounding errors of long sums nor where squares leave th
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -34,7 +35,9 @@ class Perturbed(TorchDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(
+            random.Random(seed).getrandbits(63)
+        )  # those of 0, 1, .. are alike
         self.zero = torch.tensor(-0.0 if seed % 2 else 0.0, dtype=torch.float64)
         self.coarsest = 0.0  # the greatest rounding error of a type that was seen
 
