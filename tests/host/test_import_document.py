@@ -54,7 +54,8 @@ def table(title: str, sections: Iterable[RuleTable]) -> str:
 def tables() -> str:
     families = f"### Hugging Face families (`model_type`)\n\n{', '.join(f'`{name}`' for name in FAMILIES)}\n"
     aten = table(f"ATen ({len(torch_ops.RULES)} overloads)", torch_ops.SECTIONS)
-    standard = table(f"ONNX ({len(onnx_ops.RULES)} operations, and `Constant`, `If`, `Loop`, `Scan`)", onnx_ops.SECTIONS)
+    others = "`Constant`, `If`, `Loop`, `Scan`, those of sequences and optionals"
+    standard = table(f"ONNX ({len(onnx_ops.RULES)} operations, and {others})", onnx_ops.SECTIONS)
     kinds: dict[str, list[str]] = {}
     for name, (reason, _) in sorted(onnx_refused.REASONS.items()):
         kinds.setdefault(reason, []).append(f"`{name}`")

@@ -13,7 +13,7 @@ import pytest
 
 import tilewright
 from tilewright.engine.engine import Engine
-from tilewright.errors import ShapeError
+from tilewright.errors import ShapeError, UnsupportedOperationError
 
 Call = dict[str, Any]
 
@@ -239,6 +239,21 @@ CASES: dict[str, tuple[str, list[Call]]] = {
 }
 
 
+CASES |= {
+    "sequences": (
+        """m (float[n, 4] x, bool c) => (float[a, 4] y, float[n, 2] z, int64 k) {
+            one = Constant <value = int64 {1}> () two = Constant <value_ints = [1, 3]> ()
+            e = Exp(x) s = SequenceConstruct(x, e) t = SequenceInsert(s, x, one) u = SequenceErase(t)
+            k = SequenceLength(t) p = SplitToSequence <axis = 1> (x, two)
+            y = If (c) <then_branch = f () => (float[b, 4] v) { v = ConcatFromSequence <axis = 0> (u) },
+                        else_branch = g () => (float[b, 4] w) { w = SequenceAt(t, one) }>
+            h = SequenceAt(p, one) zero = Constant <value_ints = [0]> () end = Constant <value_ints = [2]> ()
+            ax = Constant <value_ints = [1]> () z = Slice(h, zero, end, ax) }""",
+        [{"x": (3, 4), "c": np.array(c)} for c in (True, False)],
+    ),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_size_of_a_case_is_right(name: str, tmp_path: Path) -> None:
     text, calls = CASES[name]
@@ -251,6 +266,13 @@ def test_every_size_of_a_case_is_right(name: str, tmp_path: Path) -> None:
     loaded = Engine.load(tmp_path / "model.engine")
     for call in calls:
         check(loaded, session, call)
+
+
+def test_sequences_at_the_outside_are_refused() -> None:
+    with pytest.raises(UnsupportedOperationError, match="input 's' is a sequence, and engines take tensors"):
+        tilewright.compile(parsed("m (seq(float[n]) s) => (int64 y) { y = SequenceLength(s) }"))
+    with pytest.raises(UnsupportedOperationError, match="output 'y' is a sequence, and engines give tensors"):
+        tilewright.compile(parsed("m (float[2] x) => (seq(float[2]) y) { y = SequenceConstruct(x) }"))
 
 
 def test_errors_name_what_was_given() -> None:

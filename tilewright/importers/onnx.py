@@ -21,7 +21,7 @@ from onnx import (
     ValueInfoProto,
 )
 
-from tilewright.errors import ImportModelError, ShapeError, printable
+from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperationError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
@@ -40,6 +40,8 @@ from tilewright.importers.onnx_schema import (
     rule_name,
 )
 from tilewright.importers.onnx_scope import Scope, Unavailable
+from tilewright.importers.onnx_sequences import Sequence as Sequence_
+from tilewright.importers.onnx_sequences import rule_of
 from tilewright.importers.onnx_structure import (
     DEEPEST,
     FunctionKey,
@@ -165,7 +167,13 @@ class _Importer:
                     chosen.setdefault(dim.dim_param, self._size(axes[axis]))
         for entry in entries:
             tensor = entry.type.tensor_type
-            if not entry.type.HasField("tensor_type") or not tensor.HasField("shape"):
+            kind = entry.type.WhichOneof("value")
+            if kind in ("sequence_type", "optional_type"):
+                raise UnsupportedOperationError(
+                    f"input {entry.name!r} is {'a sequence' if kind == 'sequence_type' else 'an optional'}, and "
+                    "engines take tensors: make its items inputs of the model"
+                )
+            if kind != "tensor_type" or not tensor.HasField("shape"):
                 raise ImportModelError(f"input {entry.name!r} is not a tensor with a known rank")
             if tensor.elem_type not in DTYPES:
                 raise ImportModelError(f"input {entry.name!r} has the element type {type_name(tensor.elem_type)}")
@@ -274,6 +282,12 @@ class _Importer:
             self._call(function, node, scope.opset, attributes, inputs, scope)
             return
         opset = scope.version(node.domain)
+        of_sequences = rule_of(rule_name(node), inputs)
+        if of_sequences is not None:
+            values = {name: self._attribute(item) for name, item in attributes.items() if name != "type"}
+            call = Call(self.builder, source_of(node) or scope.place, inputs, values, opset, len(node.output))
+            self._store(node, scope, [of_sequences(call)])
+            return
         if has_schema(node):
             form = form_of(node.op_type, opset, node.domain)
             check_attributes(form, attributes)
@@ -336,7 +350,7 @@ class _Importer:
             if not name:
                 continue
             found = results[index] if index < len(results) else None
-            if not isinstance(found, Tensor):
+            if not isinstance(found, Tensor) or isinstance(found, Sequence_):
                 scope.values[name] = found or Unavailable(node, index, False)
                 continue
             check_sizes(found.known.reshape(-1) if found.symbolic and found.known is not None else found.shape)
@@ -471,6 +485,11 @@ class _Importer:
         for entry in outputs:
             found = scope.find(entry.name)
             assert isinstance(found, Tensor)  # the structure was checked, and what is not available reported
+            if isinstance(found, Sequence_):
+                raise UnsupportedOperationError(
+                    f"output {entry.name!r} is a sequence, and engines give tensors: make its items outputs "
+                    "(SequenceAt), or join them (ConcatFromSequence)"
+                )
             if entry.HasField("type"):
                 _check_declared(entry.type, found, f"output {entry.name!r}", strict=False)
             value: Value = call.materialize(found)

@@ -11,6 +11,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Tensor
 from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAIN
+from tilewright.importers.onnx_sequences import Sequence
 from tilewright.importers.report import NO_RULE, Invalid, Unsupported
 
 
@@ -91,12 +92,17 @@ class BodyScope(Scope):
         found = self.outer.find(name)
         if not isinstance(found, Tensor):
             return found
+        self.values[name] = self._inside(found)
+        return self.values[name]
+
+    def _inside(self, found: Tensor) -> Tensor:
+        """A tensor from outside as one of this graph."""
+        if isinstance(found, Sequence):
+            items = [self._inside(item) for item in found.items]
+            return Sequence(found.name, items=items, element=found.element, is_nothing=found.is_nothing)
         if found.known is not None or found.value is None:
-            inner = Tensor(found.name, known=found.known, hints=found.hints)
-        else:
-            if found.value not in self.inner:
-                value = self.builder.input(f"outside.{found.value.name}", found.dtype, found.shape)
-                self.inner[found.value], self.captured[value.name] = value, found.value
-            inner = Tensor(found.name, self.inner[found.value], hints=found.hints)
-        self.values[name] = inner
-        return inner
+            return Tensor(found.name, known=found.known, hints=found.hints, size_type=found.size_type)
+        if found.value not in self.inner:
+            value = self.builder.input(f"outside.{found.value.name}", found.dtype, found.shape)
+            self.inner[found.value], self.captured[value.name] = value, found.value
+        return Tensor(found.name, self.inner[found.value], hints=found.hints)
