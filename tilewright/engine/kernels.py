@@ -75,6 +75,8 @@ class KernelSet:
             identity, request = self._request(call, kernel, _places(call, place))
             if identity not in jobs and not kernel.is_compiled(*request):
                 jobs[identity] = partial(kernel.compile, *request)
+        if jobs:
+            self.target.prepare()
         total = f"of {len(jobs)} kernels"
         compile_ahead(list(jobs.values()), told=lambda ended: self.progress("compile", f"{ended} {total}", 0.0))
 

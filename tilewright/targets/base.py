@@ -92,6 +92,10 @@ class Target(Protocol):
         """Speed of `dot` on operands of this type, relative to float32."""
         ...
 
+    def prepare(self) -> None:
+        """Import what `compile` needs: once, before processes are forked that compile."""
+        ...
+
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel; results are cached on disk by content."""
         ...

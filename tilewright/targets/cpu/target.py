@@ -177,6 +177,10 @@ class CPUTarget:
             return 16 * 2 / dtype.itemsize
         return 0.5 if dtype.bits == 64 else 1.0
 
+    def prepare(self) -> None:
+        """Import what `compile` needs: once, before processes are forked that compile."""
+        import tilewright.targets.cpu.compile  # noqa: F401
+
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
         from tilewright.targets.cpu.compile import compile_function  # the pipeline imports this table

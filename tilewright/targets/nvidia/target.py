@@ -194,6 +194,10 @@ class NvidiaTarget:
             return 4.0 if self.fp8_mma or dtype.is_integer else 2.0
         return 2.0 if dtype.bits == 16 else 1.0
 
+    def prepare(self) -> None:
+        """Import what `compile` needs: once, before processes are forked that compile."""
+        import tilewright.targets.nvidia.compile  # noqa: F401
+
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
         """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
         from tilewright.targets.nvidia.compile import compile_function  # the pipeline imports this table
