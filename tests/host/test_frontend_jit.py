@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -344,14 +345,11 @@ def test_a_warm_start_does_not_trace(tmp_path: Path) -> None:
         "def kernel(out, N: tl.constexpr):\n    tl.store(out, note(N))\n"
         "out = np.zeros(1, np.int32)\nkernel[(1,)](out, N=7)\nprint(out[0])\n"
     )
-    environment = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
-    runs = [
-        subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    ]
-    assert runs == ["traced\n7\n", "7\n"]
+    environment = {**os.environ, "TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, str(script)]
+    runs = [subprocess.run(command, env=environment, capture_output=True, text=True) for _ in range(2)]
+    assert [run.stdout for run in runs] == ["traced\n7\n", "7\n"], [run.stderr for run in runs]
 
 
 @tilewright.jit
