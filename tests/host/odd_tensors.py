@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
+from tools.fuzz.odd_values import Wrapper
+
 ROWS, COLUMNS = 2, 8
 
 
@@ -35,16 +37,6 @@ def fake() -> torch.Tensor:
         return torch.ones(ROWS, COLUMNS)
 
 
-class Wrapped(torch.Tensor):
-    @staticmethod
-    def __new__(cls, tensor: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, tensor.shape, dtype=tensor.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        raise NotImplementedError(str(function))
-
-
 class Refusing(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
@@ -58,7 +50,7 @@ WITHOUT_MEMORY: dict[str, Callable[[], Any]] = {
     "shrunk view": lambda: resized(16, turned=True),
     "functional": lambda: torch._to_functional_tensor(torch.ones(ROWS, COLUMNS)),
     "zero": lambda: torch._efficientzerotensor((ROWS, COLUMNS)),
-    "wrapped": lambda: Wrapped(torch.ones(ROWS, COLUMNS)),
+    "wrapped": lambda: Wrapper(torch.ones(ROWS, COLUMNS)),
     "refusing": lambda: torch.ones(ROWS, COLUMNS).as_subclass(Refusing),
     "uninitialized": torch.nn.UninitializedParameter,
     "sparse": lambda: torch.ones(ROWS, COLUMNS).to_sparse(),

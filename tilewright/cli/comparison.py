@@ -1,4 +1,4 @@
-"""`tilewright run --compare`: an engine's outputs, or what each of its kernels stores, beside those of a peer."""
+"""`tilewright run --compare`: an engine's outputs, or what each of its kernels stores, and a peer's."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def _directory(content: memoryview, count: int) -> list[_Entry]:
 
 
 def _data_start(content: memoryview, entry: _Entry, limit: int) -> int:
-    """Where a member's data begins: behind its local header, which must say what the directory says."""
+    """Where a member's data begins: after its local header, which must say what the directory says."""
     wrong = _Wrong(f"the zip archive's entry of {entry.name!r} is wrong: its header and the directory differ")
     if entry.start + _LOCAL.size > limit:
         raise wrong

@@ -206,7 +206,7 @@ class Engine:
         if rebuild != "always":
             try:
                 engine = cls._read(path, target, trust, mmap)
-                engine._session  # noqa: B018 - link now, so that what does not fit is told now
+                engine._session  # noqa: B018 - link now, so that what does not fit is reported now
                 engine.threads = threads
                 return engine
             except EngineUntrustedError:

@@ -2,7 +2,7 @@
 
     {"graph": …, "constants": {"embed": ["embed", null], "dense.weight": ["dense.weight.panels", recipe]}}
 
-A graph that was cut into parts has them beside it, each of this form: ``"parts": [{"graph": …, "constants": …}, …]``.
+A graph that was cut into parts is stored with them, each of this form: ``"parts": [{"graph": …, "constants": …}, …]``.
 
 A constant that kernels read in another order is stored in that order alone; its recipe says how to get
 the graph's order back.

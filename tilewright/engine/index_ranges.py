@@ -1,4 +1,4 @@
-"""Which indices a graph may be given: kernels never leave a tensor, so that wrong ones must be told beforehand.
+"""Which indices a graph may be given: kernels never leave a tensor, so that wrong ones must be reported beforehand.
 
 Gathers and scatters take -extent to extent - 1, negative ones counting from the end.  Constants are
 checked when an engine is built.  Where the indices are an input, seen through views, casts and added

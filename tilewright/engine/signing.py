@@ -132,7 +132,7 @@ def read_public_key(source: PublicKey) -> bytes:
     try:
         key: Ed25519PublicKey | Any = serialization.load_pem_public_key(data)
     except Exception as error:  # of the package: ValueError, UnsupportedAlgorithm, …
-        kind = "it is a private key: give the .pub file beside it" if b"PRIVATE KEY" in data else str(error)[:200]
+        kind = "it is a private key: give the .pub file next to it" if b"PRIVATE KEY" in data else str(error)[:200]
         raise SigningKeyError(f"{name} is no public key in PEM format ({kind})") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SigningKeyError(f"{name} is a key of another kind ({type(key).__name__}): engines are signed by Ed25519")

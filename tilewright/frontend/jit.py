@@ -79,7 +79,7 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
     "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
 _OF_THE_FRONT_END = frozenset(("debug", "ir_override"))
-# `keep_texts` keeps every stage's text in the binary, `overlap` and `check_bounds` are told in `targets.cpu.pipeline`.
+# `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and `check_bounds`.
 _INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds"))
 Types = Mapping[str, Any]
 

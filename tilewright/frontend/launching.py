@@ -135,7 +135,7 @@ def run(grid, arguments, slots):
         start_careful(packed, total)
     return kernel
 """
-# Stores to PyTorch's tensors and to NumPy's writable arrays are told here, those to anything else by `Interface`.
+# Stores to PyTorch's tensors and to NumPy's writable arrays are prepared here, those to anything else by `Interface`.
 _STORE = """\
     raiser = tensor_types.get(type(arguments[{index}]))
     if raiser is not None:

@@ -150,7 +150,7 @@ def broadcast_at(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def axes_last(inputs: Arrays, attributes: Attributes) -> Array:
-    """The dimensions at the axes behind the others, as one."""
+    """The dimensions at the axes, moved after the others, as one."""
     x = inputs[0]
     axes = _axes(inputs[1], x.ndim, attributes)
     kept = [axis for axis in range(x.ndim) if axis not in axes]
@@ -247,7 +247,7 @@ def top_k(inputs: Arrays, attributes: Attributes) -> Array:
     if not 0 <= k <= x.shape[axis]:
         raise ShapeError(f"{attributes['what']} is {k}, and dimension {axis} has {x.shape[axis]} elements")
     keys = x.astype(np.float32) if x.dtype.kind == "V" else x
-    if attributes["largest"]:  # from behind, so that equal ones keep their order
+    if attributes["largest"]:  # from the end, so that equal ones keep their order
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis=axis, kind="stable"), axis)
     else:
         order = np.argsort(keys, axis=axis, kind="stable")

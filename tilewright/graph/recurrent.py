@@ -4,7 +4,7 @@
     weight   [directions, hidden, gates * hidden]         of the state, transposed
     initial  [directions, batch, slots * hidden]          what is kept from step to step: h, then c of an LSTM
     bias     [directions, gates * hidden]                 of the state's products, of cells whose gates multiply them
-    lengths  [batch] int64                                 steps behind a sequence's end keep the state
+    lengths  [batch] int64                                 steps after a sequence's end keep the state
     result   [steps + 1, directions, batch, slots * hidden]
 
 Row p + 1 of the result is the state after step p; of a direction that is `reverse`, which begins with the last step,

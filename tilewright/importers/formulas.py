@@ -53,7 +53,7 @@ def hyperbolic_cosine(emit: Emitter, x: Value) -> Value:
     return emit.op("add", *halves)
 
 
-# From where on one is lost beside a square; narrow types may be computed without roundings in between.
+# From where on adding one to a square changes nothing; narrow types may be computed without roundings in between.
 _LARGE = {"float16": 64.0, "float64": 2.0**28}
 _LARGE_ELSEWHERE = 2.0**13
 

@@ -1,4 +1,4 @@
-"""The results of an engine's kernels, one by one, beside what they should be: which layer makes an engine differ."""
+"""The results of an engine's kernels, one by one, and what they should be: which layer makes an engine differ."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class _Instance:
         return values
 
     def tested(self, operation: Operation, results: list[Array]) -> list[Array]:
-        """The results of the region before a pass, whose first decides; the checks look at that one."""
+        """The results of the region before a pass, of which the first decides; the checks look at that one."""
         if self.checks is not None:
             self.checks.undefined.decides(operation, results[0])
         return results

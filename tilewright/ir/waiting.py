@@ -9,7 +9,7 @@ _EFFECTS = ("atomic_rmw", "atomic_cas", "load", "store", "assert", "print")
 
 def deciding_values(loop: Operation) -> set[Value]:
     """The values of a `while` on which its condition depends, and what it does to memory: not a count of its passes
-    that is only used behind it."""
+    that is only used after it."""
     before, after = loop.regions
     condition, *forwarded = before.terminator.operands
     sources = dict(zip(after.arguments, forwarded, strict=True))

@@ -1,4 +1,4 @@
-"""`InferenceSession`: an engine behind the interface of ONNX Runtime's class of that name.
+"""`InferenceSession`: an engine with the interface of ONNX Runtime's class of that name.
 
 Names and meanings are those of ONNX Runtime's public Python interface, so that a program changes one import.
 """

@@ -513,7 +513,7 @@ def handler_text() -> str:
 
 
 def _memory(size: int) -> ctypes.Array[ctypes.c_int64]:
-    """Words of zero behind a page that nobody may touch: a kernel that runs over its arrays shall not reach them."""
+    """Words of zero after a page that nobody may touch: a kernel that runs over its arrays must not reach them."""
     pages = mmap.mmap(-1, mmap.PAGESIZE + size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     guard = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(mmap.PAGESIZE), 0)
@@ -571,7 +571,7 @@ _first = threading.Lock()
 def load_kernels(
     images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None, strict: bool = False
 ) -> NativeLibrary:
-    """`library.load_objects` for code whose faults are to be told of: kernels, and engines' plans."""
+    """`library.load_objects` for code whose faults are to be reported: kernels, and engines' plans."""
     global _watch
     library = load_objects(images, symbols, imports, strict)
     if sys.platform == "linux" and platform.machine() == "x86_64":

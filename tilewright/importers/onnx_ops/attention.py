@@ -78,7 +78,7 @@ def attend(call: Call, query: Value, key: Value, value: Value, scores: Scores) -
 
 
 def weigh(call: Call, query: Value, key: Value, scores: Scores) -> tuple[Value, Value, Value, Value]:
-    """The products of queries and keys, these behind the soft cap, with the bias added, and their softmax.
+    """The products of queries and keys, these after the soft cap, with the bias added, and their softmax.
 
     All [B, H, S, T], in float32 at least.
     """
@@ -143,7 +143,7 @@ def _heads(call: Call, x: Value, name: str) -> Value:
 
 
 def _mask(call: Call, mask: Value, keys: Size) -> Value:
-    """The mask with all keys: those behind its end are not seen."""
+    """The mask with all keys: those after its end are not seen."""
     call.require_rank(mask, 1, 4)
     extent = mask.shape[-1]
     if extent == keys:

@@ -231,7 +231,7 @@ def _walked(
     sides = [
         call.equal_parts(call.select(call[3], 0, number), 2) if call.has(3) else [None, None] for number in numbers
     ]
-    # Of a GRU the state's bias stays beside its product, which the reset gate multiplies.
+    # Of a GRU the state's bias stays with its product, which the reset gate multiplies.
     separate = cell.startswith("gru") and call.has(3)
     inputs = []
     for number in numbers:
@@ -258,7 +258,7 @@ def _walked(
 
 
 def _results(call: Call, rows: Value, steps: Size, hidden: int, states: int, backwards: Sequence[bool]) -> list[Value]:
-    """Outputs and last states from the states around every step; behind a sequence's end outputs are zeros."""
+    """Outputs and last states from the states around every step; after a sequence's end outputs are zeros."""
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]
     for number, reverse in enumerate(backwards):

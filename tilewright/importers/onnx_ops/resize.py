@@ -322,7 +322,7 @@ def _place_in_region(
 
 
 def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _Settings) -> np.ndarray:
-    """The pixel of each place; before opset 11 the one behind it when the image becomes smaller, else before it."""
+    """The pixel of each place; before opset 11 the next one when the image becomes smaller, else the one before."""
     mode = settings.nearest
     if call.opset < 11:
         mode = "ceil" if smaller else "floor"

@@ -115,7 +115,7 @@ def split_last(call: Call, part: Value, axis: int, size: Size) -> Value:
 
 
 def with_axes(apply: Callable[[Call], Value]) -> Callable[[Call], Value]:
-    """A reduction whose axes may be known only at run time: then they are moved behind the others, as one."""
+    """A reduction whose axes may be known only at run time: then they are moved after the others, as one."""
 
     def rule_(call: Call) -> Value:
         if not call.is_unknown(1):

@@ -68,7 +68,7 @@ def fourier_transform(call: Call) -> Value:
     axis = call.attribute("axis", 1) if call.opset < 20 else int(call.number(2)) if call.has(2) else -2
     axis = call.place(int(axis), x.rank)
     if axis == x.rank - 1 or x.shape[-1] not in (1, 2):
-        raise Invalid(f"{x!r} has no dimension of real and imaginary parts behind axis {axis}")
+        raise Invalid(f"{x!r} has no dimension of real and imaginary parts after axis {axis}")
     inverse, onesided = bool(call.attribute("inverse", 0)), bool(call.attribute("onesided", 0))
     length = _count(call, 1, "length of the transform") if call.has(1) else None
     parts = [call.select(x, x.rank - 1, part) for part in range(2 if x.shape[-1] == 2 else 1)]

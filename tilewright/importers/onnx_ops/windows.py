@@ -228,7 +228,7 @@ def column_to_image(call: Call) -> Value:
         places = places * image[index] + position
         outside = outside | (position < 0) | (position >= image[index])
     pixels = math.prod(image)
-    places = np.where(outside, pixels, places).reshape(-1)  # what is outside goes behind the image
+    places = np.where(outside, pixels, places).reshape(-1)  # what is outside goes to a place after the image
     planes = simplify(lift(x.shape[0]) * (columns // taps))
     blocks = call.reshape(x, (planes, taps * math.prod(counts)))
     empty = call.full((planes, pixels + 1), 0, x.dtype)

@@ -121,6 +121,11 @@ def flash_attention(
 # cannot be imported.
 
 
+def _alone(call: Call, result: Value) -> tuple[Value | None, ...]:
+    """The first result of an operation whose others cannot be imported."""
+    return (result, *[None] * (len(call.results) - 1))
+
+
 @rule("_scaled_dot_product_flash_attention.default")
 def gpu_flash_attention(
     call: Call,
@@ -132,8 +137,7 @@ def gpu_flash_attention(
     return_debug_mask: bool = False,
     scale: float | None = None,
 ) -> tuple[Value | None, ...]:
-    result = attention(call, query, key, value, None, dropout_p, is_causal, scale)
-    return (result, *[None] * (len(call.results) - 1))
+    return _alone(call, attention(call, query, key, value, None, dropout_p, is_causal, scale))
 
 
 @rule("_scaled_dot_product_efficient_attention.default", "_scaled_dot_product_cudnn_attention.default")
@@ -149,8 +153,7 @@ def gpu_biased_attention(
     return_debug_mask: bool = False,
     scale: float | None = None,
 ) -> tuple[Value | None, ...]:
-    result = attention(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
-    return (result, *[None] * (len(call.results) - 1))
+    return _alone(call, attention(call, query, key, value, attn_bias, dropout_p, is_causal, scale))
 
 
 @rule("_scaled_dot_product_attention_math.default")

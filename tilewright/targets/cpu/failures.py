@@ -1,5 +1,5 @@
 """Failed assertions, loops whose step is not positive, loops that wait for ever (`waiting`), and accesses out of
-bounds, which are checked where a kernel is compiled so (`passes.check_bounds`): what machine code leaves behind, and
+bounds, which are checked where a kernel is compiled so (`passes.check_bounds`): what machine code records, and
 how it is read.
 
 The launcher of a kernel with assertions gives it the address of a record, an array of `WORDS` int64, all zero but for

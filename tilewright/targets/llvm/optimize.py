@@ -109,7 +109,7 @@ def _parsed(text: str, machine: llvm.TargetMachine, options: MachineOptions) -> 
 
 def _parts(text: str) -> tuple[str, str, list[str]]:
     """A module's text without the functions marked with `FEW_PASSES`, the text of these, and their names."""
-    if FEW_PASSES not in text or "!llvm.dbg" in text:  # places in the source are told of a whole module
+    if FEW_PASSES not in text or "!llvm.dbg" in text:  # places in the source are given for a whole module
         return text, "", []
     rest: list[str] = []
     written: list[str] = []
