@@ -1,7 +1,7 @@
 """Trained ONNX models that ship inside packages on PyPI, built for the CPU as they are and compared with ONNX Runtime.
 
 python tools/wild_models.py                    every package of PACKAGES; writes the results and docs/wild-models.md
-python tools/wild_models.py --package magika --package nudenet --only nudenet --no-save
+python tools/wild_models.py --package magika     the results of the other packages stay as they are
 python tools/wild_models.py --folder /models   .onnx files that are there already
 
 Wheels are downloaded by pip into a folder of their own.  Each model is built and run in a child process with limits of
@@ -262,11 +262,11 @@ def examine(path: Path) -> dict[str, Any]:
     for feeds, answers in reference.cases():
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         try:
-            found = engine.run(feeds)
+            given = engine.run(feeds)
         except TilewrightError as error:
             return {**row, "outcome": "call refused", "reason": f"{type(error).__name__}: {error} ({shapes})"}
         names = [output.name for output in reference.sessions[0].get_outputs()]
-        found = [found[name] for name in names] if isinstance(found, dict) else list(found)
+        found = [given[name] for name in names]
         what, ratio = difference(found, answers, depth)
         if what:
             return {**row, "outcome": "wrong", "reason": f"{what} ({shapes})"}
@@ -365,6 +365,10 @@ def main(
                 f"{name}/{path.name}: {row['outcome']} {row.get('build_seconds', '')} {short(row['reason'])}",
                 flush=True,
             )
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"versions": {}, "models": []}
+    packages = {name for name, _ in places}
+    rows += [row for row in kept["models"] if row["package"] not in packages]
+    versions = {**kept["versions"], **versions}
     data = {
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"Python": platform.python_version(), **versions},

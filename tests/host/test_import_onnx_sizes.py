@@ -3,6 +3,9 @@ equal but are spelled differently."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,8 +14,10 @@ onnx = pytest.importorskip("onnx")
 from onnx import parser  # noqa: E402
 
 import tilewright  # noqa: E402
-from tilewright.errors import ShapeError  # noqa: E402
+from tilewright.errors import InputError, ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
+from tilewright.graph.parser import parse_graph  # noqa: E402
+from tilewright.graph.printer import print_graph  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 
@@ -280,3 +285,19 @@ def test_conditions_hold_in_engines_of_parts() -> None:
     assert engine.run({"x": numbers(1, 4)})["z"].shape == (2, 3)
     with pytest.raises(ShapeError, match=r"n = 3|must be"):
         engine.run({"x": numbers(1, 3)})
+
+
+@pytest.mark.parametrize("name", ["serving_default:0", "a/b:0", "x@1;y", "größe"])
+def test_inputs_have_the_names_of_the_file(name: str, tmp_path: Path) -> None:
+    found = model("main (float[n, 4] x) => (float[n, 4] y) { y = Exp(x) }")
+    found.graph.input[0].name = found.graph.node[0].input[0] = name
+    found.graph.output[0].name = found.graph.node[0].output[0] = f"{name}/out"
+    engine = tilewright.compile(found)
+    engine.save(tmp_path / "named.engine")
+    for each in (engine, tilewright.Engine.load(tmp_path / "named.engine")):
+        assert [spec.name for spec in each.inputs] == [name]
+        np.testing.assert_allclose(each.run({name: numbers(2, 4)})[f"{name}/out"], np.exp(numbers(2, 4)), rtol=1e-5)
+        with pytest.raises(InputError, match=re.escape(name)):
+            each.run({"x_0": numbers(2, 4)})
+    graph = import_model(found)
+    assert print_graph(parse_graph(print_graph(graph))) == print_graph(graph)

@@ -27,6 +27,7 @@ from tilewright.graph.inference import check_shape
 from tilewright.graph.ops import OPS, infer_types, normalize
 from tilewright.symbolic import Size, Symbol, simplify, symbol
 
+_NOT_IN_INPUTS = r"[\s\"\\(){}\[\],=%\x00-\x20]"  # of names that a caller gives: what the text of graphs needs
 Operand = Union[Value, int, float, bool, None]
 
 
@@ -64,15 +65,15 @@ class GraphBuilder:
         return self.symbol(f"{hint}_{number}", low, high)
 
     def input(self, name: str, dtype: DType, shape: Sequence[Size]) -> Value:
-        """A graph input; its name is kept as given."""
-        value = Value(self._unique(name), dtype, tuple(map(simplify, shape)))
+        """A graph input; its name is kept as given, but for spaces, brackets, commas, quotes, ``=`` and ``%``."""
+        value = Value(self._unique(re.sub(_NOT_IN_INPUTS, "_", name) or "value"), dtype, tuple(map(simplify, shape)))
         self.graph.inputs.append(value)
         return value
 
     def constant(self, array: np.ndarray | float, name: str = "constant") -> Value:
         """A constant; the array is kept, not copied."""
         data = np.asarray(array)
-        value = Value(self._unique(name), from_numpy(data.dtype), data.shape)
+        value = Value(self._unique(plain_name(name)), from_numpy(data.dtype), data.shape)
         self.graph.constants[value] = data
         return value
 
@@ -109,13 +110,13 @@ class GraphBuilder:
             where = f" (from {source})" if source else ""
             message = str(error) if str(error).startswith(op) else f"{op}: {error}"
             raise ShapeError(f"{message}; inputs: {', '.join(map(repr, values))}{where}") from None
-        outputs = [Value(self._unique(result or op), dtype, shape) for dtype, shape in types]
+        outputs = [Value(self._unique(plain_name(result or op)), dtype, shape) for dtype, shape in types]
         self.graph.nodes.append(Node(op, values, outputs, attributes, source))
         return self.graph.nodes[-1]
 
     def rename(self, value: Value, name: str) -> None:
         """Give a computed value a name that its user knows; characters that names cannot hold become ``_``."""
-        value.name = self._unique(name)
+        value.name = self._unique(plain_name(name))
 
     def output(self, value: Value, name: str = "") -> None:
         """Declare a graph output."""
@@ -152,8 +153,7 @@ class GraphBuilder:
             result.pop()
         return result
 
-    def _unique(self, name: str) -> str:
-        base = plain_name(name)
+    def _unique(self, base: str) -> str:
         candidate, count = base, self._names.get(base, 0)
         while candidate in self._names:
             count += 1

@@ -32,8 +32,7 @@ from tilewright.graph.printer import constant_text
 from tilewright.graph.verifier import verify
 from tilewright.symbolic import Size, Symbol, apply, lift, simplify, symbol
 
-_NAME = r"[\w.\-]+"
-_VALUE = re.compile(rf"%({_NAME}): (\w+)\[(.*?)\](?= |$)")
+_VALUE = re.compile(r"%([^\s\"\\(){}\[\],=%]+): (\w+)\[(.*?)\](?= |$)")
 _NODE = re.compile(r"= (\w+)\((.*?)\)(?: \{(.*)\})?(?: from (\".*\"))?$")
 
 
