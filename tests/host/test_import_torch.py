@@ -536,3 +536,13 @@ def test_hard_activations_are_exact_at_their_ends(dtype: torch.dtype) -> None:
     x = torch.tensor([-9.0, -3.0, 0.0, 3.0, 9.0], dtype=dtype)
     gate, product = tilewright.compile(Hard().eval(), (x,))(x)
     assert gate.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0] and product.tolist() == [0.0, 0.0, 0.0, 3.0, 9.0]
+
+
+def test_sinh_in_float64_where_the_smaller_power_still_counts() -> None:
+    class Sinh(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sinh(x)
+
+    x = torch.linspace(-40, 40, 999, dtype=torch.float64)
+    result = torch.as_tensor(tilewright.compile(Sinh().eval(), (x,))(x))
+    np.testing.assert_allclose(result, torch.sinh(x), rtol=32 * torch.finfo(torch.float64).eps)
