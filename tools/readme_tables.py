@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import conformance_table
+from architectures import table as architectures_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = {"gflops": "GFLOP/s", "gigabytes_a_second": "GB/s"}
@@ -31,6 +32,8 @@ def table(data: dict[str, Any]) -> str:
     """The Markdown table of results."""
     if "tutorials" in data:
         return conformance_table.markdown(data)
+    if "architectures" in data:
+        return architectures_table.markdown(data)
     if "families" in data:
         return gpu_table(data)
     if "repeats" in data:
