@@ -419,6 +419,14 @@ add("upsample_bilinear2d", IMAGE, [5, 12], False)
 add("upsample_linear1d.vec", floats(2, 3, 4), [7], False, None)
 add("upsample_linear1d", floats(2, 3, 4), [7], True)
 
+add("_is_all_true _is_any_true", bools(3, 4))
+add("_is_all_true", lambda: torch.ones(3, dtype=torch.bool))
+for _kind in ("bilinear", "bicubic"):
+    for _align in (False, True):
+        add(f"_upsample_{_kind}2d_aa", IMAGE, [5, 12], _align)
+        add(f"_upsample_{_kind}2d_aa", IMAGE, [3, 2], _align)
+    add(f"_upsample_{_kind}2d_aa.vec", IMAGE, None, False, [0.5, 1.5])
+
 # Searches
 SORTED = lambda: torch.rand(2, 5, dtype=torch.float64).sort(-1).values  # noqa: E731
 EDGES = lambda: torch.tensor([-1.0, 0.0, 0.0, 1.5], dtype=torch.float64)  # noqa: E731

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,30 @@ def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scal
         places = sample_places(extent, size, align_corners, factor)
         x = images.mix(call, x, 2 + place, images.interpolation_matrix(places, extent))
     return x
+
+
+def _smoothed(curve: Callable[[np.ndarray], np.ndarray], width: int) -> Callable[..., Value]:
+    """The rule of a resampling whose curve is as wide as what one pixel of a smaller image stands for."""
+
+    def apply(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
+        factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
+        for place, size in enumerate(call.shape[2:]):
+            extent = x.shape[2 + place]
+            if not (isinstance(extent, int) and isinstance(size, int)):
+                raise Unsupported("smoothed resampling of a dynamic image size", "fix the image size")
+            factor = factors[place] if place < len(factors) else None
+            step = (extent - 1) / max(size - 1, 1) if align_corners else 1 / factor if factor else extent / size
+            places = (np.arange(size) + 0.5) * step - 0.5
+            matrix = images.curve_matrix(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
+            x = images.mix(call, x, 2 + place, matrix)
+        return x
+
+    return apply
+
+
+for _name, _curve, _width in (("bilinear", images.linear_curve, 1), ("bicubic", images.cubic_curve(-0.5), 2)):
+    for _overload in ("default", "vec"):
+        TABLE.add(f"_upsample_{_name}2d_aa.{_overload}", _smoothed(_curve, _width))
 
 
 def sample_places(extent: int, size: int, align_corners: bool, factor: float | None) -> np.ndarray:

@@ -91,6 +91,16 @@ def argmin(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) 
     return _position(call, "argmin", x, dim, keepdim)
 
 
+@rule("_is_all_true.default")
+def is_all_true(call: Call, x: Value) -> Value:
+    return all_(call, x)
+
+
+@rule("_is_any_true.default")
+def is_any_true(call: Call, x: Value) -> Value:
+    return any_(call, x)
+
+
 @rule("any.default", "any.dim", "any.dims")
 def any_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     counted = call.cast(call.cast(x, int1), int32)
