@@ -54,7 +54,7 @@ def merged(paths: list[Path], note: str) -> dict[str, Any]:
 
 
 def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
-    plain = {key: outcome[key] for key in ("outcome", "graphs", "kept", "seconds") if key in outcome}
+    plain = {key: outcome[key] for key in ("outcome", "kept", "seconds") if key in outcome}
     if outcome["outcome"] != "right":
         plain["why"] = meaning(outcome)
     return plain
@@ -63,13 +63,13 @@ def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
 def markdown(data: dict[str, Any]) -> str:
     """Counts of each library and way, and everything that is not right."""
     entries = data["architectures"]
-    lines = ["| library | architectures | static | dynamic batch | torch.compile | of these one graph |",
+    lines = ["| library | architectures | static | dynamic batch | torch.compile | of these nothing left to PyTorch |",
              "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for title in (*LIBRARIES, "all"):
         chosen = [entry for entry in entries.values() if title in (entry["library"], "all")]
         cells = [_share(chosen, way) for way in WAYS]
-        whole = sum(entry["compile"].get("graphs") == 1 and not entry["compile"].get("kept")
-                    for entry in chosen if entry.get("compile", {}).get("outcome") == "right")  # fmt: skip
+        whole = sum(entry.get("compile", {}).get("outcome") == "right" and not entry["compile"].get("kept")
+                    for entry in chosen)  # fmt: skip
         lines.append(f"| {title} | {len(chosen)} | {' | '.join(cells)} | {whole} |")
     reasons: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
     for name, entry in entries.items():
@@ -84,7 +84,7 @@ def markdown(data: dict[str, Any]) -> str:
 
 def _share(chosen: list[dict[str, Any]], way: str) -> str:
     tried = [entry[way]["outcome"] for entry in chosen if way in entry]
-    return f"{tried.count('right')} of {len(tried)}"
+    return f"{tried.count('right')} of {len(tried)}" if tried else "not run"
 
 
 def main() -> None:

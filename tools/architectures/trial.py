@@ -65,7 +65,6 @@ def attempt(entry: Entry, way: str) -> Outcome:
         said = text.getvalue()
         kept = re.findall(r"what stays with PyTorch: (\d+) operation", said)
         outcome["kept"] = sum(map(int, kept))
-        outcome["graphs"] = _graphs
         if kept or "stays with PyTorch" in said or "did not run" in said:
             outcome["stays"] = said[:3000]
     return outcome
@@ -84,19 +83,11 @@ def _dynamic(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any
     return _each(lambda given: _run(engine, given), module, inputs, SIZES)
 
 
-_graphs = 0
-
-
 def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
-    global _graphs
-    from torch._dynamo.utils import counters
-
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="tilewright", options={"effort": 0})
     sizes = (2, 3, 5) if entry.batched else (2,)
-    reason = _each(lambda given: compiled(**given), module, inputs, sizes)
-    _graphs = int(counters["stats"]["unique_graphs"])
-    return reason
+    return _each(lambda given: compiled(**given), module, inputs, sizes)
 
 
 def _each(run: Any, module: torch.nn.Module, inputs: Any, sizes: Sequence[int]) -> str:
