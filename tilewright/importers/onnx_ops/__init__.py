@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.importers.onnx_ops import (
     attention,
+    classical,
     elementwise,
     geometry,
     indexing,
@@ -42,6 +43,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     run_time.TABLE,
     text.TABLE,
     training.TABLE,
+    classical.TABLE,
     microsoft.TABLE,
     microsoft_attention.TABLE,
     microsoft_quantized.TABLE,

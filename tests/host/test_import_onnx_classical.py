@@ -1,0 +1,86 @@
+"""Classical models of ai.onnx.ml against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from tests.host.test_import_onnx_runtime import check, model_of
+
+X = np.array([[0.5, -1, 2], [0, 0, 0], [3, -2, 0.25], [-0.5, 4, 1]], np.float32)
+
+
+def own(operation: str, *inputs: np.ndarray, outputs: int = 1, version: int = 3, **attributes: Any) -> None:
+    named = [(f"x{index}", data, False) for index, data in enumerate(inputs)]
+    results = [f"y{index}" for index in range(outputs)]
+    model, feeds = model_of(operation, named, results, domain="ai.onnx.ml", **attributes)
+    model.opset_import[1].version = version
+    check(model, feeds)
+
+
+def test_scaling_and_encodings() -> None:
+    own("Binarizer", X, threshold=0.3)
+    own("Scaler", X, offset=[0.5, 1.0, -1.0], scale=[2.0, 0.5, 3.0])
+    for norm in ("MAX", "L1", "L2"):
+        own("Normalizer", np.abs(X), norm=norm)
+    gaps = np.where(X > 1.5, np.float32(np.nan), X)
+    own("Imputer", gaps, imputed_value_floats=[7.0, 8.0, 9.0], replaced_value_float=float("nan"))
+    own("Imputer", X.astype(np.int64), imputed_value_int64s=[5], replaced_value_int64=0)
+    own("ArrayFeatureExtractor", X, np.array([2, 0], np.int64))
+    own("FeatureVectorizer", X, X[:, :2], inputdimensions=[3, 2])
+    own("OneHotEncoder", np.array([[1, 5], [2, 9]], np.int64), cats_int64s=[2, 5, 1])
+    own("LabelEncoder", np.array([1, 5, 2], np.int64), keys_int64s=[2, 5], values_floats=[0.5, 1.5], default_float=-2.0)
+    own("LabelEncoder", np.array([1, 5, 2], np.float32), keys_floats=[1.0, 5.0], values_int64s=[3, 4], default_int64=9)
+
+
+def test_linear_models_and_kernels() -> None:
+    own("LinearRegressor", X, coefficients=[1.0, 2.0, -1.0, 0.5, 0.0, 3.0], intercepts=[0.5, -1.0], targets=2)
+    numbers = [1.0, 2.0, -1.0, 0.5, 0.0, 3.0, -1.0, 1.0, 1.0]
+    for transform in ("NONE", "SOFTMAX", "LOGISTIC"):
+        options = {"coefficients": numbers, "intercepts": [0.1, 0.2, 0.3], "post_transform": transform}
+        own("LinearClassifier", X, outputs=2, classlabels_ints=[4, 5, 6], **options)
+    for kind in ("LINEAR", "POLY", "RBF", "SIGMOID"):
+        vectors = [1.0, 2.0, 3.0, -1.0, 0.5, 0.0]
+        options = {"kernel_type": kind, "kernel_params": [0.3, 0.5, 2.0], "support_vectors": vectors, "n_supports": 2}
+        own("SVMRegressor", X, coefficients=[0.7, -0.4], rho=[0.25], **options)
+
+
+def trees(side: str, ids: list[int], weights: list[float]) -> dict[str, Any]:
+    """Two trees: one of depth 2, and one of depth 1; a leaf has one weight."""
+    return {
+        "nodes_treeids": [0, 0, 0, 0, 0, 1, 1, 1],
+        "nodes_nodeids": [0, 1, 2, 3, 4, 0, 1, 2],
+        "nodes_featureids": [0, 1, 0, 0, 0, 2, 0, 0],
+        "nodes_values": [0.4, -0.5, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
+        "nodes_modes": ["BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 3, 0, 0, 0, 1, 0, 0],
+        "nodes_falsenodeids": [2, 4, 0, 0, 0, 2, 0, 0],
+        f"{side}_treeids": [0, 0, 0, 1, 1],
+        f"{side}_nodeids": [2, 3, 4, 1, 2],
+        f"{side}_ids": ids,
+        f"{side}_weights": weights,
+    }
+
+
+@pytest.mark.parametrize("function", ["SUM", "AVERAGE", "MIN", "MAX"])
+def test_trees_for_numbers(function: str, rng: np.random.Generator) -> None:
+    nodes = trees("target", [0] * 5, [1.0, 2.0, -3.0, 0.5, 4.0])
+    x = rng.standard_normal((20, 3), dtype=np.float32)
+    own("TreeEnsembleRegressor", x, n_targets=1, aggregate_function=function, **nodes)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+def test_trees_for_classes(transform: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((20, 3), dtype=np.float32)
+    options = {"outputs": 2, "post_transform": transform}
+    several = trees("class", [0, 1, 2, 2, 0], [1.0, 2.0, 3.0, 0.5, 4.0])
+    own("TreeEnsembleClassifier", x, classlabels_int64s=[3, 1, 2], **options, **several)
+    signed = trees("class", [0] * 5, [1.0, 2.0, -3.0, 0.5, -4.0])
+    own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **signed)
+    shares = trees("class", [0] * 5, [0.1, 0.5, 0.3, 0.2, 0.4])
+    own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **shares)

@@ -1,0 +1,398 @@
+"""Classical models on rows of numbers: scaling, encodings, linear models, kernels, trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.dtypes import float32, float64, from_numpy, int64
+from tilewright.graph.core import Value
+from tilewright.importers.onnx_call import Call
+from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.rules import RuleTable
+from tilewright.symbolic import product
+
+TABLE = RuleTable("Classical models", "ai.onnx.ml::")
+rule = TABLE.rule
+
+_NO_TEXT = "use classes that are numbers"
+
+
+def _rows(call: Call, x: Value) -> Value:
+    """[N, C] in float32 at least; one row may come without its first dimension."""
+    call.require_rank(x, 1, 2)
+    x = call.unsqueeze(x, 0) if x.rank == 1 else x
+    return x if x.dtype == float64 else call.cast(x, float32)
+
+
+def _transformed(call: Call, scores: Value) -> Value:
+    """Scores [N, E] behind `post_transform`."""
+    name = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+    if name in ("SOFTMAX_ZERO", "PROBIT"):
+        raise Unsupported(f"the post_transform {name!r}", "use NONE, SOFTMAX or LOGISTIC")
+    if name == "LOGISTIC":
+        return call.op("sigmoid", scores)
+    return call.op("softmax", scores, axis=1) if name == "SOFTMAX" else scores
+
+
+@rule("Binarizer")
+def binarizer(call: Call) -> Value:
+    return call.cast(call.op("greater", call[0], call.attribute("threshold", 0.0)), call[0].dtype)
+
+
+@rule("Scaler")
+def scaler(call: Call) -> Value:
+    """(x - offset) scale, by column, in float32."""
+    x = call.cast(call[0], float32)
+    offset, scale = (np.array(call.attribute(name) or [default], np.float32) for name, default in _SCALING)
+    moved = call.op("subtract", x, call.constant(offset, "offset"))
+    return call.op("multiply", moved, call.constant(scale, "scale"))
+
+
+_SCALING = (("offset", 0.0), ("scale", 1.0))
+
+
+@rule("Normalizer")
+def normalizer(call: Call) -> Value:
+    """Rows divided by their largest size, sum of sizes or length; rows of zeros stay."""
+    x, norm = call.cast(call[0], float32), call.choice("norm", "MAX", "L1", "L2")
+    axes = (x.rank - 1,)
+    if norm == "L2":
+        size = call.op("sqrt", call.op("reduce_sum", call.op("multiply", x, x), axes=axes, keepdims=True))
+    elif norm == "L1":
+        size = call.op("reduce_sum", call.op("absolute", x), axes=axes, keepdims=True)
+    else:
+        size = call.op("reduce_max", x, axes=axes, keepdims=True)
+    return call.op("divide", x, call.op("where", call.op("equal", size, 0.0), 1.0, size))
+
+
+@rule("Imputer")
+def imputer(call: Call) -> Value:
+    """Another number, by column, in place of one that stands for what is missing."""
+    x = call[0]
+    kind = "float" if x.dtype.is_float else "int64"
+    given = call.attribute(f"imputed_value_{kind}s")
+    missing = call.attribute(f"replaced_value_{kind}", 0)
+    if not given:
+        raise Invalid(f"the attribute 'imputed_value_{kind}s' is missing for numbers of type {x.dtype}")
+    new = call.constant(np.array(given, x.dtype.numpy), "imputed")
+    gone = call.op("isnan", x) if x.dtype.is_float and np.isnan(missing) else call.op("equal", x, missing)
+    return call.op("where", gone, new, x)
+
+
+@rule("ArrayFeatureExtractor")
+def array_feature_extractor(call: Call) -> Value:
+    """Columns of the last dimension; a list becomes one row."""
+    x, places = call[0], call.cast(call[1], int64)
+    found = call.op("gather", x, call.reshape(places, (product(places.shape),)), axis=x.rank - 1)
+    return call.unsqueeze(found, 0) if x.rank == 1 else found
+
+
+@rule("FeatureVectorizer")
+def feature_vectorizer(call: Call) -> Value:
+    """Columns of several inputs side by side, each cut to its own width."""
+    parts = [_rows(call, call[index]) for index in range(len(call.inputs))]
+    widths = call.attribute("inputdimensions") or [part.shape[1] for part in parts]
+    if len(widths) != len(parts):
+        raise Invalid(f"the attribute 'inputdimensions' has {len(widths)} entries for {len(parts)} inputs")
+    cut = [call.cast(call.slice(part, 1, 0, width), float32) for part, width in zip(parts, widths, strict=True)]
+    return cut[0] if len(cut) == 1 else call.op("concat", *cut, axis=1)
+
+
+@rule("OneHotEncoder")
+def one_hot_encoder(call: Call) -> Value:
+    classes = call.attribute("cats_int64s")
+    call.attribute("zeros", 1)  # whether a number that is no class is an error, which only the run would know
+    if call.attribute("cats_strings") or not classes:
+        raise Unsupported("classes that are text", _NO_TEXT)
+    x = call.unsqueeze(call.cast(call[0], int64), call[0].rank)
+    return call.cast(call.op("equal", x, call.constant(np.array(classes, np.int64), "classes")), float32)
+
+
+@rule("LabelEncoder")
+def label_encoder(call: Call) -> Value:
+    """Numbers by a table of numbers; others become a default."""
+    keys, values = (_table(call, name) for name in ("keys", "values"))
+    default = call.attribute("default_tensor")
+    if default is None:
+        name = "default_float" if values.dtype.kind == "f" else "default_int64"
+        default = np.array(call.attribute(name, -0.0 if values.dtype.kind == "f" else -1), values.dtype)
+    for name in ("default_string", "default_int64", "default_float"):
+        call.attribute(name)
+    if len(keys) != len(values) or not len(keys):
+        raise Invalid(f"there are {len(keys)} keys and {len(values)} values")
+    x = call[0]
+    last = {key: place for place, key in enumerate(keys.tolist())}
+    order = np.array(sorted(last.values()))
+    column = call.unsqueeze(x, x.rank)
+    table = call.constant(keys[order].astype(x.dtype.numpy), "keys")
+    match = call.op("equal", column, table)
+    if x.dtype.is_float and np.isnan(keys[order].astype(np.float64)).any():
+        match = call.op("logical_or", match, call.op("logical_and", call.op("isnan", column), call.op("isnan", table)))
+    place = call.op("argmax", call.cast(match, int64), axis=x.rank)
+    found = call.op("gather", call.constant(values[order], "values"), place, axis=0)
+    known = call.op("greater", call.op("reduce_max", call.cast(match, int64), axes=(x.rank,)), 0)
+    other = call.builder.number(default.reshape(-1)[0].item(), from_numpy(values.dtype))
+    return call.op("where", known, found, other)
+
+
+def _table(call: Call, name: str) -> np.ndarray:
+    """The keys or the values of a LabelEncoder."""
+    if call.attribute(f"{name}_strings"):
+        raise Unsupported("labels that are text", _NO_TEXT)
+    for kind, dtype in (("int64s", np.int64), ("floats", np.float32), ("tensor", None)):
+        found = call.attribute(f"{name}_{kind}")
+        if found is not None:
+            array = np.asarray(found) if dtype is None else np.array(found, dtype)
+            return array.reshape(-1)
+    raise Invalid(f"the {name} are missing")
+
+
+# Linear models and kernels ---------------------------------------------------------------------------
+
+
+def _linear(call: Call, outputs: int) -> Value:
+    x = _rows(call, call[0])
+    numbers = np.array(call.attribute("coefficients"), np.float32)
+    width = x.shape[1]
+    if not isinstance(width, int) or numbers.size != outputs * width:
+        raise Invalid(f"there are {numbers.size} coefficients for {outputs} results of {x!r}")
+    matrix = call.constant(numbers.reshape(outputs, width).astype(x.dtype.numpy), "coefficients")
+    scores = call.op("matmul", x, matrix, transpose_b=True)
+    given = call.attribute("intercepts")
+    if not given:
+        return scores
+    return call.op("add", scores, call.constant(np.array(given, x.dtype.numpy), "intercepts"))
+
+
+@rule("LinearRegressor")
+def linear_regressor(call: Call) -> Value:
+    return _transformed(call, _linear(call, int(call.attribute("targets", 1))))
+
+
+@rule("LinearClassifier")
+def linear_classifier(call: Call) -> tuple[Value, Value]:
+    if call.attribute("classlabels_strings"):
+        raise Unsupported("classes that are text", _NO_TEXT)
+    call.attribute("multi_class")
+    intercepts, labels = call.attribute("intercepts") or [], call.attribute("classlabels_ints") or []
+    width = call[0].shape[-1]
+    size = len(call.attribute("coefficients"))
+    outputs = size // width if isinstance(width, int) and width else len(intercepts)
+    if outputs < 1 or len(labels) != max(outputs, 2):
+        raise Unsupported(f"{len(labels)} classes for {outputs} rows of coefficients", "give one row for each class")
+    scores = _linear(call, outputs)
+    if outputs == 1:
+        scores = call.op("concat", call.op("negate", scores), scores, axis=1)
+    best = call.op("argmax", scores, axis=1)
+    if outputs == 1 and call.attribute("post_transform", "NONE") == "SOFTMAX":
+        raise Unsupported("a softmax of one score", "use LOGISTIC")
+    label = call.op("gather", call.constant(np.array(labels, np.int64), "classes"), best, axis=0)
+    return label, call.cast(_transformed(call, scores), float32)
+
+
+@rule("SVMRegressor")
+def support_vector_regressor(call: Call) -> Value:
+    """A sum of kernels of the row and each support vector."""
+    x = call.cast(_rows(call, call[0]), float32)
+    count, one_class = int(call.attribute("n_supports", 0)), call.attribute("one_class", 0)
+    kind = call.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID")
+    gamma, offset, degree = (*(call.attribute("kernel_params") or []), 0.0, 0.0, 0.0)[:3]
+    coefficients = np.array(call.attribute("coefficients"), np.float32)
+    rho = float((call.attribute("rho") or [0.0])[0])
+    if not count:
+        total = call.op("matmul", x, call.constant(coefficients.reshape(-1, 1), "coefficients"))
+    else:
+        vectors = np.array(call.attribute("support_vectors"), np.float32).reshape(count, -1)
+        kernel = _kernel(call, x, vectors, kind, (gamma, offset, degree))
+        total = call.op("matmul", kernel, call.constant(coefficients.reshape(-1, 1), "coefficients"))
+    total = call.op("add", total, rho)
+    if one_class:
+        sign = call.op("greater", total, 0.0)
+        return call.op("where", sign, call.builder.number(1.0, float32), call.builder.number(-1.0, float32))
+    return _transformed(call, total)
+
+
+def _kernel(call: Call, x: Value, vectors: np.ndarray, kind: str, numbers: tuple[float, float, float]) -> Value:
+    """Kernels [N, count] of rows and support vectors."""
+    gamma, offset, degree = numbers
+    table = call.constant(vectors, "vectors")
+    if kind == "RBF":
+        apart = call.op("subtract", call.unsqueeze(x, 1), table)
+        squares = call.op("reduce_sum", call.op("multiply", apart, apart), axes=(2,))
+        return call.op("exp", call.op("multiply", squares, -gamma))
+    dot = call.op("matmul", x, table, transpose_b=True)
+    if kind == "LINEAR":
+        return dot
+    dot = call.op("add", call.op("multiply", dot, gamma), offset)
+    return call.op("tanh", dot) if kind == "SIGMOID" else call.op("power", dot, call.builder.number(degree, float32))
+
+
+# Trees -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trees:
+    """All nodes of all trees: leaves lead to themselves and have weights for each result."""
+
+    features: np.ndarray
+    limits: np.ndarray
+    modes: list[str]
+    missing: np.ndarray
+    when_true: np.ndarray
+    when_false: np.ndarray
+    roots: np.ndarray
+    weights: np.ndarray  # [nodes, results]
+
+    def depth(self) -> int:
+        """The longest way from a root to a leaf; raises `Invalid` for trees with a circle."""
+        level, steps = self.roots, 0
+        while True:
+            inner = level[(self.when_true[level] != level) | (self.when_false[level] != level)]
+            if not inner.size:
+                return steps
+            level = np.unique(np.concatenate([self.when_true[inner], self.when_false[inner]]))
+            steps += 1
+            if steps > len(self.features):
+                raise Invalid("the nodes of a tree lead in a circle")
+
+
+_COMPARISONS = {
+    "BRANCH_LEQ": "less_equal",
+    "BRANCH_LT": "less",
+    "BRANCH_GTE": "greater_equal",
+    "BRANCH_GT": "greater",
+    "BRANCH_EQ": "equal",
+    "BRANCH_NEQ": "not_equal",
+}
+
+
+def _numbers(call: Call, name: str) -> np.ndarray:
+    """Floats of an attribute, or of its form as a tensor."""
+    tensor = call.attribute(f"{name}_as_tensor")
+    given = call.attribute(name)
+    return np.asarray(tensor) if tensor is not None else np.array(given or [], np.float32)
+
+
+def _trees(call: Call, side: str, results: int) -> _Trees:
+    """The trees of a TreeEnsembleRegressor (`side` target) or -Classifier (class)."""
+    trees, nodes = call.attribute("nodes_treeids"), call.attribute("nodes_nodeids")
+    place = {pair: index for index, pair in enumerate(zip(trees, nodes, strict=True))}
+    modes = list(call.attribute("nodes_modes"))
+    branches = {}
+    for name in ("true", "false"):
+        wanted = call.attribute(f"nodes_{name}nodeids")
+        leads = [
+            index if mode == "LEAF" else place.get((tree, target), -1)
+            for index, (tree, target, mode) in enumerate(zip(trees, wanted, modes, strict=True))
+        ]
+        if -1 in leads:
+            raise Invalid("a node of a tree leads to one that the tree does not have")
+        branches[name] = np.array(leads, np.int64)
+    weights = np.zeros((len(modes), results), np.float64)
+    found = zip(call.attribute(f"{side}_treeids"), call.attribute(f"{side}_nodeids"), strict=True)
+    for pair, target, weight in zip(
+        found, call.attribute(f"{side}_ids"), _numbers(call, f"{side}_weights"), strict=True
+    ):
+        if pair not in place or not 0 <= target < results:
+            raise Invalid(f"a weight belongs to the node {pair} and the result {target}, which are not there")
+        weights[place[pair], target] += weight
+    targets = {index for branch in branches.values() for index, leads in enumerate(branch) if leads != index}
+    children = {int(branch[index]) for branch in branches.values() for index in targets}
+    call.attribute("nodes_hitrates"), call.attribute("nodes_hitrates_as_tensor")
+    return _Trees(
+        np.array(call.attribute("nodes_featureids"), np.int64),
+        _numbers(call, "nodes_values"),
+        modes,
+        np.array(call.attribute("nodes_missing_value_tracks_true") or [0] * len(modes), np.bool_),
+        branches["true"],
+        branches["false"],
+        np.array([index for index in range(len(modes)) if index not in children], np.int64),
+        weights,
+    )
+
+
+def _leaves(call: Call, x: Value, trees: _Trees) -> Value:
+    """The leaf [N, trees] of each tree for each row: all trees take one step at a time."""
+    batch = x.shape[0]
+    place = call.broadcast(call.constant(trees.roots, "roots"), (batch, len(trees.roots)))
+    tables = {
+        "feature": trees.features,
+        "limit": trees.limits.astype(x.dtype.numpy),
+        "true": trees.when_true,
+        "false": trees.when_false,
+    }
+    constants = {name: call.constant(table, name) for name, table in tables.items()}
+    used = sorted({mode for mode in trees.modes if mode != "LEAF"})
+    if not set(used) <= set(_COMPARISONS):
+        raise Invalid(f"the modes of nodes are {used}")
+    kinds = call.constant(np.array([used.index(m) if m in used else 0 for m in trees.modes], np.int64), "modes")
+    missing = call.constant(trees.missing, "missing") if trees.missing.any() else None
+    for _ in range(trees.depth()):
+        feature, limit, true, false = (call.op("gather", constants[name], place, axis=0) for name in tables)
+        number = call.op("gather_elements", x, feature, axis=1)
+        answers = [call.op(_COMPARISONS[mode], number, limit) for mode in used]
+        answer = answers[0]
+        if len(used) > 1:
+            kind = call.op("gather", kinds, place, axis=0)
+            for index in range(1, len(used)):
+                answer = call.op("where", call.op("equal", kind, index), answers[index], answer)
+        if missing is not None:
+            gone = call.op("logical_and", call.op("isnan", number), call.op("gather", missing, place, axis=0))
+            answer = call.op("logical_or", answer, gone)
+        place = call.op("where", answer, true, false)
+    return place
+
+
+def _aggregated(call: Call, x: Value, trees: _Trees, function: str) -> Value:
+    """The weights of the leaves put together: [N, results]."""
+    table = call.constant(trees.weights.astype(x.dtype.numpy), "weights")
+    found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees, results]
+    names = {"SUM": "reduce_sum", "AVERAGE": "reduce_sum", "MIN": "reduce_min", "MAX": "reduce_max"}
+    total = call.op(names[function], found, axes=(1,))
+    return call.op("divide", total, float(len(trees.roots))) if function == "AVERAGE" else total
+
+
+@rule("TreeEnsembleRegressor")
+def tree_regressor(call: Call) -> Value:
+    x, results = _rows(call, call[0]), call.positive("n_targets")
+    function = call.choice("aggregate_function", "SUM", "AVERAGE", "MIN", "MAX")
+    total = _aggregated(call, x, _trees(call, "target", results), function)
+    base = _numbers(call, "base_values")
+    if base.size:
+        total = call.op("add", total, call.constant(base.astype(x.dtype.numpy), "base"))
+    return call.cast(_transformed(call, total), float32)
+
+
+@rule("TreeEnsembleClassifier")
+def tree_classifier(call: Call) -> tuple[Value, Value]:
+    """One score for each class; of two classes one may be enough."""
+    if call.attribute("classlabels_strings"):
+        raise Unsupported("classes that are text", _NO_TEXT)
+    labels: Sequence[int] = call.attribute("classlabels_int64s") or []
+    x, single = _rows(call, call[0]), len(labels) == 2 and len(set(call.attribute("class_ids"))) == 1
+    if len(labels) < 2:
+        raise Unsupported(f"{len(labels)} classes", "give at least two")
+    ids = sorted(set(call.attribute("class_ids")))
+    trees = _trees(call, "class", len(labels))
+    total, base = _aggregated(call, x, trees, "SUM"), _numbers(call, "base_values")
+    classes = call.constant(np.array(labels, np.int64), "classes")
+    if not single:
+        if base.size:
+            total = call.op("add", total, call.constant(base.astype(x.dtype.numpy), "base"))
+        label = call.op("gather", classes, call.op("argmax", total, axis=1), axis=0)
+        return label, call.cast(_transformed(call, total), float32)
+    score = call.slice(total, 1, ids[0], ids[0] + 1)
+    if base.size:
+        score = call.op("add", score, float(base[-1]))
+    positive = bool((_numbers(call, "class_weights") >= 0).all())  # then scores are shares, of which a half decides
+    transform = call.attribute("post_transform", "NONE")
+    if transform not in ("NONE", "LOGISTIC"):
+        raise Unsupported(f"the post_transform {transform!r} of one score for two classes", "use LOGISTIC")
+    chosen = call.op("greater", score, 0.5 if positive else 0.0)
+    label = call.op("where", chosen, *(call.builder.number(labels[index], int64) for index in (1, 0)))
+    other = call.op("subtract", 1.0, score) if positive and transform == "NONE" else call.op("negate", score)
+    both = call.op("concat", other, score, axis=1)
+    return call.reshape(label, (x.shape[0],)), call.cast(_transformed(call, both), float32)
