@@ -86,7 +86,8 @@ def unpack(archive: Path) -> Path:
 
 def version_of(archive: Path) -> str:
     """The version in an archive's name."""
-    return archive.name.removesuffix(".tar.gz").removesuffix(".whl").split("-")[1]
+    found = re.search(r"-(\d[^-]*)", archive.name.removesuffix(".tar.gz").removesuffix(".whl"))
+    return found[1] if found else "unknown"
 
 
 # Inputs ----------------------------------------------------------------------------------------------
