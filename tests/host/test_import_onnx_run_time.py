@@ -293,3 +293,18 @@ def test_errors_name_what_was_given() -> None:
     )
     with pytest.raises(ShapeError, match=r"does not take the sizes"):
         engine.run({"x": np.ones(6, np.float32), "s": ints(2, 3)})
+
+
+def test_a_branch_that_gives_a_sequence_is_refused_with_its_reason() -> None:
+    model = parsed(
+        """g (bool choice, float[2] x) => (float[2] y) {
+          s = If (choice) <
+            then_branch = t () => (seq(float[2]) a) { a = SequenceConstruct (x) },
+            else_branch = e () => (seq(float[2]) b) { b = SequenceConstruct (x, x) }
+          >
+          zero = Constant <value = int64 {0}> ()
+          y = SequenceAt (s, zero)
+        }"""
+    )
+    with pytest.raises(UnsupportedOperationError, match="a sequence where only tensors are supported"):
+        tilewright.compile(model)

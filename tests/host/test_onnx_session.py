@@ -17,7 +17,14 @@ from onnx import TensorProto, helper
 import tilewright
 import tilewright.onnx as tw
 from tilewright.dtypes import BY_NAME
-from tilewright.errors import ImportModelError, InputError, SettingsError, ShapeError, UnsupportedOperationError
+from tilewright.errors import (
+    EngineError,
+    ImportModelError,
+    InputError,
+    SettingsError,
+    ShapeError,
+    UnsupportedOperationError,
+)
 from tilewright.onnx import backend
 
 FLOAT = TensorProto.FLOAT
@@ -275,3 +282,57 @@ def test_compile_takes_functions_and_keywords(rng: np.random.Generator) -> None:
         tilewright.compile(torch.nn.Linear, (x,))
     with pytest.raises(InputError, match="threads"):
         engine.threads = 0
+
+
+# Models whose structure follows from values ------------------------------------------------------------
+
+
+def windowed() -> onnx.ModelProto:
+    """A short-time Fourier transform whose step is an input, and a scale."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("STFT", ["signal", "step", "", "length"], ["spectrum"]),
+            helper.make_node("Mul", ["spectrum", "scale"], ["y"]),
+        ],
+        "windowed",
+        [
+            helper.make_tensor_value_info("signal", FLOAT, [1, 64, 1]),
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("scale", FLOAT, [1]),
+        ],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.array(16), "length")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_an_engine_for_each_set_of_values(
+    rng: np.random.Generator, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    model = windowed()
+    with pytest.raises(UnsupportedOperationError):
+        tilewright.compile(model)
+    session = tw.InferenceSession(model)
+    assert "an engine is compiled for each set of values of step, scale" in caplog.text
+    assert [entry.name for entry in session.get_inputs()] == ["signal", "step", "scale"]
+    given = {"signal": rng.normal(size=(1, 64, 1)).astype(np.float32), "scale": np.float32([2])}
+    for step in (8, 16, 8):
+        given["step"] = np.array(step)
+        check(session.run(None, given), model, given)
+    for other in range(1, 6):
+        session.run(None, {**given, "step": other})
+    check(list(backend.prepare(model).run([given["signal"], given["step"], given["scale"]])), model, given)
+    with pytest.raises(InputError, match="missing: step"):
+        session.run(None, {"signal": given["signal"], "scale": given["scale"]})
+    with pytest.raises(EngineError, match="make these inputs constants"):
+        tw.InferenceSession(model, tw.SessionOptions(optimized_model_filepath=str(tmp_path / "none.engine")))
+
+
+def test_values_do_not_help_what_is_refused_for_another_reason() -> None:
+    node = helper.make_node("ImageDecoder", ["data"], ["image"])
+    entries = [helper.make_tensor_value_info("data", TensorProto.UINT8, [9])]
+    outputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, [None, None, 3])]
+    graph = helper.make_graph([node], "decoder", entries, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    with pytest.raises(UnsupportedOperationError, match="ImageDecoder"):
+        tw.InferenceSession(model)

@@ -181,9 +181,13 @@ class Call(Emitter):
         return self[index] if self.has(index) else None
 
     def materialize(self, tensor: Tensor) -> Value:
-        """The graph value of a tensor; known ones become constants or dimension nodes once."""
+        """The graph value of a tensor; known ones become constants or dimension nodes once.
+
+        Raises `Unsupported` for sequences.
+        """
         if tensor.value is None:
-            assert tensor.known is not None
+            if tensor.known is None:
+                raise Unsupported("a sequence where only tensors are supported", "pass its items one by one")
             tensor.value = self._sizes(tensor.known, tensor.dtype) if tensor.symbolic else self._constant(tensor)
         return tensor.value
 

@@ -15,9 +15,10 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from tilewright.api import compile as compile_model
 from tilewright.engine.engine import Engine
-from tilewright.errors import InputError, SettingsError, TilewrightError
+from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.onnx import import_onnx
 from tilewright.onnx.session import has_gpu
+from tilewright.onnx.specialized import SpecializedEngine, specialized
 
 _TARGETS = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda"}
 
@@ -25,7 +26,7 @@ _TARGETS = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda"}
 class TilewrightBackendRep(BackendRep):
     """A compiled model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine | SpecializedEngine) -> None:
         self.engine = engine
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:
@@ -70,7 +71,11 @@ class TilewrightBackend(Backend):
         """Compile a model. Raises as `tilewright.compile`, and `SettingsError` for devices that are not there."""
         if not cls.supports_device(device):
             raise SettingsError(f"there is no device {device!r} here: expected CPU, or CUDA on a machine with a GPU")
-        return TilewrightBackendRep(compile_model(model, target=_TARGETS[Device(device).type]))
+        target = _TARGETS[Device(device).type]
+        try:
+            return TilewrightBackendRep(compile_model(model, target=target))
+        except UnsupportedOperationError as error:
+            return TilewrightBackendRep(specialized(model, target, None, error))
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

@@ -19,12 +19,14 @@ import numpy as np
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import BY_NAME
 from tilewright.engine.engine import Engine
-from tilewright.errors import ImportModelError, InputError, SettingsError, TilewrightError
+from tilewright.errors import ImportModelError, InputError, SettingsError, TilewrightError, UnsupportedOperationError
 from tilewright.onnx.binding import IOBinding, OrtValue, element_text
 from tilewright.runtime.plan import TensorSpec
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+    from tilewright.onnx.specialized import SpecializedEngine
 
 TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
 
@@ -81,7 +83,8 @@ class InferenceSession:
         session = InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
         logits, = session.run(["logits"], {"input_ids": ids})
 
-    Several threads may call `run` at once.
+    Where the structure of a model follows from the values of small inputs (the step of a window), an engine is
+    compiled for each set of values, when it first comes; a warning is logged.  Several threads may call `run` at once.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class InferenceSession:
         that is known counts.  `provider_options` are accepted, and have no meaning here.  Raises as
         `tilewright.compile` and `Engine.load` do, and `SettingsError` for providers of which none is known.
         """
+        self.engine: Engine | SpecializedEngine
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._provider = _provider(providers)
         target = TARGETS[self._provider]
@@ -105,7 +109,7 @@ class InferenceSession:
             self.engine = Engine.load(path, target=target)
         else:
             model = _model(path_or_bytes) if path is None else path
-            self.engine = compile_model(model, None, self._overrides(model), target)
+            self.engine = _compiled(model, self._overrides(model), target)
         self._threads = self._options.intra_op_num_threads or None
         if self._options.optimized_model_filepath:
             self.engine.save(self._options.optimized_model_filepath)
@@ -260,6 +264,24 @@ class InferenceSession:
         path.write_text(json.dumps(self._events), encoding="utf-8")
         self._events, self._last = [], None
         return str(path)
+
+
+def _compiled(
+    model: Path | bytes | ModelProto, dynamic_shapes: Mapping[str, Any] | None, target: str
+) -> Engine | SpecializedEngine:
+    """The engine of a model, or what compiles one for each set of values of its small inputs."""
+    try:
+        return compile_model(model, None, dynamic_shapes, target)
+    except UnsupportedOperationError as error:
+        import onnx
+
+        from tilewright.onnx.specialized import specialized
+
+        if isinstance(model, Path):
+            model = onnx.load(model)
+        elif isinstance(model, bytes):
+            model = onnx.load_from_string(model)
+        return specialized(model, target, dynamic_shapes, error)
 
 
 def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:

@@ -1,0 +1,145 @@
+"""Models whose structure follows from the values of small inputs: an engine for each set of values.
+
+Some operations need a number when the model is compiled (the step of a window, a kind of dropout).  Where a model gives
+it as an input, the model cannot become one engine; a session, which has the compiler at hand, makes one for the values
+that come.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from onnx import ModelProto, ValueInfoProto, numpy_helper
+
+from tilewright.api import compile as compile_model
+from tilewright.dtypes import BY_NAME
+from tilewright.engine.engine import Engine
+from tilewright.errors import EngineError, ImportModelError, InputError, UnsupportedOperationError
+from tilewright.importers.onnx import import_onnx
+from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.runtime.plan import TensorSpec
+
+MOST_ENGINES = 16  # that are kept, the last ones used
+MOST_ELEMENTS = 64  # of an input whose value is part of the model
+
+logger = logging.getLogger("tilewright")
+
+
+class SpecializedEngine:
+    """The engines of one model, behind what `Engine` offers for running. Several threads may call `run` at once."""
+
+    def __init__(self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
+        self._model, self._target, self._shapes = model, target, dynamic_shapes
+        stored = {tensor.name for tensor in model.graph.initializer}
+        entries = [entry for entry in model.graph.input if entry.name not in stored]
+        self.inputs = list(map(_spec, entries))
+        self.outputs = list(map(_spec, model.graph.output))
+        self.small = {entry.name: shape for entry in entries if (shape := _small_shape(entry)) is not None}
+        self._bound = list(self.small)
+        self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """As `Engine.run`; compiles the first time that values come. Raises as `tilewright.compile` too."""
+        return self._for(inputs).run(self._rest(inputs), out, threads)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        """As `Engine.profile`, for the engine of these values."""
+        return self._for(inputs).profile(self._rest(inputs), runs, threads)
+
+    def save(self, path: str | Path) -> NoReturn:
+        """Raises `EngineError`: there is no single engine."""
+        raise EngineError(
+            f"{path}: the model has an engine for each set of values of {', '.join(self._bound)}, so that none is the "
+            "one to save; make these inputs constants of the model"
+        )
+
+    def values(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The values that are part of the model, by input."""
+        return {name: np.asarray(inputs[name]) for name in self._bound}
+
+    def _rest(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in inputs.items() if name not in self._bound}
+
+    def _for(self, inputs: Mapping[str, Any]) -> Engine:
+        """The engine for the values of the small inputs."""
+        known = [spec.name for spec in self.inputs]
+        missing, unknown = [n for n in known if n not in inputs], [n for n in inputs if n not in known]
+        if missing or unknown:
+            what = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(unknown)}"
+            raise InputError(f"wrong inputs ({what}); the model takes {', '.join(known)}")
+        values = self.values(inputs)
+        key = tuple((array.dtype.str, array.shape, array.tobytes()) for array in values.values())
+        with self._lock:
+            if key in self._engines:
+                self._engines.move_to_end(key)
+                return self._engines[key]
+            engine = self._engines[key] = compile_model(bound(self._model, values), None, self._shapes, self._target)
+            if len(self._engines) > MOST_ENGINES:
+                self._engines.popitem(last=False)
+            return engine
+
+
+def bound(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:
+    """The model with some inputs as constants."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    kept = [entry for entry in result.graph.input if entry.name not in values]
+    del result.graph.input[:]
+    result.graph.input.extend(kept)
+    result.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    return result
+
+
+def specialized(
+    model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None, error: UnsupportedOperationError
+) -> SpecializedEngine:
+    """What runs a model that was refused, where constants in the place of its small inputs would help.
+
+    Raises `error` where the model is refused with them as well.
+    """
+    found = SpecializedEngine(model, target, dynamic_shapes)
+    ones = {
+        spec.name: np.ones(found.small[spec.name], BY_NAME[spec.dtype].numpy)
+        for spec in found.inputs
+        if spec.name in found.small
+    }
+    try:
+        if not ones:
+            raise error
+        import_onnx(bound(model, ones), dynamic_shapes)
+    except UnsupportedOperationError:
+        raise error from None
+    except ImportModelError:
+        pass  # ones do not fit the model; the values of a run may
+    logger.warning(
+        "%s: an engine is compiled for each set of values of %s: %s",
+        model.graph.name or "the model", ", ".join(ones), error,
+    )  # fmt: skip
+    return found
+
+
+def _spec(entry: ValueInfoProto) -> TensorSpec:
+    """A value of the model as engines describe theirs."""
+    tensor = entry.type.tensor_type
+    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+    dtype = DTYPES[tensor.elem_type].name if tensor.elem_type in DTYPES else "float32"
+    return TensorSpec(entry.name, dtype, tuple(shape))  # type: ignore[arg-type]
+
+
+def _small_shape(entry: ValueInfoProto) -> tuple[int, ...] | None:
+    """The shape of an input whose value can be part of a model: a number or a short list; None for others."""
+    tensor = entry.type.tensor_type
+    if not tensor.HasField("shape") or tensor.elem_type not in DTYPES or len(tensor.shape.dim) > 1:
+        return None
+    if not all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_ELEMENTS for dim in tensor.shape.dim):
+        return None
+    return tuple(dim.dim_value for dim in tensor.shape.dim)
