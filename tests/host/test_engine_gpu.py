@@ -71,7 +71,7 @@ def test_files_of_version_2_are_read(rng, tmp_path):
     write_package(Package({**package.manifest, "version": 2}, package.weights, package.graph, package.objects),
                   tmp_path / "old.engine")  # fmt: skip
     assert Engine.load(tmp_path / "old.engine").target == "cpu"
-    assert file.READABLE == (2, file.VERSION)
+    assert file.READABLE == (2, file.VERSION, file.VERSION_OF_PARTS)
 
 
 def test_a_launch_of_another_program_is_refused(driver, rng):

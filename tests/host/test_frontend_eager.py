@@ -316,7 +316,7 @@ def tries_again(flag, out, n):
 
 
 def test_loops_that_end_are_not_taken_for_waiting() -> None:
-    out = np.zeros(200, np.int32)
+    out = np.zeros(80, np.int32)
     with settings.scope(interpret="eager"):
-        tries_again[(1,)](np.ones(1, np.int32), out, 200)
+        tries_again[(1,)](np.ones(1, np.int32), out, 80)
     assert (out == 100).all()

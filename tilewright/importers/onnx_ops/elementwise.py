@@ -296,8 +296,12 @@ def selu(call: Call) -> Value:
 
 @rule("HardSigmoid")
 def hard_sigmoid(call: Call) -> Value:
-    line = call.op("add", call.op("multiply", call[0], call.attribute("alpha", 0.2)), call.attribute("beta", 0.5))
-    return call.op("clip", line, low=0.0, high=1.0)
+    return clipped_line(call, call[0], call.attribute("alpha", 0.2), call.attribute("beta", 0.5))
+
+
+def clipped_line(call: Call, x: Value, slope: float = 0.2, offset: float = 0.5) -> Value:
+    """slope x + offset between 0 and 1: ONNX's HardSigmoid."""
+    return call.op("clip", call.op("add", call.op("multiply", x, slope), offset), low=0.0, high=1.0)
 
 
 @rule("ThresholdedRelu")

@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Call, Value, Sequence[float]], Value]] = {
     "Sigmoid": lambda call, x, numbers: call.op("sigmoid", x),
     "LeakyRelu": lambda call, x, numbers: formulas.leaky_relu(call, x, *numbers[:1]),
     "Clip": lambda call, x, numbers: call.op("clip", x, low=numbers[0], high=numbers[1]),
-    "HardSigmoid": lambda call, x, numbers: formulas.hard_sigmoid(call, x, *(numbers or (0.2, 0.5))),
+    "HardSigmoid": lambda call, x, numbers: elementwise.clipped_line(call, x, *numbers),
     "HardSwish": lambda call, x, numbers: formulas.hard_swish(call, x),
     "Elu": lambda call, x, numbers: formulas.elu(call, x, *numbers[:1]),
     "Softplus": lambda call, x, numbers: formulas.softplus(call, x),
