@@ -1,4 +1,4 @@
-"""What each kernel of an engine stores, beside float64 and ONNX Runtime."""
+"""What each kernel of an engine stores, compared with float64 and ONNX Runtime."""
 
 from __future__ import annotations
 

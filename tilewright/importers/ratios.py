@@ -26,9 +26,8 @@ from tilewright.symbolic import (
     simplify,
 )
 
-LARGEST_BOTTOM = (
-    1 << 12
-)  # of an exact binary fraction: products with sizes of images and sequences are exact in float32
+# Of an exact binary fraction: products with sizes of images and sequences are exact in float32.
+LARGEST_BOTTOM = 1 << 12
 
 
 class Undecided(Exception):
@@ -51,9 +50,7 @@ Number = Union[int, Expression, Ratio]
 
 def number_of(item: Any) -> Number:
     """A Python or NumPy number, size or ratio as a `Number`; raises `Undecided` for fractions that floats round."""
-    if isinstance(item, (Expression, Ratio)):
-        return item
-    if isinstance(item, int):
+    if isinstance(item, (int, Expression, Ratio)):
         return item
     value = item.item() if hasattr(item, "item") else item
     if isinstance(value, float):

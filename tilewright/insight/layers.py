@@ -54,9 +54,8 @@ def compare_layers(
     """
     graph = engine.source_graph()
     symbols = reference.bind_symbols(graph, inputs)
-    copies = {name: array.copy() for name, array in inputs.items()}  # a run may update inputs in place
-    exact = _reference(graph, copies) if theirs is None else _by_name(theirs)
-    results = engine.run({name: array.copy() for name, array in inputs.items()})
+    exact = _reference(graph, inputs) if theirs is None else _by_name(theirs)
+    results = engine.run({name: array.copy() for name, array in inputs.items()})  # which may update inputs in place
     ours = {value: np.asarray(results[name]) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
     available = {value: inputs[value.name] for value in graph.inputs} | ours
     producers = graph.producers()

@@ -20,10 +20,11 @@ from onnx import ModelProto, ValueInfoProto, numpy_helper
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import BY_NAME
 from tilewright.engine.engine import Engine
-from tilewright.errors import EngineError, ImportModelError, InputError, UnsupportedOperationError
+from tilewright.errors import EngineError, ImportModelError, UnsupportedOperationError
 from tilewright.importers.onnx import import_onnx
 from tilewright.importers.onnx_tensors import DTYPES
 from tilewright.runtime.plan import TensorSpec
+from tilewright.runtime.shapes import wrong_names
 
 MOST_ENGINES = 16  # that are kept, the last ones used
 MOST_ELEMENTS = 64  # of an input whose value is part of the model
@@ -32,7 +33,7 @@ logger = logging.getLogger("tilewright")
 
 
 class SpecializedEngine:
-    """The engines of one model, behind what `Engine` offers for running. Several threads may call `run` at once."""
+    """The engines of one model, with the methods of `Engine` for running. Several threads may call `run` at once."""
 
     def __init__(self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
         self._model, self._target, self._shapes = model, target, dynamic_shapes
@@ -40,8 +41,7 @@ class SpecializedEngine:
         entries = [entry for entry in model.graph.input if entry.name not in stored]
         self.inputs = list(map(_spec, entries))
         self.outputs = list(map(_spec, model.graph.output))
-        self.small = {entry.name: shape for entry in entries if (shape := _small_shape(entry)) is not None}
-        self._bound = list(self.small)
+        self._bound = [entry.name for entry in entries if _is_small(entry)]
         self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -66,16 +66,23 @@ class SpecializedEngine:
         """The values that are part of the model, by input."""
         return {name: np.asarray(inputs[name]) for name in self._bound}
 
+    def ones(self) -> dict[str, np.ndarray]:
+        """Ones in the place of these values."""
+        found = {}
+        for spec in self.inputs:
+            if spec.name in self._bound:
+                shape = [size for size in spec.shape if isinstance(size, int)]  # all are
+                found[spec.name] = np.ones(shape, BY_NAME[spec.dtype].numpy)
+        return found
+
     def _rest(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in inputs.items() if name not in self._bound}
 
     def _for(self, inputs: Mapping[str, Any]) -> Engine:
         """The engine for the values of the small inputs."""
         known = [spec.name for spec in self.inputs]
-        missing, unknown = [n for n in known if n not in inputs], [n for n in inputs if n not in known]
-        if missing or unknown:
-            what = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(unknown)}"
-            raise InputError(f"wrong inputs ({what}); the model takes {', '.join(known)}")
+        if inputs.keys() != set(known):
+            raise wrong_names(known, inputs)
         values = self.values(inputs)
         key = tuple((array.dtype.str, array.shape, array.tobytes()) for array in values.values())
         with self._lock:
@@ -107,11 +114,7 @@ def specialized(
     Raises `error` where the model is refused with them as well.
     """
     found = SpecializedEngine(model, target, dynamic_shapes)
-    ones = {
-        spec.name: np.ones(found.small[spec.name], BY_NAME[spec.dtype].numpy)
-        for spec in found.inputs
-        if spec.name in found.small
-    }
+    ones = found.ones()
     try:
         if not ones:
             raise error
@@ -135,11 +138,9 @@ def _spec(entry: ValueInfoProto) -> TensorSpec:
     return TensorSpec(entry.name, dtype, tuple(shape))  # type: ignore[arg-type]
 
 
-def _small_shape(entry: ValueInfoProto) -> tuple[int, ...] | None:
-    """The shape of an input whose value can be part of a model: a number or a short list; None for others."""
+def _is_small(entry: ValueInfoProto) -> bool:
+    """Whether the value of an input can be part of a model: a number or a short list."""
     tensor = entry.type.tensor_type
     if not tensor.HasField("shape") or tensor.elem_type not in DTYPES or len(tensor.shape.dim) > 1:
-        return None
-    if not all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_ELEMENTS for dim in tensor.shape.dim):
-        return None
-    return tuple(dim.dim_value for dim in tensor.shape.dim)
+        return False
+    return all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_ELEMENTS for dim in tensor.shape.dim)

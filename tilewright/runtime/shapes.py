@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,14 +44,7 @@ class Shapes:
         if type(inputs) is not dict:
             check_mapping(inputs, "inputs")
         if inputs.keys() != self.input_numbers.keys():
-            raise self._wrong_names(inputs)
-
-    def _wrong_names(self, inputs: Mapping[str, Any]) -> InputError:
-        missing = [name for name in self.input_numbers if name not in inputs]
-        unknown = [str(name) for name in inputs if name not in self.input_numbers]
-        parts = [f"missing: {', '.join(missing)}"] if missing else []
-        parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
-        return InputError(f"wrong inputs ({'; '.join(parts)}); the engine takes {', '.join(self.input_numbers)}")
+            raise wrong_names(self.input_numbers, inputs)
 
     def check_out(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> None:
         """Raise `InputError` unless `out` gives memory for outputs of the plan that are no updated inputs."""
@@ -163,6 +156,15 @@ class Shapes:
                     f"the model does not take the sizes {sizes}: {condition.operation}: {left}, not {right}; "
                     "give sizes for which these are equal"
                 )
+
+
+def wrong_names(known: Collection[str], inputs: Mapping[str, Any]) -> InputError:
+    """The error for inputs that are not those of an engine, which takes `known`."""
+    missing = [name for name in known if name not in inputs]
+    unknown = [str(name) for name in inputs if name not in known]
+    parts = [f"missing: {', '.join(missing)}"] if missing else []
+    parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
+    return InputError(f"wrong inputs ({'; '.join(parts)}); the engine takes {', '.join(known)}")
 
 
 def check_mapping(values: Any, role: str) -> None:

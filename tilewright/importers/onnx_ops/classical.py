@@ -28,7 +28,7 @@ def _rows(call: Call, x: Value) -> Value:
 
 
 def _transformed(call: Call, scores: Value) -> Value:
-    """Scores [N, E] behind `post_transform`."""
+    """Scores [N, E] after `post_transform`."""
     name = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if name in ("SOFTMAX_ZERO", "PROBIT"):
         raise Unsupported(f"the post_transform {name!r}", "use NONE, SOFTMAX or LOGISTIC")

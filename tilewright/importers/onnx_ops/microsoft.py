@@ -43,7 +43,7 @@ ACTIVATIONS: dict[str, Callable[[Call, Value, Sequence[float]], Value]] = {
 
 
 def activated(call: Call, x: Value) -> Value:
-    """x behind the activation that the node names, if any."""
+    """x after the activation that the node names, if any."""
     name = call.attribute("activation", "")
     names = ("activation_alpha", "activation_beta", "activation_gamma")
     given = call.attribute("activation_params")
@@ -170,7 +170,7 @@ def quick_gelu(call: Call) -> Value:
 
 @rule("BiasSplitGelu")
 def bias_split_gelu(call: Call) -> Value:
-    """The first half of the last dimension times the GELU of the second, behind a bias."""
+    """The first half of the last dimension times the GELU of the second, after adding a bias."""
     left, right = call.equal_parts(call.op("add", call[0], call[1]), 2)
     return call.op("multiply", left, call.op("gelu", right, approximate="none"))
 
