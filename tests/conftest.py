@@ -10,15 +10,18 @@ pytest tests/device --kept-cache build/cache   compiles kernels into a folder th
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tilewright.errors import MissingDependencyError
+from tilewright.settings import settings
 from tilewright.targets.nvidia.assemble import find_assembler
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -28,6 +31,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
     parser.addoption("--kept-cache", type=Path, default=None, help="where device tests keep what they compile")
     parser.addoption("--seed", type=int, default=None, help="seed of the random numbers (default: a fresh one)")
+
+
+def _settings_now() -> dict[str, Any]:
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("TILEWRIGHT_", "TRITON_"))}
+    return variables | vars(settings)
+
+
+@pytest.fixture(autouse=True)
+def _settings_stay() -> Iterator[None]:
+    """A setting that a test leaves changed makes later tests of the same worker fail, far from the cause."""
+    before = _settings_now()
+    yield
+    after = _settings_now()
+    changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    assert not changed, f"the test leaves {', '.join(sorted(changed))} with another value"
 
 
 @pytest.fixture

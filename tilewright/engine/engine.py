@@ -26,6 +26,7 @@ from tilewright.errors import (
     printable,
 )
 from tilewright.host import host_cpu, missing_features
+from tilewright.once import once
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
@@ -121,7 +122,7 @@ class Engine:
                 "Build it again."
             ) from error
 
-    @functools.cached_property
+    @once
     def _session(self) -> Session | CudaSession | StagedSession:
         """The plan's machine code, linked; raises `EngineTargetError` and `EngineDamagedError`."""
         program = self._program

@@ -25,6 +25,7 @@ from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 from tilewright.ir.types import PointerType, TensorMapType
 from tilewright.language.function import SourceFunction
+from tilewright.once import once
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.launch import launch
@@ -188,7 +189,7 @@ class CompiledKernel:
         """The loaded code; None before the first launch or `_init_handles`."""
         return self.__dict__.get("_library")
 
-    @cached_property
+    @once
     def _library(self) -> NativeLibrary:
         hooks.load_start(None, None, self.name, None, self.hash)
         library = load_kernels([self.binary.image], [self.binary.symbol])
@@ -250,7 +251,7 @@ class CompiledKernel:
         binary = self.binary
         return launch(self.address, packed, grid, binary.scratch_bytes, record=record, refuses=binary.refuses)
 
-    @cached_property
+    @once
     def careful(self) -> CompiledKernel:
         """This kernel for arrays that overlap, other than element on element: it copies first what it reads.
 
@@ -262,7 +263,7 @@ class CompiledKernel:
         kernel.divisors = self.divisors
         return kernel
 
-    @cached_property
+    @once
     def unaligned(self) -> CompiledKernel:
         """This kernel for arrays at any address of an element: compiled when the first launch needs it."""
         known = [
