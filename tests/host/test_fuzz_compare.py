@@ -75,3 +75,28 @@ def test_keys_that_no_query_sees_add_nothing_or_nan():
     assert right(expected, result)
     result[0, 2, 0] = 1.0  # this query sees the NaN
     assert not right(expected, result)
+
+
+def test_products_that_are_added_before_they_are_rounded():
+    x = torch.tensor([[3e38, -3e38], [3e38, 3e38]])
+    expected = reference("gram", x)
+    infinite = torch.full((2, 2), torch.inf)
+    assert right(expected, x @ x.T)  # NaN where infinities of either sign meet
+    assert right(expected, torch.where(torch.eye(2, dtype=torch.bool), infinite, torch.inf))
+    assert not right(reference("gram", x / 3e38), infinite)
+
+
+def test_variance_of_equal_numbers_may_be_nothing():
+    x = torch.full((5, 9), 0.1, dtype=torch.float64)
+    expected = reference("var_of", x, (0, 1), 0, False)
+    assert right(expected, torch.zeros((), dtype=torch.float64))
+    assert not right(expected, torch.tensor(1e-9, dtype=torch.float64))
+
+
+def test_whole_numbers_get_the_type_of_the_result_first():
+    halves, whole = torch.tensor([-0.0004], dtype=torch.float16), torch.tensor([10**8])
+    program = Program(
+        [Argument((1,), torch.float16, "normal"), Argument((1,), torch.int64, "full")], [Step("mul", (0, 1), ())]
+    )
+    expected = Reference(program, [halves, whole])
+    assert right(expected, torch.tensor([-torch.inf], dtype=torch.float16)) and right(expected, halves * whole)

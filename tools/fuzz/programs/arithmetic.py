@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _EXTREMES = frozenset("clamp clamp_min clamp_max relu maximum minimum amax amin max min".split())
+_BINARY = frozenset("add sub mul div".split())
 _ZEROS = _EXTREMES | frozenset(
     "add sub rsub sum cumsum mean mm bmm addmm baddbmm native_layer_norm convolution".split()
 )
@@ -85,7 +86,7 @@ class Formulas(Perturbed):
         name = _base(function)
         floats = args and isinstance(args[0], torch.Tensor) and args[0].dtype in EPSILON
         if floats and name in _SUMS:
-            return _SUMS[name](self, *args, **kwargs)
+            return getattr(self, _SUMS[name])(*args, **kwargs)
         if floats and name in _COMPOSITES:
             with self:  # every operation of the formula is perturbed
                 return _COMPOSITES[name](*args, **kwargs)
@@ -145,6 +146,35 @@ class Formulas(Perturbed):
     ) -> torch.Tensor:
         """torch.addmm, torch.baddbmm"""
         return (beta * _wide(bias) + alpha * self.mm(_wide(x), _wide(y))).to(x.dtype)
+
+
+class Fused(Formulas):
+    """`Formulas` on the numbers as they are, as fused kernels compute: products are added before they are rounded,
+    operands get the type of the result first, and equal numbers have no variance."""
+
+    def changed(self, value: Any) -> Any:
+        return value
+
+    def compute(self, function: Any, args: Any, kwargs: Any) -> Any:
+        name = _base(function)
+        if name in _BINARY and all(isinstance(each, torch.Tensor) and each.dim() for each in args[:2]):
+            common = torch.result_type(args[0], args[1])  # PyTorch reads single numbers in a wider type
+            args = (args[0].to(common), args[1].to(common), *args[2:])
+        result = super().compute(function, args, kwargs)
+        if name in ("var", "std") and args[0].numel():
+            x, axes = args[0], _axes(args[0], args[1] if len(args) > 1 else None)
+            least, most = (extreme(axes, keepdim=kwargs.get("keepdim", False)) for extreme in (x.amin, x.amax))
+            result = torch.where((least == most) & ~result.isnan(), 0.0, result)
+        return result
+
+    def mm(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64 or x.dim() == 1 or y.dim() == 1:
+            return super().mm(x, y)
+        wide, other = x.double(), y.double()
+        total = torch.zeros([*x.shape[:-1], y.shape[-1]])
+        for step in range(x.shape[-1]):
+            total = (total.double() + wide[..., step, None] * other[..., step, None, :]).float()
+        return total.to(x.dtype)
 
 
 class _Attention(TorchFunctionMode):
@@ -247,17 +277,17 @@ def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor
     return found if keepdim else found.squeeze(list(axes))
 
 
-_SUMS: dict[str, Callable[..., Any]] = {
-    "sum": Formulas.sum,
-    "mean": Formulas.mean,
-    "prod": Formulas.prod,
-    "cumsum": Formulas.cumsum,
-    "mm": Formulas.mm,
-    "bmm": Formulas.mm,
-    "mv": Formulas.mm,
-    "dot": Formulas.mm,
-    "addmm": Formulas.addmm,
-    "baddbmm": Formulas.addmm,
+_SUMS: dict[str, str] = {
+    "sum": "sum",
+    "mean": "mean",
+    "prod": "prod",
+    "cumsum": "cumsum",
+    "mm": "mm",
+    "bmm": "mm",
+    "mv": "mm",
+    "dot": "mm",
+    "addmm": "addmm",
+    "baddbmm": "addmm",
 }
 _COMPOSITES: dict[str, Callable[..., Any]] = {
     "var": _variance,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tools.fuzz.programs.arithmetic import EPSILON, Formulas, Perturbed
+from tools.fuzz.programs.arithmetic import EPSILON, Formulas, Fused, Perturbed
 from tools.fuzz.programs.program import Program
 from tools.fuzz.target import Failed
 
@@ -39,7 +39,8 @@ class Reference:
     def others(self) -> list[tuple[Any, ...]]:
         """The other runs; made only where a result is not PyTorch's to within a few roundings."""
         with torch.no_grad():
-            modes = [Perturbed(0), *(Formulas(seed, backwards=seed % 2 == 0) for seed in range(1, FORMULAS + 1))]
+            modes = [Perturbed(0), Fused(0, backwards=False)]
+            modes += [Formulas(seed, backwards=seed % 2 == 0) for seed in range(1, FORMULAS + 1)]
             found = [self._perturbed(mode) for mode in modes]
             found += [exact for dtype in (torch.float32, torch.float64) if (exact := self._exact(dtype)) is not None]
         return found
