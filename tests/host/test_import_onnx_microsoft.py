@@ -232,3 +232,25 @@ def test_quantized_convolution_with_channels_last(rng: np.random.Generator) -> N
     inputs += [("w", w, True), ("ws", scale(0.03), True), ("wz", np.array(0, np.int8), True)]
     inputs += [("ys", scale(0.5), True), ("yz", np.array(99, np.uint8), True)]
     own("QLinearConv", inputs, steps=1, channels_last=1, pads=[1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("columns", [False, True])
+def test_quantized_recurrent_layer(direction: str, columns: bool, rng: np.random.Generator) -> None:
+    """One sequence, whose rows ONNX Runtime quantizes by one range, as every build does."""
+    hidden, width, steps, sides = 16, 8, 6, 1 + (direction == "bidirectional")
+    inputs = given(x=floats(rng, steps, 1, width))
+    for name, depth in (("w", width), ("r", hidden)):
+        inputs.append((name, rng.integers(-127, 128, (sides, depth, 4 * hidden)).astype(np.int8), True))
+    inputs += [("b", floats(rng, sides, 8 * hidden), True), NONE]
+    inputs += [*given(h=floats(rng, sides, 1, hidden), c=floats(rng, sides, 1, hidden)), NONE]
+    count = (sides, 4 * hidden) if columns else (sides,)
+    for name in ("w", "r"):
+        inputs.append((f"{name}s", rng.uniform(0.5, 1, count).astype(np.float32) / 400, True))
+        inputs.append((f"{name}z", np.zeros(count, np.int8), True))
+    model, feeds = model_of(
+        "DynamicQuantizeLSTM", inputs, ["y", "y_h", "y_c"], domain="com.microsoft", hidden_size=hidden,
+        direction=direction,
+    )  # fmt: skip
+    # A number that lies between two levels may be rounded to either: the weights of one state move by a level.
+    check(model, feeds, rtol=2e-3, atol=2e-3)

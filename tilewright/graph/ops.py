@@ -160,8 +160,8 @@ _op("attention", "attention", (3, 4), infer.attention, compute.attention,
     scale=REQUIRED, causal=False)
 
 _op("recurrent", "recurrent", (3, 5), recurrent.recurrent_types, recurrent.recurrent,
-    "all states of a layer of `cell` rnn, lstm, gru or gru_first: x [S, D, B, gates H], w [D, H, gates H], initial "
-    "[D, B, slots H], optional bias [D, gates H] and lengths [B]; [S + 1, D, B, slots H]; flags of `reverse`",
+    "all states of a layer of `cell` rnn, lstm, lstm_8bit, gru or gru_first: x [S, D, B, gates H], w [D, H, gates H], "
+    "initial [D, B, slots H], optional bias [D, gates H] and lengths [B]; [S + 1, D, B, slots H]; flags of `reverse`",
     cell=REQUIRED, functions=REQUIRED, reverse=REQUIRED)
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)

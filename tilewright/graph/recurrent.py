@@ -14,6 +14,7 @@ row p.  The row that is left over holds the initial state.  Cells and their gate
     lstm       i, o, f, g; c = f c + i g; h = o tanh(c)
     gru        z, r, n: n = f(x_n + r (h W_n + b)); h = n + z (h - n)
     gru_first  the same with n = f(x_n + (r h) W_n + b); slots h, r h and z
+    lstm_8bit  as lstm, with h in 256 steps of its own range in the products; slots h in steps, c and h
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, optional, value
 from tilewright.symbolic import lift, simplify
 
-GATES = {"rnn": 1, "lstm": 4, "gru": 3, "gru_first": 3}
-SLOTS = {"rnn": 1, "lstm": 2, "gru": 1, "gru_first": 3}
+GATES = {"rnn": 1, "lstm": 4, "lstm_8bit": 4, "gru": 3, "gru_first": 3}
+SLOTS = {"rnn": 1, "lstm": 2, "lstm_8bit": 3, "gru": 1, "gru_first": 3}
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
@@ -90,10 +91,12 @@ def _step(x: np.ndarray, state: np.ndarray, weight: np.ndarray, bias: Any, attri
     h = state[:, :hidden]
     if cell == "rnn":
         return np.asarray(gate(x + h @ weight))
-    if cell == "lstm":
+    if cell in ("lstm", "lstm_8bit"):
         into, out, forget, new = np.split(x + h @ weight, 4, axis=1)
-        memory = gate(forget) * state[:, hidden:] + gate(into) * others[0](new)
-        return np.concatenate([gate(out) * others[1](memory), memory], axis=1)
+        memory = gate(forget) * state[:, hidden : 2 * hidden] + gate(into) * others[0](new)
+        shown = gate(out) * others[1](memory)
+        parts = [shown, memory] if cell == "lstm" else [_in_steps(shown), memory, shown]
+        return np.concatenate(parts, axis=1)
     update_x, reset_x, new_x = np.split(x, 3, axis=1)
     products = h @ weight if bias is None else h @ weight + bias
     update_h, reset_h, new_h = np.split(products, 3, axis=1)
@@ -105,3 +108,11 @@ def _step(x: np.ndarray, state: np.ndarray, weight: np.ndarray, bias: Any, attri
     new_h = new_h if bias is None else new_h + bias[2 * hidden :]
     new = others[0](new_x + new_h)
     return np.concatenate([new + update * (h - new), reset * h, update], axis=1)
+
+
+def _in_steps(h: np.ndarray) -> np.ndarray:
+    """Every row in 256 steps of its own range, 0 among them: `DynamicQuantizeLinear` of ONNX, and back."""
+    low, high = np.minimum(h.min(axis=1, keepdims=True), 0), np.maximum(h.max(axis=1, keepdims=True), 0)
+    step = np.where(high == low, 1, (high - low) / 255)
+    zero = np.round(-low / step)
+    return np.asarray((np.clip(np.round(h / step) + zero, 0, 255) - zero) * step)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.kernels.functions import maximum, sigmoid
+from tilewright.kernels.functions import maximum, minimum, sigmoid
 
 
 @tilewright.jit
@@ -60,6 +60,31 @@ def lstm_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, 
         result = activation(out, F) * activation(memory, H)
         tl.store(new + column, result.to(new.dtype.element_ty), mask=mask)
         tl.store(new + hidden + column, memory.to(new.dtype.element_ty), mask=mask)
+
+
+@tilewright.jit
+def lstm_8bit_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
+                   BIAS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """As `lstm_step`; then h is kept, and put in 256 steps of its range where the next step reads it."""
+    lstm_step(x, old, new, weight, bias, hidden, F, G, H, BIAS, BLOCK)
+    tl.debug_barrier()
+    low, high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, hidden, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        state = tl.load(new + column, mask=column < hidden, other=0)
+        tl.store(new + 2 * hidden + column, state, mask=column < hidden)
+        low, high = minimum(low, state.to(tl.float32)), maximum(high, state.to(tl.float32))
+    least = tl.min(low, axis=0)
+    width = (tl.max(high, axis=0) - least) / 255.0
+    size = tl.where(width == 0.0, 1.0, width)
+    zero = tl.math.rint(-least / size)
+    tl.debug_barrier()
+    for start in range(0, hidden, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < hidden
+        state = tl.load(new + 2 * hidden + column, mask=mask, other=0).to(tl.float32)
+        level = minimum(maximum(tl.math.rint(state / size) + zero, 0.0), 255.0)
+        tl.store(new + column, ((level - zero) * size).to(new.dtype.element_ty), mask=mask)
 
 
 @tilewright.jit

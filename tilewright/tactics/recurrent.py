@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.graph.recurrent import GATES, SLOTS
-from tilewright.kernels.recurrent import gru_first_step, gru_step, lstm_step, recurrent, rnn_step
+from tilewright.kernels.recurrent import gru_first_step, gru_step, lstm_8bit_step, lstm_step, recurrent, rnn_step
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
@@ -15,7 +15,9 @@ from tilewright.tactics.elementwise import total_bytes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
-_STEPS = {"rnn": rnn_step, "lstm": lstm_step, "gru": gru_step, "gru_first": gru_first_step}
+_STEPS = {
+    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_8bit_step, "gru": gru_step, "gru_first": gru_first_step,
+}  # fmt: skip
 _SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
 _GPU_BLOCK = 128
 

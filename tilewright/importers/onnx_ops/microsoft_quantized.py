@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
-from tilewright.importers.onnx_call import Call
-from tilewright.importers.onnx_ops import quantized
+from tilewright.importers.onnx_call import Call, Tensor
+from tilewright.importers.onnx_ops import quantized, recurrent
 from tilewright.importers.onnx_ops.quantized import centred, quantize
 from tilewright.importers.onnx_ops.windows import pool_window
 from tilewright.importers.rules import RuleTable
@@ -157,3 +157,26 @@ def _columns_centred(call: Call, index: int, zero: int) -> Value:
         return x
     point = call.cast(call[zero], int32)
     return call.op("subtract", x, call.reshape(point, ()) if point.shape == (1,) else point)
+
+
+# Layers ----------------------------------------------------------------------------------------------
+
+
+@rule("DynamicQuantizeLSTM")
+def dynamic_lstm(call: Call) -> tuple[Value, ...]:
+    """An LSTM with weights of 8 bits [directions, width, gates * hidden]; inputs and states are quantized as they come.
+
+    Inputs 8 to 11: scale and zero point of the input's weights, then of the state's.  Every row of the batch is
+    quantized by its own range; ONNX Runtime takes one range for the rows that a thread has.
+    """
+    rows, scale, zero = quantized.dynamic_quantize_linear(call)
+    whole = call.op("subtract", call.cast(rows, float32), call.cast(zero, float32))
+    call.inputs[0] = Tensor(call.tensor(0).name, call.op("multiply", whole, scale))
+    for index, place in ((1, 8), (2, 10)):
+        weight = call[index]
+        parameters = [call.cast(call[item], float32) for item in (place, place + 1)]
+        number, point = (call.reshape(item, (weight.shape[0], 1, -1)) for item in parameters)
+        numbers = call.op("multiply", call.op("subtract", call.cast(weight, float32), point), number)
+        call.inputs[index] = Tensor(call.tensor(index).name, call.transpose(numbers, 1, 2))
+    del call.inputs[8:]
+    return recurrent.lstm_of_8_bits(call)

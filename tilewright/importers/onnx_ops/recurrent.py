@@ -99,9 +99,12 @@ def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[l
 
 
 def _layer(
-    call: Call, cell: Cell, gates: int, defaults: Sequence[str], states: int, peepholes: bool
+    call: Call, cell: Cell, gates: int, defaults: Sequence[str], states: int, peepholes: bool, in_steps: bool = False
 ) -> tuple[Value, ...]:
-    """(outputs [steps, directions, batch, hidden], last states [directions, batch, hidden] …)."""
+    """(outputs [steps, directions, batch, hidden], last states [directions, batch, hidden] …).
+
+    `in_steps`: products take the state in 256 steps of its range.
+    """
     batch_first = bool(call.attribute("layout", 0))
     kind = call.choice("direction", "forward", "reverse", "bidirectional")
     directions = 2 if kind == "bidirectional" else 1
@@ -109,7 +112,9 @@ def _layer(
     call.attribute("output_sequence")  # before opset 7; the outputs of the node say it
     x = call.transpose(call[0], 0, 1) if batch_first else call[0]
     steps = x.shape[0]
-    walked = not (isinstance(steps, int) and steps <= FEW) and not (peepholes and call.has(7))
+    walked = in_steps or not (isinstance(steps, int) and steps <= FEW)
+    if peepholes and call.has(7):
+        walked = False
     if not walked and not (isinstance(steps, int) and steps <= LONGEST):
         raise Unsupported(
             f"a recurrent layer with peepholes of {steps} steps", f"fix the length, to at most {LONGEST} steps"
@@ -119,8 +124,10 @@ def _layer(
     activations = _activations(call, defaults, directions)
     backwards = [kind == "reverse" or number == 1 for number in range(directions)]
     if walked and all(functions == activations[0] for functions in activations):
-        joined = _walked(call, x, gates, states, activations[0], backwards, batch_first)
+        joined = _walked(call, x, gates, states, activations[0], backwards, batch_first, in_steps)
         return _ordered(call, joined, batch_first)
+    if in_steps:
+        raise Unsupported("a quantized layer with peepholes or functions of each direction", "quantize without it")
     if not isinstance(steps, int):
         raise Unsupported(f"directions of {steps} steps with functions of their own", "fix the length")
     outputs: list[Value] = []
@@ -222,6 +229,7 @@ def _walked(
     functions: Sequence[str],
     backwards: Sequence[bool],
     batch_first: bool,
+    in_steps: bool,
 ) -> list[Value]:
     """The outputs of all steps and the last states, by the graph's op, which walks the steps."""
     directions, hidden = len(backwards), call[2].shape[2]
@@ -241,9 +249,11 @@ def _walked(
         inputs.append(call.unsqueeze(product, 1))
     biases = [call.unsqueeze(own, 0) for _, own in sides if own is not None]
     first = [[_initial(call, x, 5 + state, number, batch_first) for state in range(states)] for number in numbers]
-    slots = SLOTS[cell]
+    cell = "lstm_8bit" if in_steps else cell
     for row in first:
-        row += [call.full(row[0].shape, 0.0, x.dtype)] * (slots - len(row))
+        if in_steps:
+            row[:] = [_in_steps(call, row[0]), row[1], row[0]]
+        row += [call.full(row[0].shape, 0.0, x.dtype)] * (SLOTS[cell] - len(row))
     initial = [call.unsqueeze(_concat(call, row, 1), 0) for row in first]
     rows = call.op(
         "recurrent",
@@ -254,21 +264,35 @@ def _walked(
         call.cast(call[4], int64) if call.has(4) else None,
         cell=cell, functions=tuple(functions), reverse=tuple(backwards),
     )  # fmt: skip
-    return _results(call, rows, x.shape[0], hidden, states, backwards)
+    return _results(call, rows, x.shape[0], hidden, [2, 1] if in_steps else list(range(states)), backwards)
 
 
-def _results(call: Call, rows: Value, steps: Size, hidden: int, states: int, backwards: Sequence[bool]) -> list[Value]:
-    """Outputs and last states from the states around every step; after a sequence's end outputs are zeros."""
+def _in_steps(call: Call, x: Value) -> Value:
+    """Rows [batch, hidden] in 256 steps of their own range, 0 among them."""
+    low = call.op("minimum", call.op("reduce_min", x, axes=(1,), keepdims=True), 0.0)
+    high = call.op("maximum", call.op("reduce_max", x, axes=(1,), keepdims=True), 0.0)
+    width = call.op("divide", call.op("subtract", high, low), 255.0)
+    size = call.op("where", call.op("equal", width, 0.0), 1.0, width)
+    zero = call.op("round", call.op("divide", call.op("negate", low), size))
+    level = call.op("add", call.op("round", call.op("divide", x, size)), zero)
+    return call.op("multiply", call.op("subtract", call.op("clip", level, low=0.0, high=255.0), zero), size)
+
+
+def _results(
+    call: Call, rows: Value, steps: Size, hidden: int, slots: Sequence[int], backwards: Sequence[bool]
+) -> list[Value]:
+    """Outputs and last states from the states around every step, of which `slots` has the places; after a sequence's
+    end outputs are zeros."""
     outputs: list[Value] = []
-    ends: list[list[Value]] = [[] for _ in range(states)]
+    ends: list[list[Value]] = [[] for _ in slots]
     for number, reverse in enumerate(backwards):
         side = call.slice(rows, 1, number, number + 1)
         begin, last = (0, 0) if reverse else (1, steps)
         mine = call.slice(side, 0, begin, simplify(lift(steps) + begin))
-        outputs.append(call.slice(mine, 3, 0, hidden))
+        outputs.append(call.slice(mine, 3, slots[0] * hidden, (slots[0] + 1) * hidden))
         end = call.select(side, 0, last)
-        for state in range(states):
-            ends[state].append(call.slice(end, 2, state * hidden, (state + 1) * hidden))
+        for state, slot in enumerate(slots):
+            ends[state].append(call.slice(end, 2, slot * hidden, (slot + 1) * hidden))
     joined = _concat(call, outputs, 1)
     if call.has(4):
         places = call.unsqueeze(call.iota(steps), 1)
@@ -290,3 +314,8 @@ def gru(call: Call) -> tuple[Value, ...]:
 @rule("LSTM")
 def lstm(call: Call) -> tuple[Value, ...]:
     return _layer(call, _lstm, 4, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True)
+
+
+def lstm_of_8_bits(call: Call) -> tuple[Value, ...]:
+    """As `lstm`; its products take the state in 256 steps of its range."""
+    return _layer(call, _lstm, 4, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True, in_steps=True)
