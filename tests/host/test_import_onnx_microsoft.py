@@ -234,6 +234,76 @@ def test_quantized_convolution_with_channels_last(rng: np.random.Generator) -> N
     own("QLinearConv", inputs, steps=1, channels_last=1, pads=[1, 1, 1, 1])
 
 
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("columns", [False, True])
+def test_quantized_attention(past: int, columns: bool, rng: np.random.Generator) -> None:
+    heads, width, rows, keys = 2, 8, 4, 4 + past
+    x, w = rng.integers(0, 256, (2, rows, 6), dtype=np.uint8), rng.integers(-128, 128, (6, 24)).astype(np.int8)
+    inputs = [("x", x, False), ("w", w, True), ("b", floats(rng, 24), True), ("xs", scale(0.02), True)]
+    inputs.append(("ws", rng.uniform(0.01, 0.02, 24 if columns else 1).astype(np.float32), True))
+    inputs.append(("mask", np.array([[1] * keys, [1] * (keys - 2) + [0] * 2], np.int32), False))
+    zeros = np.zeros(24, np.int8) if columns else np.array([3], np.int8)
+    inputs += [("xz", np.array(120, np.uint8), True), ("wz", zeros, True)]
+    if past:
+        inputs.append(("past", floats(rng, 2, 2, heads, past, width // heads), False))
+    own("QAttention", inputs, 2, num_heads=heads, unidirectional=int(rng.integers(0, 2)))
+
+
+def test_quantized_embeddings(rng: np.random.Generator) -> None:
+    ids, kinds = rng.integers(0, 9, (2, 5)).astype(np.int32), rng.integers(0, 2, (2, 5)).astype(np.int32)
+    names = {"words": (9, 8), "places": (6, 8), "segments": (2, 8), "scale": (8,), "bias": (8,)}
+    tables = constants(**{name: rng.integers(0, 256, shape, dtype=np.uint8) for name, shape in names.items()})
+    mask = ("mask", np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32), False)
+    scales = constants(**{f"{name}_s": scale(rng.uniform(0.01, 0.03)) for name in names})
+    zeros = constants(**{f"{name}_z": np.array(rng.integers(110, 140), np.uint8) for name in names})
+    own("QEmbedLayerNormalization", [*given(ids=ids, kinds=kinds), *tables, mask, *scales, *zeros], 2)
+
+
+def test_quantized_choice_and_products_of_16_bits(rng: np.random.Generator) -> None:
+    x, y = (rng.integers(0, 256, (3, 4), dtype=np.uint8) for _ in range(2))
+    inputs = [("c", rng.random((3, 4)) < 0.5, False), ("x", x, False), ("xs", scale(0.05), True)]
+    inputs += [("xz", np.array(100, np.uint8), True), ("y", y, False), ("ys", scale(0.03), True)]
+    inputs += [("yz", np.array(90, np.uint8), True), ("zs", scale(0.08), True), ("zz", np.array(95, np.uint8), True)]
+    own("QLinearWhere", inputs, steps=1)
+    a, b = (rng.integers(-3000, 3000, shape).astype(np.int16) for shape in ((2, 3, 5), (5, 4)))
+    own("MatMulInteger16", given(a=a, b=b))
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_products_of_weights_by_table(kind: int, rng: np.random.Generator) -> None:
+    depth, columns, block = 32, 6, 16
+    packed = rng.integers(0, 256, depth * columns // 2, dtype=np.uint8)
+    scales = rng.random(depth * columns // block, dtype=np.float32)
+    inputs = given(x=floats(rng, 2, 3, depth)) + constants(w=packed, s=scales)
+    own("MatMulBnb4", inputs, K=depth, N=columns, block_size=block, quant_type=kind)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zero", [False, True])
+def test_slices_of_packed_tables(bits: int, zero: bool, rng: np.random.Generator) -> None:
+    blocks, block = 3, 16
+    data = rng.integers(0, 256, (9, blocks * block * bits // 8), dtype=np.uint8)
+    inputs = [("w", data, True), ("i", rng.integers(-9, 9, (2, 5)), False), ("s", floats(rng, 9, blocks), True)]
+    if zero:
+        inputs.append(("z", rng.integers(0, 256, (9, -(-blocks * bits // 8)), dtype=np.uint8), True))
+    own("GatherBlockQuantized", inputs, bits=bits, block_size=block, quantize_axis=1, gather_axis=0)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_transposed_convolution_of_computed_padding(known: bool, rng: np.random.Generator) -> None:
+    inputs = given(x=floats(rng, 1, 3, 4, 5)) + constants(w=floats(rng, 3, 2, 3, 3))
+    inputs += [("pads", np.array([1, 0, 1, 2]), known), ("b", floats(rng, 2), True)]
+    own("ConvTransposeWithDynamicPads", inputs, strides=[2, 2], output_padding=[1, 0])
+
+
+def test_lists(rng: np.random.Generator) -> None:
+    numbers = rng.integers(0, 5, 12)
+    own("Unique", given(x=numbers.astype(np.float32)), 3)
+    own("Range", constants(start=np.array(1.5, np.float32), limit=np.array(6, np.float32)))
+    own("Range", given(start=np.array(1, np.int32), limit=np.array(9, np.int32), delta=np.array(3, np.int32)))
+    own("GatherND", given(x=floats(rng, 3, 4, 2), places=rng.integers(0, 3, (5, 2))))
+
+
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("columns", [False, True])
 def test_quantized_recurrent_layer(direction: str, columns: bool, rng: np.random.Generator) -> None:

@@ -11,6 +11,7 @@ from tilewright.importers.onnx_ops import (
     losses,
     microsoft,
     microsoft_attention,
+    microsoft_packed,
     microsoft_quantized,
     network,
     quantized,
@@ -46,6 +47,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     classical.TABLE,
     microsoft.TABLE,
     microsoft_attention.TABLE,
+    microsoft_packed.TABLE,
     microsoft_quantized.TABLE,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

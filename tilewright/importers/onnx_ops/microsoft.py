@@ -1,17 +1,19 @@
-"""What the optimiser of ONNX Runtime writes: fused layers, norms, activations, products of packed weights."""
+"""What the optimiser of ONNX Runtime writes: fused layers, norms, activations, products."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.dtypes import int32, uint8
+import numpy as np
+
+from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, fourier, linear_algebra
-from tilewright.importers.onnx_call import Call
-from tilewright.importers.onnx_ops import elementwise, network, quantized, resize, shape
+from tilewright.importers.onnx_call import Call, known_tensor
+from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
 from tilewright.importers.onnx_ops.network import convolve, row_statistics
 from tilewright.importers.onnx_ops.windows import pool_window
-from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lift, simplify
 
@@ -25,6 +27,7 @@ for _name, _table in (
     ("Pad", shape.TABLE),
     ("QuantizeLinear", quantized.TABLE),
     ("DequantizeLinear", quantized.TABLE),
+    ("GatherND", indexing.TABLE),
 ):
     TABLE.add(_name, _table.rules[_name])
 
@@ -87,43 +90,23 @@ def fused_matmul(call: Call) -> Value:
     return activated(call, product if alpha == 1 else call.op("multiply", product, alpha))
 
 
-@rule("MatMulNBits")
-def matmul_of_packed(call: Call) -> Value:
-    """Rows [.., K] times weights [N, blocks, bytes] of a few bits, with a scale (and a zero point) for each block."""
-    x, packed, scales = call[0], call[1], call[2]
-    depth, columns, block = (call.positive(name) for name in ("K", "N", "block_size"))
-    bits = call.positive("bits", 4)
-    call.attribute("accuracy_level")  # how precise the products are at least
-    if bits not in (2, 4, 8) or call.has(4):
-        raise Unsupported(
-            "weights in another order, or of a number of bits that does not divide 8", "use 2, 4 or 8 bits"
-        )
-    blocks = -(-depth // block)
-    weight = call.reshape(_unpacked(call, packed, bits), (columns, blocks, -1))
-    if weight.shape[2] != block:
-        raise Invalid(f"{packed!r} are not {columns} columns of {blocks} blocks of {block} elements of {bits} bits")
-    zero: Value | float = float(1 << (bits - 1))
-    if call.has(3):
-        points = call[3]
-        if points.dtype == uint8:
-            rows = call.reshape(_unpacked(call, points, bits), (columns, -1))
-            points = call.slice(rows, 1, 0, blocks)
-        zero = call.reshape(call.cast(points, x.dtype), (columns, blocks, 1))
-    centred = call.op("subtract", call.cast(weight, x.dtype), zero)
-    scaled = call.op("multiply", centred, call.reshape(call.cast(scales, x.dtype), (columns, blocks, 1)))
-    matrix = call.slice(call.reshape(scaled, (columns, blocks * block)), 1, 0, depth)
-    rows = call.reshape(x, (-1, depth))
-    result = call.reshape(call.op("matmul", rows, matrix, transpose_b=True), (*x.shape[:-1], columns))
-    return call.op("add", result, call[5]) if call.has(5) else result
-
-
-def _unpacked(call: Call, x: Value, bits: int) -> Value:
-    """The elements of bytes [.., n] as uint8 [.., n 8 / bits], those in the low bits first."""
-    if bits == 8:
-        return call.cast(x, uint8)
-    shifts = call.iota(8 // bits, uint8, step=bits)
-    parts = call.op("shift_right", call.unsqueeze(call.cast(x, uint8), x.rank), shifts)
-    return call.flatten(call.op("bitwise_and", parts, (1 << bits) - 1), x.rank - 1, x.rank + 1)
+@rule("ConvTransposeWithDynamicPads")
+def transposed_convolution(call: Call) -> Value:
+    """Inputs: image, weight, what is cut off at the begins and the ends, a bias."""
+    known, pads, what = not call.is_unknown(2), call.optional(2), call.what(2)
+    if known and call.has(2):
+        call.attributes = {**call.attributes, "pads": call.ints(2)}
+    call.inputs = [*call.inputs[:2], *call.inputs[3:4]]
+    whole = network.transposed_convolution(call)
+    if known or pads is None:
+        return whole
+    count = whole.rank - 2
+    pads = call.cast(pads, int64)
+    extents = call.slice(call.extents(whole), 0, 2, whole.rank)
+    ends = call.op("subtract", extents, call.slice(pads, 0, count, 2 * count))
+    shape = (*whole.shape[:2], *(call.fresh("size") for _ in range(count)))
+    axes = call.constant(np.arange(2, whole.rank), "axes")
+    return call.op("slice_at", whole, call.slice(pads, 0, 0, count), ends, axes, None, shape=shape, what=what)
 
 
 @rule("Inverse")
@@ -267,6 +250,24 @@ def grid_sample(call: Call) -> Value:
     """As the standard one of opset 16."""
     call.opset = 16
     return resize.sample_grid(call)
+
+
+@rule("Range")
+def range_(call: Call) -> Value:
+    """As the standard one; without a step it is 1."""
+    if not call.has(2):
+        call.inputs = [*call.inputs[:2], known_tensor("delta", np.ones((), call.tensor(0).dtype.numpy))]
+    found: Value = shape.TABLE.rules["Range"](call)
+    return found
+
+
+@rule("Unique")
+def unique(call: Call) -> tuple[Value, ...]:
+    """Elements in the order in which they come, where each is in them, and how often."""
+    call.attributes, wanted = {**call.attributes, "sorted": 0}, call.outputs
+    call.outputs = 4
+    values, _, *others = run_time.unique(call)
+    return (values, *others)[:wanted]
 
 
 @rule("ExpandDims")

@@ -17,6 +17,7 @@ from tilewright.importers.onnx_ops.attention import (
     split_heads,
     weigh,
 )
+from tilewright.importers.onnx_ops.quantized import centred
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements
@@ -85,13 +86,31 @@ def _lowest(x: Value) -> float:
 @rule("Attention")
 def attention(call: Call) -> tuple[Value, Value | None]:
     """Projections of one input [B, S, width] to queries, keys and values, then attention; past and present [2, ..]."""
-    x, weight = call[0], call[1]
+    if call.has(6):
+        raise Unsupported("a shared cache in this operation", "export GroupQueryAttention")
+    product = call.matmul(call[0], call[1])
+    product = call.op("add", product, call[2]) if call.has(2) else product
+    return _attention_of_projections(call, product, 3, 4, 5)
+
+
+@rule("QAttention")
+def quantized_attention(call: Call) -> tuple[Value, Value | None]:
+    """As Attention; input and weight are integers, with scales (inputs 3 and 4) and zero points (6 and 7)."""
+    product = call.matmul(centred(call, 0, 6), centred(call, 1, 7, [1, -1]))
+    columns = call.reshape(call[4], () if call.count(4) == 1 else (-1,))
+    scale = call.op("multiply", call.reshape(call[3], ()), columns)
+    result = call.op("add", call.op("multiply", call.cast(product, scale.dtype), scale), call[2])
+    return _attention_of_projections(call, result, 5, 8, len(call.inputs))
+
+
+def _attention_of_projections(
+    call: Call, product: Value, mask_index: int, past_index: int, bias_index: int
+) -> tuple[Value, Value | None]:
+    """Attention of queries, keys and values that lie next to each other [B, S, widths], with masks and caches."""
     heads = call.positive("num_heads")
-    if call.attribute("do_rotary", 0) or call.attribute("past_present_share_buffer", 0) or call.has(6):
+    if call.attribute("do_rotary", 0) or call.attribute("past_present_share_buffer", 0):
         raise Unsupported("rotary positions or a shared cache in this operation", "export GroupQueryAttention")
     call.attribute("rotary_embedding_dim")
-    product = call.matmul(x, weight)
-    product = call.op("add", product, call[2]) if call.has(2) else product
     total = product.shape[2]
     if not isinstance(total, int):
         raise Unsupported(f"projections of a dynamic width {total}", "fix the weight's size")
@@ -102,14 +121,14 @@ def attention(call: Call) -> tuple[Value, Value | None]:
     parts = [call.slice(product, 2, end - width, end) for end, width in zip(ends, widths, strict=True)]
     query, key, value = (_heads_of_rows(call, part, heads) for part in parts)
     present = None
-    if call.has(4):
-        past = call[4]
+    if call.has(past_index):
+        past = call[past_index]
         key, value = (
             call.op("concat", call.select(past, 0, index), part, axis=2) for index, part in enumerate((key, value))
         )
     if call.outputs > 1:
         present = call.op("concat", call.unsqueeze(key, 0), call.unsqueeze(value, 0), axis=0)
-    result = attend(call, query, key, value, _scores(call, query, key, 3, 5))
+    result = attend(call, query, key, value, _scores(call, query, key, mask_index, bias_index))
     return merge_heads(call, result), present
 
 

@@ -8,7 +8,7 @@ from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.onnx_call import Call, Tensor
-from tilewright.importers.onnx_ops import quantized, recurrent
+from tilewright.importers.onnx_ops import microsoft, quantized, recurrent
 from tilewright.importers.onnx_ops.quantized import centred, quantize
 from tilewright.importers.onnx_ops.windows import pool_window
 from tilewright.importers.rules import RuleTable
@@ -93,6 +93,11 @@ def quantized_concat(call: Call) -> Value:
     return _result(call, call.op("concat", *parts, axis=axis), 0, call[2])
 
 
+@rule("QLinearWhere")
+def quantized_where(call: Call) -> Value:
+    return _result(call, call.op("where", call[0], _numbers(call, 1), _numbers(call, 4)), 7, call[1])
+
+
 @rule("QLinearConv")
 def quantized_convolution(call: Call) -> Value:
     """The standard one; channels of image and result may be last."""
@@ -159,6 +164,11 @@ def _columns_centred(call: Call, index: int, zero: int) -> Value:
     return call.op("subtract", x, call.reshape(point, ()) if point.shape == (1,) else point)
 
 
+@rule("MatMulInteger16")
+def product_of_16_bits(call: Call) -> Value:
+    return call.matmul(call.cast(call[0], int32), call.cast(call[1], int32))
+
+
 # Layers ----------------------------------------------------------------------------------------------
 
 
@@ -180,3 +190,19 @@ def dynamic_lstm(call: Call) -> tuple[Value, ...]:
         call.inputs[index] = Tensor(call.tensor(index).name, call.transpose(numbers, 1, 2))
     del call.inputs[8:]
     return recurrent.lstm_of_8_bits(call)
+
+
+@rule("QEmbedLayerNormalization")
+def quantized_embeddings(call: Call) -> tuple[Value | None, ...]:
+    """As EmbedLayerNormalization; tables, factors and biases (inputs 2 to 6) are integers, with scales from input 8 and
+    zero points from input 13 on."""
+    for index in range(2, 7):
+        if not call.has(index):
+            continue
+        numbers = call.cast(call[index], float32)
+        if call.has(index + 11):
+            numbers = call.op("subtract", numbers, call.cast(_single(call, index + 11), float32))
+        numbers = call.op("multiply", numbers, _single(call, index + 6))
+        call.inputs[index] = Tensor(call.tensor(index).name, numbers)
+    del call.inputs[8:]
+    return microsoft.embed_layer_norm(call)[:2]

@@ -24,7 +24,7 @@ rule = TABLE.rule
 LARGEST_EXACT_DEPTH = 2**24 // 2**16  # products of 8 bits that float32 adds without rounding
 
 
-def _along(call: Call, parameter: Value, x: Value, axis: int, block: int) -> Value:
+def along(call: Call, parameter: Value, x: Value, axis: int, block: int) -> Value:
     """A scale or zero point in a shape that broadcasts with x: one number, one for each position of `axis`, or one for
     `block` positions."""
     if parameter.rank == 0 or parameter.shape == (1,):
@@ -84,9 +84,9 @@ def quantize_linear(call: Call) -> Value:
     axis, block = _axis_and_block(call, x)
     call.attribute("precision")  # of the division: at least float32 here
     dtype = call.tensor(2).dtype if call.has(2) else call.attribute("output_dtype") or uint8
-    zero = _along(call, call[2], x, axis, block) if call.has(2) else None
+    zero = along(call, call[2], x, axis, block) if call.has(2) else None
     x = call.cast(x, _wide(x.dtype))
-    scale = _along(call, scale, x, axis, block)
+    scale = along(call, scale, x, axis, block)
     return quantize(call, x, scale, zero, dtype, bool(call.attribute("saturate", 1)))
 
 
@@ -99,8 +99,8 @@ def dequantize_linear(call: Call) -> Value:
     wide = float64 if x.dtype.bits > 16 and x.dtype.is_integer else float32  # float32 rounds integers of 32 bits
     centred = call.cast(x, wide)
     if call.has(2):
-        centred = call.op("subtract", centred, call.cast(_along(call, call[2], x, axis, block), wide))
-    scaled = call.op("multiply", call.cast(centred, float32), call.cast(_along(call, scale, x, axis, block), float32))
+        centred = call.op("subtract", centred, call.cast(along(call, call[2], x, axis, block), wide))
+    scaled = call.op("multiply", call.cast(centred, float32), call.cast(along(call, scale, x, axis, block), float32))
     return call.cast(scaled, dtype)
 
 
