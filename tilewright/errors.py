@@ -135,6 +135,16 @@ class InputError(TilewrightError):
     """An engine was called with an input it cannot take: a wrong name, element type, device or kind."""
 
 
+class OutOfMemoryError(TilewrightError, MemoryError):
+    """The system does not give the memory that is needed."""
+
+
+def out_of_memory(what: str, error: MemoryError) -> OutOfMemoryError:
+    """The error for something that needs more memory than there is."""
+    reason = str(error) or "no number is known"
+    return OutOfMemoryError(f"{what} needs more memory than the system gives ({reason[:200]}): use smaller sizes")
+
+
 class EngineError(TilewrightError):
     """An engine file does not load; the message says exactly why."""
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tilewright.dtypes import float32, int1, int64
+from tilewright.dtypes import float32, float64, int1, int64
 from tilewright.engine.builder import build
-from tilewright.engine.engine import Engine
-from tilewright.errors import EngineDamagedError, InputError, ShapeError
+from tilewright.engine.engine import Engine, staged_symbol
+from tilewright.errors import EngineDamagedError, InputError, InvalidIRError, OutOfMemoryError, ShapeError
 from tilewright.graph import reference, serialize
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -215,7 +219,8 @@ def test_threads_share_an_engine(engine: Engine):
                 np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
 
 
-def test_an_updated_input(tmp_path: Path):
+def cache_graph() -> Graph:
+    """How many of x are positive, added to a cache, which is also a result; x and the places as they are."""
     b = GraphBuilder("cache")
     cache, x = b.input("cache", float32, (4,)), b.input("x", float32, (3,))
     places = b.op("nonzero", [b.op("greater", [x, 0.0])], shape=(1, b.run_time_symbol("count")))
@@ -223,8 +228,127 @@ def test_an_updated_input(tmp_path: Path):
     new = b.op("add", [cache, total])
     b.mutate(cache, new)
     b.output(b.op("copy", [total]), "total")
-    engine = build(b.finish(), "cpu")
+    b.output(places, "places")
+    b.output(x, "same")
+    b.output(new, "new")
+    return b.finish()
+
+
+@pytest.fixture(scope="module")
+def cached() -> Engine:
+    return build(cache_graph(), "cpu")
+
+
+X = np.array([1, -1, 2], np.float32)
+
+
+def test_an_updated_input(cached: Engine):
+    import torch
+
     memory = np.zeros(4, np.float32)
     for _ in range(2):
-        engine.run({"cache": memory, "x": np.array([1, -1, 2], np.float32)})
+        found = cached.run({"cache": memory, "x": X})
+        assert found["new"] is memory and not np.shares_memory(found["same"], X)
     np.testing.assert_array_equal(memory, np.full(4, 4.0))
+    tensor, total = torch.zeros(4), torch.zeros(())
+    given = {"cache": tensor, "x": torch.from_numpy(X)}
+    versions = tensor._version, total._version
+    assert cached.run(given, {"total": total})["new"] is tensor and total.item() == 2
+    assert tensor._version > versions[0] and total._version > versions[1]  # what autograd knows changes by
+
+
+def test_memory_that_is_written_is_shared_with_none(cached: Engine):
+    memory, places = np.zeros(7, np.float32), np.zeros((1, 2), np.int64)
+    plain = {"cache": np.zeros(4, np.float32), "x": X}
+    with pytest.raises(InputError, match="input 'cache' is written in place and shares memory with input 'x'"):
+        cached.run({"cache": memory[:4], "x": memory[2:5]})
+    with pytest.raises(InputError, match="output 'same' is written in place and shares memory with input 'x'"):
+        cached.run(plain, {"same": X})
+    with pytest.raises(InputError, match="output 'new' is the input 'cache'"):
+        cached.run(plain, {"new": np.zeros(4, np.float32)})
+    with pytest.raises(InputError, match="has no memory for it"):
+        cached.run(plain, {"total": [0.0]})
+    with pytest.raises(InputError, match="unknown output 'sum'"):
+        cached.run(plain, {"sum": None})
+    with pytest.raises(ShapeError, match="output 'places' has shape"):
+        cached.run(plain, {"places": np.zeros((1, 3), np.int64)})
+    np.testing.assert_array_equal(plain["cache"], np.zeros(4))  # a refused call changes nothing
+    with pytest.raises(InputError, match="threads is a whole number"):
+        cached.run(plain, threads=0)
+    cached.run(plain, {"places": places})
+    np.testing.assert_array_equal(places, [[0, 2]])
+
+
+def test_updated_inputs_exchange_their_values():
+    b = GraphBuilder("exchange")
+    first, second, count = b.input("first", float32, (4,)), b.input("second", float32, (4,)), b.input("n", int64, (1,))
+    size = b.run_time_symbol("size")
+    b.op("extent", [count], element=0, size=size, what="n")
+    b.mutate(first, second)
+    b.mutate(second, first)
+    b.output(b.op("broadcast_to", [b.constant(np.float32(1))], shape=(size,)), "ones")
+    b.output(first, "before")
+    engine = build(b.finish(), "cpu")
+    x, y = np.arange(4, dtype=np.float32), np.arange(4, 8, dtype=np.float32)
+    found = engine.run({"first": x, "second": y, "n": np.array([3])})
+    np.testing.assert_array_equal(np.stack([x, y, found["before"]]), [[4, 5, 6, 7], [0, 1, 2, 3], [0, 1, 2, 3]])
+
+
+def test_forged_graphs_are_refused(cached: Engine):
+    """A plan that says other names, types or updates than the graph that the host runs, or another part's."""
+    package = cached._package
+    (program,) = package.manifest["programs"]
+
+    def changes() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        for name in ("swap inputs", "type", "update", "part", "outputs", "operand"):
+            entry, graph = copy.deepcopy(program), json.loads(package.graph)
+            plan, (node,) = entry["plan"], [n for n in graph["graph"]["nodes"] if n["op"] == "part"]
+            if name == "swap inputs":
+                plan["inputs"].reverse()
+            elif name == "type":
+                plan["outputs"][1]["dtype"] = "int32"
+            elif name == "update":
+                del plan["inputs"][0]["mutates"], plan["outputs"][3]["mutates"]
+            elif name == "part":
+                node["attributes"]["number"] = 1
+            elif name == "outputs":
+                plan["outputs"][0]["mutates"] = "cache"
+            else:
+                node["inputs"][0] = node["inputs"][1]
+            yield entry, graph
+
+    for entry, graph in changes():
+        text = json.dumps(graph).encode()
+        entry["symbol"] = staged_symbol(entry["plan"], [part["symbol"] for part in entry["parts"]], text)
+        forged = type(package)({**package.manifest, "programs": [entry]}, package.weights, text, package.objects)
+        with pytest.raises((EngineDamagedError, InvalidIRError)):
+            Engine(forged).run({"cache": np.zeros(4, np.float32), "x": X})
+
+
+def test_absurd_sizes_are_refused_at_the_call():
+    b = GraphBuilder("absurd")
+    x, pads, limit = b.input("x", float32, (3, 4)), b.input("pads", int64, (4,)), b.input("limit", float64, ())
+    shape = b.run_time_symbol("rows"), b.run_time_symbol("columns")
+    b.output(b.op("pad_at", [x, pads], shape=shape, mode="constant", what="the pads"), "padded")
+    count = b.op("range_count", [b.constant(np.float64(0)), limit, b.constant(np.float64(1))], what="the range")
+    b.output(count, "count")
+    engine = build(b.finish(), "cpu")
+
+    def run(pad: int, limit: float) -> None:
+        engine.run({"x": np.zeros((3, 4), np.float32), "pads": np.array([pad, 0, 0, 0]), "limit": np.array(limit)})
+
+    run(1, 5.0)
+    with pytest.raises(ShapeError, match="the pads: a tensor of shape .* has more than"):
+        run(2**62, 5.0)
+    for wrong in (1e300, np.inf, np.nan):
+        with pytest.raises(ShapeError, match="the range: a"):
+            run(1, wrong)
+
+
+def test_memory_that_the_system_does_not_give(cached: Engine, monkeypatch: pytest.MonkeyPatch):
+    def fail(*arguments: object) -> None:
+        raise MemoryError("Unable to allocate 8.00 TiB")
+
+    monkeypatch.setattr(cached._session, "run", fail)
+    with pytest.raises(OutOfMemoryError, match=r"a run of the engine needs more memory .*8\.00 TiB"):
+        cached.run({"cache": np.zeros(4, np.float32), "x": X})

@@ -97,8 +97,9 @@ def _signature(graph: Graph) -> Plan:
     """What the engine takes and gives."""
     mutated = graph.mutations
     inputs = [TensorSpec(v.name, v.dtype.name, v.shape, v.name if v in mutated else None) for v in graph.inputs]
+    updated = {value: target.name for target, value in mutated.items()}
     outputs = [
-        TensorSpec(name, value.dtype.name, value.shape)
+        TensorSpec(name, value.dtype.name, value.shape, updated.get(value))
         for name, value in zip(graph.output_names, graph.outputs, strict=True)
     ]
     return Plan(dict(graph.symbols), inputs, outputs, steps=[], arena_bytes=0, scratch_bytes=0)

@@ -23,6 +23,7 @@ from tilewright.errors import (
     InputError,
     SettingsError,
     TilewrightError,
+    out_of_memory,
     printable,
 )
 from tilewright.host import host_cpu, missing_features
@@ -153,12 +154,13 @@ class Engine:
     def _staged(self, program: Mapping[str, Any]) -> StagedSession:
         """The session of a program of several parts."""
         from tilewright.engine.graph_json import graph_from_json, part_from_json
-        from tilewright.engine.staged import StagedSession, check_numbers
+        from tilewright.engine.staged import StagedSession, check_graph
 
         package, parts = self._package, program["parts"]
         graph = graph_from_json(package.graph, package.weights, with_parts=False)
-        check_numbers(graph, len(parts))
-        sessions = [self._linked(part, plan_from_json(part["plan"], with_steps=False)) for part in parts]
+        plans = [plan_from_json(part["plan"], with_steps=False) for part in parts]
+        check_graph(graph, self._signature, plans)
+        sessions = [self._linked(part, plan) for part, plan in zip(parts, plans, strict=True)]
         return StagedSession(
             self._signature,
             graph,
@@ -288,10 +290,16 @@ class Engine:
 
         Inputs are NumPy arrays, PyTorch CPU tensors, or anything with DLPack; outputs are of the kind of
         the first input.  `out` gives memory for outputs; `threads` is for this run, in place of `Engine.threads`.
-        Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed.
+        Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed, and
+        `OutOfMemoryError`.
         """
         session: Session | CudaSession | StagedSession = self.__dict__.get("_session") or self._link(inputs)
-        return session.run(inputs, out, self._threads if threads is None else threads)
+        if threads is not None:
+            check_threads(threads)
+        try:
+            return session.run(inputs, out, self._threads if threads is None else threads)
+        except MemoryError as error:
+            raise out_of_memory(f"a run of {self._origin}", error) from error
 
     def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""

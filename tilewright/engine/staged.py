@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright import dtypes
+from tilewright.dtypes import int1
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.ops import kind_of
@@ -46,8 +47,9 @@ class StagedSession:
         self._counts = counts
         told = {symbol.name for spec in plan.inputs for size in spec.shape for symbol in free_symbols(size)}
         symbols = {name: symbol for name, symbol in plan.symbols.items() if name in told}
-        self._shapes = Shapes(dataclasses.replace(plan, symbols=symbols, outputs=[]))
+        self._shapes = Shapes(dataclasses.replace(plan, symbols=symbols))
         self._symbols = tuple(symbols)
+        self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = threading.Lock()
 
@@ -86,6 +88,38 @@ class StagedSession:
         """One run; `times` and `sizes` take up what is asked for."""
         if out is not None and type(out) is not dict:
             check_mapping(out, "out")
+        out = out or {}
+        views = self._views(inputs)
+        symbols = dict(zip(self._symbols, self._shapes.symbols(views), strict=True))
+        given = self._given(inputs, views, out)
+        arrays = [_array(found) for found in views]
+
+        def run_part(node: Node, arrays: Sequence[Any], known: Mapping[str, int]) -> list[np.ndarray]:
+            sizes.update(known)
+            return self._run_part(node, arrays, known, threads, times)
+
+        try:
+            found = run_graph(self._graph, arrays, symbols, None, run_part)
+        except TilewrightError:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise InputError(
+                f"the model does not take these inputs: {type(error).__name__}: {str(error)[:300]}"
+            ) from error
+        sizes.update(symbols)
+        # What is written below must not change what is still to be read: views of updated inputs become copies.
+        written = [arrays[number] for number in self._mutated]
+        values = {value: _apart(array, written) for value, array in found.items()}
+        self._check_results(given, [values[value].shape for value in self._graph.outputs])
+        tensors.track_updates(self._shapes.updated(inputs, out))
+        for target, value in self._graph.mutations.items():
+            number = self._graph.inputs.index(target)
+            arrays[number][...] = values[value]
+            _to_device(inputs[self.plan.inputs[number].name], views[number])
+        return self._outputs(inputs, arrays, [values[value] for value in self._graph.outputs], given, out)
+
+    def _views(self, inputs: Mapping[str, Any]) -> list[tensors.TensorView]:
+        """The inputs in the host's memory, checked."""
         self._shapes.check_names(inputs)
         views = []
         for spec in self.plan.inputs:
@@ -93,27 +127,35 @@ class StagedSession:
             if spec.mutates is not None:
                 tensors.check_writable(found, inputs[spec.name], f"input {spec.name!r}")
             views.append(found)
-        symbols = dict(zip(self._symbols, self._shapes.symbols(views), strict=True))
-        arrays = [_array(found) for found in views]
+        return views
 
-        def run_part(node: Node, given: Sequence[Any], known: Mapping[str, int]) -> list[np.ndarray]:
-            sizes.update(known)
-            return self._run_part(node, given, known, threads, times)
+    def _given(
+        self, inputs: Mapping[str, Any], views: Sequence[tensors.TensorView], out: Mapping[str, Any]
+    ) -> dict[str, tensors.TensorView]:
+        """The memory for outputs, which shares none with inputs, as the updated inputs do not."""
+        if out:
+            self._shapes.check_out(inputs, out)
+        given = {}
+        for spec in self.plan.outputs:
+            memory = None if spec.mutates is not None else out.get(spec.name)
+            if memory is not None:
+                given[spec.name] = tensors.view(_on_host(memory), spec.name, spec.dtype, "out: output")
+                tensors.check_writable(given[spec.name], memory, f"output {spec.name!r}", is_output=True)
+        if given or self._mutated:
+            places = [_place(inputs[spec.name], found) for spec, found in zip(self.plan.inputs, views, strict=True)]
+            written = [*self._mutated, *range(len(places), len(places) + len(given))]
+            places += [_place(out[name], found) for name, found in given.items()]
+            names = [f"input {spec.name!r}" for spec in self.plan.inputs] + [f"output {name!r}" for name in given]
+            tensors.check_overlaps(places, names, written)
+        return given
 
-        try:
-            results = run_graph(self._graph, arrays, symbols, None, run_part)
-        except TilewrightError:
-            raise
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise InputError(
-                f"the model does not take these inputs: {type(error).__name__}: {str(error)[:300]}"
-            ) from error
-        sizes.update(symbols)
-        for target, value in self._graph.mutations.items():
-            number = self._graph.inputs.index(target)
-            arrays[number][...] = results[value]
-        tensors.track_updates(self._shapes.updated(inputs, {}))
-        return self._outputs(inputs, arrays, [results[value] for value in self._graph.outputs], out or {})
+    def _check_results(self, given: Mapping[str, tensors.TensorView], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Raise `ShapeError`, before anything is written, for memory of another shape than the result's."""
+        for spec, shape in zip(self.plan.outputs, shapes, strict=True):
+            if spec.name in given and given[spec.name].shape != shape:
+                raise ShapeError(
+                    f"out: output {spec.name!r} has shape {list(shape)}, got {list(given[spec.name].shape)}"
+                )
 
     def _run_part(
         self,
@@ -157,32 +199,29 @@ class StagedSession:
         inputs: Mapping[str, Any],
         arrays: Sequence[np.ndarray],
         results: Sequence[np.ndarray],
+        given: Mapping[str, tensors.TensorView],
         out: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Results by name, in memory of their own or in that of the caller."""
-        names = [spec.name for spec in self.plan.outputs]
-        for name in out:
-            if name not in names:
-                raise InputError(f"out: unknown output {name!r}; the engine gives {', '.join(names)}")
         like = next(iter(inputs.values()), None)
         taken = {id(array) for array in arrays}
         found: dict[str, Any] = {}
         for spec, result in zip(self.plan.outputs, results, strict=True):
-            given = out.get(spec.name)
-            if given is None and not _is_foreign(like):
+            if spec.mutates is not None:
+                found[spec.name] = inputs[spec.mutates]
+            elif spec.name in given:
+                _array(given[spec.name])[...] = result
+                _to_device(out[spec.name], given[spec.name])
+                found[spec.name] = out[spec.name]
+            elif tensors.is_torch(like):
+                memory = tensors.allocate(like, spec.dtype, result.shape)
+                _array(tensors.view(memory, spec.name, spec.dtype))[...] = result
+                found[spec.name] = _on_device_of(like, memory)
+            else:
                 own = result.flags.owndata and result.flags.c_contiguous and result.flags.writeable
-                memory = result if own and id(result) not in taken else np.array(result, order="C")
-                taken.add(id(memory))
-                found[spec.name] = tensors.finish(memory, like)
-                continue
-            memory = tensors.allocate(like, spec.dtype, result.shape) if given is None else given
-            view = tensors.view(memory, spec.name, spec.dtype, "out: output")
-            if view.shape != result.shape:
-                raise ShapeError(f"out: output {spec.name!r} has shape {list(result.shape)}, got {list(view.shape)}")
-            if given is not None:
-                tensors.check_writable(view, given, f"output {spec.name!r}", is_output=True)
-            _array(view)[...] = result
-            found[spec.name] = _on_device_of(like, memory) if given is None else given
+                array = result if own and id(result) not in taken else np.array(result, order="C")
+                taken.add(id(array))
+                found[spec.name] = tensors.finish(array, like)
         return found
 
 
@@ -203,9 +242,9 @@ def _array(view: tensors.TensorView) -> np.ndarray:
     return np.frombuffer(memoryview(memory), dtype).reshape(view.shape)
 
 
-def _is_foreign(like: Any) -> bool:
-    """Whether results must be tensors of PyTorch."""
-    return tensors.is_torch(like)
+def _apart(array: np.ndarray, written: Sequence[np.ndarray]) -> np.ndarray:
+    """The array, or a copy where it may be a view of what is written."""
+    return array.copy() if any(np.may_share_memory(array, other) for other in written) else array
 
 
 def _on_host(value: Any) -> Any:
@@ -213,18 +252,53 @@ def _on_host(value: Any) -> Any:
     return value.cpu() if tensors.is_torch(value) and value.is_cuda else value
 
 
+def _to_device(value: Any, found: tensors.TensorView) -> None:
+    """Copy what was written to the host's copy of a GPU's tensor to that tensor."""
+    if tensors.is_torch(value) and value.is_cuda:
+        value.detach().copy_(found.owner)
+
+
+def _place(value: Any, found: tensors.TensorView) -> tensors.TensorView:
+    """Where the caller's tensor lies: `found`, or the memory of a GPU that it is a copy of."""
+    if tensors.is_torch(value) and value.is_cuda:
+        return dataclasses.replace(found, address=value.data_ptr())
+    return found
+
+
 def _on_device_of(like: Any, memory: Any) -> Any:
     """A result where the caller's first tensor is."""
     return memory.to(like.device) if tensors.is_torch(like) and like.is_cuda else memory
 
 
-def check_numbers(graph: Graph, parts: int) -> None:
-    """Raise `ValueError` unless the `part` nodes of a graph are of parts that are there."""
+def check_graph(graph: Graph, plan: Plan, parts: Sequence[Plan]) -> None:
+    """Raise `ValueError` unless the graph takes and gives what `plan` says, and its `part` nodes fit the parts."""
+    inputs = [(value.name, value.dtype.name, value.shape, value in graph.mutations) for value in graph.inputs]
+    outputs = [
+        (name, value.dtype.name, value.shape) for name, value in zip(graph.output_names, graph.outputs, strict=True)
+    ]
+    same = inputs == [(spec.name, spec.dtype, spec.shape, spec.mutates is not None) for spec in plan.inputs]
+    if not same or outputs != [(spec.name, spec.dtype, spec.shape) for spec in plan.outputs]:
+        raise ValueError("the plan is of another graph")
+    updated = {target.name: value for target, value in graph.mutations.items()}
+    for spec, value in zip(plan.outputs, graph.outputs, strict=True):
+        if spec.mutates is not None and updated.get(spec.mutates) is not value:
+            raise ValueError(f"the output {spec.name[:80]!r} is not the updated input that the plan says")
+    _check_parts(graph, parts)
+
+
+def _check_parts(graph: Graph, parts: Sequence[Plan]) -> None:
     for node in graph.nodes:
         if kind_of(node.op) == "part":
             number = node.attributes["number"]
-            if type(number) is not int or not 0 <= number < parts:
+            if type(number) is not int or not 0 <= number < len(parts):
                 raise ValueError(f"there is no part {str(number)[:80]}")
+            plan, read = parts[number], [value.dtype.name for value in node.inputs if value is not None]
+            carriers = plan.inputs[len(read) :]
+            fits = len(node.inputs) == len(read) and read == [spec.dtype for spec in plan.inputs[: len(read)]]
+            fits &= all(spec.dtype == int1.name and len(spec.shape) == 1 for spec in carriers)
+            fits &= all(spec.mutates is None for spec in plan.inputs)
+            if not fits or [value.dtype.name for value in node.outputs] != [spec.dtype for spec in plan.outputs]:
+                raise ValueError(f"part {number} takes and gives other tensors than its node")
         for item in node.attributes.values():
             if isinstance(item, Graph):
-                check_numbers(item, parts)
+                _check_parts(item, parts)

@@ -8,6 +8,7 @@ tensors, checked, and become symbols by `extent`; what takes such sizes is compi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -100,18 +101,22 @@ def broadcast_extents(inputs: Arrays, attributes: Attributes) -> Array:
     """The sizes that a tensor of the second list's sizes has when it is stretched to the first's."""
     target, extents = ([int(n) for n in item.reshape(-1)] for item in inputs)
     try:
-        return np.array(np.broadcast_shapes(tuple(target), tuple(extents)), np.int64)
+        shape = np.broadcast_shapes(tuple(target), tuple(extents))
     except ValueError:
         raise ShapeError(f"{attributes['what']} is {target}, to which {extents} does not broadcast") from None
+    _check_elements(attributes["what"], shape)
+    return np.array(shape, np.int64)
 
 
 def range_count(inputs: Arrays, attributes: Attributes) -> Array:
     """How many elements start, start + step, ... lie before the limit."""
     start, limit, step = (item.reshape(()).item() for item in inputs)
-    if step == 0 or not all(map(math.isfinite, (start, limit, step))):
-        raise ShapeError(f"{attributes['what']}: a range from {start} to {limit} in steps of {step} has no length")
     exact = isinstance(start, int)
-    count = -((start - limit) // step) if exact else math.ceil((limit - start) / step)
+    steps = math.nan if step == 0 else -((start - limit) // step) if exact else (limit - start) / step
+    if not all(map(math.isfinite, (start, limit, step, steps))):
+        raise ShapeError(f"{attributes['what']}: a range from {start} to {limit} in steps of {step} has no length")
+    count = math.ceil(steps)
+    _check_elements(attributes["what"], [count])
     return np.array(max(0, count), np.int64)
 
 
@@ -131,6 +136,13 @@ def removed_extents(inputs: Arrays, attributes: Attributes) -> Array:
             raise ShapeError(f"{attributes['what']}: dimension {axis} of {extents} is not 1 and cannot go")
     kept = [1 if axis in axes else size for axis, size in enumerate(extents) if attributes["keep"] or axis not in axes]
     return np.array(kept, np.int64)
+
+
+def _check_elements(what: str, shape: Iterable[int]) -> None:
+    """Raise `ShapeError` for a tensor of more elements than are supported."""
+    sizes = list(shape)
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise ShapeError(f"{what}: a tensor of shape {sizes} has more than {MOST_ELEMENTS} elements")
 
 
 def _axes(array: Array, rank: int, attributes: Attributes) -> list[int]:
@@ -200,6 +212,7 @@ def pad_at(inputs: Arrays, attributes: Attributes) -> Array:
             )
         x = x[(slice(None),) * axis + (slice(max(0, -low), x.shape[axis] - max(0, -high)),)]
         width[axis] = (max(0, low), max(0, high))
+    _check_elements(attributes["what"], (n + low + high for n, (low, high) in zip(x.shape, width, strict=True)))
     if attributes["mode"] != "constant":
         return np.pad(x, width, attributes["mode"])
     fill = x.dtype.type(0) if number is None else np.asarray(number).reshape(())

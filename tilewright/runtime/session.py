@@ -140,15 +140,10 @@ class Session:
 
     def _check_overlaps(self, inputs: list[tensors.TensorView], outputs: list[tensors.TensorView]) -> None:
         """Memory that the run writes to must not be that of another input or output."""
-        views = [*inputs, *outputs]
         names = [f"input {name!r}" for name in self._input_names]
         names += [f"output {spec.name!r}" for spec in self.plan.outputs if spec.mutates is None]
-        for written in (*self._mutated, *range(len(inputs), len(views))):
-            for other, view in enumerate(views):
-                if other != written and views[written].overlaps(view):
-                    raise InputError(
-                        f"{names[written]} is written in place and shares memory with {names[other]}: pass a copy"
-                    )
+        written = (*self._mutated, *range(len(inputs), len(inputs) + len(outputs)))
+        tensors.check_overlaps([*inputs, *outputs], names, written)
 
 
 def check_threads(threads: Any) -> int:

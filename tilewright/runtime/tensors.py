@@ -9,7 +9,7 @@ import functools
 import math
 import mmap
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,10 @@ def allocate(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """A fresh tensor of the kind of `like` (PyTorch for a PyTorch tensor, else NumPy)."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")  # whatever the default device is
+        try:
+            return torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")  # whatever the default device is
+        except RuntimeError as error:  # PyTorch's for memory that the system does not give
+            raise MemoryError(str(error).splitlines()[0]) from error
     return np.empty(shape, dtypes.BY_NAME[dtype].numpy)
 
 
@@ -274,6 +277,17 @@ def check_writable(found: TensorView, value: Any, role: str, is_output: bool = F
         raise InputError(f"{role} is written in place and is read-only: pass a writable copy of the {type(value)}")
     if is_torch(value) and value.requires_grad:
         check_gradient(value, role, is_output)
+
+
+def check_overlaps(views: Sequence[TensorView], names: Sequence[str], written: Iterable[int]) -> None:
+    """Raise `InputError` where a tensor that is written, by its number, shares memory with another; `names` are for
+    errors."""
+    for number in written:
+        for other, found in enumerate(views):
+            if other != number and views[number].overlaps(found):
+                raise InputError(
+                    f"{names[number]} is written in place and shares memory with {names[other]}: pass a copy"
+                )
 
 
 def check_gradient(tensor: Any, role: str, is_output: bool) -> None:
