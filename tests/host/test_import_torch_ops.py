@@ -539,6 +539,21 @@ def call_graph(operation: Any, args: Any, kwargs: Any) -> tuple[fx.Graph, fx.Nod
     return graph, graph.call_function(operation, tuple(args), dict(kwargs)), inputs
 
 
+add("nonzero", bools(3, 4))
+add("nonzero_static", bools(3, 4), size=5)
+add("nonzero_static", ints(2, 9), size=9, fill_value=7)
+add("masked_select", floats(3, 4), bools(3, 4))
+add("masked_select", floats(3, 4), bools(4))
+add("masked_scatter", floats(3, 4), bools(3, 4), floats(12))
+add("_unique2", ints(5, 3, 4), True, True, True)
+add("unique_dim", ints(2, 6, 2), 0, True, True, True)
+add("unique_consecutive", ints(2, 9), True, True)
+add("unique_consecutive", ints(2, 3, 4), True, True, 1)
+add("repeat_interleave.Tensor", ints(4, 5))
+add("bincount", ints(6, 9), None, 2)
+add("bincount", ints(6, 9), floats(9))
+
+
 def lookup(name: str) -> Any:
     _, packet, overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload)

@@ -19,7 +19,7 @@ from tilewright.graph.reference import interpret_part, run_graph
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import Plan
 from tilewright.runtime.session import profile_buffer
-from tilewright.runtime.shapes import Shapes, check_mapping
+from tilewright.runtime.shapes import Shapes, check_conditions, check_mapping
 from tilewright.symbolic import evaluate, free_symbols
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ class StagedSession:
         carried = {spec.name: _carrier(spec.shape[0], known) for spec in specs[len(given) :]}
         feeds = {spec.name: array for spec, array in zip(specs, given, strict=False)} | carried
         if any(0 in array.shape for array in feeds.values()) or self._gives_nothing(node, known):
+            check_conditions(session.plan, known)
             return interpret_part(self._graph_of(number), given, known)
         if times is None:
             return list(session.run(feeds, None, threads).values())

@@ -46,6 +46,12 @@ def values_or_positions(inputs: Inputs, attributes: Attributes) -> Types:
     return [(dtype, attributes["shape"])]
 
 
+def counted(inputs: Inputs, attributes: Attributes) -> Types:
+    """int64 counts of integers, or sums in the element type of the third input."""
+    _integers(inputs, 0)
+    return [(int64 if len(inputs) < 3 else value(inputs, 2).dtype, attributes["shape"])]
+
+
 def extents_type(inputs: Inputs, attributes: Attributes) -> Types:
     """A list of `count` sizes."""
     for index in range(len(inputs)):
@@ -242,8 +248,7 @@ def unique(inputs: Arrays, attributes: Attributes) -> Array:
     """Slices along `axis` that differ: they, their first places, the place of each slice among them, or how many."""
     x, axis = inputs[0], attributes["axis"]
     plain = x if x.dtype.kind in "biuf" else x.astype(np.float32)  # NumPy sorts no formats of its own
-    _, first, inverse, counts = np.unique(plain, return_index=True, return_inverse=True, return_counts=True, axis=axis)
-    inverse = inverse.reshape(-1)
+    first, inverse, counts = _different(np.moveaxis(plain, axis, 0), attributes)
     if not attributes["sorted"]:  # in the order of their first places
         order = np.argsort(first, kind="stable")
         place = np.empty_like(order)
@@ -252,6 +257,52 @@ def unique(inputs: Arrays, attributes: Attributes) -> Array:
     if attributes["gives"] == "values":
         return np.take(x, first, axis=axis)
     return {"first": first, "inverse": inverse, "counts": counts}[attributes["gives"]].astype(np.int64)
+
+
+def _different(rows: Array, attributes: Attributes) -> tuple[Array, Array, Array]:
+    """Of different rows the first places, the place of each row among them, and how many of each there are.
+
+    With `consecutive` only neighbours are compared. NaN is equal to itself with `nan_equal`.
+    """
+    if not attributes["consecutive"]:
+        if rows.ndim == 1:
+            _, first, inverse, counts = np.unique(
+                rows, return_index=True, return_inverse=True, return_counts=True, equal_nan=attributes["nan_equal"]
+            )
+            return first, inverse.reshape(-1), counts
+        columns = rows.reshape(len(rows), -1).T[::-1]
+        order = np.lexsort(columns) if len(columns) else np.arange(len(rows))
+    else:
+        order = np.arange(len(rows))
+    new = _begins(rows[order], attributes["nan_equal"])
+    inverse = np.empty(len(rows), np.int64)
+    inverse[order] = np.cumsum(new) - 1
+    return order[new], inverse, np.diff([*np.flatnonzero(new), len(rows)])
+
+
+def _begins(rows: Array, nan_equal: bool) -> Array:
+    """Whether each row differs from the one before it."""
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    other = flat[1:] != flat[:-1]
+    if nan_equal and rows.dtype.kind == "f":
+        other &= ~(np.isnan(flat[1:]) & np.isnan(flat[:-1]))
+    return np.concatenate([np.ones(min(1, len(flat)), np.bool_), other.any(1)])
+
+
+def repeated_positions(inputs: Arrays, attributes: Attributes) -> Array:
+    """Each position of a list of counts, as often as it says."""
+    repeats = inputs[0].reshape(-1)
+    if (repeats < 0).any():
+        raise ShapeError(f"the repeats are as low as {repeats.min()}; they must be 0 or more")
+    return np.repeat(np.arange(len(repeats), dtype=np.int64), repeats)
+
+
+def occurrences(inputs: Arrays, attributes: Attributes) -> Array:
+    """How often each number from 0 on appears, or the sums of the weights; at least as long as the second input."""
+    x, least, weights = [*inputs, None][:3]
+    if x.size and x.min() < 0:
+        raise ShapeError(f"the numbers to count are as low as {x.min()}; they must be 0 or more")
+    return np.bincount(x.reshape(-1), weights, int(least.reshape(-1)[0]))
 
 
 def top_k(inputs: Arrays, attributes: Attributes) -> Array:

@@ -265,8 +265,12 @@ _op("host", "nonzero", 1, host.positions, host.nonzero, "i64 [rank, n]: where x 
 _op("host", "compress", 2, host.declared, host.compress, "slices of x along `axis` where a list of booleans is true",
     axis=REQUIRED, shape=REQUIRED)
 _op("host", "unique", 1, host.values_or_positions, host.unique,
-    "different slices along `axis`; `gives`: values, first, inverse or counts",
-    axis=REQUIRED, shape=REQUIRED, gives="values", sorted=True)
+    "different slices along `axis`, of neighbours only with `consecutive`; `gives`: values, first, inverse or counts",
+    axis=REQUIRED, shape=REQUIRED, gives="values", sorted=True, consecutive=False, nan_equal=True)
+_op("host", "repeated_positions", 1, host.positions, host.repeated_positions,
+    "i64: each position of a list of counts, as often as it says", shape=REQUIRED)
+_op("host", "occurrences", (2, 3), host.counted, host.occurrences,
+    "how often each number from 0 on appears, at least up to a length, or the sums of weights", shape=REQUIRED)
 _op("host", "top_k", 2, host.values_or_positions, host.top_k,
     "the k largest or smallest along `axis`; `gives`: values or positions",
     axis=REQUIRED, shape=REQUIRED, gives="values", largest=True, what="k")

@@ -365,7 +365,7 @@ def import_program(
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     builder = GraphBuilder(name)
-    symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph))
+    symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph), run_time=True)
     report = Report(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN)
     importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes, derived=True))

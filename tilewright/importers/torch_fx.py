@@ -27,6 +27,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsupported
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
+from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require
 from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size
@@ -151,7 +152,19 @@ def _fake(argument: Any) -> Any:
 
 
 Rule = Callable[..., Any]
+_MAY_BE_NEGATIVE = (
+    "a number read out of a tensor, which may be negative, stands where this operation needs a size",
+    "say that it is not: torch._check(number >= 0)",
+)
 COMPLEX = "complex "  # before the names of operations in the rules for complex tensors
+
+
+def is_condition(node: fx.Node) -> bool:
+    """Whether a node is an assertion on a number, or a part of the condition of such assertions alone."""
+    if target_name(node.target).startswith("aten._assert_scalar"):
+        return True
+    part = isinstance(node.meta.get("val"), (torch.SymBool, torch.SymFloat))
+    return part and bool(node.users) and all(map(is_condition, node.users))
 
 
 def nothing(call: Call, *_: Any, **__: Any) -> None:
@@ -194,11 +207,13 @@ class Walker:
         name = target_name(node.target)
         rule = self._rule(node, name)
         try:
-            if isinstance(known, torch.SymInt):
+            if isinstance(known, torch.SymInt) and not self.symbols.run_time:
                 if all(argument in self.values for argument in node.all_input_nodes):
                     self.values[node] = self.symbols.size(known)
+            elif isinstance(known, Numeric) and self.symbols.run_time:
+                self._number(node, name, known)
             elif rule is nothing:
-                return
+                self._condition(node, name)
             elif name == "with_effects":
                 self._effect(node)
             elif name == "cond":
@@ -218,6 +233,9 @@ class Walker:
         except ShapeError as error:
             self._report(node, str(error), "this use of the operation is outside what the graph can express")
         except Exception as error:  # a rule met something unforeseen: name the node instead of crashing
+            if self._has_number(node):
+                self._report(node, *_MAY_BE_NEGATIVE)
+                return
             reason = f"the import rule failed: {type(error).__name__}: {error}"
             self._report(node, reason, "please report this with the model's code for this operation")
 
@@ -229,6 +247,34 @@ class Walker:
             if found is not None or name.startswith("aten."):
                 return found
         return self.rules.get(name)
+
+    def _number(self, node: fx.Node, name: str, known: Any) -> None:
+        """A symbolic number: a size, or a tensor without dimensions."""
+        if not all(argument in self.values for argument in node.all_input_nodes):
+            return  # reported already, or used by assertions only
+        call = Call(self.builder, self.symbols, node)
+        operands: list[Any] = [self.values[item] if isinstance(item, fx.Node) else item for item in node.args]
+        if is_read(name):
+            self.values[node] = read(call, self.symbols, known, operands[0])
+            return
+        found: Value | Size | None = None
+        if isinstance(known, torch.SymInt):
+            try:
+                found = self.symbols.size(known)
+            except Unsupported:
+                found = computed(call, known, name, operands)
+        elif not all(is_condition(user) for user in node.users):
+            found = computed(call, known, name, operands)
+        if found is not None:
+            self.values[node] = found
+
+    def _condition(self, node: fx.Node, name: str) -> None:
+        """An assertion on what was read from tensors."""
+        condition = node.args[0] if node.args else None
+        known = condition.meta.get("val") if isinstance(condition, fx.Node) else None
+        if name.startswith("aten._assert_scalar") and self.symbols.run_time and isinstance(known, torch.SymBool):
+            if self.symbols.is_unbacked(known.node.expr):
+                require(Call(self.builder, self.symbols, node), self.symbols, known.node.expr)
 
     def _effect(self, node: fx.Node) -> None:
         """An operation that PyTorch keeps in order by tokens: assertions say nothing here."""
@@ -260,6 +306,11 @@ class Walker:
         self.run(module.graph.nodes)
         (output,) = module.graph.find_nodes(op="output")
         return [self.values.get(item) for item in output.args[0]]
+
+    def _has_number(self, node: fx.Node) -> bool:
+        """Whether an argument is a whole number read from a tensor that is no size."""
+        given = [argument for argument in node.all_input_nodes if isinstance(argument.meta.get("val"), torch.SymInt)]
+        return any(isinstance(self.values.get(argument), Value) for argument in given)
 
     def _missing_scalar(self, node: fx.Node) -> None:
         """Report arguments that are symbolic floats or booleans; other missing ones are reported already."""

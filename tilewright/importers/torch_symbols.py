@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from tilewright.errors import ImportModelError
 from tilewright.graph.build import GraphBuilder
@@ -31,11 +32,17 @@ class SymbolTable:
     """The sympy symbols of one program and the graph symbols they became."""
 
     def __init__(
-        self, builder: GraphBuilder, ranges: Mapping[Any, Any], squeezed: frozenset[str] = frozenset()
+        self,
+        builder: GraphBuilder,
+        ranges: Mapping[Any, Any],
+        squeezed: frozenset[str] = frozenset(),
+        run_time: bool = False,
     ) -> None:
-        """`squeezed` names the symbols that are never 1 (`squeezed_symbols`)."""
+        """`squeezed` names the symbols that are never 1 (`squeezed_symbols`). With `run_time`, sizes that depend on
+        data become symbols whose values the run finds; a node must tell each of them."""
         self.builder = builder
         self.squeezed = squeezed
+        self.run_time = run_time
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
 
@@ -125,12 +132,32 @@ class SymbolTable:
         return self._function(expression)
 
     def _symbol(self, name: str) -> Size:
+        if name not in self.sizes and self.run_time and self._is_told(name):
+            high = self.ranges[name].upper
+            self.sizes[name] = self.builder.run_time_symbol(
+                "size", max(0, int(self.ranges[name].lower)), min(int(high), LARGEST) if high.is_Integer else LARGEST
+            )
         if name not in self.sizes:
             raise Unsupported(
                 f"a size ({name}) that depends on the data of a tensor",
                 "compute it from input shapes, or pass it as the shape of an input",
             )
         return self.sizes[name]
+
+    def _is_told(self, name: str) -> bool:
+        """Whether a symbol stands for a size that the run finds: never negative."""
+        bounds = self.ranges.get(name)
+        return symbol_is_type(sympy.Symbol(name), SymT.UNBACKED_INT) and bounds is not None and bool(bounds.lower >= 0)
+
+    def is_untold(self, size: Any) -> bool:
+        """Whether a size is a symbol that the run finds and that stands for nothing so far."""
+        if not isinstance(size, torch.SymInt) or not size.node.expr.is_Symbol:
+            return False
+        return self.run_time and self.is_unbacked(size.node.expr) and str(size.node.expr) not in self.sizes
+
+    def is_unbacked(self, expression: Any) -> bool:
+        """Whether an expression has symbols that depend on data."""
+        return any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression.free_symbols)
 
     def _product(self, expression: Any) -> Size:
         total, divisor = lift(1), 1

@@ -130,7 +130,7 @@ class Shapes:
 
     def _evaluate(self, values: tuple[int, ...]) -> Binding:
         symbols = dict(zip(self.plan.symbols, values, strict=True))
-        self._check_conditions(symbols)
+        check_conditions(self.plan, symbols)
         nanoseconds = evaluate(self.plan.nanoseconds, symbols)
         binding = Binding(
             evaluate(self.plan.arena_bytes, symbols),
@@ -146,16 +146,17 @@ class Shapes:
         self._bindings[values] = binding
         return binding
 
-    def _check_conditions(self, symbols: Mapping[str, int]) -> None:
-        """Raise `ShapeError` where an operation of the model does not take these sizes."""
-        for condition in self.plan.conditions:
-            left, right = evaluate(condition.left, symbols), evaluate(condition.right, symbols)
-            if left != right:
-                sizes = ", ".join(f"{name} = {value}" for name, value in symbols.items())
-                raise ShapeError(
-                    f"the model does not take the sizes {sizes}: {condition.operation}: {left}, not {right}; "
-                    "give sizes for which these are equal"
-                )
+
+def check_conditions(plan: Plan, symbols: Mapping[str, int]) -> None:
+    """Raise `ShapeError` where an operation of the model does not take these sizes."""
+    for condition in plan.conditions:
+        left, right = evaluate(condition.left, symbols), evaluate(condition.right, symbols)
+        if left != right:
+            sizes = ", ".join(f"{name} = {symbols[name]}" for name in plan.symbols)
+            raise ShapeError(
+                f"the model does not take the sizes {sizes}: {condition.operation}: {left}, not {right}; "
+                "give sizes for which these are equal"
+            )
 
 
 def wrong_names(known: Collection[str], inputs: Mapping[str, Any]) -> InputError:

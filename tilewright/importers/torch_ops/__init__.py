@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.importers.rules import Rule, RuleTable, merge
 from tilewright.importers.torch_ops import (
     activation,
+    choices,
     complexes,
     contraction,
     creation,
@@ -35,7 +36,11 @@ SECTIONS: tuple[RuleTable, ...] = (
     linear_algebra.TABLE,
     regions.TABLE,
     complexes.TABLE,
+    choices.TABLE,
+    choices.TORCHVISION,
 )
+# Under torch.compile PyTorch runs these: their results have sizes that depend on data.
+DEPENDS_ON_DATA = frozenset([*choices.TABLE.rules, *choices.TORCHVISION.rules])
 RULES: dict[str, Rule] = merge(SECTIONS)
 # Operations that are not ATen's: transformers has one where PyTorch's own does not take an element type; numbers that
 # Dynamo made tensors of, because they changed from call to call, are cast by one of its primitives.

@@ -15,6 +15,7 @@ from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices
 from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_ops.choices import positions_of, select_rows
 from tilewright.importers.torch_ops.shape import bounds
 from tilewright.symbolic import Expression, Size, floor_divide, lift, product, simplify
 
@@ -110,18 +111,31 @@ def _counted_from_front(call: Call, index: Value, extent: Size) -> Value:
     return call.op("where", call.op("less", index, 0), shifted, index)
 
 
+def _without_masks(call: Call, indices: Sequence[Value | None], count: Size | None) -> list[Value | None]:
+    """Indices with the positions of their true elements in the place of boolean masks; `count` is how many of them
+    there must be."""
+    found: list[Value | None] = []
+    for index in indices:
+        if index is None or not index.dtype.is_bool:
+            found.append(index)
+        elif call.symbols.run_time:
+            found += positions_of(call, index, count)
+        else:
+            raise Unsupported(
+                "indexing by a boolean mask (the result's size depends on the data)", "use torch.where on the mask"
+            )
+    return found
+
+
 class _Selection:
     """Tensor indices of `x`, some None: which dimensions they name and one flat index for them all."""
 
     def __init__(self, call: Call, x: Value, indices: Sequence[Value | None]) -> None:
         self.call = call
+        indices = _without_masks(call, indices, None)
         self.x = x
         self.axes = [axis for axis, index in enumerate(indices) if index is not None]
         self.indices = [index for index in indices if index is not None]
-        if any(index.dtype.is_bool for index in self.indices):
-            raise Unsupported(
-                "indexing by a boolean mask (the result's size depends on the data)", "use torch.where on the mask"
-            )
         self.rest = [axis for axis in range(x.rank) if axis not in self.axes]
         self.adjacent = self.axes == list(range(self.axes[0], self.axes[-1] + 1))
 
@@ -155,6 +169,9 @@ class _Selection:
 
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    given = [(axis, item) for axis, item in enumerate(indices) if item is not None]
+    if len(given) == 1 and given[0][1].dtype.is_bool and call.symbols.run_time:
+        return select_rows(call, x, given[0][1], given[0][0])
     selection = _Selection(call, x, indices)
     if selection.single:
         axis = selection.axes[0]
@@ -173,9 +190,11 @@ def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Val
     reduction = "add" if accumulate else "none"
     first = indices[0]
     if len(indices) == 1 and first is not None and first.dtype.is_bool:
-        if accumulate:
-            raise Unsupported("index_put that accumulates through a boolean mask", "use torch.where")
-        return _masked_put(call, x, first, values)
+        if not accumulate and product(values.shape) == 1:
+            return _masked_put(call, x, first, values)
+        place = values.rank - (x.rank - first.rank) - 1  # of the dimension that has an entry for each true element
+        counted = place >= 0 and values.shape[place] != 1
+        indices = _without_masks(call, indices, values.shape[place] if counted else None)
     selection = _Selection(call, x, indices)
     values = call.cast(values, x.dtype)
     if selection.single and selection.indices[0].rank == 1:
@@ -197,10 +216,19 @@ def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Val
 
 
 def _masked_put(call: Call, x: Value, mask: Value, values: Value) -> Value:
-    if product(values.shape) != 1:
-        raise Unsupported("assignment of several values through a boolean mask", "use torch.where or masked_fill")
     mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
     return call.op("where", mask, call.reshape(call.cast(values, x.dtype), ()), x)
+
+
+@rule("masked_scatter.default")
+def masked_scatter(call: Call, x: Value, mask: Value, source: Value) -> Value:
+    """x with the elements of `source`, one after the other, where a mask is true."""
+    mask = call.broadcast(mask, x.shape)
+    before = call.op("cumsum", call.cast(call.reshape(mask, (-1,)), int64), axis=0)
+    line = call.op("concat", call.full((1,), 0, x.dtype), call.reshape(call.cast(source, x.dtype), (-1,)), axis=0)
+    last = call.value(simplify(lift(line.shape[0]) - 1), int64)
+    taken = call.op("gather", line, call.op("minimum", before, last), axis=0)
+    return call.op("where", mask, call.reshape(taken, x.shape), x)
 
 
 @rule("index_copy.default")

@@ -8,7 +8,7 @@ from typing import Any
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.emitter import Number
+from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call, is_contiguous, nothing
@@ -98,10 +98,19 @@ def slice_(
     call: Call, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> Value:
     axis = dim % x.rank
+    length = call.results[0].shape[axis] if call.symbols.run_time and call.results[0] is not None else 0
+    if isinstance(start, Value) or isinstance(end, Value) or call.symbols.is_untold(length):
+        return _slice_at(call, x, axis, 0 if start is None else start, LAST if end is None else end, step)
     first, last = bounds(x, axis, start, end)
     if step == 1:
         last = simplify(lift(first) + call.shape[axis])  # PyTorch knows the length in its simplest form
     return call.slice(x, axis, first, last, step)
+
+
+def _slice_at(call: Call, x: Value, axis: int, start: Scalar, end: Scalar, step: int) -> Value:
+    """A slice whose bounds, or whose length, only the run knows."""
+    numbers = [call.reshape(call.value(number, int64), (1,)) for number in (start, end, axis, step)]
+    return call.op("slice_at", x, *numbers, shape=call.shape)
 
 
 @rule("narrow.default")
@@ -110,7 +119,9 @@ def narrow(call: Call, x: Value, dim: int, start: Size, length: Size) -> Value:
 
 
 @rule("select.int", "select_copy.int")
-def select(call: Call, x: Value, dim: int, index: Size) -> Value:
+def select(call: Call, x: Value, dim: int, index: Size | Value) -> Value:
+    if isinstance(index, Value):  # a number read from a tensor; negative ones count from the end
+        return call.op("gather", x, index, axis=dim % x.rank)
     return call.select(x, dim, index)
 
 

@@ -1,0 +1,144 @@
+"""PyTorch programs whose sizes depend on data: cut into parts, equal to eager, wrong sizes refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import tilewright  # noqa: E402
+from tilewright.errors import ShapeError, UnsupportedOperationError  # noqa: E402
+
+BATCH = {"x": {0: ("batch", 1, 9)}}
+
+
+def rows(*sizes: int) -> list[tuple[Any, ...]]:
+    """Whole numbers [size, 3] for each size, then such without anything above 0."""
+    torch.manual_seed(sum(sizes))
+    found = [(torch.randint(-3, 4, (size, 3)).float(),) for size in sizes]
+    return [*found, (-torch.ones(2, 3),)]
+
+
+def numbers(*values: Any) -> list[tuple[Any, ...]]:
+    """The same rows with each of some numbers."""
+    torch.manual_seed(3)
+    x = torch.randn(5, 3)
+    return [(x, torch.tensor(value)) for value in values]
+
+
+def check(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], dynamic: Any = None) -> Any:
+    """Compile with the first call as the example, and compare all calls with PyTorch."""
+    engine = tilewright.compile(function, calls[0], dynamic_shapes=dynamic)
+    for arguments in calls:
+        with torch.no_grad():
+            wanted = pytree.tree_leaves(function(*arguments))
+        found = pytree.tree_leaves(engine(*arguments))
+        assert len(found) == len(wanted)
+        for result, expected in zip(found, wanted, strict=True):
+            expected = torch.as_tensor(expected)
+            torch.testing.assert_close(torch.as_tensor(result), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    return engine
+
+
+def positions(x: Any) -> tuple[Any, ...]:
+    return torch.nonzero(x > 0), *torch.where(x > 0), torch.nonzero_static(x > 0, size=4)
+
+
+def masks(x: Any) -> tuple[Any, ...]:
+    some = x[x > 0]
+    return some.sum() + some.shape[0], torch.masked_select(x, x[:, :1] > 0), x[x.sum(1) > 0] @ torch.ones(3, 2)
+
+
+def assignments(x: Any) -> tuple[Any, ...]:
+    y = x.clone()
+    chosen = y[:, 0] > 0
+    y[chosen] = y[chosen] * 2
+    y[~chosen] += 1
+    summed = x.index_put((chosen,), torch.ones(3), accumulate=True)
+    return y, summed, x.masked_scatter(x > 0, torch.arange(27.0))
+
+
+def different(x: Any) -> tuple[Any, ...]:
+    return (
+        *torch.unique(x, return_inverse=True, return_counts=True),
+        *torch.unique(x, dim=0, return_inverse=True),
+        *torch.unique_consecutive(x > 0, return_counts=True),
+        torch.unique_consecutive(x > 0, dim=0),
+    )
+
+
+@pytest.mark.parametrize("function", [positions, masks, assignments, different])
+def test_choices_that_depend_on_data(function: Callable[..., Any]) -> None:
+    check(function, rows(5, 1, 2, 9), BATCH)
+
+
+def test_masks_beside_other_indices() -> None:
+    def function(x: Any) -> tuple[Any, ...]:
+        rows, columns = x.sum(1) > 0, x.sum(0) > 0
+        return x[:, columns], x[rows][:, columns], x[rows, :2], x[rows, 1]
+
+    check(function, [(torch.ones(5, 3),), (-torch.ones(5, 3),), (torch.eye(5, 3) - 0.5,)])
+
+
+def test_counts_and_repeats() -> None:
+    def function(counts: Any, weights: Any) -> tuple[Any, ...]:
+        found = torch.bincount(counts, minlength=2), torch.bincount(counts, weights)
+        return *found, torch.repeat_interleave(weights, counts), torch.repeat_interleave(counts)
+
+    lists = ([1, 2, 0], [0, 0, 0], [7, 1, 1])
+    engine = check(function, [(torch.tensor(each), torch.arange(3.0)) for each in lists])
+    with pytest.raises(ShapeError, match="as low as -1; they must be 0 or more"):
+        engine(torch.tensor([-1, 0, 2]), torch.arange(3.0))
+
+
+def test_nan_is_no_other_nan() -> None:
+    check(lambda x: torch.unique(x, return_counts=True), [(torch.tensor([1.0, float("nan"), 2.0, float("nan"), 1.0]),)])
+
+
+def as_size(x: Any, n: Any) -> tuple[Any, ...]:
+    k = n.item()
+    torch._check(k >= 0)
+    torch._check(k <= x.shape[0])
+    return x[:k] * 2, k, x.repeat(k, 1), torch.arange(k), torch.zeros(k, 3) + x[:1], x * k
+
+
+def test_a_number_read_from_a_tensor_as_a_size() -> None:
+    engine = check(as_size, numbers(2, 0, 1, 5))
+    for number, words in ((6, "is 6, outside 0..5"), (-1, "is -1; 0 to")):
+        with pytest.raises(ShapeError, match=words):
+            engine(torch.randn(5, 3), torch.tensor(number))
+
+
+def test_a_number_that_may_be_negative() -> None:
+    def function(x: Any, n: Any) -> tuple[Any, ...]:
+        k = n.item()
+        return x[:k] * 2, x[k:], x.sum(0) * k, (k + 3) * 2, -k // 2
+
+    check(function, numbers(2, 0, -1, 5, 7))
+    check(lambda x, n: x[n.item()], numbers(2, -1))
+    check(lambda x, n: x * n.item() - x.max().item(), numbers(2.5, -1.0))
+
+
+def test_sizes_in_a_list_must_have_the_right_sum() -> None:
+    def function(x: Any, sizes: Any) -> tuple[Any, ...]:
+        first, second, third = sizes.tolist()
+        return x.split([first, second, third])
+
+    engine = check(function, numbers([2, 2, 1], [0, 5, 0]))
+    for sizes in ([0, 4, 0], [1, 1, 1]):
+        with pytest.raises(ShapeError, match="must be 5"):
+            engine(torch.randn(5, 3), torch.tensor(sizes))
+
+
+def test_a_negative_number_where_a_size_is_needed_is_reported() -> None:
+    with pytest.raises(UnsupportedOperationError, match=r"do:     say that it is not: torch._check\(number >= 0\)"):
+        tilewright.compile(lambda x, n: x.roll(n.item(), 0), numbers(2)[0])
+
+
+def test_conditions_on_shapes_as_numbers() -> None:
+    check(lambda x: torch.where(torch.tensor(x.shape[0] > 4), x + 1, x - 1), rows(5, 1, 9), None or BATCH)

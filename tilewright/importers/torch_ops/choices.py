@@ -1,0 +1,147 @@
+"""Operations whose results have sizes that depend on data: NumPy runs them between the compiled parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tilewright.dtypes import int1, int64
+from tilewright.graph.core import Value
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import Size
+
+TABLE = RuleTable("Choices that depend on data", "aten.")
+rule = TABLE.rule
+
+
+@rule("nonzero.default")
+def nonzero(call: Call, x: Value) -> Value:
+    """Positions [n, rank]."""
+    return call.permute(call.op("nonzero", x, shape=(x.rank, call.shape[0])), (1, 0))
+
+
+@rule("nonzero_static.default")
+def nonzero_static(call: Call, x: Value, *, size: int, fill_value: int = -1) -> Value:
+    """The first `size` positions, and rows of `fill_value` for those that are missing."""
+    found = call.op("nonzero", x, shape=(x.rank, call.builder.run_time_symbol("size")))
+    rest = call.full((x.rank, size), fill_value, int64)
+    return call.permute(call.slice(call.op("concat", found, rest, axis=1), 1, 0, size), (1, 0))
+
+
+@rule("masked_select.default")
+def masked_select(call: Call, x: Value, mask: Value) -> Value:
+    shape = call.op("logical_or", call.full(x.shape, False, int1), mask).shape
+    lines = [call.reshape(call.broadcast(item, shape), (-1,)) for item in (x, mask)]
+    return call.op("compress", *lines, axis=0, shape=call.shape)
+
+
+def select_rows(call: Call, x: Value, mask: Value, axis: int) -> Value:
+    """The slices of x where a mask is true: the mask covers some dimensions, from `axis` on, which become one."""
+    merged = call.flatten(x, axis, axis + mask.rank) if mask.rank else call.unsqueeze(x, axis)
+    shape = tuple(call.shape[place] if place == axis else size for place, size in enumerate(merged.shape))
+    return call.op("compress", merged, call.reshape(mask, (-1,)), axis=axis, shape=shape)
+
+
+def positions_of(call: Call, mask: Value, count: Size | None) -> list[Value]:
+    """Where a mask is true, as one list of positions for each of its dimensions; `count` is how many there must be."""
+    size = call.builder.run_time_symbol("size") if count is None else count
+    found = call.op("nonzero", mask, shape=(mask.rank, size))
+    return [call.select(found, 0, axis) for axis in range(mask.rank)]
+
+
+# Different elements ----------------------------------------------------------------------------------
+
+
+def _unique(call: Call, x: Value, axis: int, wanted: Sequence[str], consecutive: bool) -> tuple[Value | None, ...]:
+    """The slices, the places of all among them, and how many of each there are, as far as they are wanted."""
+    if not x.rank:
+        x = call.reshape(x, (1,))
+    fakes = call.results
+    assert isinstance(fakes[0], torch.Tensor)
+    count = call.symbols.size(fakes[0].shape[axis])
+    shapes = {
+        "values": tuple(count if place == axis else size for place, size in enumerate(x.shape)),
+        "inverse": (x.shape[axis],),
+        "counts": (count,),
+    }
+    return tuple(
+        call.op("unique", x, axis=axis, shape=shape, gives=gives, consecutive=consecutive, nan_equal=False)
+        if gives in wanted
+        else None
+        for gives, shape in shapes.items()
+    )
+
+
+def _wanted(return_inverse: bool, return_counts: bool) -> list[str]:
+    return ["values", *(["inverse"] if return_inverse else []), *(["counts"] if return_counts else [])]
+
+
+def _of_all(call: Call, x: Value, wanted: Sequence[str], consecutive: bool) -> tuple[Value | None, ...]:
+    """The different elements of a whole tensor: the places have its shape."""
+    values, inverse, counts = _unique(call, call.reshape(x, (-1,)), 0, wanted, consecutive)
+    return values, None if inverse is None else call.reshape(inverse, x.shape), counts
+
+
+@rule("_unique2.default")
+def unique(
+    call: Call, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Value | None, ...]:
+    return _of_all(call, x, _wanted(return_inverse, return_counts), False)
+
+
+@rule("unique_dim.default")
+def unique_along(
+    call: Call, x: Value, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Value | None, ...]:
+    return _unique(call, x, dim % max(x.rank, 1), _wanted(return_inverse, return_counts), False)
+
+
+@rule("unique_consecutive.default")
+def unique_consecutive(
+    call: Call, x: Value, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Value | None, ...]:
+    wanted = _wanted(return_inverse, return_counts)
+    if dim is None:
+        return _of_all(call, x, wanted, True)
+    return _unique(call, x, dim % max(x.rank, 1), wanted, True)
+
+
+# Counts ----------------------------------------------------------------------------------------------
+
+
+@rule("repeat_interleave.Tensor")
+def repeat_interleave(call: Call, repeats: Value, output_size: Size | None = None) -> Value:
+    """The position of each repeat, as often as it says."""
+    return call.op("repeated_positions", repeats, shape=call.shape)
+
+
+@rule("bincount.default")
+def bincount(call: Call, x: Value, weights: Value | None = None, minlength: Size = 0) -> Value:
+    """How often each number appears, or the sum of its weights."""
+    least = call.value(minlength, int64)
+    if weights is None:
+        return call.op("occurrences", x, least, shape=call.shape)
+    return call.cast(call.op("occurrences", x, least, call.cast(weights, call.dtype), shape=call.shape), call.dtype)
+
+
+# Boxes -----------------------------------------------------------------------------------------------
+
+TORCHVISION = RuleTable("Choices of boxes", "torchvision.")
+
+
+@TORCHVISION.rule("nms.default")
+def suppress(call: Call, boxes: Value, scores: Value, threshold: float) -> Value:
+    """Positions of the boxes [N, 4] that overlap no better one by more than a share, best first."""
+    count = boxes.shape[0]
+    found = call.op(
+        "non_max_suppression",
+        call.reshape(boxes, (1, count, 4)),
+        call.reshape(scores, (1, 1, count)),
+        call.value(count, int64),
+        call.constant(np.array(threshold, np.float64), "threshold"),
+        shape=(call.shape[0], 3),
+    )
+    return call.select(found, 1, 2)
