@@ -14,7 +14,7 @@ class DType:
 
     `name` is the language's name (``float32``), `text` the IR's (``f32``), `kind` one of ``bool``,
     ``int``, ``uint``, ``float``, ``void``; `bits` the width of the value (1 for bool, which takes
-    one byte in memory).
+    one byte in memory).  Kinds ``text``, ``sequence`` and ``optional`` are those of `HOST_ONLY`.
     """
 
     name: str
@@ -92,6 +92,37 @@ STORED: tuple[DType, ...] = (*DTYPES, float8e4b15, *NARROW)
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in STORED}
 BY_TEXT: dict[str, DType] = {dtype.text: dtype for dtype in STORED}
 
+# Elements that are no numbers, which only the host works on, between the compiled parts of a graph.  A sequence or an
+# optional is a list of one dimension; an optional has at most one element.  In NumPy all are Python objects.
+string = DType("string", "str", "text", 0)
+
+
+def _list_of(kind: str, element: DType) -> DType:
+    return DType(f"{kind}({element.name})", f"{kind}_{element.text}", kind, 0)
+
+
+_ELEMENTS: dict[DType, DType] = {_list_of("sequence", element): element for element in (*STORED, string)}
+_ELEMENTS |= {_list_of("optional", element): element for element in (*STORED, string, *_ELEMENTS)}
+HOST_ONLY: frozenset[DType] = frozenset({string, *_ELEMENTS})
+ANY_BY_NAME: dict[str, DType] = {**BY_NAME, **{dtype.name: dtype for dtype in HOST_ONLY}}
+ANY_BY_TEXT: dict[str, DType] = {**BY_TEXT, **{dtype.text: dtype for dtype in HOST_ONLY}}
+
+
+def element_of(dtype: DType) -> DType:
+    """What a sequence or an optional holds; raises `KeyError` for other types."""
+    return _ELEMENTS[dtype]
+
+
+def sequence_of(element: DType) -> DType:
+    """The type of sequences of tensors of an element type; raises `KeyError` where there are none."""
+    return ANY_BY_NAME[f"sequence({element.name})"]
+
+
+def optional_of(element: DType) -> DType:
+    """The type of optionals that hold a tensor of an element type, or a sequence; raises `KeyError` as above."""
+    return ANY_BY_NAME[f"optional({element.name})"]
+
+
 _NUMPY: dict[str, np.dtype] = {
     "int1": np.dtype(np.bool_),
     "float8e5": np.dtype(ml_dtypes.float8_e5m2),
@@ -109,6 +140,7 @@ _NUMPY: dict[str, np.dtype] = {
 }
 _NUMPY.update({name: np.dtype(name) for name in BY_NAME if name not in _NUMPY})
 _FROM_NUMPY: dict[np.dtype, DType] = {numpy_dtype: BY_NAME[name] for name, numpy_dtype in _NUMPY.items()}
+_NUMPY.update({dtype.name: np.dtype(object) for dtype in HOST_ONLY})
 
 
 def carrier(dtype: DType) -> DType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,14 +102,28 @@ def _tolerance(test: Test, wanted: np.ndarray) -> tuple[float, float]:
     return max(test.rtol, step), max(test.atol, step * float(largest))
 
 
+def _pairs(results: list[Any], wanted: list[Any], test: Test) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The arrays of results and of what is expected; those of lists one by one."""
+    for found, expected in zip(results, wanted, strict=True):
+        if isinstance(expected, list) and isinstance(found, list) and len(found) == len(expected):
+            yield from _pairs(found, expected, test)
+        elif expected is None or isinstance(expected, list) or found is None or isinstance(found, list):
+            if found is not expected:
+                raise Failed("wrong", f"{test.name}: {found}, expected {expected}", test.name)
+        else:
+            yield found, expected if expected.dtype.kind not in "UO" else expected.astype(object)
+
+
 def compare(test: Test, results: list[Any]) -> None:
     """Raise `Failed` where results differ from the expected ones by more than the test allows."""
-    for number, (found, wanted) in enumerate(zip(results, map(_array, test.outputs), strict=True)):
+    for number, (found, wanted) in enumerate(_pairs(results, list(map(_array, test.outputs)), test)):
         found = np.asarray(found)
         if found.shape != np.shape(wanted) or found.dtype != wanted.dtype:
             what = f"output {number} is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
             raise Failed("wrong", f"{test.name}: {what}", test.name)
         if wanted.dtype.kind == "O":
+            if not np.array_equal(found, wanted):
+                raise Failed("wrong", f"{test.name}: output {number} is {found}, expected {wanted}", test.name)
             continue
         rtol, atol = _tolerance(test, wanted)
         left, right = (item.astype(np.float64) if item.dtype.kind in "fV" else item for item in (found, wanted))

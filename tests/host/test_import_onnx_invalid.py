@@ -236,7 +236,7 @@ EDITS: dict[str, str] = {
     "t = graph.initializer[0]; t.raw_data = b''; t.dims[0] = 0; t.dims.extend([2**40, 2**40])": "at most",
     "graph.initializer[0].raw_data = b'1'": "1 bytes",
     "graph.initializer[0].data_type = 9999": "element type 9999",
-    "graph.initializer[0].data_type = onnx.TensorProto.STRING": "element type STRING",
+    "graph.initializer[0].data_type = onnx.TensorProto.STRING": "in another place than string_data",
     "graph.initializer[0].float_data.append(1.0)": "stores its elements twice",
     "graph.initializer[0].ClearField('raw_data'); graph.initializer[0].float_data.extend([1.0] * 11)": "11 elements",
     "graph.initializer[0].ClearField('raw_data'); graph.initializer[0].double_data.extend([1.0] * 12)": "float_data",
@@ -249,7 +249,7 @@ EDITS: dict[str, str] = {
     "graph.value_info.append(helper.make_tensor_value_info('h', 7, None))": "'h' is declared as INT64",
     "graph.input.append(helper.make_tensor_value_info('w', 1, [4, 4]))": "the initializer 'w' is declared",
     "graph.input[0].type.tensor_type.ClearField('shape')": "known rank",
-    "graph.input[0].type.tensor_type.elem_type = 8": "element type STRING",
+    "graph.input[0].type.tensor_type.elem_type = 8": "is str, which the operation does not take",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import tilewright
 from tilewright.engine.engine import Engine
-from tilewright.errors import ShapeError, UnsupportedOperationError
+from tilewright.errors import ShapeError
 
 Call = dict[str, Any]
 
@@ -268,13 +268,6 @@ def test_every_size_of_a_case_is_right(name: str, tmp_path: Path) -> None:
         check(loaded, session, call)
 
 
-def test_sequences_at_the_outside_are_refused() -> None:
-    with pytest.raises(UnsupportedOperationError, match="input 's' is a sequence, and engines take tensors"):
-        tilewright.compile(parsed("m (seq(float[n]) s) => (int64 y) { y = SequenceLength(s) }"))
-    with pytest.raises(UnsupportedOperationError, match="output 'y' is a sequence, and engines give tensors"):
-        tilewright.compile(parsed("m (float[2] x) => (seq(float[2]) y) { y = SequenceConstruct(x) }"))
-
-
 def test_errors_name_what_was_given() -> None:
     engine = tilewright.compile(parsed("m (float[2, 3] x, int64[2] s) => (float[a, b] y) { y = Tile(x, s) }"))
     x = np.ones((2, 3), np.float32)
@@ -293,18 +286,3 @@ def test_errors_name_what_was_given() -> None:
     )
     with pytest.raises(ShapeError, match=r"does not take the sizes"):
         engine.run({"x": np.ones(6, np.float32), "s": ints(2, 3)})
-
-
-def test_a_branch_that_gives_a_sequence_is_refused_with_its_reason() -> None:
-    model = parsed(
-        """g (bool choice, float[2] x) => (float[2] y) {
-          s = If (choice) <
-            then_branch = t () => (seq(float[2]) a) { a = SequenceConstruct (x) },
-            else_branch = e () => (seq(float[2]) b) { b = SequenceConstruct (x, x) }
-          >
-          zero = Constant <value = int64 {0}> ()
-          y = SequenceAt (s, zero)
-        }"""
-    )
-    with pytest.raises(UnsupportedOperationError, match="a sequence where only tensors are supported"):
-        tilewright.compile(model)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.cli.console import wrong_usage
-from tilewright.dtypes import BY_NAME
+from tilewright.dtypes import ANY_BY_NAME
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.plan import Plan, TensorSpec
@@ -35,7 +35,7 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
 
 def numpy_dtype(name: str) -> np.dtype:
     """The NumPy dtype of an engine's dtype name."""
-    return BY_NAME[name].numpy
+    return ANY_BY_NAME[name].numpy
 
 
 def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.Generator) -> np.ndarray:
@@ -45,6 +45,11 @@ def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.G
     if min(shape, default=0) < 0 or math.prod(shape) > sys.maxsize // 8:
         chosen = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise ShapeError(f"input {spec.name!r} has the shape {list(shape)} for {chosen}: choose other sizes by --size")
+    if dtype.kind == "O":
+        raise InputError(
+            f"input {spec.name!r} is {spec.dtype}, which cannot be drawn or read from a file: run this engine from "
+            "Python, with Engine.load(path).run(inputs)"
+        )
     if dtype.kind == "b" or "mask" in spec.name:
         return np.ones(shape, dtype)
     if dtype.kind in "iu":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.dtypes import HOST_ONLY
 from tilewright.engine.engine import MOST_PARTS, Engine, staged_symbol
 from tilewright.engine.file import Package
 from tilewright.engine.graph_json import Placement, graph_entry
@@ -20,6 +21,7 @@ from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
+from tilewright.graph.partition import has_no_numbers
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run_time_symbols
@@ -124,7 +126,10 @@ def _remarks(graph: Graph) -> list[str]:
     found = []
     for node in graph.nodes:
         where = f" ({node.source})" if node.source else ""
-        if kind_of(node.op) == "host" and node.op != "extent":
+        if any(value.dtype in HOST_ONLY for value in (*node.inputs, *node.outputs) if value is not None):
+            if kind_of(node.op) not in ("part", "control"):
+                found.append(f"{node.op} %{node.outputs[0].name}{where}: run by Python: it works on text or lists")
+        elif kind_of(node.op) == "host" and node.op != "extent":
             found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, its result's size depends on data")
         elif kind_of(node.op) not in ON_HOST and not all(map(_is_size, node.outputs)):
             found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: no kernel computes it")
@@ -154,7 +159,7 @@ def without_kernels(graph: Graph, targets: Sequence[Target]) -> dict[Node, str]:
     found: dict[Node, str] = {}
     reasons: dict[Any, str] = {}
     for node in graph.nodes:
-        if kind_of(node.op) in ON_HOST:
+        if kind_of(node.op) in ON_HOST or has_no_numbers(node):
             continue
         key = (node.op, str(node.attributes), tuple((v.dtype, v.shape) if v else None for v in node.inputs))
         if key not in reasons:

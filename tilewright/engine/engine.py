@@ -69,7 +69,7 @@ class Engine:
             self._misfits = [_misfit(program["target"]) for program in programs]
             self._program = self._choose_program(target)
             self._check_plan()  # before the plan is read, which takes longer
-            self._signature = plan_from_json(self._program["plan"], with_steps=False)
+            self._signature = plan_from_json(self._program["plan"], False, "parts" in self._program)
 
     def _choose_program(self, target: str | None) -> Mapping[str, Any]:
         """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
@@ -352,7 +352,7 @@ class Engine:
     def plan(self) -> Plan:
         """The whole plan, with its steps and the evidence for each choice; of an engine in parts those of all."""
         with self.reading():
-            plan = plan_from_json(self._program["plan"])
+            plan = plan_from_json(self._program["plan"], in_parts="parts" in self._program)
             parts = [plan_from_json(part["plan"]) for part in self._program.get("parts", ())]
         for part in parts:
             plan.steps += part.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tilewright import dtypes
@@ -46,19 +47,20 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from_json(data: Any, with_steps: bool = True) -> Plan:
+def plan_from_json(data: Any, with_steps: bool = True, in_parts: bool = False) -> Plan:
     """The plan that `plan_to_json` wrote; raises `ValueError` on anything malformed.
 
-    Running needs no steps, they are in the native code: `with_steps=False` leaves them out.
+    Running needs no steps, they are in the native code: `with_steps=False` leaves them out.  Only an engine `in_parts`
+    takes and gives what is no tensor of numbers.
     """
     try:
         symbols = _symbols(data["symbols"])
-        sizes = SizeReader(symbols)
-        inputs = [_spec_from_json(spec, sizes) for spec in data["inputs"]]
+        sizes, known = SizeReader(symbols), dtypes.ANY_BY_NAME if in_parts else dtypes.BY_NAME
+        inputs = [_spec_from_json(spec, sizes, known) for spec in data["inputs"]]
         return Plan(
             symbols=symbols,
             inputs=inputs,
-            outputs=[_spec_from_json(spec, sizes) for spec in data["outputs"]],
+            outputs=[_spec_from_json(spec, sizes, known) for spec in data["outputs"]],
             steps=[_step_from_json(n, step, sizes) for n, step in enumerate(data["steps"])] if with_steps else [],
             arena_bytes=sizes.read(data["arena_bytes"]),
             scratch_bytes=_natural(data["scratch_bytes"]),
@@ -78,12 +80,14 @@ def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:
     return data if spec.mutates is None else {**data, "mutates": spec.mutates}
 
 
-def _spec_from_json(data: Any, sizes: SizeReader) -> TensorSpec:
+def _spec_from_json(data: Any, sizes: SizeReader, known: Mapping[str, dtypes.DType]) -> TensorSpec:
     dtype = _text(data["dtype"])
-    if dtype not in dtypes.BY_NAME:
+    if dtype not in known:
         raise ValueError(f"unknown element type {dtype!r}")
     shape = tuple(sizes.read(size) for size in data["shape"])
     mutates = data.get("mutates")
+    if mutates is not None and dtype not in dtypes.BY_NAME:
+        raise ValueError(f"an input of {dtype} is updated in place")
     return TensorSpec(_text(data["name"]), dtype, shape, None if mutates is None else _text(mutates))
 
 

@@ -14,6 +14,8 @@ from tilewright import dtypes
 from tilewright.dtypes import int1
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
 from tilewright.graph.core import Graph, Node
+from tilewright.graph.host_values import given as given_value
+from tilewright.graph.host_values import returned
 from tilewright.graph.ops import kind_of
 from tilewright.graph.reference import interpret_part, run_graph
 from tilewright.runtime import tensors
@@ -49,6 +51,7 @@ class StagedSession:
         symbols = {name: symbol for name, symbol in plan.symbols.items() if name in told}
         self._shapes = Shapes(dataclasses.replace(plan, symbols=symbols))
         self._symbols = tuple(symbols)
+        self._dtypes = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = threading.Lock()
@@ -92,7 +95,7 @@ class StagedSession:
         views = self._views(inputs)
         symbols = dict(zip(self._symbols, self._shapes.symbols(views), strict=True))
         given = self._given(inputs, views, out)
-        arrays = [_array(found) for found in views]
+        arrays = [found if isinstance(found, np.ndarray) else _array(found) for found in views]
 
         def run_part(node: Node, arrays: Sequence[Any], known: Mapping[str, int]) -> list[np.ndarray]:
             sizes.update(known)
@@ -118,11 +121,14 @@ class StagedSession:
             _to_device(inputs[self.plan.inputs[number].name], views[number])
         return self._outputs(inputs, arrays, [values[value] for value in self._graph.outputs], given, out)
 
-    def _views(self, inputs: Mapping[str, Any]) -> list[tensors.TensorView]:
-        """The inputs in the host's memory, checked."""
+    def _views(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The inputs in the host's memory, checked: views, and arrays of what is no number."""
         self._shapes.check_names(inputs)
-        views = []
-        for spec in self.plan.inputs:
+        views: list[Any] = []
+        for spec, dtype in zip(self.plan.inputs, self._dtypes, strict=True):
+            if dtype in dtypes.HOST_ONLY:
+                views.append(given_value(inputs[spec.name], dtype, spec.name))
+                continue
             found = tensors.view(_on_host(inputs[spec.name]), spec.name, spec.dtype)
             if spec.mutates is not None:
                 tensors.check_writable(found, inputs[spec.name], f"input {spec.name!r}")
@@ -130,7 +136,7 @@ class StagedSession:
         return views
 
     def _given(
-        self, inputs: Mapping[str, Any], views: Sequence[tensors.TensorView], out: Mapping[str, Any]
+        self, inputs: Mapping[str, Any], views: Sequence[Any], out: Mapping[str, Any]
     ) -> dict[str, tensors.TensorView]:
         """The memory for outputs, which shares none with inputs, as the updated inputs do not."""
         if out:
@@ -139,13 +145,17 @@ class StagedSession:
         for spec in self.plan.outputs:
             memory = None if spec.mutates is not None else out.get(spec.name)
             if memory is not None:
+                if spec.dtype not in dtypes.BY_NAME:
+                    raise InputError(f"out: output {spec.name!r} is {spec.dtype}, for which no memory can be given")
                 given[spec.name] = tensors.view(_on_host(memory), spec.name, spec.dtype, "out: output")
                 tensors.check_writable(given[spec.name], memory, f"output {spec.name!r}", is_output=True)
         if given or self._mutated:
-            places = [_place(inputs[spec.name], found) for spec, found in zip(self.plan.inputs, views, strict=True)]
-            written = [*self._mutated, *range(len(places), len(places) + len(given))]
+            specs = self.plan.inputs
+            numbers = [number for number, dtype in enumerate(self._dtypes) if dtype not in dtypes.HOST_ONLY]
+            places = [_place(inputs[specs[number].name], views[number]) for number in numbers]
+            written = [*map(numbers.index, self._mutated), *range(len(places), len(places) + len(given))]
             places += [_place(out[name], found) for name, found in given.items()]
-            names = [f"input {spec.name!r}" for spec in self.plan.inputs] + [f"output {name!r}" for name in given]
+            names = [f"input {specs[number].name!r}" for number in numbers] + [f"output {name!r}" for name in given]
             tensors.check_overlaps(places, names, written)
         return given
 
@@ -210,6 +220,8 @@ class StagedSession:
         for spec, result in zip(self.plan.outputs, results, strict=True):
             if spec.mutates is not None:
                 found[spec.name] = inputs[spec.mutates]
+            elif spec.dtype not in dtypes.BY_NAME:
+                found[spec.name] = returned(result, dtypes.ANY_BY_NAME[spec.dtype])
             elif spec.name in given:
                 _array(given[spec.name])[...] = result
                 _to_device(out[spec.name], given[spec.name])

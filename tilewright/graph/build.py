@@ -71,8 +71,10 @@ class GraphBuilder:
         return value
 
     def constant(self, array: np.ndarray | float, name: str = "constant") -> Value:
-        """A constant; the array is kept, not copied."""
+        """A constant; the array is kept, not copied. Text (an array of strings as objects) is part of the graph."""
         data = np.asarray(array)
+        if data.dtype == object:
+            return self.op("text", elements=tuple(data.reshape(-1).tolist()), shape=data.shape, result=name)
         value = Value(self._unique(plain_name(name)), from_numpy(data.dtype), data.shape)
         self.graph.constants[value] = data
         return value

@@ -247,7 +247,10 @@ def compress(inputs: Arrays, attributes: Attributes) -> Array:
 def unique(inputs: Arrays, attributes: Attributes) -> Array:
     """Slices along `axis` that differ: they, their first places, the place of each slice among them, or how many."""
     x, axis = inputs[0], attributes["axis"]
-    plain = x if x.dtype.kind in "biuf" else x.astype(np.float32)  # NumPy sorts no formats of its own
+    if x.dtype == object:  # text: the place of each element in their order, which compares in its place
+        plain = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+    else:
+        plain = x if x.dtype.kind in "biuf" else x.astype(np.float32)  # NumPy sorts no formats of its own
     first, inverse, counts = _different(np.moveaxis(plain, axis, 0), attributes)
     if not attributes["sorted"]:  # in the order of their first places
         order = np.argsort(first, kind="stable")

@@ -20,14 +20,16 @@ Values are dense and row-major.  Reductions over an empty `axes` are copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import HOST_ONLY, DType, int64, string
+from tilewright.graph import host_lists as lists
 from tilewright.graph import host_ops as host
+from tilewright.graph import host_text as texts
 from tilewright.graph import inference as infer
 from tilewright.graph import recurrent
 from tilewright.graph import semantics as compute
@@ -277,6 +279,38 @@ _op("host", "top_k", 2, host.values_or_positions, host.top_k,
 _op("host", "non_max_suppression", (2, 5), host.positions, host.non_max_suppression,
     "i64 [n, 3] (batch, class, box) of boxes that overlap no better one by more than a share",
     shape=REQUIRED, center=False)
+
+# ------------------------------------------------------------------------- text, sequences and optionals
+_op("host", "text", 0, texts.text_type, texts.text, "a constant tensor of text", elements=REQUIRED, shape=REQUIRED)
+_op("host", "text_concat", 2, texts.joined_type, texts.text_concat, "the second text after the first")
+_op("host", "text_split", 1, texts.split_type, texts.text_split,
+    "pieces between `delimiter` (\"\": spaces), at most `most` cuts; `gives`: pieces [..., count] or counts",
+    delimiter="", most=None, gives="pieces", count=0)
+_op("host", "text_normalize", 1, texts.normalized_type, texts.text_normalize,
+    "texts [C] or [1, C] without `stopwords`, in lower or upper `case`; of none an empty one",
+    stopwords=(), case="NONE", sensitive=False, count=REQUIRED)
+_op("host", "text_position", 1, texts.position_type, texts.text_position,
+    "i64: the place of a text among `keys`, the last of equal ones; -1 where it is not there", keys=REQUIRED)
+_op("host", "text_to_number", 1, texts.number_type, texts.text_to_number, "the number that a text is", to=REQUIRED)
+_op("host", "number_to_text", 1, texts.written_type, texts.number_to_text, "numbers in decimal, 8 digits of floats")
+_op("host", "sequence", (0, None), lists.sequence_type, lists.make_list, "a sequence of tensors `of` one type",
+    of=REQUIRED)
+_op("host", "sequence_insert", (2, 3), lists.insert_type, lists.sequence_insert,
+    "a sequence with a tensor at a position, or at its end", what="the position")
+_op("host", "sequence_erase", (1, 2), lists.erase_type, lists.sequence_erase,
+    "a sequence without the tensor at a position, or the last", what="the position")
+_op("host", "list_item", (1, 2), lists.item_type, lists.list_item,
+    "the tensor of a sequence at a position, or the last; what an optional holds", shape=REQUIRED, what="the position")
+_op("host", "sequence_join", 1, lists.join_type, lists.sequence_join,
+    "the tensors of a sequence one after the other `along` an axis, or along a new one", shape=REQUIRED, along=REQUIRED,
+    stacked=False)
+_op("host", "sequence_split", (1, 2), lists.split_type, lists.sequence_split,
+    "slices of x along `axis`: of one size, of a list of sizes, or one each, then without `axis` unless `keep`",
+    axis=REQUIRED, shape=REQUIRED, keep=True, what="the sizes")
+_op("host", "optional", (0, 1), lists.optional_type, lists.make_list,
+    "an optional `of` a type, which holds x or nothing", of=REQUIRED)
+
+# -------------------------------------------------------------------------------------- parts and graphs inside
 _op("part", "part", (0, None), host.given_types, host.only_run, "compiled part `number`", number=REQUIRED,
     types=REQUIRED)
 _op("control", "if", (1, None), host.given_types, host.only_run,
@@ -290,6 +324,17 @@ _op("control", "loop", (2, None), host.given_types, host.only_run,
 # fmt: on
 
 ON_HOST = ("host", "part", "control")  # kinds that no kernel is generated for
+_LISTS = frozenset(
+    {"sequence", "sequence_insert", "sequence_erase", "list_item", "sequence_join", "sequence_split", "optional"}
+)
+_ANY = frozenset({"copy", "if", "loop"})  # that take and give what only the host works on
+_TEXT = frozenset(
+    {"text", "text_concat", "text_split", "text_normalize", "text_position", "text_to_number", "number_to_text"}
+)
+_TEXT_TOO = frozenset(  # that move or compare elements, whatever they are
+    {"reshape", "permute", "broadcast_to", "slice", "concat", "gather", "gather_elements", "scatter_update", "where",
+     "equal", "not_equal", "broadcast_at", "axes_last", "last_axis_at", "slice_at", "compress", "unique"}
+)  # fmt: skip
 
 
 def _positive_axis(axis: int, rank: int) -> int:
@@ -370,6 +415,15 @@ def infer_types(name: str, inputs: infer.Inputs, attributes: Mapping[str, Any]) 
             f"{name} takes {least}{'' if most == least else f' to {most}'} inputs, got {len(inputs)}"
         )
     try:
-        return row.infer(inputs, attributes)
+        types = row.infer(inputs, attributes)
+        _check_elements(name, [*(item.dtype for item in inputs if item is not None), *(dtype for dtype, _ in types)])
+        return types
     except infer.ShapeError as error:
         raise infer.ShapeError(f"{name}: {error}") from None
+
+
+def _check_elements(name: str, dtypes: Sequence[DType]) -> None:
+    """Raise `ShapeError` where an op of numbers has to do with text, sequences or optionals."""
+    others = HOST_ONLY.intersection(dtypes)
+    if others and name not in _ANY | _LISTS and (others != {string} or name not in _TEXT | _TEXT_TOO):
+        raise infer.ShapeError(f"works on numbers, not on {' and '.join(sorted(map(str, others)))}")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import BY_TEXT
+from tilewright.dtypes import ANY_BY_TEXT
 from tilewright.errors import InvalidIRError, ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import OPS, normalize
@@ -125,7 +125,7 @@ class _Reader:
             raise ValueError(f"%{name} is defined twice")
         sizes = ast.parse(f"({shape},)" if shape else "()", mode="eval").body
         assert isinstance(sizes, ast.Tuple)
-        value = Value(name, BY_TEXT[dtype], tuple(self._size(item) for item in sizes.elts))
+        value = Value(name, ANY_BY_TEXT[dtype], tuple(self._size(item) for item in sizes.elts))
         self.values[name] = value
         return value, text[match.end() :].strip()
 
@@ -148,7 +148,7 @@ class _Reader:
             return -self._attribute(tree.operand)
         if isinstance(tree, ast.Name):
             numbers = {"inf": float("inf"), "nan": float("nan")}
-            return numbers[tree.id] if tree.id in numbers else BY_TEXT[tree.id]
+            return numbers[tree.id] if tree.id in numbers else ANY_BY_TEXT[tree.id]
         if isinstance(tree, ast.Constant):
             return tree.value
         raise ValueError(f"unexpected attribute {ast.unparse(tree)}")

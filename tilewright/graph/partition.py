@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilewright.dtypes import int1
+from tilewright.dtypes import HOST_ONLY, int1
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.specialize import with_sizes
@@ -27,7 +27,9 @@ _SMALL_SOURCE = 4096  # elements of what that is computed from
 
 def is_staged(graph: Graph) -> bool:
     """Whether a graph needs more than one compiled part."""
-    return any(kind_of(node.op) in ON_HOST or _is_empty(node) for node in graph.nodes)
+    return any(kind_of(node.op) in ON_HOST or has_no_numbers(node) for node in graph.nodes) or any(
+        value.dtype in HOST_ONLY for value in graph.inputs
+    )
 
 
 def partition(graph: Graph, on_host: OnHost = lambda node: False) -> Graph:
@@ -66,16 +68,17 @@ def _runs_on_host(node: Node) -> bool:
     return kind_of(node.op) in ON_HOST
 
 
-def _is_empty(node: Node) -> bool:
-    """Whether a node has to do with a tensor that has no elements, which no kernel computes."""
-    read = [] if node.op == "concat" else [value for value in node.inputs if value is not None]
-    return any(0 in value.shape for value in (*read, *node.outputs))
+def has_no_numbers(node: Node) -> bool:
+    """Whether a node has to do with a tensor that has no elements, or none that are numbers: no kernel computes it."""
+    values = [*node.outputs, *(value for value in node.inputs if value is not None)]
+    sized = node.outputs if node.op == "concat" else values
+    return any(value.dtype in HOST_ONLY for value in values) or any(0 in value.shape for value in sized)
 
 
 def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Graph]) -> Graph:
     nodes = _needed(graph)
     known = {s for value in graph.inputs for s in symbols_of(value.shape)}
-    hosted = {id(node) for node in nodes if _runs_on_host(node) or _is_empty(node) or on_host(node)}
+    hosted = {id(node) for node in nodes if _runs_on_host(node) or has_no_numbers(node) or on_host(node)}
     hosted |= _sizes_only(graph, nodes, hosted)
     levels = _levels(nodes, hosted, known | outer)
     staged = Graph(graph.name, dict(graph.symbols), graph.inputs, graph.outputs, graph.output_names)

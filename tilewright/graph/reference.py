@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, from_numpy
+from tilewright.dtypes import HOST_ONLY, DType, from_numpy
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.host_values import given, returned
 from tilewright.graph.ops import ON_HOST, definition
 from tilewright.symbolic import Expression, Size, evaluate, free_symbols, plain_symbol
 
@@ -17,20 +18,32 @@ from tilewright.symbolic import Expression, Size, evaluate, free_symbols, plain_
 PartRunner = Callable[[Node, Sequence[Any], Mapping[str, int]], "list[np.ndarray]"]
 
 
-def run(graph: Graph, inputs: Mapping[str, np.ndarray], dtype: Any = np.float64) -> dict[str, np.ndarray]:
+def run(graph: Graph, inputs: Mapping[str, Any], dtype: Any = np.float64) -> dict[str, Any]:
     """The outputs of a graph by name; mutated inputs are returned under the input's name as well.
 
     Floating-point values are computed in `dtype` throughout (float64: a reference for any format);
     None keeps each value's own element type.  Symbols are bound from the inputs' shapes, and from those of what ops
     of the host give.  Raises `ShapeError` for missing inputs and shapes that do not match.
     """
-    symbols = bind_symbols(graph, inputs)
+    read = {value.name: _read(inputs, value) for value in graph.inputs if value.name in inputs}
+    symbols = bind_symbols(graph, read)
     working = None if dtype is None else from_numpy(np.dtype(dtype))
-    arrays = [np.asarray(inputs[value.name]) for value in graph.inputs]
+    arrays = [read[value.name] for value in graph.inputs]
     found = run_graph(graph, arrays, symbols, working, _interpreter(graph, working))
     results = {target.name: found[value] for target, value in graph.mutations.items()}
-    results.update({name: found[value] for name, value in zip(graph.output_names, graph.outputs, strict=True)})
+    results.update(
+        {
+            name: returned(found[value], value.dtype)
+            for name, value in zip(graph.output_names, graph.outputs, strict=True)
+        }
+    )
     return results
+
+
+def _read(inputs: Mapping[str, Any], value: Value) -> np.ndarray:
+    """An input as an array."""
+    item = inputs[value.name]
+    return given(item, value.dtype, value.name) if value.dtype in HOST_ONLY else np.asarray(item)
 
 
 def run_graph(
@@ -103,6 +116,8 @@ def run_node(
         if row.kind != "host":
             raise
         raise ShapeError(f"{error} ({_described(node)})") from None
+    if isinstance(result, str):  # of a tensor without dimensions
+        result = np.array(result, object)
     if row.kind == "host":
         _bind(node.output.shape, result.shape, symbols, _described(node, what=attributes.get("what", "")))
     else:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import BY_TEXT, DType
+from tilewright.dtypes import ANY_BY_TEXT, DType
 from tilewright.errors import InvalidIRError, ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.verifier import verify
@@ -118,7 +118,7 @@ def _attribute(item: Any, sizes: SizeReader, arrays: Mapping[str, np.ndarray]) -
     if isinstance(item, dict):
         ((kind, content),) = item.items()
         if kind == "dtype":
-            return BY_TEXT[content]
+            return ANY_BY_TEXT[content]
         if kind == "float":
             return float(content)
         if kind == "size":
@@ -138,7 +138,7 @@ def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
         extents: tuple[Size, ...] = tuple(map(sizes.read, shape))
         if _text(name) in values:
             raise ValueError(f"%{name} is defined twice")
-        values[name] = Value(name, BY_TEXT[dtype], extents)
+        values[name] = Value(name, ANY_BY_TEXT[dtype], extents)
         return values[name]
 
     graph.inputs = [define(entry) for entry in data["inputs"]]

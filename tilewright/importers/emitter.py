@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import NARROW, DType, int1, int64
+from tilewright.dtypes import NARROW, DType, float32, int1, int64, string
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers import narrow
@@ -44,8 +44,14 @@ class Emitter:
         """Convert the element type; nothing where it is right already."""
         if value.dtype == dtype:
             return value
+        if value.dtype == string:
+            if dtype in NARROW:
+                return self.cast(self.cast(value, float32), dtype)
+            return self.op("text_to_number", value, to=dtype.name)
         if value.dtype in NARROW:
             return self.cast(narrow.decode(self, value), dtype)
+        if dtype == string:
+            return self.op("number_to_text", value)
         if dtype in NARROW:
             return narrow.encode(self, value, dtype)
         return self.op("cast", value, dtype=dtype)

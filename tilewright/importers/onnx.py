@@ -21,7 +21,7 @@ from onnx import (
     ValueInfoProto,
 )
 
-from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperationError, printable
+from tilewright.errors import ImportModelError, ShapeError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
@@ -40,8 +40,7 @@ from tilewright.importers.onnx_schema import (
     rule_name,
 )
 from tilewright.importers.onnx_scope import Scope, Unavailable
-from tilewright.importers.onnx_sequences import Sequence as Sequence_
-from tilewright.importers.onnx_sequences import rule_of
+from tilewright.importers.onnx_sequences import ItemShape, RunTimeList, converted, is_list, rule_of
 from tilewright.importers.onnx_structure import (
     DEEPEST,
     FunctionKey,
@@ -52,7 +51,7 @@ from tilewright.importers.onnx_structure import (
     node_text,
     opset_of,
 )
-from tilewright.importers.onnx_tensors import DTYPES, read_tensor, type_name
+from tilewright.importers.onnx_tensors import DTYPES, list_type, read_tensor, type_name
 from tilewright.importers.report import NO_RULE_ADVICE, Invalid, Problem, Report, Unsupported
 from tilewright.importers.shapes import (
     Axes,
@@ -169,10 +168,8 @@ class _Importer:
             tensor = entry.type.tensor_type
             kind = entry.type.WhichOneof("value")
             if kind in ("sequence_type", "optional_type"):
-                raise UnsupportedOperationError(
-                    f"input {entry.name!r} is {'a sequence' if kind == 'sequence_type' else 'an optional'}, and "
-                    "engines take tensors: make its items inputs of the model"
-                )
+                scope.values[entry.name] = self._list_input(entry)
+                continue
             if kind != "tensor_type" or not tensor.HasField("shape"):
                 raise ImportModelError(f"input {entry.name!r} is not a tensor with a known rank")
             if tensor.elem_type not in DTYPES:
@@ -183,6 +180,20 @@ class _Importer:
             ]
             value = self.builder.input(entry.name, DTYPES[tensor.elem_type], shape)
             scope.values[entry.name] = Tensor(entry.name, value)
+
+    def _list_input(self, entry: ValueInfoProto) -> RunTimeList:
+        """A sequence or an optional that the engine takes: its length is a symbol of its own."""
+        dtype, inner = list_type(entry.type), entry.type
+        if dtype is None:
+            raise ImportModelError(f"input {entry.name!r} is a list of what is not supported; give tensors")
+        while inner.WhichOneof("value") != "tensor_type":
+            inner = getattr(inner, inner.WhichOneof("value")).elem_type
+        tensor = inner.tensor_type
+        sizes = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]
+        most = 1 if dtype.kind == "optional" else LARGEST_DIMENSION
+        length = self._symbol_size(self._symbol(f"{entry.name}.length"), 0, most)
+        value = self.builder.input(entry.name, dtype, (length,))
+        return RunTimeList(entry.name, value, item=ItemShape(tuple(sizes) if tensor.HasField("shape") else None))
 
     def _size(self, entry: Dimension | int) -> Size:
         return entry if isinstance(entry, int) else self._symbol_size(entry.name, entry.low, entry.high)
@@ -232,12 +243,18 @@ class _Importer:
         """Constants by name; they enter the graph when something uses them."""
         declared = declared_types(graph.input)
         for tensor in graph.initializer:
-            found = Tensor(tensor.name, known=read_tensor(tensor, self.folder))
+            found = self._stored(tensor.name, read_tensor(tensor, self.folder))
             if tensor.name in declared:
                 _check_declared(declared[tensor.name], found, f"the initializer {tensor.name!r}", strict=True)
             scope.values[tensor.name] = found
         for sparse in graph.sparse_initializer:
             raise ImportModelError(f"sparse initializer {sparse.values.name!r}: store it dense")
+
+    def _stored(self, name: str, data: np.ndarray) -> Tensor:
+        """A constant of the model: text is a value of the graph at once, numbers are known."""
+        if data.dtype != object:
+            return known_tensor(name, data)
+        return Tensor(name, self.builder.constant(data, name))
 
     # Nodes -----------------------------------------------------------------------------------------
 
@@ -284,7 +301,7 @@ class _Importer:
         opset = scope.version(node.domain)
         of_sequences = rule_of(rule_name(node), inputs)
         if of_sequences is not None:
-            values = {name: self._attribute(item) for name, item in attributes.items() if name != "type"}
+            values = {name: self._attribute(item) for name, item in attributes.items()}
             call = Call(self.builder, source_of(node) or scope.place, inputs, values, opset, len(node.output))
             self._store(node, scope, [of_sequences(call)])
             return
@@ -307,7 +324,7 @@ class _Importer:
             self._store(node, scope, CONTROL[node.op_type](control))
             return
         if rule_name(node) == "Constant":
-            self._store(node, scope, [known_tensor(node.output[0], self._constant(attributes))])
+            self._store(node, scope, [self._stored(node.output[0], self._constant(attributes))])
             return
         self._apply(node, attributes, inputs, scope)
 
@@ -350,7 +367,7 @@ class _Importer:
             if not name:
                 continue
             found = results[index] if index < len(results) else None
-            if not isinstance(found, Tensor) or isinstance(found, Sequence_):
+            if not isinstance(found, Tensor) or is_list(found):
                 scope.values[name] = found or Unavailable(node, index, False)
                 continue
             check_sizes(found.known.reshape(-1) if found.symbolic and found.known is not None else found.shape)
@@ -448,6 +465,8 @@ class _Importer:
         value = self._attribute(attribute)
         if isinstance(value, np.ndarray):
             return value
+        if attribute.name.startswith("value_string"):
+            return np.array(value, object)
         if not attribute.name.startswith(("value_int", "value_float")):
             raise Unsupported(f"a constant given as {attribute.name}")
         return np.array(value, np.int64 if attribute.name.startswith("value_int") else np.float32)
@@ -465,6 +484,11 @@ class _Importer:
             if attribute.i not in DTYPES:
                 raise Unsupported(f"the element type {type_name(attribute.i)}", "use a real number type")
             return DTYPES[attribute.i]
+        if kind == AttributeProto.TYPE_PROTO:
+            found = list_type(attribute.tp)
+            if found is None:
+                raise Unsupported(f"the type in the attribute {attribute.name!r}")
+            return found
         simple = {
             AttributeProto.INT: attribute.i,
             AttributeProto.FLOAT: attribute.f,
@@ -485,12 +509,12 @@ class _Importer:
         for entry in outputs:
             found = scope.find(entry.name)
             assert isinstance(found, Tensor)  # the structure was checked, and what is not available reported
-            if isinstance(found, Sequence_):
-                raise UnsupportedOperationError(
-                    f"output {entry.name!r} is a sequence, and engines give tensors: make its items outputs "
-                    "(SequenceAt), or join them (ConcatFromSequence)"
-                )
-            if entry.HasField("type"):
+            declared = list_type(entry.type)
+            if is_list(found) or (declared is not None and declared.kind == "optional"):
+                found = converted(call, found, declared or found.dtype)
+                if declared is not None and found.dtype != declared:
+                    raise ImportModelError(f"output {entry.name!r} is declared as {declared}, but it is {found.dtype}")
+            elif entry.HasField("type"):
                 _check_declared(entry.type, found, f"output {entry.name!r}", strict=False)
             value: Value = call.materialize(found)
             if value in taken or value in graph.constants:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
-from tilewright.dtypes import int1, int64
+from tilewright.dtypes import DType, int1, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_scope import BodyScope, Scope
+from tilewright.importers.onnx_sequences import ItemShape, RunTimeList, as_value, converted, joined
 from tilewright.importers.onnx_structure import DEEPEST
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, free_symbols, lift, simplify
@@ -80,10 +81,25 @@ class Control:
             importer.missing(results)
             if not all(isinstance(result, Tensor) for result in results):
                 raise Unsupported("its graph has operations that are not supported", "see the other entries")
-            found = [result for result in results if isinstance(result, Tensor)]
+            found = [as_value(call, result) for result in results if isinstance(result, Tensor)]
             for number, result in enumerate(found):
                 builder.output(call.materialize(result), f"result_{number}")
             return Body(builder, found, inner.captured)
+
+    def replace_result(self, body: Body, number: int, dtype: DType) -> None:
+        """Let a graph inside give a result as an optional of what it is."""
+        result = converted(_call(body.builder, self.source, self.scope.opset), body.results[number], dtype)
+        if result.value is not None:
+            body.results[number], body.builder.graph.outputs[number] = result, result.value
+
+    def item_outside(self, *tensors: Tensor) -> ItemShape | None:
+        """What the graph outside knows of the items of lists."""
+        found: ItemShape | None = None
+        for tensor in tensors:
+            found = joined(found, tensor.item if isinstance(tensor, RunTimeList) else None)
+        if found is None or found.sizes is None:
+            return found
+        return ItemShape(tuple(n if n is not None and self.seen_outside(n) else None for n in found.sizes))
 
     def seen_outside(self, size: Size) -> bool:
         """Whether the graph outside knows a size."""
@@ -141,6 +157,11 @@ def branch(control: Control) -> list[Tensor]:
     both = [control.body(control.attributes[key].g, lambda call: [], count) for key in ("then_branch", "else_branch")]
     types = []
     for number in range(count):
+        kinds = {body.results[number].dtype for body in both}
+        for dtype in sorted(kinds, key=str):
+            if dtype.kind == "optional":
+                for body in both:
+                    control.replace_result(body, number, dtype)
         left, right = (body.results[number] for body in both)
         if left.dtype != right.dtype:
             raise Invalid(f"its branches give {left.dtype} and {right.dtype} as result {number}; they must be the same")
@@ -157,7 +178,23 @@ def branch(control: Control) -> list[Tensor]:
     (then, otherwise), captured = _finish(both)
     inputs = [control.call.materialize(condition), *captured]
     node = control.append("if", inputs, then=then, otherwise=otherwise, types=tuple(types))
-    return [Tensor(name, value) for name, value in zip(control.node.output, node.outputs, strict=True)]
+    items = [control.item_outside(*(body.results[number] for body in both)) for number in range(count)]
+    return _named(control, node.outputs, items)
+
+
+def _named(control: Control, values: Sequence[Value], items: Sequence[ItemShape | None]) -> list[Tensor]:
+    """Results of a node; `items` says what is known of those that are lists."""
+    found: list[Tensor] = []
+    for number, (name, value) in enumerate(zip(control.node.output, values, strict=False)):
+        item = items[number] if number < len(items) else None
+        found.append(_tensor(name, value, item))
+    return found
+
+
+def _tensor(name: str, value: Value, item: ItemShape | None) -> Tensor:
+    """A value as a tensor or as a list of such items."""
+    is_list = value.dtype.kind in ("sequence", "optional")
+    return RunTimeList(name, value, item=item) if is_list else Tensor(name, value)
 
 
 # Loop ----------------------------------------------------------------------------------------------
@@ -166,7 +203,7 @@ def branch(control: Control) -> list[Tensor]:
 def loop(control: Control) -> list[Tensor]:
     """A Loop: carried values may change their sizes."""
     trips, condition, *carried = [*control.inputs, None, None][: max(2, len(control.inputs))]
-    first = [item for item in carried if item is not None]
+    first = [as_value(control.call, item) for item in carried if item is not None]
     if len(first) != len(carried):
         raise Invalid("an initial value is left out")
     if trips is None and condition is None:
@@ -185,7 +222,9 @@ def loop(control: Control) -> list[Tensor]:
     always = _is_true(going) or (unchanged and (condition is None or _is_true(condition)))
     count = _only(trips) if always and (condition is None or _is_true(condition)) else None
     results = _loop(control, body, (trips, condition), first, (shapes, loose), count)
-    return [Tensor(name, value) for name, value in zip(control.node.output, results, strict=False)]
+    return _named(
+        control, results, [control.item_outside(*pair) for pair in zip(first, body.results[1:], strict=False)]
+    )
 
 
 def _is_true(tensor: Tensor) -> bool:
@@ -215,6 +254,7 @@ def _settled(
     the carried ones.
     """
     loose: list[set[int]] = [set() for _ in first]
+    items = [tensor.item if isinstance(tensor, RunTimeList) else None for tensor in first]
     problems = list(control.importer.report.problems)
     while True:
         control.importer.report.problems[:] = problems
@@ -228,12 +268,17 @@ def _settled(
                 )
                 shapes.append(shape)
                 name = f"carried_{number}"
-                values.append(Tensor(name, call.builder.input(name, tensor.dtype, shape)))
+                values.append(_tensor(name, call.builder.input(name, tensor.dtype, shape), items[number]))
             return feeds(call, values)
 
         body = control.body(graph, given, leading + len(first) + rows)
-        if not _loosen(body.results[leading : leading + len(first)], first, shapes, loose):
+        for number, tensor in enumerate(first):
+            control.replace_result(body, leading + number, tensor.dtype)
+        after = body.results[leading : leading + len(first)]
+        found = [control.item_outside(*pair) for pair in zip(first, after, strict=True)]
+        if not _loosen(after, first, shapes, loose) and found == items:
             return body, shapes, loose
+        items[:] = found
 
 
 def _loosen(

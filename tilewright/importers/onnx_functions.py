@@ -9,8 +9,10 @@ import onnx
 import onnx.defs
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
 
+from tilewright.dtypes import DType, element_of
 from tilewright.importers.onnx_call import Tensor
 from tilewright.importers.onnx_schema import DOMAINS
+from tilewright.importers.onnx_sequences import is_list
 from tilewright.importers.onnx_tensors import DTYPES
 from tilewright.importers.report import Unsupported
 
@@ -63,7 +65,9 @@ def _version(versions: Sequence[int], opset: int) -> int:
 
 def _type_of(tensor: Tensor | None) -> TypeProto:
     result = TypeProto()
-    if tensor is not None:
+    if tensor is not None and is_list(tensor):
+        _set_element(result, tensor.dtype)
+    elif tensor is not None:
         result.tensor_type.elem_type = _NUMBERS[tensor.dtype]
         shape = result.tensor_type.shape
         for extent in tensor.shape:
@@ -73,3 +77,12 @@ def _type_of(tensor: Tensor | None) -> TypeProto:
             else:
                 dim.dim_param = str(extent)
     return result
+
+
+def _set_element(proto: TypeProto, dtype: DType) -> None:
+    """Make a type that of a sequence, an optional, or a tensor."""
+    if dtype.kind in ("sequence", "optional"):
+        inner = proto.sequence_type if dtype.kind == "sequence" else proto.optional_type
+        _set_element(inner.elem_type, element_of(dtype))
+    else:
+        proto.tensor_type.elem_type = _NUMBERS[dtype]

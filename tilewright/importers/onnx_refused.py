@@ -7,7 +7,7 @@ from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Unsupported
 _RANDOM = ("random numbers", "draw them outside of the model and give them as an input")
 _FILES = ("decoding of image files", "decode images before the model and give their pixels")
 _TRAINING = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
-_TEXT = ("work on text", "do it before the model and give numbers")
+_TEXT = ("tokens of text", "do it before the model and give numbers")
 _MAPS = ("a dictionary as a value", "export the model without it: scikit-learn converters take zipmap=False")
 _GENERATION = ("a loop that generates text", "export one step of the decoder, and keep the loop outside of the model")
 
@@ -18,8 +18,8 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     _FILES: ("ImageDecoder",),
     _TRAINING: ("ai.onnx.preview.training::Gradient",),
-    _TEXT: ("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "com.microsoft::Tokenizer"),
-    _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::CategoryMapper", "ai.onnx.ml::DictVectorizer", "ai.onnx.ml::ZipMap"),
+    _TEXT: ("RegexFullMatch", "com.microsoft::Tokenizer"),
+    _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer", "ai.onnx.ml::ZipMap"),
     _GENERATION: ("com.microsoft::BeamSearch", "com.microsoft::GreedySearch", "com.microsoft::WhisperBeamSearch"),
 }  # fmt: skip
 REASONS = {name: reason for reason, names in _KINDS.items() for name in names}

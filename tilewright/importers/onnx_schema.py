@@ -14,7 +14,7 @@ import onnx
 import onnx.defs
 from onnx import AttributeProto, NodeProto
 
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, optional_of, sequence_of
 from tilewright.importers.onnx_tensors import DTYPES, type_name
 from tilewright.importers.report import Invalid, Unsupported
 
@@ -26,6 +26,8 @@ RUNTIME_DOMAIN = "com.microsoft"  # of ONNX Runtime, whose optimiser and quantis
 Option = onnx.defs.OpSchema.FormalParameterOption
 
 _TYPE_TEXT = {dtype: f"tensor({type_name(number).lower()})" for number, dtype in DTYPES.items()}
+_TYPE_TEXT |= {sequence_of(dtype): f"seq({text})" for dtype, text in _TYPE_TEXT.items()}
+_TYPE_TEXT |= {optional_of(dtype): f"optional({text})" for dtype, text in _TYPE_TEXT.items()}
 # The field of an attribute that holds the value of each type.
 _PAYLOADS = {
     AttributeProto.FLOAT: "f",

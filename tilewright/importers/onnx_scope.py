@@ -11,7 +11,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Tensor
 from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAIN
-from tilewright.importers.onnx_sequences import Sequence
+from tilewright.importers.onnx_sequences import RunTimeList, Sequence
 from tilewright.importers.report import NO_RULE, Invalid, Unsupported
 
 
@@ -99,10 +99,12 @@ class BodyScope(Scope):
         """A tensor from outside as one of this graph."""
         if isinstance(found, Sequence):
             items = [self._inside(item) for item in found.items]
-            return Sequence(found.name, items=items, element=found.element, is_nothing=found.is_nothing)
+            return Sequence(found.name, items=items, element=found.element, nothing=found.nothing)
         if found.known is not None or found.value is None:
             return Tensor(found.name, known=found.known, hints=found.hints, size_type=found.size_type)
         if found.value not in self.inner:
             value = self.builder.input(f"outside.{found.value.name}", found.dtype, found.shape)
             self.inner[found.value], self.captured[value.name] = value, found.value
+        if isinstance(found, RunTimeList):
+            return RunTimeList(found.name, self.inner[found.value], item=found.item)
         return Tensor(found.name, self.inner[found.value], hints=found.hints)

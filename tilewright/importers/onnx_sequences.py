@@ -1,4 +1,8 @@
-"""Sequences and optionals: lists of tensors during the import, so that nothing of them is left in the graph."""
+"""Sequences and optionals: lists of tensors during the import, or values of the graph that the host works on.
+
+A list whose length and places are known needs nothing of the graph.  Where only the run knows them, a list is a value
+(`RunTimeList`) of one dimension, whose size is the number of its items.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32
+from tilewright.dtypes import DType, element_of, float32, int64, optional_of, sequence_of
+from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, lift, simplify
@@ -17,26 +22,96 @@ _ADVICE = "let the length of sequences and the positions in them be fixed"
 
 @dataclass(eq=False)
 class Sequence(Tensor):
-    """A list of tensors of one element type; without items, also an optional that holds nothing (`is_nothing`)."""
+    """A list of tensors of one element type; without items also an optional, of the type `nothing`, that holds none."""
 
     items: list[Tensor] = field(default_factory=list)
     element: DType = float32
-    is_nothing: bool = False
+    nothing: DType | None = None
 
     @property
     def dtype(self) -> DType:
-        return self.items[0].dtype if self.items else self.element
+        return sequence_of(self.element) if self.nothing is None else self.nothing
 
     @property
     def shape(self) -> tuple[Size, ...]:
         raise Unsupported("a sequence where a tensor is needed", _ADVICE)
 
 
-def _items(call: Call) -> list[Tensor]:
+@dataclass(frozen=True)
+class ItemShape:
+    """What is known of the shapes of a list's items: sizes, None for those that differ; None for any rank."""
+
+    sizes: tuple[Size | None, ...] | None
+
+
+@dataclass(eq=False)
+class RunTimeList(Tensor):
+    """A sequence or an optional in the graph; `item` is None where nothing was ever put into it."""
+
+    item: ItemShape | None = None
+
+
+def is_list(tensor: object) -> bool:
+    """Whether a tensor is a sequence or an optional."""
+    return isinstance(tensor, (Sequence, RunTimeList))
+
+
+def joined(left: ItemShape | None, right: ItemShape | None) -> ItemShape | None:
+    """What is known of items of either kind."""
+    if left is None or right is None:
+        return left or right
+    if left.sizes is None or right.sizes is None or len(left.sizes) != len(right.sizes):
+        return ItemShape(None)
+    return ItemShape(tuple(a if a == b else None for a, b in zip(left.sizes, right.sizes, strict=True)))
+
+
+def as_value(call: Call, tensor: Tensor) -> Tensor:
+    """A tensor that is a value of the graph, or can become one: lists that are known become `RunTimeList`."""
+    if not isinstance(tensor, Sequence):
+        return tensor
+    if tensor.nothing is not None:
+        return RunTimeList("", call.op("optional", of=element_of(tensor.nothing).name))
+    item: ItemShape | None = None
+    for each in tensor.items:
+        item = joined(item, ItemShape(each.shape))
+    values = [call.materialize(each) for each in tensor.items]
+    return RunTimeList("", call.op("sequence", *values, of=tensor.element.name), item=item)
+
+
+def converted(call: Call, tensor: Tensor, dtype: DType) -> Tensor:
+    """A tensor or a list as an optional of what it is, or what an optional holds, where `dtype` says so."""
+    if tensor.dtype == dtype:
+        return as_value(call, tensor)
+    if dtype.kind == "optional" and element_of(dtype) == tensor.dtype:
+        found = as_value(call, tensor)
+        item = found.item if isinstance(found, RunTimeList) else ItemShape(found.shape)
+        return RunTimeList("", call.op("optional", call.materialize(found), of=tensor.dtype.name), item=item)
+    if tensor.dtype.kind == "optional" and element_of(tensor.dtype) == dtype:
+        return _held(call, tensor)
+    return as_value(call, tensor)
+
+
+def _sequence(call: Call) -> Sequence | RunTimeList:
+    """Input 0, a sequence."""
     found = call.tensor(0)
-    if not isinstance(found, Sequence):
-        raise Invalid(f"input 0 ({found.name!r}) is a tensor; it must be a sequence")
-    return list(found.items)
+    if isinstance(found, RunTimeList) and found.dtype.kind == "optional":
+        found = _held(call, found)
+    if not isinstance(found, (Sequence, RunTimeList)) or found.dtype.kind != "sequence":
+        raise Invalid(f"input 0 ({found.name!r}) is no sequence; it must be one")
+    return found
+
+
+def _in_graph(call: Call, sequence: Sequence | RunTimeList) -> tuple[Value, ItemShape | None]:
+    """A sequence as a value, and what is known of its items."""
+    found = as_value(call, sequence)
+    assert isinstance(found, RunTimeList)
+    return call.materialize(found), found.item
+
+
+def _is_fixed(call: Call, sequence: Sequence | RunTimeList, index: int) -> bool:
+    """Whether items and the position that input `index` gives are known."""
+    known = call.tensor(index).known if call.has(index) else np.zeros(1)
+    return isinstance(sequence, Sequence) and known is not None and known.dtype != object
 
 
 def _position(call: Call, index: int, count: int, last: int) -> int:
@@ -44,12 +119,21 @@ def _position(call: Call, index: int, count: int, last: int) -> int:
     if not call.has(index):
         return last
     known = call.tensor(index).known
-    if known is None or call.tensor(index).symbolic or known.size != 1:
-        raise Unsupported("a position in a sequence that is computed from data", _ADVICE)
+    if known is None or known.size != 1:
+        raise Invalid("the position in a sequence is not one number")
     number = int(known.reshape(-1)[0])
     if not -count <= number <= max(last, count - 1):
         raise Invalid(f"the position {number} is out of range for a sequence of {count} items")
     return number + count if number < 0 else number
+
+
+def _given(call: Call, index: int) -> list[Value]:
+    """An optional last operand."""
+    return [call[index]] if call.has(index) else []
+
+
+def _what(call: Call, index: int) -> str:
+    return call.what(index) if call.has(index) else "the position"
 
 
 def _empty(call: Call) -> Tensor:
@@ -57,84 +141,158 @@ def _empty(call: Call) -> Tensor:
 
 
 def _construct(call: Call) -> Tensor:
-    return Sequence("", items=[call.tensor(index) for index in range(len(call.inputs))])
+    items = [call.tensor(index) for index in range(len(call.inputs))]
+    return Sequence("", items=items, element=items[0].dtype)
 
 
 def _insert(call: Call) -> Tensor:
-    items = _items(call)
-    items.insert(_position(call, 2, len(items), len(items)), call.tensor(1))
-    return Sequence("", items=items)
+    sequence, tensor = _sequence(call), call.tensor(1)
+    if isinstance(sequence, Sequence) and _is_fixed(call, sequence, 2):
+        items = list(sequence.items)
+        items.insert(_position(call, 2, len(items), len(items)), tensor)
+        return Sequence("", items=items, element=tensor.dtype)
+    value, item = _in_graph(call, sequence)
+    result = call.op("sequence_insert", value, call[1], *_given(call, 2), what=_what(call, 2))
+    return RunTimeList("", result, item=joined(item, ItemShape(tensor.shape)))
 
 
 def _erase(call: Call) -> Tensor:
-    items = _items(call)
-    if not items:
+    sequence = _sequence(call)
+    if isinstance(sequence, Sequence) and not sequence.items:
         raise Invalid("the sequence has no items")
-    del items[_position(call, 1, len(items), len(items) - 1)]
-    return Sequence("", items=items, element=call.tensor(0).dtype)
+    if isinstance(sequence, Sequence) and _is_fixed(call, sequence, 1):
+        items = list(sequence.items)
+        del items[_position(call, 1, len(items), len(items) - 1)]
+        return Sequence("", items=items, element=sequence.element)
+    value, item = _in_graph(call, sequence)
+    return RunTimeList("", call.op("sequence_erase", value, *_given(call, 1), what=_what(call, 1)), item=item)
 
 
 def _at(call: Call) -> Tensor:
-    items = _items(call)
-    return items[_position(call, 1, len(items), len(items) - 1)]
+    sequence = _sequence(call)
+    if isinstance(sequence, Sequence) and _is_fixed(call, sequence, 1):
+        return sequence.items[_position(call, 1, len(sequence.items), len(sequence.items) - 1)]
+    value, item = _in_graph(call, sequence)
+    return Tensor("", _item(call, value, item, *_given(call, 1), what=_what(call, 1)))
+
+
+def _item(call: Call, value: Value, item: ItemShape | None, *position: Value, what: str) -> Value:
+    """An item of a list, whose sizes that differ are read at run time."""
+    if item is None or item.sizes is None:
+        raise Unsupported(
+            "an item of a sequence or an optional whose number of dimensions is not known",
+            "declare the shape of what it holds, and let all of it have as many dimensions",
+        )
+    return call.op("list_item", value, *position, shape=_sizes(call, item.sizes), what=what)
+
+
+def _sizes(call: Call, sizes: tuple[Size | None, ...]) -> tuple[Size, ...]:
+    return tuple(call.fresh("item") if size is None else size for size in sizes)
 
 
 def _length(call: Call) -> Tensor:
-    return known_tensor("", np.array(len(_items(call)), np.int64))
+    sequence = _sequence(call)
+    if isinstance(sequence, Sequence):
+        return known_tensor("", np.array(len(sequence.items), np.int64))
+    return known_tensor("", sequence.shape[0])
 
 
 def _join(call: Call) -> Tensor:
-    values = [call.materialize(item) for item in _items(call)]
+    sequence, stacked = _sequence(call), bool(call.attribute("new_axis", 0))
+    if isinstance(sequence, RunTimeList):
+        return _join_at_run_time(call, sequence, stacked)
+    values = [call.materialize(item) for item in sequence.items]
     if not values:
         raise Invalid("the sequence has no items")
-    stacked = bool(call.attribute("new_axis", 0))
     axis = call.place(call.attribute("axis"), values[0].rank + stacked)
     if stacked:
         values = [call.unsqueeze(value, axis) for value in values]
     return Tensor("", values[0] if len(values) == 1 else call.op("concat", *values, axis=axis))
 
 
+def _join_at_run_time(call: Call, sequence: RunTimeList, stacked: bool) -> Tensor:
+    if sequence.item is None or sequence.item.sizes is None:
+        raise Unsupported(
+            "a sequence is joined whose items have a number of dimensions that is not known",
+            "declare the shape of its items, and let all of them have as many dimensions",
+        )
+    sizes = list(sequence.item.sizes)
+    axis = call.place(call.attribute("axis"), len(sizes) + stacked)
+    if stacked:
+        sizes.insert(axis, sequence.shape[0])
+    else:
+        sizes[axis] = None
+    value, shape = call.materialize(sequence), _sizes(call, tuple(sizes))
+    return Tensor("", call.op("sequence_join", value, shape=shape, along=axis, stacked=stacked))
+
+
 def _split(call: Call) -> Tensor:
     x = call[0]
-    axis, keep = call.axis(x.rank, 0), bool(call.attribute("keepdims", 1))
-    extent = x.shape[axis]
-    if call.has(1):
-        sizes, listed = call.ints(1), len(call.tensor(1).shape) == 1
-        if not listed and isinstance(extent, int) and sizes[0] > 0:
-            whole, rest = divmod(extent, sizes[0])
-            sizes = sizes * whole + [rest] * (rest > 0)
-        elif not listed:
-            raise Unsupported(f"a split of {extent} elements into parts of {sizes[0]}", _ADVICE)
-        keep = True
-    elif isinstance(extent, int):
-        sizes = [1] * extent
-    else:
-        raise Unsupported(f"a split of {extent} elements into as many items", _ADVICE)
+    axis, keep = call.axis(x.rank, 0), bool(call.attribute("keepdims", 1)) or call.has(1)
+    extent, sizes = x.shape[axis], _known_sizes(call, x.shape[axis])
+    if sizes is None or simplify(lift(extent) - sum(sizes)) != 0:
+        attributes = {"axis": axis, "keep": keep, "what": call.what(1) if call.has(1) else "the sizes"}
+        value = call.op("sequence_split", x, *_given(call, 1), shape=(call.fresh("length"),), **attributes)
+        item = [None if place == axis else size for place, size in enumerate(x.shape) if keep or place != axis]
+        return RunTimeList("", value, item=ItemShape(tuple(item)))
     parts, start = [], 0
     for size in sizes:
         part = call.slice(x, axis, start, start + size)
         parts.append(Tensor("", part if keep else call.squeeze(part, [axis])))
         start += size
-    if simplify(lift(extent) - start) != 0:
-        raise Unsupported(f"a split of {extent} elements into {start}", _ADVICE)
     return Sequence("", items=parts, element=x.dtype)
 
 
+def _known_sizes(call: Call, extent: Size) -> list[int] | None:
+    """The sizes of the parts of a dimension; None where only the run knows them."""
+    if not call.has(1):
+        return [1] * extent if isinstance(extent, int) else None
+    if call.is_unknown(1) or call.tensor(1).symbolic:
+        return None
+    sizes = call.ints(1)
+    if len(call.tensor(1).shape) == 1:
+        if isinstance(extent, int) and (sum(sizes) != extent or min(sizes, default=0) < 0):
+            raise Invalid(f"{extent} elements are split into {sizes}")
+        return sizes
+    if sizes[0] < 1:
+        raise Invalid(f"the size of parts is {sizes[0]}; it must be at least 1")
+    if not isinstance(extent, int):
+        return None
+    whole, rest = divmod(extent, sizes[0])
+    return sizes * whole + [rest] * (rest > 0)
+
+
 def _optional(call: Call) -> Tensor:
-    return call.tensor(0) if call.has(0) else Sequence("", is_nothing=True)
+    if call.has(0):
+        return call.tensor(0)
+    held = call.attribute("type")
+    if held is None:
+        raise Invalid("an optional that holds nothing needs the attribute 'type'")
+    return Sequence("", nothing=optional_of(held))
 
 
 def _holds(call: Call) -> Tensor:
     found = call.tensor(0) if call.has(0) else None
-    nothing = found is None or (isinstance(found, Sequence) and found.is_nothing)
-    return known_tensor("", np.array(not nothing))
+    if isinstance(found, RunTimeList) and found.dtype.kind == "optional":
+        return Tensor("", call.op("greater", call.value(found.shape[0], int64), 0))
+    return known_tensor("", np.array(found is not None and found.dtype.kind != "optional"))
 
 
 def _content(call: Call) -> Tensor:
-    found = call.tensor(0)
-    if isinstance(found, Sequence) and found.is_nothing:
+    return _held(call, call.tensor(0))
+
+
+def _held(call: Call, found: Tensor) -> Tensor:
+    """What an optional holds; what is no optional as it is."""
+    if found.dtype.kind != "optional":
+        return found
+    if not isinstance(found, RunTimeList):
         raise Invalid("the optional holds nothing")
-    return found
+    what, value = f"the element of the optional {found.name!r}", call.materialize(found)
+    if element_of(found.dtype).kind == "sequence":
+        result = call.op("list_item", value, shape=(call.fresh("length"),), what=what)
+        return RunTimeList(found.name, result, item=found.item)
+    return Tensor(found.name, _item(call, value, found.item, what=what))
 
 
 def _same(call: Call) -> Tensor:
@@ -154,13 +312,14 @@ SEQUENCES: dict[str, Callable[[Call], Tensor]] = {
     "OptionalHasElement": _holds,
     "OptionalGetElement": _content,
 }
+_WITH_GRAPHS = ("If", "Loop", "SequenceMap")  # which take sequences, and have other rules
 
 
 def rule_of(name: str, inputs: list[Tensor | None]) -> Callable[[Call], Tensor] | None:
     """The rule of an operation on sequences; None for other operations, which refuse them."""
     if name in SEQUENCES:
         return SEQUENCES[name]
-    if not any(isinstance(item, Sequence) for item in inputs):
+    if name in _WITH_GRAPHS or not any(map(is_list, inputs)):
         return None
     if name == "Identity":
         return _same

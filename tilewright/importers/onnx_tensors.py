@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, TypeProto
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
@@ -39,6 +39,7 @@ DTYPES: dict[int, DType] = {
     TensorProto.BFLOAT16: dtypes.bfloat16,
     TensorProto.FLOAT: dtypes.float32,
     TensorProto.DOUBLE: dtypes.float64,
+    TensorProto.STRING: dtypes.string,
 }
 # The field that holds the elements of each type when they are not in `raw_data`; the rest are in `int32_data`.
 _FIELDS: dict[int, str] = {
@@ -47,6 +48,7 @@ _FIELDS: dict[int, str] = {
     TensorProto.INT64: "int64_data",
     TensorProto.UINT32: "uint64_data",
     TensorProto.UINT64: "uint64_data",
+    TensorProto.STRING: "string_data",
 }
 _DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
@@ -56,8 +58,21 @@ def type_name(number: int) -> str:
     return TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
 
 
+def list_type(found: TypeProto) -> DType | None:
+    """The type of a value that a model declares: of a tensor its element type; None for what is not supported."""
+    kind = found.WhichOneof("value")
+    if kind == "tensor_type":
+        return DTYPES.get(found.tensor_type.elem_type)
+    inner = list_type(getattr(found, kind).elem_type) if kind in ("sequence_type", "optional_type") else None
+    if inner is None or inner.kind == "optional" or (inner.kind == kind == "sequence"):
+        return None
+    return dtypes.ANY_BY_NAME.get(f"{kind.removesuffix('_type')}({inner.name})")
+
+
 def read_tensor(tensor: TensorProto, folder: Path | None, what: str = "tensor") -> np.ndarray:
     """The elements of a stored tensor; those in an external file of the model's `folder` are mapped, not read.
+
+    Text is an array of Python's strings.
 
     Raises `ImportModelError` for an unknown element type, dimensions that do not fit the data, numbers outside the
     type's range, and external files that are missing, too short or outside the folder.
@@ -76,16 +91,34 @@ def read_tensor(tensor: TensorProto, folder: Path | None, what: str = "tensor") 
     except ShapeError as error:
         raise ImportModelError(f"{what} has the dimensions {list(shape)}: {error}") from None
     fields = [name for name in _DATA_FIELDS if len(getattr(tensor, name))]
+    if tensor.data_type == TensorProto.STRING and (set(fields) - {"string_data"} or _is_elsewhere(tensor)):
+        raise ImportModelError(f"{what} stores its text in another place than string_data")
     if tensor.data_location == TensorProto.EXTERNAL:
         return _external(tensor, folder, shape, dtype, what)
     if len(fields) + tensor.HasField("raw_data") > 1:
         raise ImportModelError(f"{what} stores its elements twice: in {', '.join(fields)} and elsewhere")
     if tensor.HasField("raw_data"):
         return _raw(tensor.raw_data, shape, dtype, what)
+    if tensor.data_type == TensorProto.STRING:
+        return _strings(tensor, shape, what)
     field = _FIELDS.get(tensor.data_type, "int32_data")
     if fields and fields != [field]:
         raise ImportModelError(f"{what} stores its {dtype} elements in {fields[0]}; they belong into {field}")
     return _typed(np.array(getattr(tensor, field)), shape, dtype, what)
+
+
+def _is_elsewhere(tensor: TensorProto) -> bool:
+    return tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL
+
+
+def _strings(tensor: TensorProto, shape: tuple[int, ...], what: str) -> np.ndarray:
+    _check_count(len(tensor.string_data), shape, what, "elements")
+    result = np.empty(len(tensor.string_data), object)
+    try:
+        result[:] = [item.decode() for item in tensor.string_data]
+    except UnicodeDecodeError as error:
+        raise ImportModelError(f"{what} has an element that is no UTF-8 text ({error.reason})") from None
+    return result.reshape(shape)
 
 
 def _check_count(found: int, shape: Sequence[int], what: str, unit: str, each: int = 1) -> None:

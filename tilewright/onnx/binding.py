@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.dtypes import DType, element_of
 from tilewright.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,8 +25,16 @@ def element_text(dtype: np.dtype | type) -> str:
     return _TEXTS.get(name, name)
 
 
+def type_text(dtype: DType) -> str:
+    """An element type as ONNX writes the type of such values: "tensor(float)", "seq(tensor(string))"."""
+    if dtype.kind in ("sequence", "optional"):
+        inner = type_text(element_of(dtype))
+        return f"seq({inner})" if dtype.kind == "sequence" else f"optional({inner})"
+    return f"tensor({'string' if dtype.kind == 'text' else element_text(dtype.numpy)})"
+
+
 class OrtValue:
-    """A tensor, in the memory of the host or of a GPU."""
+    """A tensor, in the memory of the host or of a GPU; or a sequence (a list) or an optional (None, maybe)."""
 
     def __init__(self, value: Any) -> None:
         """`value`: a NumPy array, a PyTorch tensor, or anything else with DLPack."""
@@ -66,7 +75,10 @@ class OrtValue:
 
     def data_type(self) -> str:
         """The type as ONNX writes it: "tensor(float)"."""
-        return f"tensor({element_text(self.numpy().dtype)})"
+        if isinstance(self.value, list):
+            return f"seq({OrtValue(self.value[0]).data_type()})" if self.value else "seq()"
+        array = self.numpy()
+        return f"tensor({'string' if array.dtype.kind in 'OUT' else element_text(array.dtype)})"
 
     def device_name(self) -> str:
         """Where the tensor lies: "cpu" or "cuda"."""
@@ -76,12 +88,12 @@ class OrtValue:
         return "cpu" if str(place).partition(":")[0] == "cpu" else "cuda"
 
     def has_value(self) -> bool:
-        """Always: the optional values of ONNX are not tensors."""
-        return True
+        """Whether this is no optional that holds nothing."""
+        return self.value is not None
 
     def is_tensor(self) -> bool:
-        """Always."""
-        return True
+        """Whether this is no sequence and no optional that holds nothing."""
+        return self.value is not None and not isinstance(self.value, list)
 
     def update_inplace(self, np_arr: np.ndarray) -> None:
         """Write an array of the same shape and type over the host's array. Raises `InputError`."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.api import compile as compile_model
-from tilewright.dtypes import BY_NAME
+from tilewright.dtypes import ANY_BY_NAME, BY_NAME
 from tilewright.engine.engine import Engine
 from tilewright.errors import ImportModelError, InputError, SettingsError, TilewrightError, UnsupportedOperationError
-from tilewright.onnx.binding import IOBinding, OrtValue, element_text
+from tilewright.onnx.binding import IOBinding, OrtValue, type_text
 from tilewright.runtime.plan import TensorSpec
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output: its name, type ("tensor(float)") and shape (numbers, and names of dynamic sizes)."""
+    """An input or output: its name, type ("tensor(float)", "seq(tensor(string))") and shape (numbers, and names of
+    dynamic sizes; nothing for sequences and optionals)."""
 
     name: str
     type: str
@@ -155,8 +156,8 @@ class InferenceSession:
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
-    ) -> list[np.ndarray]:
-        """The named outputs, or all, as NumPy arrays.
+    ) -> list[Any]:
+        """The named outputs, or all, as NumPy arrays; sequences as lists of them, optionals as such or None.
 
         `input_feed` has arrays (or what `numpy.asarray` takes, or `OrtValue`) by name; `run_options` is accepted, and
         has no meaning here.  Raises `InputError` and `ShapeError`.
@@ -225,8 +226,9 @@ class InferenceSession:
         found: dict[str, Any] = {}
         for name, value in feed.items():
             value = value.value if isinstance(value, OrtValue) else value
-            if name in specs and isinstance(value, (bool, int, float, list, tuple, np.generic)):
-                value = np.asarray(value, BY_NAME[specs[name].dtype].numpy)
+            dtype = BY_NAME.get(specs[name].dtype) if name in specs else None
+            if dtype is not None and isinstance(value, (bool, int, float, list, tuple, np.generic)):
+                value = np.asarray(value, dtype.numpy)
             found[name] = value
         return found
 
@@ -303,9 +305,13 @@ def _model(given: Any) -> ModelProto | bytes:
 
 
 def _node_arg(spec: TensorSpec) -> NodeArg:
-    shape: list[int | str] = [size if isinstance(size, int) else str(size) for size in spec.shape]
-    return NodeArg(spec.name, f"tensor({element_text(BY_NAME[spec.dtype].numpy)})", shape)
+    dtype = ANY_BY_NAME[spec.dtype]
+    sizes = () if dtype.kind in ("sequence", "optional") else spec.shape
+    shape: list[int | str] = [size if isinstance(size, int) else str(size) for size in sizes]
+    return NodeArg(spec.name, type_text(dtype), shape)
 
 
-def _as_numpy(value: Any) -> np.ndarray:
-    return value if isinstance(value, np.ndarray) else OrtValue(value).numpy()
+def _as_numpy(value: Any) -> Any:
+    if value is None or isinstance(value, (list, np.ndarray)):
+        return value
+    return OrtValue(value).numpy()

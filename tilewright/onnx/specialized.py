@@ -18,11 +18,11 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 from tilewright.api import compile as compile_model
-from tilewright.dtypes import BY_NAME
+from tilewright.dtypes import BY_NAME, string
 from tilewright.engine.engine import Engine
 from tilewright.errors import EngineError, ImportModelError, UnsupportedOperationError
 from tilewright.importers.onnx import import_onnx
-from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.importers.onnx_tensors import DTYPES, list_type
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.shapes import wrong_names
 
@@ -134,13 +134,20 @@ def _spec(entry: ValueInfoProto) -> TensorSpec:
     """A value of the model as engines describe theirs."""
     tensor = entry.type.tensor_type
     shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
-    dtype = DTYPES[tensor.elem_type].name if tensor.elem_type in DTYPES else "float32"
-    return TensorSpec(entry.name, dtype, tuple(shape))  # type: ignore[arg-type]
+    found = list_type(entry.type)
+    if found is not None and found.kind in ("sequence", "optional"):
+        shape = ["?"]  # its length
+    return TensorSpec(entry.name, "float32" if found is None else found.name, tuple(shape))  # type: ignore[arg-type]
 
 
 def _is_small(entry: ValueInfoProto) -> bool:
     """Whether the value of an input can be part of a model: a number or a short list."""
     tensor = entry.type.tensor_type
-    if not tensor.HasField("shape") or tensor.elem_type not in DTYPES or len(tensor.shape.dim) > 1:
+    if (
+        not tensor.HasField("shape")
+        or tensor.elem_type not in DTYPES
+        or DTYPES[tensor.elem_type] == string
+        or len(tensor.shape.dim) > 1
+    ):
         return False
     return all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_ELEMENTS for dim in tensor.shape.dim)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.dtypes import float32, float64, from_numpy, int64
+from tilewright.dtypes import float32, float64, int64, string
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
@@ -17,7 +16,9 @@ from tilewright.symbolic import product
 TABLE = RuleTable("Classical models", "ai.onnx.ml::")
 rule = TABLE.rule
 
-_NO_TEXT = "use classes that are numbers"
+_DEFAULTS: dict[str, tuple[str, object]] = {  # of labels by the kind of their NumPy type
+    "f": ("default_float", -0.0), "i": ("default_int64", -1), "O": ("default_string", "_Unused"),
+}  # fmt: skip
 
 
 def _rows(call: Call, x: Value) -> Value:
@@ -103,27 +104,37 @@ def feature_vectorizer(call: Call) -> Value:
 
 @rule("OneHotEncoder")
 def one_hot_encoder(call: Call) -> Value:
-    classes = call.attribute("cats_int64s")
+    texts, classes = call.attribute("cats_strings"), call.attribute("cats_int64s")
     call.attribute("zeros", 1)  # whether a number that is no class is an error, which only the run would know
-    if call.attribute("cats_strings") or not classes:
-        raise Unsupported("classes that are text", _NO_TEXT)
+    if not texts and not classes:
+        raise Invalid("there are no classes")
+    if texts:
+        place = call.op("text_position", call[0], keys=tuple(texts))
+        each = call.op("equal", call.unsqueeze(place, place.rank), call.iota(len(texts)))
+        return call.cast(each, float32)
     x = call.unsqueeze(call.cast(call[0], int64), call[0].rank)
     return call.cast(call.op("equal", x, call.constant(np.array(classes, np.int64), "classes")), float32)
 
 
 @rule("LabelEncoder")
 def label_encoder(call: Call) -> Value:
-    """Numbers by a table of numbers; others become a default."""
+    """Labels by a table of numbers or texts; others become a default."""
     keys, values = (_table(call, name) for name in ("keys", "values"))
     default = call.attribute("default_tensor")
     if default is None:
-        name = "default_float" if values.dtype.kind == "f" else "default_int64"
-        default = np.array(call.attribute(name, -0.0 if values.dtype.kind == "f" else -1), values.dtype)
+        name, other = _DEFAULTS[values.dtype.kind]
+        default = np.array(call.attribute(name, other), values.dtype)
     for name in ("default_string", "default_int64", "default_float"):
         call.attribute(name)
     if len(keys) != len(values) or not len(keys):
         raise Invalid(f"there are {len(keys)} keys and {len(values)} values")
     x = call[0]
+    if (x.dtype == string) != (keys.dtype == object):
+        raise Invalid(f"the keys are {'texts' if keys.dtype == object else 'numbers'}, and the labels are {x.dtype}")
+    if x.dtype == string:
+        place = call.op("text_position", x, keys=tuple(keys.tolist()))
+        rows = call.constant(np.concatenate([values, default.reshape(-1)[:1].astype(values.dtype)]), "values")
+        return call.op("gather", rows, place, axis=0)  # the last of which -1 stands for
     last = {key: place for place, key in enumerate(keys.tolist())}
     order = np.array(sorted(last.values()))
     column = call.unsqueeze(x, x.rank)
@@ -134,20 +145,44 @@ def label_encoder(call: Call) -> Value:
     place = call.op("argmax", call.cast(match, int64), axis=x.rank)
     found = call.op("gather", call.constant(values[order], "values"), place, axis=0)
     known = call.op("greater", call.op("reduce_max", call.cast(match, int64), axes=(x.rank,)), 0)
-    other = call.builder.number(default.reshape(-1)[0].item(), from_numpy(values.dtype))
-    return call.op("where", known, found, other)
+    return call.op(
+        "where", known, found, call.constant(default.reshape(-1)[:1].reshape(()).astype(values.dtype), "default")
+    )
+
+
+@rule("CategoryMapper")
+def category_mapper(call: Call) -> Value:
+    """Texts to numbers or numbers to texts, by a list of pairs."""
+    texts, numbers = call.attribute("cats_strings") or [], call.attribute("cats_int64s") or []
+    if len(texts) != len(numbers) or not texts:
+        raise Invalid(f"there are {len(texts)} texts and {len(numbers)} numbers; there must be as many")
+    names = np.array([*texts, call.attribute("default_string", "_Unused")], object)
+    codes = np.array([*numbers, call.attribute("default_int64", -1)], np.int64)
+    if call[0].dtype == string:
+        place = call.op("text_position", call[0], keys=tuple(texts))
+        return call.op("gather", call.constant(codes, "numbers"), place, axis=0)
+    match = call.op("equal", call.unsqueeze(call[0], call[0].rank), call.constant(codes[:-1], "numbers"))
+    hits = call.cast(match, int64)
+    place = call.op("argmax", hits, axis=call[0].rank)
+    known = call.op("greater", call.op("reduce_max", hits, axes=(call[0].rank,)), 0)
+    place = call.op("where", known, place, len(texts))
+    return call.op("gather", call.constant(names, "texts"), place, axis=0)
 
 
 def _table(call: Call, name: str) -> np.ndarray:
     """The keys or the values of a LabelEncoder."""
-    if call.attribute(f"{name}_strings"):
-        raise Unsupported("labels that are text", _NO_TEXT)
-    for kind, dtype in (("int64s", np.int64), ("floats", np.float32), ("tensor", None)):
+    for kind, dtype in (("strings", object), ("int64s", np.int64), ("floats", np.float32), ("tensor", None)):
         found = call.attribute(f"{name}_{kind}")
         if found is not None:
             array = np.asarray(found) if dtype is None else np.array(found, dtype)
             return array.reshape(-1)
     raise Invalid(f"the {name} are missing")
+
+
+def _classes(call: Call, name: str) -> np.ndarray:
+    """The names of classes: texts, or the numbers of an attribute."""
+    texts, numbers = call.attribute("classlabels_strings"), call.attribute(name)
+    return np.array(texts, object) if texts else np.array(numbers or [], np.int64)
 
 
 # Linear models and kernels ---------------------------------------------------------------------------
@@ -174,10 +209,8 @@ def linear_regressor(call: Call) -> Value:
 
 @rule("LinearClassifier")
 def linear_classifier(call: Call) -> tuple[Value, Value]:
-    if call.attribute("classlabels_strings"):
-        raise Unsupported("classes that are text", _NO_TEXT)
     call.attribute("multi_class")
-    intercepts, labels = call.attribute("intercepts") or [], call.attribute("classlabels_ints") or []
+    intercepts, labels = call.attribute("intercepts") or [], _classes(call, "classlabels_ints")
     width = call[0].shape[-1]
     size = len(call.attribute("coefficients"))
     outputs = size // width if isinstance(width, int) and width else len(intercepts)
@@ -189,7 +222,7 @@ def linear_classifier(call: Call) -> tuple[Value, Value]:
     best = call.op("argmax", scores, axis=1)
     if outputs == 1 and call.attribute("post_transform", "NONE") == "SOFTMAX":
         raise Unsupported("a softmax of one score", "use LOGISTIC")
-    label = call.op("gather", call.constant(np.array(labels, np.int64), "classes"), best, axis=0)
+    label = call.op("gather", call.constant(labels, "classes"), best, axis=0)
     return label, call.cast(_transformed(call, scores), float32)
 
 
@@ -369,16 +402,14 @@ def tree_regressor(call: Call) -> Value:
 @rule("TreeEnsembleClassifier")
 def tree_classifier(call: Call) -> tuple[Value, Value]:
     """One score for each class; of two classes one may be enough."""
-    if call.attribute("classlabels_strings"):
-        raise Unsupported("classes that are text", _NO_TEXT)
-    labels: Sequence[int] = call.attribute("classlabels_int64s") or []
+    labels = _classes(call, "classlabels_int64s")
     x, single = _rows(call, call[0]), len(labels) == 2 and len(set(call.attribute("class_ids"))) == 1
     if len(labels) < 2:
         raise Unsupported(f"{len(labels)} classes", "give at least two")
     ids = sorted(set(call.attribute("class_ids")))
     trees = _trees(call, "class", len(labels))
     total, base = _aggregated(call, x, trees, "SUM"), _numbers(call, "base_values")
-    classes = call.constant(np.array(labels, np.int64), "classes")
+    classes = call.constant(labels, "classes")
     if not single:
         if base.size:
             total = call.op("add", total, call.constant(base.astype(x.dtype.numpy), "base"))
@@ -392,7 +423,7 @@ def tree_classifier(call: Call) -> tuple[Value, Value]:
     if transform not in ("NONE", "LOGISTIC"):
         raise Unsupported(f"the post_transform {transform!r} of one score for two classes", "use LOGISTIC")
     chosen = call.op("greater", score, 0.5 if positive else 0.0)
-    label = call.op("where", chosen, *(call.builder.number(labels[index], int64) for index in (1, 0)))
+    label = call.op("gather", classes, call.cast(chosen, int64), axis=0)
     other = call.op("subtract", 1.0, score) if positive and transform == "NONE" else call.op("negate", score)
     both = call.op("concat", other, score, axis=1)
     return call.reshape(label, (x.shape[0],)), call.cast(_transformed(call, both), float32)

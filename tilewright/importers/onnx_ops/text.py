@@ -1,4 +1,4 @@
-"""Counts of sequences of tokens."""
+"""Text: what joins, splits, changes, finds and counts it. The host does the work, but for the counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,32 @@ from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 
-TABLE = RuleTable("Tokens")
+TABLE = RuleTable("Text")
 rule = TABLE.rule
+
+
+@rule("StringConcat")
+def concatenate(call: Call) -> Value:
+    return call.op("text_concat", call[0], call[1])
+
+
+@rule("StringSplit")
+def split(call: Call) -> tuple[Value, ...]:
+    """The pieces of each text, with empty ones up to the largest number of them, and their numbers."""
+    attributes = {"delimiter": call.attribute("delimiter", ""), "most": call.attribute("maxsplit")}
+    pieces = call.op("text_split", call[0], count=call.fresh("pieces"), **attributes)
+    return pieces, call.op("text_split", call[0], gives="counts", **attributes)
+
+
+@rule("StringNormalizer")
+def normalize(call: Call) -> Value:
+    """Texts without stop words, in another case. The locale has no say: letters have the cases that Unicode gives."""
+    call.attribute("locale")
+    case = call.choice("case_change_action", "NONE", "LOWER", "UPPER")
+    sensitive = bool(call.attribute("is_case_sensitive", 0))
+    stops = tuple(call.attribute("stopwords") or ())
+    count = call.fresh("texts", 1)
+    return call.op("text_normalize", call[0], stopwords=stops, case=case, sensitive=sensitive, count=count)
 
 
 @rule("TfIdfVectorizer")
@@ -20,8 +44,12 @@ def count_sequences(call: Call) -> Value:
     x = call[0]
     call.require_rank(x, 1, 2)
     pool, starts = call.attribute("pool_int64s"), list(call.attribute("ngram_counts"))
-    if call.attribute("pool_strings") or not pool:
-        raise Unsupported("sequences of text", "use tokens that are numbers")
+    texts = call.attribute("pool_strings")
+    if not texts and not pool:
+        raise Invalid("the pool of sequences is empty")
+    if texts:  # tokens by their places in the pool; -1 is in no sequence
+        places = {token: place for place, token in enumerate(texts)}
+        x, pool = call.op("text_position", x, keys=tuple(texts)), [places[token] for token in texts]
     columns, mode = list(call.attribute("ngram_indexes")), call.choice("mode", "TF", "IDF", "TFIDF")
     least, most = call.positive("min_gram_length"), call.positive("max_gram_length")
     skips = call.attribute("max_skip_count")

@@ -1,0 +1,79 @@
+"""What is no tensor of numbers, between its callers and the ops of the host: text, sequences, optionals.
+
+Callers give and get arrays of strings, lists of arrays, and None or what an optional holds; ops of the host work on
+arrays of objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import HOST_ONLY, DType, element_of, string
+from tilewright.errors import InputError, a_kind
+
+
+def given(value: Any, dtype: DType, what: str) -> np.ndarray:
+    """The array of objects of a value of a `HOST_ONLY` type; raises `InputError`, which calls it the input `what`."""
+    if dtype == string:
+        return _text(value, what)
+    if dtype.kind == "sequence":
+        if not isinstance(value, (list, tuple)):
+            raise InputError(f"input {what!r} is a sequence, given as {a_kind(value)}: pass a list of tensors")
+        items = [_item(item, element_of(dtype), f"{what}[{place}]") for place, item in enumerate(value)]
+    else:
+        items = [] if value is None else [_item(value, element_of(dtype), what)]
+    result = np.empty(len(items), object)
+    for place, item in enumerate(items):
+        result[place] = item
+    return result
+
+
+def _item(value: Any, dtype: DType, what: str) -> np.ndarray:
+    """A tensor or a sequence inside."""
+    if dtype in HOST_ONLY:
+        return given(value, dtype, what)
+    if hasattr(value, "cpu") and not isinstance(value, np.ndarray):  # of PyTorch, maybe on a GPU
+        value = value.detach().cpu()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"input {what!r}: {a_kind(value)} is no tensor ({error}); pass a NumPy array") from None
+    if array.dtype != dtype.numpy:
+        raise InputError(f"input {what!r} is a tensor of {array.dtype}, and must be one of {dtype.name}")
+    return array
+
+
+def _text(value: Any, what: str) -> np.ndarray:
+    array = np.asarray(value, object) if isinstance(value, (str, bytes, list, tuple)) else np.asarray(value)
+    if array.dtype.kind not in "OUST":
+        raise InputError(f"input {what!r} is a tensor of text, given as one of {array.dtype}: pass an array of strings")
+    result = np.empty(array.shape, object)
+    flat = result.reshape(-1)
+    for place, item in enumerate(array.reshape(-1).tolist()):
+        if isinstance(item, bytes):
+            try:
+                item = item.decode()
+            except UnicodeDecodeError as error:
+                raise InputError(f"input {what!r}: element {place} is no UTF-8 text ({error.reason})") from None
+        if not isinstance(item, str):
+            raise InputError(f"input {what!r}: element {place} is {a_kind(item)}, and must be a string")
+        flat[place] = item
+    return result
+
+
+def returned(array: np.ndarray, dtype: DType) -> Any:
+    """A result as callers get it; those of `HOST_ONLY` with memory of their own."""
+    if dtype not in HOST_ONLY:
+        return array
+    if dtype == string:
+        return array.copy()
+    items = [_own(item, element_of(dtype)) for item in array]
+    if dtype.kind == "sequence":
+        return items
+    return items[0] if items else None
+
+
+def _own(item: np.ndarray, dtype: DType) -> Any:
+    return returned(item, dtype) if dtype in HOST_ONLY else np.array(item, order="C")
