@@ -23,8 +23,13 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("tilewright", "torch", "onnxruntime", "openvino", "numpy", "llvmlite", "onnx")
 
 
-def alternate(runs: dict[str, Callable[[], Any]], rounds: int = 5, seconds: float = 1.0) -> dict[str, dict[str, float]]:
-    """Time functions in turns: in each round every one runs for about `seconds`.
+def alternate(
+    runs: dict[str, Callable[[], Any]],
+    rounds: int = 5,
+    seconds: float = 1.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, dict[str, float]]:
+    """Time functions in turns, by `clock`: in each round every one runs for about `seconds`.
 
     Returns milliseconds by name: the median over rounds of each round's median, and the best round's.
     """
@@ -37,9 +42,9 @@ def alternate(runs: dict[str, Callable[[], Any]], rounds: int = 5, seconds: floa
             times: list[float] = []
             end = time.perf_counter() + seconds
             while time.perf_counter() < end or len(times) < 3:
-                began = time.perf_counter()
+                began = clock()
                 run()
-                times.append(time.perf_counter() - began)
+                times.append(clock() - began)
             medians[name].append(statistics.median(times) * 1e3)
     return {name: {"median": statistics.median(values), "best": min(values)} for name, values in medians.items()}
 
@@ -77,9 +82,9 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
-def save(name: str, threads: int, cases: list[dict[str, Any]]) -> Path:
-    """Write `benchmarks/results/NAME.json`."""
+def save(name: str, threads: int, cases: list[dict[str, Any]], **summary: Any) -> Path:
+    """Write `benchmarks/results/NAME.json`: the environment, the cases, and what is said of all of them."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment(threads), "cases": cases}, indent=1) + "\n")
+    path.write_text(json.dumps({"environment": environment(threads), "cases": cases, **summary}, indent=1) + "\n")
     return path

@@ -44,6 +44,8 @@ def table(data: dict[str, Any]) -> str:
         return call_table(data)
     if "fuzz" in data:
         return fuzz_table(data)
+    if "geometric_means" in data:
+        return peer_table(data)
     if any("cached_ms" in case for case in data["cases"]):
         return compile_table(data)
     if any("cpu_seconds" in case for case in data["cases"]):
@@ -237,6 +239,33 @@ def build_table(data: dict[str, Any]) -> str:
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     machine = f"{environment['processor']}, {environment['threads']} threads, {environment['date']}"
     return f"{text}\n\n{machine}; {_versions(environment)}.\n"
+
+
+def peer_table(data: dict[str, Any]) -> str:
+    """A row a model: for each number of threads our time, the best peer's, the peer, and the ratio."""
+    counts = list(data["geometric_means"])
+    names = {count: f"{count} thread{'s' if count != '1' else ''}" for count in counts}
+    columns = [
+        f"{names[count]}: {text}" for count in counts for text in ("tilewright ms", "best peer ms", "peer", "ratio")
+    ]
+    lines = [["", *columns], ["---", *["---:", "---:", "---", "---:"] * len(counts)]]
+    cases = {(case["name"], str(case["threads"])): case for case in data["cases"] if "ratio" in case}
+    for name in dict.fromkeys(case["name"] for case in data["cases"]):
+        row = [name]
+        for count in counts:
+            case = cases.get((name, count))
+            if case is None:
+                row += ["-"] * 4
+                continue
+            times = {key: value["median"] for key, value in case["milliseconds"].items()}
+            peer = case["best_peer"]
+            row += [f"{times['tilewright']:.2f}", f"{times[peer]:.2f}", peer, f"{case['ratio']:.2f}"]
+        lines.append(row)
+    means = [["", "", "", f"**{value:.2f}**"] for value in data["geometric_means"].values()]
+    lines.append(["geometric mean", *(cell for cells in means for cell in cells)])
+    environment = data["environment"]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{text}\n\n{environment['processor']}, {environment['date']}; {_versions(environment)}.\n"
 
 
 def runtime_table(data: dict[str, Any]) -> str:

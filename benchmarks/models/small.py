@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from benchmarks.models import images
+
 DynamicShapes = dict[str, dict[int, tuple[str, int, int]]]
 Case = tuple[nn.Module, dict[str, torch.Tensor], DynamicShapes]
 
@@ -78,64 +80,9 @@ def lstm() -> Case:
     return Model(), {"x": torch.randn(2, 16, 64)}, {"x": {0: _BATCH}}
 
 
-class _Excitation(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        reduced = -(-channels // 4 // 8) * 8
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc1, self.fc2 = nn.Conv2d(channels, reduced, 1), nn.Conv2d(reduced, channels, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = self.fc2(nn.functional.relu(self.fc1(self.pool(x))))
-        return x * nn.functional.hardsigmoid(scale)
-
-
-class _Inverted(nn.Module):
-    """Expand by 1x1, depthwise, squeeze and excite, project by 1x1; a shortcut where the shapes agree."""
-
-    def __init__(
-        self,
-        inside: int,
-        size: int,
-        expanded: int,
-        outside: int,
-        excite: bool,
-        activation: type[nn.Module],
-        stride: int,
-    ) -> None:
-        super().__init__()
-        self.shortcut = stride == 1 and inside == outside
-        layers: list[nn.Module] = []
-        if expanded != inside:
-            layers += [nn.Conv2d(inside, expanded, 1, bias=False), nn.BatchNorm2d(expanded), activation()]
-        layers += [
-            nn.Conv2d(expanded, expanded, size, stride, size // 2, groups=expanded, bias=False),
-            nn.BatchNorm2d(expanded), activation(),
-        ]  # fmt: skip
-        layers += [_Excitation(expanded)] if excite else []
-        layers += [nn.Conv2d(expanded, outside, 1, bias=False), nn.BatchNorm2d(outside)]
-        self.block = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.block(x) if self.shortcut else self.block(x)
-
-
 def mobilenet() -> Case:
     """MobileNetV3-small: images of 224 by 224 pixels."""
-    rectified, swish = nn.ReLU, nn.Hardswish
-    rows: list[tuple[int, int, int, int, bool, type[nn.Module], int]] = [
-        (16, 3, 16, 16, True, rectified, 2), (16, 3, 72, 24, False, rectified, 2), (24, 3, 88, 24, False, rectified, 1),
-        (24, 5, 96, 40, True, swish, 2), (40, 5, 240, 40, True, swish, 1), (40, 5, 240, 40, True, swish, 1),
-        (40, 5, 120, 48, True, swish, 1), (48, 5, 144, 48, True, swish, 1), (48, 5, 288, 96, True, swish, 2),
-        (96, 5, 576, 96, True, swish, 1), (96, 5, 576, 96, True, swish, 1),
-    ]  # fmt: skip
-    module = nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.Hardswish(),
-        *(_Inverted(*row) for row in rows),
-        nn.Conv2d(96, 576, 1, bias=False), nn.BatchNorm2d(576), nn.Hardswish(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(576, 1024), nn.Hardswish(), nn.Linear(1024, 1000),
-    )  # fmt: skip
-    return module, {"input": torch.randn(1, 3, 224, 224)}, {"input": {0: _BATCH}}
+    return images.mobilenet_v3_small(), {"input": torch.randn(1, 3, 224, 224)}, {"input": {0: _BATCH}}
 
 
 class _Basic(nn.Module):
