@@ -170,6 +170,36 @@ def test_convolution(name: str, draw: Draw, compiled: bool) -> None:
     assert chosen.name == expected
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "width"),
+    [
+        ((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 14),  # two runs of seven pixels, each at an edge
+        ((5, 3), (2, 2), ((2, 1), (0, 3)), (1, 1), 11),  # more padding behind a line than before it
+        ((2, 4), (1, 3), ((0, 0), (0, 0)), (3, 2), 31),  # no edges, a short last run
+        ((3, 7), (1, 1), ((1, 1), (9, 9)), (1, 3), 3),  # windows wider than the line
+        ((1, 1), (2, 1), ((0, 0), (0, 0)), (1, 1), 5),
+        ((3, 3), (1, 2), ((1, 1), (1, 1)), (1, 1), None),  # a width that only the run knows
+    ],
+)
+def test_depthwise(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    dilation: tuple[int, int],
+    width: int | None,
+    draw: Draw,
+    compiled: bool,
+) -> None:
+    b = GraphBuilder("depthwise")
+    n, across = b.symbol("n", 1, 9), b.symbol("width", 1, 40) if width is None else width
+    x, w = b.input("x", float32, (n, 8, across, 37)), b.constant(draw(37, 1, *kernel))
+    attributes: dict[str, Any] = {"strides": stride, "padding": padding, "dilation": dilation, "layout": "NHWC"}
+    y = b.op("conv", [x, w, b.constant(draw(37))], groups=37, **attributes)
+    b.output(b.op("relu", [y]), "y")
+    (chosen,) = check(b.finish(), {"x": draw(2, 8, 9 if width is None else width, 37)}, compiled)
+    assert chosen.name == "depthwise"
+
+
 @pytest.mark.parametrize(("features", "groups"), [(48, 1), (48, 2), (48, 16), (64, 2)])  # 64: whole panels, no padding
 def test_convolution_with_run_time_weights(features: int, groups: int, draw: Draw, compiled: bool) -> None:
     b = GraphBuilder("convolution")

@@ -10,6 +10,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.convolution import convolution, convolution_few_channels, depthwise_convolution
+from tilewright.kernels.depthwise import depthwise_runs
 from tilewright.kernels.packing import order_recipe, taps_recipe
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
@@ -25,6 +26,7 @@ from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
 FEW_CHANNELS = 8
+LEAST_RUN, LONGEST_RUN = 4, 7  # pixels of a depthwise convolution whose sums stay in registers
 CHANNEL_BLOCK = 256
 
 
@@ -221,7 +223,7 @@ def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, in
 
 
 def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """Each channel by itself."""
+    """Each channel by itself: on a GPU a pixel at a time, on a CPU runs of neighbouring pixels of a line."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
@@ -229,16 +231,40 @@ def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Ta
     columns = w.shape[0]
     assert isinstance(columns, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    rows, block, options = window_blocks(sizes["pixels"], columns, target)
-    constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
-                                 "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
+    constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "TYPE": language_type(x.dtype),
                                  "EPILOGUE": slots.function}  # fmt: skip
+    options: dict[str, Any] = {}
+    lanes = getattr(target, "vector_bits", 0) // 32
+    if not lanes:
+        kernel = depthwise_convolution
+        rows, block, options = window_blocks(sizes["pixels"], columns, target)
+        grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
+        reasons = {"block": f"{rows} pixels x {block} channels"}
+    else:
+        kernel = depthwise_runs
+        across, block = sizes["out_width"], lanes
+        run = run_pixels(across)
+        del sizes["pixels"]
+        sizes["runs"] = runs = simplify(lift(product(anchor.output.shape[:-2])) * ceil_divide(across, run))
+        rows = rows_per_program(runs, columns * run)
+        ragged = not divides(run, across)
+        edges = ragged or any(anchor.attributes["padding"][-1])
+        constants |= {"PIXELS": run, "RAGGED": ragged, "EDGES": edges}
+        grid = (ceil_divide(runs, rows), 1, 1)
+        reasons = {"block": f"{rows} runs of {run} pixels, {block} channels at once"}
+    constants |= {"ROWS": rows, "BLOCK": block, "MASK": columns % block != 0}
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
-    call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
+    call = KernelCall(kernel, operands, types, constants, grid, options=options)
     flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
-    return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})
+    return Candidate("depthwise", (Stage((call,)),), cost, (), reasons)
+
+
+def run_pixels(across: Size) -> int:
+    """How many neighbouring pixels of a line are computed at once: the end of a line should leave few unused."""
+    if not isinstance(across, int):
+        return LEAST_RUN
+    return min(range(LONGEST_RUN, LEAST_RUN - 1, -1), key=lambda count: -(-across // count) * count)
