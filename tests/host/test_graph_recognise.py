@@ -610,6 +610,25 @@ def test_the_least_half_hides_a_key():
     assert node.attributes["causal"] and len(node.inputs) == 3
 
 
+@pytest.mark.parametrize("form", ["where", "constant", "full"])
+def test_numbers_that_hide_keys_can_be_scaled(rng, form):
+    """Kernels multiply a bias by numbers such as 1 / scale: the least float32 would become minus infinity."""
+    b = GraphBuilder("low")
+    q, k, v = (b.input(name, float32, (2, 2, 9, 16)) for name in "qkv")
+    low = np.float32(np.finfo(np.float32).min)
+    if form == "constant":
+        hidden = b.constant(np.where(np.eye(9, dtype=bool), low, np.float32(0)), "mask")
+    else:
+        seen = b.op("greater", [b.input("s", float32, (2, 1, 9, 9)), 0.5])
+        fill = b.op("full", shape=(2, 1, 9, 9), value=float(low), dtype=float32) if form == "full" else b.constant(low)
+        hidden = b.op("where", [seen, b.constant(np.float32(0)), fill])
+    b.output(b.op("attention", [q, k, v, hidden], scale=0.25), "y")
+    graph = check(b.finish(), {**dict.fromkeys("qkv", (2, 2, 9, 16)), "s": (2, 1, 9, 9)}, rng)
+    numbers = [float(data.min()) for data in graph.constants.values() if data.dtype == np.float32]
+    numbers += [node.attributes["value"] for node in graph.nodes if node.op == "full"]
+    assert min(numbers) == np.float32(-1e30)
+
+
 def test_one_number_for_all_scores_is_no_bias(rng):
     b = GraphBuilder("even")
     q, k, v = (b.input(name, float32, (2, 2, 5, 8)) for name in "qkv")

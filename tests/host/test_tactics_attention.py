@@ -53,6 +53,10 @@ def attention_case(
         added = b.input("bias", float32, (n, 1, 1 if bias == "keys" else s, t))
         inputs["bias"] = np.where(draw.rng.random(shape) < 0.3, -np.inf, draw(*shape)).astype(np.float32)
         inputs["bias"][..., 0] = 0
+        if bias == "least":  # hides all keys of some rows: these are means of all values
+            hidden = np.where(draw.rng.random(shape) < 0.3, np.finfo(np.float32).min, 0)
+            hidden[:, :, ::2] = np.finfo(np.float32).min
+            inputs["bias"] = hidden.astype(np.float32)
     out = b.op("attention", [q, k, v, added], scale=0.3, causal=causal)
     if packed:
         out = b.op("reshape", [b.op("permute", [out], order=(0, 2, 1, 3))], shape=(n, s, heads * width))
@@ -67,6 +71,8 @@ CASES: dict[str, dict[str, Any]] = {
     "causal with fewer keys": {"queries": 12, "keys": 5, "causal": True},
     "masked keys": {"queries": 9, "keys": 20, "bias": "keys"},
     "full bias": {"queries": 9, "keys": 140, "bias": "full"},
+    "the least number as bias": {"queries": 9, "keys": 40, "bias": "least"},
+    "one query and the least number": {"queries": 1, "keys": 40, "bias": "least"},
     "views and shared heads": {"queries": 20, "keys": 20, "packed": True, "group": 2, "bias": "keys"},
     "short": {"queries": 13, "keys": 13, "itself": True, "bias": "keys"},
     "short and causal": {"queries": 17, "keys": 17, "itself": True, "causal": True, "packed": True},

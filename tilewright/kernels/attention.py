@@ -56,7 +56,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
     are the left operands of `dot`, read in place; the queries lie along the vector dimension, so that
     maxima and sums over keys are plain vector operations; and only Q and O are ever transposed, once.
-    Scores are in units of log 2, because powers of two are cheaper than those of e.
+    Without a bias, scores are in units of log 2, because powers of two are cheaper than those of e.  With one they
+    are not: the least float32, which often hides keys, would become minus infinity, and rows that see no key zeros.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -73,7 +74,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 
     query_exists = query[:, None] < queries if MASK_S else None
     q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query_exists)
-    q_transposed = tl.trans((q_block.to(TYPE) * (scale * LOG2_E)).to(k.dtype.element_ty))
+    unit = scale * LOG2_E if BIAS == 0 else scale
+    q_transposed = tl.trans((q_block.to(TYPE) * unit).to(k.dtype.element_ty))
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((VALUE_HEAD, BLOCK_S), TYPE)
@@ -87,13 +89,18 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists)
         scores = tl.dot(k_block, q_transposed, input_precision="ieee")
         if BIAS > 0:
-            scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE) * LOG2_E
+            scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE)
         scores = hide_unseen(scores, query, key, queries, keys, CAUSAL, MASK_T)
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp2(maximum - reference)
-        weights = tl.exp2(scores - reference[None, :])
+        correction = maximum - reference
+        distance = scores - reference[None, :]
+        if BIAS > 0:
+            correction = correction * LOG2_E
+            distance = distance * LOG2_E
+        correction = tl.exp2(correction)
+        weights = tl.exp2(distance)
         total = total * correction + tl.sum(weights, 0)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists, other=absent)
         acc = acc * correction[None, :]

@@ -28,6 +28,9 @@ from tilewright.symbolic import Size, floor_divide, lift, simplify
 # After softmax such a score is zero beside any other. The least number of float16 is -65504.
 _LOW_ENOUGH = -1e9
 _LOW_ENOUGH_IN_HALF = -3e4
+# Lower numbers hide a key no better, but become minus infinity where kernels scale them; and rows without any key but
+# such ones would be zeros, not the mean of all values.
+_LOWEST = -1e30
 _LEADING = ("matmul", "multiply", "divide", "add", "where", "reshape", "cast")  # from products to softmax
 _HALVES = (float16, bfloat16)
 _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
@@ -35,7 +38,7 @@ _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take expone
 
 def recognise_attention(graph: Graph) -> Graph:
     """Replace decomposed attention by the `attention` op and simplify the ones that are there."""
-    present = [_even_bias, _grouped_heads, _causal_bias, _scaled_operands]
+    present = [_even_bias, _grouped_heads, _causal_bias, _scaled_operands, _scalable_bias]
     return apply_rules(graph, {"matmul": [_attention], "attention": present})
 
 
@@ -234,7 +237,8 @@ def _hiding(number: float | None, dtype: DType, rewriter: Rewriter) -> Value:
 
 
 def _least(dtype: DType) -> float:
-    return float(ml_dtypes.finfo(dtype.numpy).min)
+    """The least finite number that hides a key, and stays finite when it is scaled (as far as the type allows)."""
+    return max(float(ml_dtypes.finfo(dtype.numpy).min), _LOWEST)
 
 
 def _settle_windows(scores: _Scores, levels: list[Shape], rewriter: Rewriter) -> bool:
@@ -421,6 +425,34 @@ def _split_condition(node: Node, condition: Value | None, rows: Size, keys: Size
             if is_causal(both.inputs[index], rows, keys, rewriter):
                 return rewriter.op("where", [both.inputs[1 - index], node.inputs[1], node.inputs[2]])
     return node.output
+
+
+def _scalable_bias(node: Node, rewriter: Rewriter) -> Value | None:
+    """Numbers of a bias that hide keys, none of them lower than `_LOWEST` unless infinite."""
+    bias = node.inputs[3] if len(node.inputs) > 3 else None
+    raised = None if bias is None else _raised(bias, rewriter)
+    return None if raised is bias else rewriter.op("attention", [*node.inputs[:3], raised], **node.attributes)
+
+
+def _raised(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> Value:
+    """The bias with its too low numbers raised; itself where there are none to be seen."""
+    lowest = 2 * _LOWEST  # 16 bits may round it
+    data = rewriter.constant(bias)
+    if data is not None:
+        low = np.isfinite(data) & (data.astype(np.float32) < lowest)
+        return rewriter.new_constant(np.where(low, _LOWEST, data).astype(data.dtype), bias.name) if low.any() else bias
+    node = rewriter.producer(bias, "where", "add", "reshape", "broadcast_to", "full")
+    if node is None or depth == 0:
+        return bias
+    if node.op == "full":
+        number = float(node.attributes["value"])
+        low = math.isfinite(number) and number < lowest
+        return rewriter.op("full", [], **{**node.attributes, "value": _LOWEST}) if low else bias
+    first = 1 if node.op == "where" else 0
+    inputs = [item if item is None else _raised(item, rewriter, depth - 1) for item in node.inputs[first:]]
+    if all(new is old for new, old in zip(inputs, node.inputs[first:], strict=True)):
+        return bias
+    return rewriter.op(node.op, [*node.inputs[:first], *inputs], **node.attributes)
 
 
 def _scaled_operands(node: Node, rewriter: Rewriter) -> Value | None:
