@@ -43,6 +43,12 @@ def hide_unseen(scores, query, key, queries, keys, CAUSAL: tl.constexpr, MASK_T:
 
 
 @tilewright.jit
+def power(scores, BIAS: tl.constexpr):
+    """e to the scores, which are in units of log 2 where there is no bias."""
+    return tl.exp2(scores * LOG2_E) if BIAS > 0 else tl.exp2(scores)
+
+
+@tilewright.jit
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
@@ -56,8 +62,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
     are the left operands of `dot`, read in place; the queries lie along the vector dimension, so that
     maxima and sums over keys are plain vector operations; and only Q and O are ever transposed, once.
-    Without a bias, scores are in units of log 2, because powers of two are cheaper than those of e.  With one they
-    are not: the least float32, which often hides keys, would become minus infinity, and rows that see no key zeros.
+    Without a bias, scores are in units of log 2: powers of two are cheaper.  With one they are not: the least float32,
+    which often hides keys, would become minus infinity, and rows that see no key zeros.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -94,13 +100,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = maximum - reference
-        distance = scores - reference[None, :]
-        if BIAS > 0:
-            correction = correction * LOG2_E
-            distance = distance * LOG2_E
-        correction = tl.exp2(correction)
-        weights = tl.exp2(distance)
+        correction = power(maximum - reference, BIAS)
+        weights = power(scores - reference[None, :], BIAS)
         total = total * correction + tl.sum(weights, 0)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists, other=absent)
         acc = acc * correction[None, :]
