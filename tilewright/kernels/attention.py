@@ -44,7 +44,11 @@ def hide_unseen(scores, query, key, queries, keys, CAUSAL: tl.constexpr, MASK_T:
 
 @tilewright.jit
 def power(scores, BIAS: tl.constexpr):
-    """e to the scores, which are in units of log 2 where there is no bias."""
+    """e to the scores, which are in units of log 2 where there is no bias.
+
+    With one they are not: the least float32, which often hides keys, would become minus infinity, and rows that see no
+    key zeros instead of the mean of all values.
+    """
     return tl.exp2(scores * LOG2_E) if BIAS > 0 else tl.exp2(scores)
 
 
@@ -62,8 +66,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
     are the left operands of `dot`, read in place; the queries lie along the vector dimension, so that
     maxima and sums over keys are plain vector operations; and only Q and O are ever transposed, once.
-    Without a bias, scores are in units of log 2: powers of two are cheaper.  With one they are not: the least float32,
-    which often hides keys, would become minus infinity, and rows that see no key zeros.
+    Scores without a bias are in units of log 2, because powers of two are cheaper than those of e.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -80,8 +83,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 
     query_exists = query[:, None] < queries if MASK_S else None
     q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query_exists)
-    unit = scale * LOG2_E if BIAS == 0 else scale
-    q_transposed = tl.trans((q_block.to(TYPE) * unit).to(k.dtype.element_ty))
+    q_transposed = tl.trans((q_block.to(TYPE) * (scale * LOG2_E if BIAS == 0 else scale)).to(k.dtype.element_ty))
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((VALUE_HEAD, BLOCK_S), TYPE)
