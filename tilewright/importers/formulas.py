@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
-from tilewright.dtypes import int1
+from tilewright.dtypes import float32, int1
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter, Number
 
 Unary = Callable[[Emitter, Value], Value]
+P = ParamSpec("P")
 
 
 def log1p(emit: Emitter, x: Value) -> Value:
@@ -151,6 +154,21 @@ def is_infinite(emit: Emitter, x: Value) -> Value:
 # Activations -----------------------------------------------------------------------------------------
 
 
+def in_float32(
+    formula: Callable[Concatenate[Emitter, Value, P], Value],
+) -> Callable[Concatenate[Emitter, Value, P], Value]:
+    """The formula, with 16-bit and 8-bit floats in float32: their numbers, such as 1/6, would be rounded to the type of
+    x, which moves all results the same way, so that the errors of layers add up."""
+
+    @wraps(formula)
+    def wide(emit: Emitter, x: Value, *numbers: P.args, **named: P.kwargs) -> Value:
+        if not x.dtype.is_float or x.dtype.bits >= 32:
+            return formula(emit, x, *numbers, **named)
+        return emit.cast(formula(emit, emit.cast(x, float32), *numbers, **named), x.dtype)
+
+    return wide
+
+
 def where_positive(emit: Emitter, x: Value, positive: Value, other: Value) -> Value:
     return emit.op("where", emit.op("greater", x, 0.0), positive, other)
 
@@ -165,19 +183,23 @@ def mish(emit: Emitter, x: Value) -> Value:
     return emit.op("multiply", x, emit.op("tanh", softplus(emit, x)))
 
 
+@in_float32
 def hard_sigmoid(emit: Emitter, x: Value) -> Value:
     """(x + 3) / 6 between 0 and 1.  The sum comes first: a product with a rounded 1/6 would leave a residue at -3."""
     return emit.op("multiply", emit.op("clip", emit.op("add", x, 3.0), low=0.0, high=6.0), 1 / 6)
 
 
+@in_float32
 def hard_swish(emit: Emitter, x: Value) -> Value:
     return emit.op("multiply", x, hard_sigmoid(emit, x))
 
 
+@in_float32
 def leaky_relu(emit: Emitter, x: Value, slope: Number = 0.01) -> Value:
     return where_positive(emit, x, x, emit.op("multiply", x, slope))
 
 
+@in_float32
 def elu(emit: Emitter, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Value:
     """scale x above zero, scale alpha (e^(input_scale x) - 1) below."""
     scaled = x if input_scale == 1 else emit.op("multiply", x, input_scale)
@@ -185,6 +207,7 @@ def elu(emit: Emitter, x: Value, alpha: Number = 1, scale: Number = 1, input_sca
     return where_positive(emit, x, emit.op("multiply", x, scale) if scale != 1 else x, negative)
 
 
+@in_float32
 def selu(emit: Emitter, x: Value, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805) -> Value:
     return elu(emit, x, alpha, scale)
 

@@ -12,6 +12,7 @@ from tilewright.dtypes import NARROW, DType, carrier, float8e8, float32, float64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import formulas, narrow
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -299,7 +300,8 @@ def hard_sigmoid(call: Call) -> Value:
     return clipped_line(call, call[0], call.attribute("alpha", 0.2), call.attribute("beta", 0.5))
 
 
-def clipped_line(call: Call, x: Value, slope: float = 0.2, offset: float = 0.5) -> Value:
+@formulas.in_float32
+def clipped_line(call: Emitter, x: Value, slope: float = 0.2, offset: float = 0.5) -> Value:
     """slope x + offset between 0 and 1: ONNX's HardSigmoid."""
     return call.op("clip", call.op("add", call.op("multiply", x, slope), offset), low=0.0, high=1.0)
 

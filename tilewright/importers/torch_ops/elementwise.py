@@ -195,12 +195,13 @@ def interpolate(call: Call, start: Value, end: Value, weight: Scalar) -> Value:
 # Functions made of others ----------------------------------------------------------------------------
 
 
-def _scaled_log(factor: float) -> Callable[[Call, Value], Value]:
-    return lambda call, x: call.op("multiply", call.op("log", call.cast(x, call.dtype)), factor)
+def _log_to_base(base: float) -> Callable[[Call, Value], Value]:
+    scaled = formulas.in_float32(lambda emit, x: emit.op("multiply", emit.op("log", x), 1 / math.log(base)))
+    return lambda call, x: scaled(call, call.cast(x, call.dtype))
 
 
-TABLE.add("log2.default", _scaled_log(1 / math.log(2)))
-TABLE.add("log10.default", _scaled_log(1 / math.log(10)))
+TABLE.add("log2.default", _log_to_base(2))
+TABLE.add("log10.default", _log_to_base(10))
 
 
 def of_floats(function: formulas.Unary) -> Callable[[Call, Value], Value]:
