@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from onnx import numpy_helper
+
 from tests.host.test_import_onnx_runtime import check, model_of
 
 X = np.array([[0.5, -1, 2], [0, 0, 0], [3, -2, 0.25], [-0.5, 4, 1]], np.float32)
@@ -84,3 +86,26 @@ def test_trees_for_classes(transform: str, rng: np.random.Generator) -> None:
     own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **signed)
     shares = trees("class", [0] * 5, [0.1, 0.5, 0.3, 0.2, 0.4])
     own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **shares)
+
+
+@pytest.mark.parametrize("function", range(4))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ensembles_whose_leaves_have_a_list_of_their_own(function: int, dtype: str, rng: np.random.Generator) -> None:
+    """Two trees of random nodes, one of depth 3 and one with a leaf only, some of them asking for membership."""
+    count, leaves = 8, 9  # a full tree of 7 nodes and 8 leaves, and a node whose branches are one leaf
+    modes = rng.integers(0, 6, count)
+    modes[1], splits = 6, rng.integers(-2, 3, count).astype(dtype)
+    inner = [1, 3, 5, 0, 2, 4, 6, 8], [2, 4, 6, 1, 3, 5, 7, 8]
+    last = [0, 0, 0, 1, 1, 1, 1, 1]
+    options = {
+        "n_targets": 3, "aggregate_function": function, "post_transform": 0, "tree_roots": [0, 7],
+        "nodes_featureids": rng.integers(0, 3, count).tolist(), "nodes_splits": numpy_helper.from_array(splits, "s"),
+        "nodes_modes": numpy_helper.from_array(modes.astype(np.uint8), "m"),
+        "nodes_truenodeids": inner[0], "nodes_falsenodeids": inner[1], "nodes_trueleafs": last,
+        "nodes_falseleafs": last,
+        "nodes_missing_value_tracks_true": rng.integers(0, 2, count).tolist(),
+        "leaf_targetids": rng.integers(0, 3, leaves).tolist(),
+        "leaf_weights": numpy_helper.from_array(rng.standard_normal(leaves).astype(dtype), "w"),
+        "membership_values": numpy_helper.from_array(np.array([1.0, -2.0, np.nan], dtype), "v"),
+    }  # fmt: skip
+    own("TreeEnsemble", rng.integers(-2, 3, (40, 3)).astype(dtype), version=5, **options)

@@ -222,6 +222,12 @@ CASES: dict[str, tuple[str, list[Call]]] = {
                 d = Identity(c) e = Tanh(v) w = Concat <axis = 0> (v, e) }> }""",
         [{"x": (2,), "n": np.array(n)} for n in (0, 1, 4)],
     ),
+    "max unpool": (
+        """m (float[1, 1, 4, 4] x, int64[4] s) => (float[a, b, c, d] y) {
+            p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
+            y = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (p, i, s) }""",
+        [{"x": (1, 1, 4, 4), "s": ints(1, 1, 4, 4)}],
+    ),
     "scan": (
         """m (float[3] x, float[n, 3] l) => (float[3] y, float[n, 3] z) {
             y, z = Scan <num_scan_inputs = 1, body = b (float[3] v, float[3] r) => (float[3] w, float[3] s) {

@@ -14,7 +14,8 @@
     host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
     part          a part of the model that is compiled on its own (`graph.partition`)
     control       graphs inside, run once, or again and again
-All ops are pure; element types of a node's inputs are equal unless its summary says otherwise.
+All ops but `random` without a seed are pure; element types of a node's inputs are equal unless its summary says
+otherwise.
 Values are dense and row-major.  Reductions over an empty `axes` are copies.
 """
 
@@ -29,6 +30,7 @@ import numpy as np
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_ops as host
+from tilewright.graph import host_random as random
 from tilewright.graph import host_text as texts
 from tilewright.graph import inference as infer
 from tilewright.graph import recurrent
@@ -309,6 +311,10 @@ _op("host", "sequence_split", (1, 2), lists.split_type, lists.sequence_split,
     axis=REQUIRED, shape=REQUIRED, keep=True, what="the sizes")
 _op("host", "optional", (0, 1), lists.optional_type, lists.make_list,
     "an optional `of` a type, which holds x or nothing", of=REQUIRED)
+
+_op("host", "random", 0, random.random_type, random.random,
+    "numbers `of` a type, uniform from 0 up to 1 or normal of mean 0 and variance 1; without a seed others each time",
+    shape=REQUIRED, distribution="uniform", of="float32", seed=None)
 
 # -------------------------------------------------------------------------------------- parts and graphs inside
 _op("part", "part", (0, None), host.given_types, host.only_run, "compiled part `number`", number=REQUIRED,

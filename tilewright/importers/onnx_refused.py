@@ -13,7 +13,6 @@ _GENERATION = ("a loop that generates text", "export one step of the decoder, an
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
-        "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
         "com.microsoft::BitmaskDropout", "com.microsoft::Sampling",
     ),
     _FILES: ("ImageDecoder",),

@@ -28,9 +28,9 @@ def _rows(call: Call, x: Value) -> Value:
     return x if x.dtype == float64 else call.cast(x, float32)
 
 
-def _transformed(call: Call, scores: Value) -> Value:
-    """Scores [N, E] after `post_transform`."""
-    name = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+def _transformed(call: Call, scores: Value, name: str | None = None) -> Value:
+    """Scores [N, E] after the transform of a name, or of the attribute `post_transform`."""
+    name = name or call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if name in ("SOFTMAX_ZERO", "PROBIT"):
         raise Unsupported(f"the post_transform {name!r}", "use NONE, SOFTMAX or LOGISTIC")
     if name == "LOGISTIC":
@@ -278,6 +278,8 @@ class _Trees:
     when_false: np.ndarray
     roots: np.ndarray
     weights: np.ndarray  # [nodes, results]
+    given: np.ndarray  # [nodes, results]: whether there is a weight
+    members: np.ndarray | None = None  # [nodes, most]: the numbers of sets, filled up with NaN
 
     def depth(self) -> int:
         """The longest way from a root to a leaf; raises `Invalid` for trees with a circle."""
@@ -324,7 +326,7 @@ def _trees(call: Call, side: str, results: int) -> _Trees:
         if -1 in leads:
             raise Invalid("a node of a tree leads to one that the tree does not have")
         branches[name] = np.array(leads, np.int64)
-    weights = np.zeros((len(modes), results), np.float64)
+    weights, given = np.zeros((len(modes), results), np.float64), np.zeros((len(modes), results), np.bool_)
     found = zip(call.attribute(f"{side}_treeids"), call.attribute(f"{side}_nodeids"), strict=True)
     for pair, target, weight in zip(
         found, call.attribute(f"{side}_ids"), _numbers(call, f"{side}_weights"), strict=True
@@ -332,6 +334,7 @@ def _trees(call: Call, side: str, results: int) -> _Trees:
         if pair not in place or not 0 <= target < results:
             raise Invalid(f"a weight belongs to the node {pair} and the result {target}, which are not there")
         weights[place[pair], target] += weight
+        given[place[pair], target] = True
     targets = {index for branch in branches.values() for index, leads in enumerate(branch) if leads != index}
     children = {int(branch[index]) for branch in branches.values() for index in targets}
     call.attribute("nodes_hitrates"), call.attribute("nodes_hitrates_as_tensor")
@@ -344,6 +347,7 @@ def _trees(call: Call, side: str, results: int) -> _Trees:
         branches["false"],
         np.array([index for index in range(len(modes)) if index not in children], np.int64),
         weights,
+        given,
     )
 
 
@@ -359,14 +363,18 @@ def _leaves(call: Call, x: Value, trees: _Trees) -> Value:
     }
     constants = {name: call.constant(table, name) for name, table in tables.items()}
     used = sorted({mode for mode in trees.modes if mode != "LEAF"})
-    if not set(used) <= set(_COMPARISONS):
+    known = {*_COMPARISONS} if trees.members is None else {*_COMPARISONS, "BRANCH_MEMBER"}
+    if not set(used) <= known:
         raise Invalid(f"the modes of nodes are {used}")
     kinds = call.constant(np.array([used.index(m) if m in used else 0 for m in trees.modes], np.int64), "modes")
     missing = call.constant(trees.missing, "missing") if trees.missing.any() else None
     for _ in range(trees.depth()):
         feature, limit, true, false = (call.op("gather", constants[name], place, axis=0) for name in tables)
         number = call.op("gather_elements", x, feature, axis=1)
-        answers = [call.op(_COMPARISONS[mode], number, limit) for mode in used]
+        answers = []
+        for mode in used:
+            name = _COMPARISONS.get(mode)
+            answers.append(call.op(name, number, limit) if name else _is_member(call, number, place, trees))
         answer = answers[0]
         if len(used) > 1:
             kind = call.op("gather", kinds, place, axis=0)
@@ -379,12 +387,24 @@ def _leaves(call: Call, x: Value, trees: _Trees) -> Value:
     return place
 
 
+def _is_member(call: Call, number: Value, place: Value, trees: _Trees) -> Value:
+    """Whether numbers [N, trees] are in the sets of the nodes where the trees are."""
+    assert trees.members is not None  # `_leaves` has looked
+    members = call.op("gather", call.constant(trees.members.astype(number.dtype.numpy), "members"), place, axis=0)
+    hits = call.op("equal", call.unsqueeze(number, 2), members)
+    return call.op("greater", call.op("reduce_max", call.cast(hits, int64), axes=(2,)), 0)
+
+
 def _aggregated(call: Call, x: Value, trees: _Trees, function: str) -> Value:
     """The weights of the leaves put together: [N, results]."""
-    table = call.constant(trees.weights.astype(x.dtype.numpy), "weights")
-    found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees, results]
     names = {"SUM": "reduce_sum", "AVERAGE": "reduce_sum", "MIN": "reduce_min", "MAX": "reduce_max"}
+    none = {"MIN": np.inf, "MAX": -np.inf}.get(function, 0.0)  # of a tree that says nothing of a result
+    weights = np.where(trees.given, trees.weights, none)
+    table = call.constant(weights.astype(x.dtype.numpy), "weights")
+    found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees, results]
     total = call.op(names[function], found, axes=(1,))
+    if none:
+        total = call.op("where", call.op("equal", total, none), 0.0, total)
     return call.op("divide", total, float(len(trees.roots))) if function == "AVERAGE" else total
 
 
@@ -427,3 +447,73 @@ def tree_classifier(call: Call) -> tuple[Value, Value]:
     other = call.op("subtract", 1.0, score) if positive and transform == "NONE" else call.op("negate", score)
     both = call.op("concat", other, score, axis=1)
     return call.reshape(label, (x.shape[0],)), call.cast(_transformed(call, both), float32)
+
+
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
+_FUNCTIONS = ("AVERAGE", "SUM", "MIN", "MAX")
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+@rule("TreeEnsemble")
+def tree_ensemble(call: Call) -> Value:
+    """Sums (or others) of the weights of leaves [N, targets]: inner nodes and leaves have lists of their own."""
+    call.require_rank(call[0], 2, 2)
+    x = call[0] if call[0].dtype == float64 else call.cast(call[0], float32)
+    function, transform = call.attribute("aggregate_function", 1), call.attribute("post_transform", 0)
+    if not 0 <= function < len(_FUNCTIONS) or not 0 <= transform < len(_TRANSFORMS):
+        raise Invalid(f"the aggregate_function is {function}, the post_transform {transform}")
+    total = _aggregated(call, x, _ensemble(call), _FUNCTIONS[function])
+    return call.cast(_transformed(call, total, _TRANSFORMS[transform]), call[0].dtype)
+
+
+def _ensemble(call: Call) -> _Trees:
+    """The trees of a TreeEnsemble: the leaves follow the inner nodes."""
+    codes = np.asarray(call.attribute("nodes_modes")).reshape(-1)
+    splits = np.asarray(call.attribute("nodes_splits")).reshape(-1)
+    weights = np.asarray(call.attribute("leaf_weights"), np.float64).reshape(-1)
+    targets = np.array(call.attribute("leaf_targetids"), np.int64)
+    count, leaves, results = len(codes), len(weights), call.positive("n_targets", 1)
+    place = np.arange(count + leaves)
+    branches = []
+    for name in ("true", "false"):
+        nodes, last = (np.array(call.attribute(f"nodes_{name}{kind}"), np.int64) for kind in ("nodeids", "leafs"))
+        if len(nodes) != count or len(last) != count or (nodes < 0).any():
+            raise Invalid(f"the attributes of the {name} branches have not {count} entries, one for each node")
+        if (nodes >= np.where(last != 0, leaves, count)).any():
+            raise Invalid("a node of a tree leads to one that is not there")
+        branches.append(np.concatenate([np.where(last != 0, nodes + count, nodes), place[count:]]))
+    roots, features = (np.array(call.attribute(name), np.int64) for name in ("tree_roots", "nodes_featureids"))
+    missing = np.array(call.attribute("nodes_missing_value_tracks_true") or [0] * count, np.bool_)
+    fits = len(targets) == leaves and all(len(each) == count for each in (splits, features, missing))
+    if not fits or not ((roots >= 0) & (roots < count)).all() or not ((targets >= 0) & (targets < results)).all():
+        raise Invalid("the lists of nodes, leaves and roots do not fit together")
+    if (codes >= len(_MODES)).any():
+        raise Invalid(f"the modes of nodes are {sorted(set(codes.tolist()))}; they must be 0 to {len(_MODES) - 1}")
+    table, given = np.zeros((count + leaves, results)), np.zeros((count + leaves, results), np.bool_)
+    table[place[count:], targets], given[place[count:], targets] = weights, True
+    call.attribute("nodes_hitrates")
+    filled = np.zeros(leaves, np.int64)
+    modes = [*(_MODES[code] for code in codes), *["LEAF"] * leaves]
+    return _Trees(
+        np.concatenate([features, filled]), np.concatenate([splits, filled]), modes,
+        np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, table, given, _members(call, codes, leaves),
+    )  # fmt: skip
+
+
+def _members(call: Call, codes: np.ndarray, leaves: int) -> np.ndarray | None:
+    """The numbers of the sets of the nodes that ask for membership, which NaNs separate."""
+    numbers = call.attribute("membership_values")
+    asking = np.flatnonzero(codes == _MODES.index("BRANCH_MEMBER"))
+    if numbers is None or not len(asking):
+        if len(asking):
+            raise Invalid("nodes ask for membership, and 'membership_values' is missing")
+        return None
+    numbers = np.asarray(numbers, np.float64).reshape(-1)
+    ends = np.flatnonzero(np.isnan(numbers))
+    sets = [part[~np.isnan(part)] for part in np.split(numbers, ends + 1)][: len(asking)]
+    if len(sets) < len(asking):
+        raise Invalid(f"there are {len(sets)} sets in 'membership_values' for {len(asking)} nodes")
+    found = np.full((len(codes) + leaves, max(1, *map(len, sets))), np.nan)
+    for node, part in zip(asking, sets, strict=True):
+        found[node, : len(part)] = part
+    return found

@@ -14,7 +14,7 @@ from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import formulas, narrow
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.report import Invalid, Unsupported
+from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
 
 TABLE = RuleTable("Elementwise")
@@ -229,16 +229,6 @@ def bitcast(call: Call) -> Value:
 @rule("Identity")
 def identity(call: Call) -> Value:
     return call[0]
-
-
-@rule("Dropout")
-def dropout(call: Call) -> tuple[Value, Value]:
-    """The second result says which elements are kept: all of them."""
-    training = call.number(2) if call.has(2) else call.opset < 7 and not call.attribute("is_test", 0)
-    ratio = call.attribute("ratio", 0.5)
-    if training and (call.number(1) if call.has(1) else ratio) != 0:
-        raise Unsupported("dropout in training mode", "export the model for inference")
-    return call[0], call.full(call[0].shape, True, int1 if call.opset >= 10 else call[0].dtype)
 
 
 # Activations -----------------------------------------------------------------------------------------

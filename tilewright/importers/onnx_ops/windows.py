@@ -188,6 +188,8 @@ def max_unpool(call: Call) -> Value:
     flat = (product(x.shape),)
     filled = scatter_slices(call, line, call.reshape(positions, flat), call.reshape(x, flat), 0)
     result = call.reshape(filled, shape)
+    if call.is_unknown(2):
+        return _enlarged(call, result)
     wanted = call.sizes(2) if call.has(2) else shape
     if len(wanted) != x.rank:
         raise Invalid(f"the shape {list(map(str, wanted))} is not one of {x.rank} dimensions")
@@ -195,6 +197,16 @@ def max_unpool(call: Call) -> Value:
     if not all(isinstance(extra, int) and extra >= 0 for extra in more):
         raise Unsupported(f"the shape {list(map(str, wanted))} for {result!r}", "give one that is not smaller")
     return call.op("pad", result, pads=[(0, extra) for extra in more]) if any(more) else result
+
+
+def _enlarged(call: Call, image: Value) -> Value:
+    """An image with zeros after it up to a shape that is known only at run time."""
+    if call.count(2) != image.rank:
+        raise Invalid(f"{call.what(2)} has {call.count(2)} sizes; {image!r} has {image.rank} dimensions")
+    more = call.op("subtract", call.numbers(2), call.extents(image))
+    pads = call.op("concat", call.full((image.rank,), 0, int64), more, axis=0)
+    shape = tuple(call.fresh("size") for _ in range(image.rank))
+    return call.op("pad_at", image, pads, shape=shape, what=call.what(2))
 
 
 @rule("Col2Im")
