@@ -496,7 +496,8 @@ def _ensemble(call: Call) -> _Trees:
     modes = [*(_MODES[code] for code in codes), *["LEAF"] * leaves]
     return _Trees(
         np.concatenate([features, filled]), np.concatenate([splits, filled]), modes,
-        np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, table, given, _members(call, codes, leaves),
+        np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, table, given,
+        _members(call, codes, leaves),
     )  # fmt: skip
 
 
