@@ -29,6 +29,7 @@ logger = logging.getLogger("tilewright.engine")
 _WORTH_IT = 4  # jobs below which a fork costs more than it saves
 _PATIENCE = 60.0  # seconds in which at least one of the jobs under way ends; the slowest kernels take some seconds
 _GLANCE = 0.5  # seconds between looks at workers that tell nothing
+_FEW_COLLECTIONS = 100_000  # objects that a worker makes between searches for garbage; 700 cost it a tenth of its time
 _NUMBER = struct.Struct("<I")
 
 
@@ -84,6 +85,7 @@ def _fork(jobs: Sequence[Callable[[], object]], read: int, tell: int) -> int:
     status = 1
     try:
         gc.freeze()  # garbage of the parent (graphs and memory of a GPU, sockets) is the parent's to finish
+        gc.set_threshold(_FEW_COLLECTIONS)
         logging.disable(logging.CRITICAL)  # remarks are told when the kernel is taken from the cache
         while number := os.read(read, _NUMBER.size):
             with contextlib.suppress(Exception):  # told by who needs the kernel

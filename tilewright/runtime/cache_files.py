@@ -151,21 +151,27 @@ def _why_not_trusted(status: os.stat_result) -> str | None:
     return None
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file of the cache, which other processes see whole or not at all; raises `OSError`."""
+def write(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write a file of the cache, which other processes see whole or not at all; raises `OSError`.
+
+    Without `durable` a power failure may leave a file with other contents: for files that are verified when read.
+    """
     _create(path.parent)
     if str(path.parent) not in _swept:
         _swept.add(str(path.parent))
         remove_leftovers(path.parent, below=False)
     try:
-        replace(path, data)
+        replace(path, data, durable=durable)
     except FileNotFoundError:  # a cleaner took the file for abandoned, before it was locked
         _create(path.parent)
-        replace(path, data)
+        replace(path, data, durable=durable)
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file anywhere, in one step; raises `OSError`, also for what would replace a device or a pipe."""
+def replace(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
+    """Write a file anywhere, in one step, and to the disk at once if `durable`.
+
+    Raises `OSError`, also for what would replace a device or a pipe.
+    """
     reason = why_not_replaceable(path)
     if reason is not None:
         raise OSError(reason)
@@ -175,7 +181,8 @@ def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
             _lock(handle)
             file.write(data)
             file.flush()
-            os.fsync(handle)
+            if durable:
+                os.fsync(handle)
             if mode != 0o600:
                 os.chmod(temporary, mode)
             if fcntl is not None:  # renamed while it is locked: no moment when it looks abandoned

@@ -118,6 +118,7 @@ class Block:
     lines: list[str] = field(default_factory=list)
     terminator: str | None = None
     phis: list[str] = field(default_factory=list)
+    following: Block | None = None  # the next one in the function's text
 
 
 class Module:
@@ -233,7 +234,6 @@ class LLVMBuilder:
         self._names: dict[str, int] = {}
         self._counter = 0
         self.entry = Block("entry")
-        self.blocks = [self.entry]
         self.block = self.entry
 
     # -- Blocks ---------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class LLVMBuilder:
 
     def start(self, block: Block) -> None:
         """Place `block` after the current one and emit into it."""
-        self.blocks.insert(self.blocks.index(self.block) + 1, block)
+        block.following, self.block.following = self.block.following, block
         self.block = block
 
     def branch(self, block: Block) -> None:
@@ -661,7 +661,9 @@ class LLVMBuilder:
         linkage = f"{self.linkage} " if self.linkage else ""
         note = "" if self.debug is None else f" !dbg {self.debug.subprogram}"
         lines = [f"define {linkage}{self.return_type} @{self.name}({listed}) {self.attributes}{note} {{"]
-        for block in self.blocks:
+        block: Block | None = self.entry
+        while block is not None:
             lines.append(f"{block.label}:")
             lines += [f"  {text}" for text in [*block.phis, *block.lines, block.terminator or "unreachable"]]
+            block = block.following
         self.module.functions.append("\n".join([*lines, "}"]))

@@ -86,7 +86,7 @@ class ObjectCache:
         try:
             self.directory = cache_files.private_folder(self.directory, create=True)
             path = self.path(key)
-            cache_files.write(path, _encode(key, metadata, image))
+            cache_files.write(path, _encode(key, metadata, image), durable=False)  # `find` verifies it
         except OSError as error:
             logger.warning("cannot write the object cache at %s: %s", self.directory, error)
             return False
