@@ -52,6 +52,29 @@ def test_linear_models_and_kernels() -> None:
         own("SVMRegressor", X, coefficients=[0.7, -0.4], rho=[0.25], **options)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+@pytest.mark.parametrize("chances", [False, True])
+def test_support_vectors_for_classes(classes: int, kind: str, chances: bool, rng: np.random.Generator) -> None:
+    counts = [int(count) for count in rng.integers(1, 4, classes)]
+    pairs = classes * (classes - 1) // 2
+    options: dict[str, Any] = {"kernel_type": kind, "kernel_params": [0.3, 0.5, 2.0], "vectors_per_class": counts}
+    options["support_vectors"] = rng.standard_normal(3 * sum(counts)).tolist()
+    options["coefficients"] = rng.standard_normal((classes - 1) * sum(counts)).tolist()
+    options["rho"] = rng.standard_normal(pairs).tolist()
+    if chances:
+        options["prob_a"] = (-1 - rng.random(pairs)).tolist()
+        options["prob_b"] = rng.standard_normal(pairs).tolist()
+    own("SVMClassifier", X, outputs=2, classlabels_ints=[4, 7, 5, 9][:classes], **options)
+
+
+def test_linear_support_vectors_for_classes(rng: np.random.Generator) -> None:
+    options: dict[str, Any] = {"kernel_type": "LINEAR", "coefficients": rng.standard_normal(9).tolist(), "rho": [0.3]}
+    options["kernel_params"] = [0.0, 0.0, 0.0]
+    for transform in ("NONE", "SOFTMAX", "LOGISTIC"):
+        own("SVMClassifier", X, outputs=2, classlabels_ints=[4, 7, 5], post_transform=transform, **options)
+
+
 def trees(side: str, ids: list[int], weights: list[float]) -> dict[str, Any]:
     """Two trees: one of depth 2, and one of depth 1; a leaf has one weight."""
     return {

@@ -322,6 +322,43 @@ def top_k(inputs: Arrays, attributes: Attributes) -> Array:
     return order.astype(np.int64) if attributes["gives"] == "positions" else np.take_along_axis(x, order, axis)
 
 
+def coupled_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """Probabilities [N, C] from those of pairs [N, C, C]."""
+    pairs = value(inputs, 0)
+    if pairs.rank != 3 or pairs.shape[1] != pairs.shape[2] or not pairs.dtype.is_float:
+        raise ShapeError(f"{pairs!r} must be floats of the shape [N, C, C]")
+    return [(pairs.dtype, pairs.shape[:2])]
+
+
+def coupled_probabilities(inputs: Arrays, attributes: Attributes) -> Array:
+    """Probabilities of classes whose ratios fit those of every pair best: pairs [N, C, C] has the probability of the
+    first class where it is one of the two.  The method of libsvm (Wu, Lin, Weng 2004), with its number of rounds and
+    its bound."""
+    pairs = inputs[0]
+    kinds = pairs.shape[1]
+    turned = np.swapaxes(pairs, 1, 2)
+    off = 1 - np.eye(kinds, dtype=pairs.dtype)
+    matrix = -turned * pairs * off
+    matrix += np.eye(kinds, dtype=pairs.dtype) * (turned * turned * off).sum(2)[:, :, None]
+    found = np.full(pairs.shape[:2], 1 / kinds, pairs.dtype)
+    rows = np.arange(len(pairs))  # those that are not done
+    for _ in range(100):
+        products = np.einsum("nij,nj->ni", matrix[rows], found[rows])
+        total = (found[rows] * products).sum(1)
+        open_ = np.abs(products - total[:, None]).max(1, initial=0) >= 0.005 / kinds
+        rows, products, total = rows[open_], products[open_], total[open_]
+        if not rows.size:
+            break
+        for kind in range(kinds):
+            line = matrix[rows, kind]
+            step = (total - products[:, kind]) / line[:, kind]
+            found[rows, kind] += step
+            total = (total + step * (step * line[:, kind] + 2 * products[:, kind])) / (1 + step) ** 2
+            products = (products + step[:, None] * line) / (1 + step)[:, None]
+            found[rows] /= (1 + step)[:, None]
+    return found
+
+
 def non_max_suppression(inputs: Arrays, attributes: Attributes) -> Array:
     """[batch, class, box] of the boxes kept: boxes [B, N, 4], scores [B, C, N], most of a class, the largest share of
     an overlap, the least score (each a number or none)."""

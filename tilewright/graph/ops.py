@@ -278,6 +278,8 @@ _op("host", "occurrences", (2, 3), host.counted, host.occurrences,
 _op("host", "top_k", 2, host.values_or_positions, host.top_k,
     "the k largest or smallest along `axis`; `gives`: values or positions",
     axis=REQUIRED, shape=REQUIRED, gives="values", largest=True, what="k")
+_op("host", "coupled_probabilities", 1, host.coupled_type, host.coupled_probabilities,
+    "probabilities of classes [N, C] from those of every pair of classes [N, C, C]")
 _op("host", "non_max_suppression", (2, 5), host.positions, host.non_max_suppression,
     "i64 [n, 3] (batch, class, box) of boxes that overlap no better one by more than a share",
     shape=REQUIRED, center=False)

@@ -248,6 +248,74 @@ def support_vector_regressor(call: Call) -> Value:
     return _transformed(call, total)
 
 
+@rule("SVMClassifier")
+def support_vector_classifier(call: Call) -> tuple[Value, Value]:
+    """Each pair of classes has a score, by which one gets a vote; or one score for each class, without vectors."""
+    labels = _classes(call, "classlabels_ints")
+    counts = [int(count) for count in call.attribute("vectors_per_class") or []]
+    kind = call.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID")
+    numbers = (*(call.attribute("kernel_params") or []), 0.0, 0.0, 0.0)[:3]
+    coefficients, rho, slopes, shifts = (
+        np.array(call.attribute(name) or [], np.float32) for name in ("coefficients", "rho", "prob_a", "prob_b")
+    )
+    x, classes = call.cast(_rows(call, call[0]), float32), len(labels)
+    if classes < 2 or (counts and len(counts) != classes):
+        raise Invalid(f"there are {classes} classes, and vectors for {len(counts)}")
+    names = call.constant(labels, "classes")
+    if not sum(counts):
+        weights = call.constant(coefficients.reshape(classes, -1), "coefficients")
+        scores = call.op("add", call.op("matmul", x, weights, transpose_b=True), float(rho[0]) if rho.size else 0.0)
+        best = call.op("argmax", scores, axis=1)
+        return call.op("gather", names, best, axis=0), _transformed(call, scores)
+    vectors = np.array(call.attribute("support_vectors"), np.float32).reshape(sum(counts), -1)
+    table, pairs = _of_pairs(coefficients.reshape(classes - 1, -1), counts)
+    kernel = _kernel(call, x, vectors, kind, numbers)
+    scores = call.op("matmul", kernel, call.constant(table, "coefficients"))
+    scores = call.op("add", scores, call.constant(rho[: len(pairs)], "rho"))
+    # The first of a pair wins with a score above 0.
+    first = np.zeros((len(pairs), classes), np.float32)
+    second = np.zeros((len(pairs), classes), np.float32)
+    for place, (left, right) in enumerate(pairs):
+        first[place, left], second[place, right] = 1, 1
+    won = call.cast(call.op("greater", scores, 0.0), float32)
+    votes = call.op("matmul", won, call.constant(first - second, "votes"))
+    votes = call.op("add", votes, call.constant(second.sum(axis=0), "votes"))
+    label = call.op("gather", names, call.op("argmax", votes, axis=1), axis=0)
+    if slopes.size:
+        return label, _transformed(call, _of_classes(call, scores, slopes, shifts, first, second))
+    if len(pairs) == 1:
+        scores = call.op("concat", call.op("negate", scores), scores, axis=1)
+        if call.attribute("post_transform", "NONE") not in ("NONE", "LOGISTIC"):
+            raise Unsupported("a post_transform of one score for two classes", "use NONE or LOGISTIC")
+    return label, _transformed(call, scores)
+
+
+def _of_pairs(coefficients: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """The factors [vectors, pairs] of kernels in the score of each pair of classes, and the pairs."""
+    begins = np.cumsum([0, *counts])
+    pairs = [(left, right) for left in range(len(counts)) for right in range(left + 1, len(counts))]
+    table = np.zeros((sum(counts), len(pairs)), np.float32)
+    for place, (left, right) in enumerate(pairs):
+        mine, other = slice(begins[left], begins[left + 1]), slice(begins[right], begins[right + 1])
+        table[mine, place], table[other, place] = coefficients[right - 1, mine], coefficients[left, other]
+    return table, pairs
+
+
+def _of_classes(
+    call: Call, scores: Value, slopes: np.ndarray, shifts: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> Value:
+    """Probabilities of classes [N, C] from scores of pairs [N, pairs], of which the matrices have the classes."""
+    line = call.op("multiply", scores, call.constant(slopes, "slopes"))
+    chance = call.op("sigmoid", call.op("negate", call.op("add", line, call.constant(shifts, "shifts"))))
+    chance = call.op("clip", chance, low=1e-7, high=1 - 1e-7)
+    classes = first.shape[1]
+    places = first[:, :, None] * second[:, None, :]  # [pairs, C, C]
+    won = call.op("matmul", chance, call.constant(places.reshape(len(places), -1), "pairs"))
+    turned = places.transpose(0, 2, 1).reshape(len(places), -1)
+    lost = call.op("matmul", call.op("subtract", 1.0, chance), call.constant(turned, "pairs"))
+    return call.op("coupled_probabilities", call.reshape(call.op("add", won, lost), (-1, classes, classes)))
+
+
 def _kernel(call: Call, x: Value, vectors: np.ndarray, kind: str, numbers: tuple[float, float, float]) -> Value:
     """Kernels [N, count] of rows and support vectors."""
     gamma, offset, degree = numbers
