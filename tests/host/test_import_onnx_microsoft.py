@@ -226,6 +226,19 @@ def test_quantized_products(rng: np.random.Generator) -> None:
     own("QGemm", [*left, *right, bias, *result], steps=1, alpha=0.5)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_zero_points_of_columns(dtype: type, rng: np.random.Generator) -> None:
+    """What the quantiser writes with a scale for each channel."""
+    a, b = rng.integers(0, 256, (2, 5, 8), dtype=np.uint8), rng.integers(0, 128, (8, 6)).astype(dtype)
+    zeros, columns = np.zeros(6, dtype), rng.uniform(0.01, 0.02, 6).astype(np.float32)
+    left, right = ("az", np.array(130, np.uint8), True), ("bz", zeros, True)
+    given_ = [("a", a, False), ("b", b, True)]
+    check(*model_of("MatMulInteger", [*given_, left, right], ["y"]))
+    inputs = [given_[0], ("as", scale(0.02), True), left, given_[1], ("bs", columns, True), right]
+    inputs += [("ys", scale(0.1), True), ("yz", np.array(100, np.uint8), True)]
+    check(*model_of("QLinearMatMul", inputs, ["y"]), steps=1)
+
+
 def test_quantized_convolution_with_channels_last(rng: np.random.Generator) -> None:
     x, w = rng.integers(0, 256, (1, 5, 6, 4), dtype=np.uint8), rng.integers(-128, 128, (8, 4, 3, 3)).astype(np.int8)
     inputs = [("x", x, False), ("xs", scale(0.02), True), ("xz", np.array(120, np.uint8), True)]

@@ -148,3 +148,43 @@ def test_samples_of_images_and_volumes(mode: str, padding: str, rng: np.random.G
         inputs = [("x", image, False), ("grid", grid, False)]
         options = {"mode": mode, "padding_mode": padding, "align_corners": int(rng.integers(0, 2))}
         check(*model_of("GridSample", inputs, ["y"], **options), rtol=1e-3)
+
+
+@pytest.mark.parametrize("operation", ["Conv", "MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_windows_padded_by_dynamic_sizes(operation: str, auto: str, rng: np.random.Generator) -> None:
+    """ceil(size / stride) windows of an image whose size only the call tells."""
+    for _ in range(3):
+        kernel, strides = rng.integers(1, 5, 2).tolist(), rng.integers(1, 4, 2).tolist()
+        options: dict[str, Any] = {"auto_pad": auto, "kernel_shape": kernel, "strides": strides}
+        if operation == "AveragePool":
+            options["count_include_pad"] = int(rng.integers(0, 2))
+        x = rng.standard_normal((2, 3, *rng.integers(4, 12, 2)), dtype=np.float32)
+        if operation == "MaxPool":  # of smaller windows than strides ONNX Runtime pads by negative numbers
+            strides = np.minimum(kernel, strides).tolist()
+            options["strides"] = strides
+        inputs = [("x", x, False)]
+        if operation == "Conv":
+            inputs.append(("w", rng.standard_normal((4, 3, *kernel), dtype=np.float32), True))
+        model, feeds = model_of(operation, inputs, ["y"], dynamic=True)
+        model.graph.node[0].attribute.extend(helper.make_attribute(name, value) for name, value in options.items())
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+        check(model, feeds)
+
+
+def test_the_largest_half_of_a_dynamic_dimension(rng: np.random.Generator) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    main (float[n, m] x) => (float[n, k] y, int64[n, k] places) {
+        shape = Shape<start = 1>(x)
+        two = Constant<value_ints: ints = [2]>()
+        k = Div(shape, two)
+        y, places = TopK(x, k)
+    }"""
+    model = onnx.parser.parse_model(text)
+    for columns in (8, 9):
+        check(model, {"x": rng.standard_normal((3, columns), dtype=np.float32)})
+
+
+def test_the_largest_of_a_dimension_that_may_be_too_short(rng: np.random.Generator) -> None:
+    inputs = [("x", rng.standard_normal((3, 7), dtype=np.float32), False), ("k", np.array([5]), True)]
+    check(*model_of("TopK", inputs, ["y", "places"], dynamic=True))

@@ -226,3 +226,15 @@ def pad_from_image(emit: Emitter, x: Value, axis: int, low: int, high: int, mode
     else:
         position = emit.op("remainder", position, emit.value(extent, int64))
     return emit.op("gather", x, position, axis=axis)
+
+
+def pad_by_sizes(emit: Emitter, x: Value, axis: int, low: Size, high: Size, value: Value) -> Value:
+    """One dimension padded by numbers of elements that are sizes, with one value; negative ones cut."""
+    extent = x.shape[axis]
+    place = emit.iota(simplify(lift(extent) + low + high))
+    place = emit.op("subtract", place, emit.value(low, int64)) if low != 0 else place
+    last = emit.value(simplify(lift(extent) - 1), int64)
+    inside = emit.op("logical_and", emit.op("greater_equal", place, 0), emit.op("less_equal", place, last))
+    read = emit.op("gather", x, emit.op("minimum", emit.op("maximum", place, 0), last), axis=axis)
+    inside = emit.unsqueeze(inside, *range(1, x.rank - axis)) if axis + 1 < x.rank else inside
+    return emit.op("where", inside, read, value)

@@ -12,7 +12,7 @@ from tilewright.importers import formulas, fourier, linear_algebra
 from tilewright.importers.onnx_call import Call, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
 from tilewright.importers.onnx_ops.network import convolve, row_statistics
-from tilewright.importers.onnx_ops.windows import pool_window
+from tilewright.importers.onnx_ops.windows import largest_of_windows
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lift, simplify
@@ -241,8 +241,7 @@ def group_norm(call: Call) -> Value:
 def max_pool_channels_last(call: Call) -> Value:
     x = call[0]
     inner = call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
-    found = call.op("max_pool", inner, **pool_window(call, inner))
-    return call.permute(found, [0, *range(2, x.rank), 1])
+    return call.permute(largest_of_windows(call, inner), [0, *range(2, x.rank), 1])
 
 
 @rule("GridSample")

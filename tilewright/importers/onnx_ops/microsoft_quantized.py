@@ -10,7 +10,7 @@ from tilewright.importers import formulas
 from tilewright.importers.onnx_call import Call, Tensor
 from tilewright.importers.onnx_ops import microsoft, quantized, recurrent
 from tilewright.importers.onnx_ops.quantized import centred, quantize
-from tilewright.importers.onnx_ops.windows import pool_window
+from tilewright.importers.onnx_ops.windows import mean_of_windows
 from tilewright.importers.rules import RuleTable
 
 TABLE = RuleTable("ONNX Runtime: quantized", "com.microsoft::")
@@ -80,9 +80,7 @@ def quantized_global_average(call: Call) -> Value:
 @rule("QLinearAveragePool")
 def quantized_average(call: Call) -> Value:
     x = _channels_first(call, _numbers(call, 0))
-    counted = bool(call.attribute("count_include_pad", 0))
-    mean = call.op("average_pool", x, **pool_window(call, x), count_include_pad=counted)
-    return _channels_back(call, _result(call, mean, 3, call[0]))
+    return _channels_back(call, _result(call, mean_of_windows(call, x), 3, call[0]))
 
 
 @rule("QLinearConcat")
@@ -128,14 +126,14 @@ def dynamic_product(call: Call) -> Value:
     """a [.., K] of floats, quantized by its own range, times b with its scale and zero point; a bias."""
     rows, scale, zero = quantized.dynamic_quantize_linear(call)
     left = call.op("subtract", call.cast(rows, int32), call.cast(zero, int32))
-    product = call.matmul(left, centred(call, 1, 3))
+    product = call.matmul(left, centred(call, 1, 3, [1, -1]))
     return _scaled(call, product, call.op("multiply", scale, _of_columns(call, 2)), call.optional(4))
 
 
 @rule("MatMulIntegerToFloat")
 def product_to_float(call: Call) -> Value:
     """Inputs: a, b, their scales, their zero points, a bias."""
-    product = call.matmul(centred(call, 0, 4, [-1, 1]), centred(call, 1, 5))
+    product = call.matmul(centred(call, 0, 4, [-1, 1]), centred(call, 1, 5, [1, -1]))
     scale = call.op("multiply", _of_columns(call, 2), _of_columns(call, 3))
     return _scaled(call, product, scale, call.optional(6))
 

@@ -12,7 +12,7 @@ from tilewright.importers.einsum import einsum
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, maximum, simplify
 
 TABLE = RuleTable("Layers")
 rule = TABLE.rule
@@ -90,6 +90,30 @@ def _same(extent: Size, kernel: int, stride: int, dilation: int, lower: bool) ->
     return (large, small) if lower else (small, large)
 
 
+def padded_as_same(call: Call, x: Value, kernel: Sequence[int], filled: float) -> Value:
+    """x with the padding of `auto_pad` where that depends on the sizes of a call; the attribute then asks for none."""
+    auto, count = call.attribute("auto_pad", "NOTSET"), len(kernel)
+    strides = call.integers("strides", count, default=1, least=1)
+    dilation = call.integers("dilations", count, default=1, least=1)
+    dynamic = any(
+        not isinstance(extent, int) and stride > 1 for extent, stride in zip(x.shape[2:], strides, strict=True)
+    )
+    if auto not in ("SAME_UPPER", "SAME_LOWER") or not dynamic:
+        return x
+    for index, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
+        extent, reach = x.shape[2 + index], step * (size - 1) + 1
+        windows = ceil_divide(extent, stride)
+        total = simplify((lift(windows) - 1) * stride + reach - extent)
+        total = total if reach >= stride else maximum(0, total)
+        small = simplify(lift(total) // 2)
+        large = simplify(lift(total) - small)
+        low, high = (large, small) if auto == "SAME_LOWER" else (small, large)
+        if total != 0:
+            x = images.pad_by_sizes(call, x, 2 + index, low, high, call.builder.number(filled, x.dtype))
+    call.attributes = {**call.attributes, "auto_pad": "VALID"}
+    return x
+
+
 def _kernel(call: Call, x: Value, weight: Value) -> list[int]:
     """The kernel's size, which the weight has and an attribute may repeat."""
     call.require_rank(x, 3)
@@ -128,7 +152,9 @@ def _padding_to_size(
 
 def convolve(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     """A convolution by the attributes of Conv and its kin."""
-    strides, padding, dilation = window(call, x, _kernel(call, x, weight))
+    kernel = _kernel(call, x, weight)
+    x = padded_as_same(call, x, kernel, 0)
+    strides, padding, dilation = window(call, x, kernel)
     groups = call.positive("group", 1)
     return call.op("conv", x, weight, bias, strides=strides, padding=padding, dilation=dilation, groups=groups)
 

@@ -143,13 +143,13 @@ def _scale_of_rows(call: Call, index: int) -> Value:
 
 @rule("MatMulInteger")
 def matmul_integer(call: Call) -> Value:
-    return call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 1, 3))
+    return call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 1, 3, [1, -1]))
 
 
 @rule("QLinearMatMul")
 def quantized_matmul(call: Call) -> Value:
     """Inputs: a, its scale and zero point, b, its scale and zero point, the result's scale and zero point."""
-    product = call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 3, 5))
+    product = call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 3, 5, [1, -1]))
     scale = call.op("multiply", call.cast(_scale_of_rows(call, 1), float32), call.cast(call[4], float32))
     scaled = call.op("multiply", call.cast(product, float32), scale)
     return quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)

@@ -14,7 +14,7 @@ from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.run_time import along_axis, top_k, with_axes
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import lower_bound, product, upper_bound
+from tilewright.symbolic import Size, product, upper_bound
 
 TABLE = RuleTable("Reductions")
 rule = TABLE.rule
@@ -178,15 +178,16 @@ def largest(call: Call) -> tuple[Value, Value]:
     if call.opset >= 10 and call.is_unknown(1):
         call.attribute("sorted", 1)
         return top_k(call, x, axis, bool(call.attribute("largest", 1)))
-    counts = call.ints(1) if call.opset >= 10 else [call.attribute("k")]
+    counts: list[Size] = call.sizes(1) if call.opset >= 10 else [call.attribute("k")]
     if len(counts) != 1:
         raise Invalid(f"the count k has {len(counts)} elements; it must have one")
     count, extent = counts[0], x.shape[axis]
+    if not isinstance(count, int) or count == 0:
+        call.attribute("sorted", 1)
+        return top_k(call, x, axis, bool(call.attribute("largest", 1)), count)
     if count < 0 or count > upper_bound(extent):
         raise Invalid(f"k is {count}, but the dimension {axis} has {extent} elements")
-    if count == 0 or count > lower_bound(extent):
-        advice = f"let the dimension begin at {count} in dynamic_shapes" if count else "leave the operation out"
-        raise Unsupported(f"k is {count} where the dimension has {extent} elements", advice)
+    call.require_extent(x, axis, count)
     call.attribute("sorted", 1)
     return sorting.top(call, x, count, axis, bool(call.attribute("largest", 1)))
 

@@ -157,10 +157,10 @@ def along_axis(call: Call, x: Value, apply: Callable[[Value, int], Value]) -> Va
     return call.op("last_axis_at", apply(moved, x.rank - 1), call.numbers(1), shape=x.shape, what=what)
 
 
-def top_k(call: Call, x: Value, axis: int, largest: bool) -> tuple[Value, Value]:
-    """The k largest, where k is known only then."""
+def top_k(call: Call, x: Value, axis: int, largest: bool, count: Size | None = None) -> tuple[Value, Value]:
+    """The k largest, where k (`count`, if it is a size) is known only then."""
     shape = list(x.shape)
-    shape[axis] = call.fresh("k")
+    shape[axis] = call.fresh("k") if count is None else count
     shared = {"axis": axis, "shape": tuple(shape), "largest": largest, "what": call.what(1)}
     values, positions = (
         call.op("top_k", x, call.numbers(1), gives=gives, **shared) for gives in ("values", "positions")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.dtypes import from_numpy, int1, int64
+from tilewright.dtypes import from_numpy, int1
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
@@ -265,7 +265,9 @@ def pad(call: Call) -> Value:
         low, high = numbers[place], numbers[place + len(axes)]
         if not (isinstance(low, int) and isinstance(high, int)):
             filled = call.reshape(call[2], ()) if computed else call.builder.number(value, x.dtype)
-            x = _padded_by_sizes(call, x, axis, low, high, mode, filled)
+            if mode != "constant":
+                raise Unsupported(f"the pads {low} and {high} in mode {mode!r}", "fix that dimension")
+            x = images.pad_by_sizes(call, x, axis, low, high, filled)
             continue
         cut = max(0, -low) + max(0, -high)
         if cut > upper_bound(x.shape[axis]):
@@ -286,20 +288,6 @@ def pad(call: Call) -> Value:
             call.require_extent(x, axis, max(low, high) + 1 if mode == "reflect" else 1)
             x = images.pad_from_image(call, x, axis, low, high, mode)
     return x
-
-
-def _padded_by_sizes(call: Call, x: Value, axis: int, low: Size, high: Size, mode: str, value: Value) -> Value:
-    """Constant pads that are known only when the model is called; negative ones cut."""
-    if mode != "constant":
-        raise Unsupported(f"the pads {low} and {high} in mode {mode!r}", "fix that dimension")
-    extent = x.shape[axis]
-    place = call.iota(simplify(lift(extent) + low + high))
-    place = call.op("subtract", place, call.value(low, int64)) if low != 0 else place
-    last = call.value(simplify(lift(extent) - 1), int64)
-    inside = call.op("logical_and", call.op("greater_equal", place, 0), call.op("less_equal", place, last))
-    read = call.op("gather", x, call.op("minimum", call.op("maximum", place, 0), last), axis=axis)
-    inside = call.unsqueeze(inside, *range(1, x.rank - axis)) if axis + 1 < x.rank else inside
-    return call.op("where", inside, read, value)
 
 
 @rule("Shape", "Size")

@@ -12,7 +12,7 @@ from tilewright.dtypes import float32, int1, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import pool_extent, window_extent
 from tilewright.importers.onnx_call import Call
-from tilewright.importers.onnx_ops.network import window
+from tilewright.importers.onnx_ops.network import padded_as_same, window
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
@@ -37,14 +37,39 @@ def pool_window(call: Call, x: Value) -> dict[str, Any]:
     return {"kernel": kernel, "strides": strides, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
 
 
+def padded_for_pool(call: Call, x: Value, filled: float) -> Value:
+    """x with the padding of `auto_pad` that only a call's sizes tell."""
+    call.require_rank(x, 3)
+    return padded_as_same(call, x, call.integers("kernel_shape", x.rank - 2, default=0, least=1), filled)
+
+
+def largest_of_windows(call: Call, x: Value) -> Value:
+    """The largest element of each window of a pool."""
+    x = padded_for_pool(call, x, _least(x))
+    return call.op("max_pool", x, **pool_window(call, x))
+
+
+def mean_of_windows(call: Call, x: Value) -> Value:
+    """The mean of each window of a pool; padding counts where the attribute says so."""
+    counted, attributes = bool(call.attribute("count_include_pad", 0)), call.attributes
+    padded = padded_for_pool(call, x, 0)
+    options = pool_window(call, padded)
+    mean = call.op("average_pool", padded, **options, count_include_pad=counted)
+    if padded is x or counted:
+        return mean
+    call.attributes = attributes  # once more, for the share of each window that is no padding
+    real = padded_for_pool(call, call.full((1, 1, *x.shape[2:]), 1.0, x.dtype), 0)
+    return call.op("divide", mean, call.op("average_pool", real, **options))
+
+
 @rule("MaxPool")
 def max_pool(call: Call) -> tuple[Value, Value | None]:
     """The second result is the position of each largest element in the whole tensor."""
-    x, options = call[0], pool_window(call, call[0])
     columns_first = bool(call.attribute("storage_order", 0))
-    values = call.op("max_pool", x, **options)
     if call.outputs < 2:
-        return values, None
+        return largest_of_windows(call, call[0]), None
+    x, options = call[0], pool_window(call, call[0])
+    values = call.op("max_pool", x, **options)
     return values, _positions_of_largest(call, x, values, options, columns_first)
 
 
@@ -98,14 +123,14 @@ def _needed_padding(x: Value, options: dict[str, Any]) -> list[tuple[int, int]]:
 
 @rule("AveragePool")
 def average_pool(call: Call) -> Value:
-    counted = bool(call.attribute("count_include_pad", 0))
-    return call.op("average_pool", call[0], **pool_window(call, call[0]), count_include_pad=counted)
+    return mean_of_windows(call, call[0])
 
 
 @rule("LpPool")
 def lp_pool(call: Call) -> Value:
     """(sum |x|^p)^(1/p) of each window: the sum is a convolution with ones."""
-    x, order, options = call[0], float(call.attribute("p", 2)), pool_window(call, call[0])
+    x, order = padded_for_pool(call, call[0], 0), float(call.attribute("p", 2))
+    options = pool_window(call, x)
     padding = _needed_padding(x, options)
     powers = _power_of_size(call, x, order)
     planes = call.reshape(powers, (product(x.shape[:2]), 1, *x.shape[2:]))
