@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.dtypes import BY_NAME, int1, int64, string
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, broadcast_shapes, value
+from tilewright.graph.patterns import PatternError, compiled
 from tilewright.graph.semantics import Array, Arrays
 
 _NUMBER = re.compile(r"\s*[+-]?(?:inf|infinity|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*", re.ASCII | re.IGNORECASE)
@@ -56,6 +57,11 @@ def normalized_type(inputs: Inputs, attributes: Attributes) -> Types:
 
 
 def matched_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """A truth for each text; the pattern must be one that is understood."""
+    try:
+        compiled(attributes["pattern"])
+    except PatternError as error:
+        raise ShapeError(str(error)) from None
     return [(int1, _text(inputs, 0))]
 
 
@@ -156,6 +162,10 @@ def _places(keys: tuple[str, ...]) -> dict[str, int]:
 def text_position(inputs: Arrays, attributes: Attributes) -> Array:
     places = _places(attributes["keys"])
     return _each(lambda text: places.get(text, -1), inputs[0], dtype=np.int64)
+
+
+def text_matches(inputs: Arrays, attributes: Attributes) -> Array:
+    return _each(compiled(attributes["pattern"]).matches, inputs[0], dtype=np.bool_)
 
 
 def text_to_number(inputs: Arrays, attributes: Attributes) -> Array:

@@ -293,6 +293,8 @@ _op("host", "text_split", 1, texts.split_type, texts.text_split,
 _op("host", "text_normalize", 1, texts.normalized_type, texts.text_normalize,
     "texts [C] or [1, C] without `stopwords`, in lower or upper `case`; of none an empty one",
     stopwords=(), case="NONE", sensitive=False, count=REQUIRED)
+_op("host", "text_matches", 1, texts.matched_type, texts.text_matches,
+    "whether a whole text is one that the regular expression `pattern` describes", pattern=REQUIRED)
 _op("host", "text_position", 1, texts.position_type, texts.text_position,
     "i64: the place of a text among `keys`, the last of equal ones; -1 where it is not there", keys=REQUIRED)
 _op("host", "text_to_number", 1, texts.number_type, texts.text_to_number, "the number that a text is", to=REQUIRED)
@@ -337,7 +339,16 @@ _LISTS = frozenset(
 )
 _ANY = frozenset({"copy", "if", "loop"})  # that take and give what only the host works on
 _TEXT = frozenset(
-    {"text", "text_concat", "text_split", "text_normalize", "text_position", "text_to_number", "number_to_text"}
+    {
+        "text",
+        "text_concat",
+        "text_split",
+        "text_normalize",
+        "text_matches",
+        "text_position",
+        "text_to_number",
+        "number_to_text",
+    }
 )
 _TEXT_TOO = frozenset(  # that move or compare elements, whatever they are
     {"reshape", "permute", "broadcast_to", "slice", "concat", "gather", "gather_elements", "scatter_update", "where",

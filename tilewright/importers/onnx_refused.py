@@ -17,7 +17,7 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     _FILES: ("ImageDecoder",),
     _TRAINING: ("ai.onnx.preview.training::Gradient",),
-    _TEXT: ("RegexFullMatch", "com.microsoft::Tokenizer"),
+    _TEXT: ("com.microsoft::Tokenizer",),
     _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer", "ai.onnx.ml::ZipMap"),
     _GENERATION: ("com.microsoft::BeamSearch", "com.microsoft::GreedySearch", "com.microsoft::WhisperBeamSearch"),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 
 from tilewright.dtypes import float32
 from tilewright.graph.core import Value
+from tilewright.graph.patterns import PatternError, compiled
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -36,6 +37,17 @@ def normalize(call: Call) -> Value:
     stops = tuple(call.attribute("stopwords") or ())
     count = call.fresh("texts", 1)
     return call.op("text_normalize", call[0], stopwords=stops, case=case, sensitive=sensitive, count=count)
+
+
+@rule("RegexFullMatch")
+def full_match(call: Call) -> Value:
+    """Whether texts as a whole are what a pattern in RE2's syntax describes."""
+    pattern = call.attribute("pattern", "")
+    try:
+        compiled(pattern)
+    except PatternError as error:
+        raise Unsupported(str(error), "write the pattern in RE2's syntax, or match it outside of the model") from None
+    return call.op("text_matches", call[0], pattern=pattern)
 
 
 @rule("TfIdfVectorizer")
