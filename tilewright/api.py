@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
+from tilewright.engine.file import as_path
 from tilewright.engine.timings import read_timings
 from tilewright.engine.tuning import Tuning
 from tilewright.importers import import_model
@@ -51,9 +52,9 @@ def compile(
     when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`
     when a reproducible build would have to time kernels.
     """
-    source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
     graph = import_model(model, example_inputs, dynamic_shapes, trust=trust, example_kwargs=example_kwargs)
-    recorded = read_timings(Path(timing_cache)) if timing_cache is not None else ()
+    source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
+    recorded = read_timings(as_path(timing_cache, "a timing cache")) if timing_cache is not None else ()
     examples = [*_values(example_inputs), *(example_kwargs or {}).values()]
     with on_gpu_of(examples):  # kernels are timed where they will run
         engine = build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))

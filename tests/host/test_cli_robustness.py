@@ -8,8 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import tilewright
+from tilewright import Engine
+from tilewright.cli.tensors import _load_array
+from tilewright.engine.file import check_replaceable
+from tilewright.errors import EngineError, ImportModelError, InputError, TimingCacheError
+from tilewright.tune.cache import TimingCache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="devices, pipes and signals of POSIX")
 COMMAND = [sys.executable, "-m", "tilewright"]
@@ -50,11 +58,17 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("tilewright tune show file", (1,)),
         ("tilewright tune show /dev/zero", (1,)),
         ("tilewright run file --size x=²", (1, 2)),
+        ("tilewright build pipe.onnx", (1,)),
+        ("tilewright build pipe.pt2", (1,)),
+        ("tilewright inspect endless.onnx", (1,)),
     ],
 )
 def test_one_message_and_a_code(line: str, code: tuple[int, ...], tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "endless.onnx").symlink_to("/dev/zero")
+    for name in ("pipe.onnx", "pipe.pt2"):
+        os.mkfifo(tmp_path / name)
     (tmp_path / "syntax.py").write_text("def kernel(:\n")
     (tmp_path / "raising.py").write_text("raise ValueError('on its own')\n")
     for name in ("file", "file.onnx"):
@@ -71,3 +85,39 @@ def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode in (0, 1, 130, -signal.SIGINT)
     assert process.returncode == -signal.SIGINT or b"Traceback" not in errors
+
+
+def test_inputs_are_read_from_regular_files_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npy")
+    with pytest.raises(InputError, match="no regular file"):
+        _load_array("x", tmp_path / "pipe.npy")
+    with pytest.raises(InputError, match="No such file"):
+        _load_array("x", tmp_path / "none.npy")
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1125899906842624,), }"
+    text = header + b" " * (-(len(header) + 11) % 64) + b"\n"
+    (tmp_path / "bomb.npy").write_bytes(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(InputError, match="is not an array"):
+        _load_array("x", tmp_path / "bomb.npy")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "a\0b.onnx", "\ud800.pt2", "x" * 5000])
+def test_names_that_no_file_has(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ImportModelError):
+        tilewright.compile(name)
+    for read in (Engine.load, Engine.read, check_replaceable_path):
+        with pytest.raises(EngineError):
+            read(name)
+    with pytest.raises(TimingCacheError):
+        TimingCache.read(Path(name))
+
+
+def check_replaceable_path(name: str) -> None:
+    check_replaceable(Path(name))
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x", object()])
+def test_things_that_name_no_file(value: Any) -> None:
+    for read in (Engine.load, Engine.read):
+        with pytest.raises(EngineError, match="is named by a text or a path"):
+            read(value)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -119,6 +120,82 @@ def test_mistakes(session: tw.InferenceSession, rng: np.random.Generator, tmp_pa
         tw.InferenceSession(tmp_path / "nowhere.onnx")
     with pytest.raises(ImportModelError, match="int"):
         tw.InferenceSession(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [None, [], {"x": None}, {"x": ["a"]}, {"x": [[1], [1, 2]]}, {"x": [[1j] * 4]}])
+def test_feeds_of_a_wrong_kind(session: tw.InferenceSession, form: Any) -> None:
+    with pytest.raises(InputError):
+        session.run(None, form)
+
+
+@pytest.mark.parametrize("names", ["y", b"y", 5, [["y"]], [None]])
+def test_names_of_a_wrong_kind(session: tw.InferenceSession, rng: np.random.Generator, names: Any) -> None:
+    with pytest.raises(InputError, match="output"):
+        session.run(names, feeds(rng))
+
+
+@pytest.mark.parametrize("providers", ["CPUExecutionProvider", 5, [1], [()], [None]])
+def test_providers_of_a_wrong_kind(model: onnx.ModelProto, providers: Any) -> None:
+    with pytest.raises(SettingsError, match="provider"):
+        tw.InferenceSession(model, providers=providers)
+
+
+def test_options_of_a_wrong_kind(model: onnx.ModelProto, session: tw.InferenceSession) -> None:
+    with pytest.raises(SettingsError, match="SessionOptions, not an int"):
+        tw.InferenceSession(model, 5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="threads"):
+        tw.InferenceSession(model, tw.SessionOptions(intra_op_num_threads=-1))
+    for size in ("x", -1, 1.5):
+        with pytest.raises(SettingsError, match="'n' is fixed to"):
+            tw.InferenceSession(model, tw.SessionOptions(dimensions={"n": size}))  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="callback"):
+        session.run_async(None, {}, None, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="IOBinding"):
+        session.run_with_iobinding(None)  # type: ignore[arg-type]
+
+
+def test_the_profile_is_written_or_an_error(model: onnx.ModelProto, tmp_path: Path) -> None:
+    options = tw.SessionOptions(enable_profiling=True, profile_file_prefix=str(tmp_path / "none" / "profile"))
+    with pytest.raises(SettingsError, match="cannot be written"):
+        tw.InferenceSession(model, options).end_profiling()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "address"),
+    [
+        (np.float32, (3, 4), 0),
+        (np.float32, (3, 4), -8),
+        (np.float32, (3, 4), 2**70),
+        (np.float32, (-3, 4), 4096),
+        (np.float32, (2**40, 2**40), 4096),
+        (np.float32, ("a", 4), 4096),
+        (np.float32, (3, 4), "a"),
+        (np.float32, 5, 4096),
+        ("no type", (3, 4), 4096),
+        (object, (3, 4), 4096),
+    ],
+)
+def test_addresses_that_are_none(session: tw.InferenceSession, kind: Any, shape: Any, address: Any) -> None:
+    with pytest.raises(InputError, match="memory"):
+        session.io_binding().bind_input("x", "cpu", 0, kind, shape, address)
+    with pytest.raises(InputError, match="memory"):
+        session.io_binding().bind_output("y", "cpu", 0, kind, shape, address)
+
+
+def test_values_of_a_wrong_kind(session: tw.InferenceSession) -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.bfloat16)):
+        np.testing.assert_array_equal(tw.OrtValue(tensor).numpy().astype(np.float32), np.ones(2))
+    with pytest.raises(InputError, match="OrtValue"):
+        session.io_binding().bind_ortvalue_input("x", np.ones(2))  # type: ignore[arg-type]
+    for shape, kind in (([-1], np.float32), ([2], "no type"), (["a"], np.float32)):
+        with pytest.raises(InputError, match="no array has the shape"):
+            tw.OrtValue.ortvalue_from_shape_and_type(shape, kind)
+    locked = np.zeros(2)
+    locked.flags.writeable = False
+    for array, update, text in ((np.zeros(2), [1, 2], "got a list"), (locked, np.ones(2), "read-only")):
+        with pytest.raises(InputError, match=text):
+            tw.OrtValue(array).update_inplace(update)  # type: ignore[arg-type]
 
 
 def test_element_types_are_spelled_as_onnx_does() -> None:
@@ -322,6 +399,12 @@ def test_an_engine_for_each_set_of_values(
     for other in range(1, 6):
         session.run(None, {**given, "step": other})
     check(list(backend.prepare(model).run([given["signal"], given["step"], given["scale"]])), model, given)
+    for step, error in ((np.array([8]), ShapeError), (np.array(8, np.int32), InputError), (8.5, InputError)):
+        with pytest.raises(error, match="'step'"):
+            session.run(None, {**given, "step": step})
+    stored = windowed()
+    onnx.save(stored, tmp_path / "outside.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    check(tw.InferenceSession(tmp_path / "outside.onnx").run(None, given), model, given)
     with pytest.raises(InputError, match="missing: step"):
         session.run(None, {"signal": given["signal"], "scale": given["scale"]})
     with pytest.raises(EngineError, match="make these inputs constants"):

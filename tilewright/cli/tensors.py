@@ -13,6 +13,7 @@ from tilewright.cli.console import wrong_usage
 from tilewright.dtypes import ANY_BY_NAME
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import InputError, ShapeError
+from tilewright.runtime.cache_files import why_not_readable
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import evaluate, free_symbols
 
@@ -83,9 +84,12 @@ def gather_inputs(
 
 
 def _load_array(name: str, path: Path) -> np.ndarray:
+    reason = why_not_readable(path)
+    if reason is not None:
+        raise InputError(f"input {name!r}: {path} cannot be read: {reason}")
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OSError, MemoryError) as error:
         raise InputError(f"input {name!r}: {path} is not an array that numpy.save wrote ({error})") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"input {name!r}: {path} holds several arrays (.npz); give one .npy file for each input")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tilewright.engine import cuda_program
 from tilewright.engine.bounded_json import read_json
-from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, read_package, write_package
+from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, as_path, read_package, write_package
 from tilewright.engine.plan_json import plan_from_json
 from tilewright.engine.trust import PublicKey, Trust
 from tilewright.errors import (
@@ -202,7 +202,7 @@ class Engine:
         Raises `EngineDamagedError`, `EngineVersionError`, `EngineTargetError` or `EngineUntrustedError` with the
         reason, `SigningKeyError` for a key that cannot be read, and `MissingDependencyError` without `cryptography`.
         """
-        path, trust = Path(path), Trust.of(expect_sha256, trusted_keys)
+        path, trust = as_path(path, "an engine file"), Trust.of(expect_sha256, trusted_keys)
         if rebuild not in (False, True, "always"):
             raise SettingsError(f"rebuild is {rebuild!r}: expected False, True or 'always'")
         reason: EngineError | None = None
@@ -239,7 +239,7 @@ class Engine:
         Everything about the engine can be asked, and none of its code is run; running it links it then.  Raises as
         `load` does, but for `EngineTargetError`, which comes from `run`.
         """
-        return cls._read(Path(path), target, Trust.of(expect_sha256, trusted_keys), mmap)
+        return cls._read(as_path(path, "an engine file"), target, Trust.of(expect_sha256, trusted_keys), mmap)
 
     @classmethod
     def _read(cls, path: Path, target: str | None, trust: Trust, mapped: bool) -> Engine:
@@ -247,7 +247,7 @@ class Engine:
 
     def save(self, path: str | Path) -> None:
         """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
-        write_package(self._package, Path(path))
+        write_package(self._package, as_path(path, "an engine file"))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise EngineError(

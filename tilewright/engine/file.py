@@ -32,7 +32,7 @@ from tilewright.engine.archive import PADDING_EXTRA, Archive
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.trust import Trust
 from tilewright.engine.weights import ALIGNMENT, Weights
-from tilewright.errors import EngineError, EngineVersionError
+from tilewright.errors import EngineError, EngineVersionError, a_kind
 from tilewright.runtime.cache_files import why_not_replaceable
 from tilewright.settings import settings
 
@@ -69,6 +69,14 @@ class Package:
     graph: bytes
     objects: Mapping[str, bytes]  # by member name
     signed: tuple[bytes, bytes] | None = None  # the manifest as it was read, and its signatures
+
+
+def as_path(value: Any, what: str) -> Path:
+    """What a caller names a file by, as a path; raises `EngineError` for things that name none."""
+    try:
+        return Path(value)
+    except TypeError as error:
+        raise EngineError(f"{what} is named by a text or a path, got {a_kind(value)}") from error
 
 
 def write_package(package: Package, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +94,7 @@ class StagedSession:
         views = self._views(inputs)
         symbols = dict(zip(self._symbols, self._shapes.symbols(views), strict=True))
         given = self._given(inputs, views, out)
-        arrays = [found if isinstance(found, np.ndarray) else _array(found) for found in views]
+        arrays = [found if isinstance(found, np.ndarray) else tensors.as_array(found) for found in views]
 
         def run_part(node: Node, arrays: Sequence[Any], known: Mapping[str, int]) -> list[np.ndarray]:
             sizes.update(known)
@@ -223,12 +222,12 @@ class StagedSession:
             elif spec.dtype not in dtypes.BY_NAME:
                 found[spec.name] = returned(result, dtypes.ANY_BY_NAME[spec.dtype])
             elif spec.name in given:
-                _array(given[spec.name])[...] = result
+                tensors.as_array(given[spec.name])[...] = result
                 _to_device(out[spec.name], given[spec.name])
                 found[spec.name] = out[spec.name]
             elif tensors.is_torch(like):
                 memory = tensors.allocate(like, spec.dtype, result.shape)
-                _array(tensors.view(memory, spec.name, spec.dtype))[...] = result
+                tensors.as_array(tensors.view(memory, spec.name, spec.dtype))[...] = result
                 found[spec.name] = _on_device_of(like, memory)
             else:
                 own = result.flags.owndata and result.flags.c_contiguous and result.flags.writeable
@@ -241,18 +240,6 @@ class StagedSession:
 def _carrier(size: Any, known: Mapping[str, int]) -> np.ndarray:
     """An input that tells a part a size; nothing reads it."""
     return np.empty(evaluate(size, known), np.bool_)
-
-
-def _array(view: tensors.TensorView) -> np.ndarray:
-    """The memory of a view as an array, which keeps it alive."""
-    if isinstance(view.owner, np.ndarray):
-        return view.owner
-    dtype = dtypes.BY_NAME[view.dtype].numpy
-    if not view.bytes:
-        return np.empty(view.shape, dtype)
-    memory = (ctypes.c_char * view.bytes).from_address(view.address)
-    memory.owner = view.owner  # type: ignore[attr-defined]
-    return np.frombuffer(memoryview(memory), dtype).reshape(view.shape)
 
 
 def _apart(array: np.ndarray, written: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.errors import ImportModelError, MissingDependencyError, a_kind
 from tilewright.graph.core import Graph
+from tilewright.runtime.cache_files import why_not_readable
 
 ACCEPTED = (
     "a torch.nn.Module, a function of tensors, a torch.export.ExportedProgram, a .pt2 file, an ONNX ModelProto, "
@@ -46,6 +47,8 @@ def import_model(
     """
     if isinstance(model, Graph):
         return model
+    if not isinstance(example_kwargs, (Mapping, type(None))):
+        raise ImportModelError(f"example_kwargs are given by name, as a dictionary, got {a_kind(example_kwargs)}")
     if isinstance(model, (bytes, bytearray, memoryview)):
         return _onnx().import_onnx(bytes(model), dynamic_shapes, name)
     if isinstance(model, (str, Path)):
@@ -63,7 +66,11 @@ def import_model(
 
 
 def _import_path(path: Path, dynamic_shapes: Any, name: str | None, trust: bool) -> Graph:
-    if not path.exists():
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as error:  # too long, a NUL, letters that the file system cannot spell
+        raise ImportModelError(f"{str(path)[:200]}: {str(error)[:200]}; expected {ACCEPTED}") from error
+    if not there:
         raise ImportModelError(f"{path}: no such file or folder; expected {ACCEPTED}")
     if path.is_dir():
         from tilewright.importers.huggingface import import_checkpoint
@@ -72,6 +79,9 @@ def _import_path(path: Path, dynamic_shapes: Any, name: str | None, trust: bool)
     if path.suffix == ".onnx":
         return _onnx().import_onnx(path, dynamic_shapes, name)
     if path.suffix == ".pt2":
+        reason = why_not_readable(path)
+        if reason is not None:
+            raise ImportModelError(f"{path}: cannot be read: {reason}")
         torch_export = _torch()
         program = torch_export.load_program(str(path), trust)
         return torch_export.import_program(program, dynamic_shapes, name or path.stem)

@@ -61,6 +61,7 @@ from tilewright.importers.shapes import (
     parse_dynamic_shapes,
     symbol_name,
 )
+from tilewright.runtime.cache_files import why_not_readable
 from tilewright.symbolic import Expression, Size, lower_bound, upper_bound
 
 logger = logging.getLogger("tilewright")
@@ -117,6 +118,9 @@ def read_model(source: Path | bytes) -> ModelProto:
     """The model in a file, or in its contents; raises `ImportModelError`."""
     model = ModelProto()
     name = source if isinstance(source, Path) else "the bytes given"
+    reason = why_not_readable(source) if isinstance(source, Path) else None
+    if reason is not None:
+        raise ImportModelError(f"{name}: cannot be read: {reason}")
     try:
         data = source.read_bytes() if isinstance(source, Path) else source
         model.ParseFromString(data)

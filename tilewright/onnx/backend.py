@@ -15,7 +15,7 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from tilewright.api import compile as compile_model
 from tilewright.engine.engine import Engine
-from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError
+from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError, a_kind
 from tilewright.importers.onnx import import_onnx
 from tilewright.onnx.session import has_gpu
 from tilewright.onnx.specialized import SpecializedEngine, specialized
@@ -34,6 +34,8 @@ class TilewrightBackendRep(BackendRep):
         if isinstance(inputs, np.ndarray):
             inputs = [inputs]
         if not isinstance(inputs, Mapping):
+            if not isinstance(inputs, Sequence):
+                raise InputError(f"inputs are a list of arrays or a dictionary by name, got {a_kind(inputs)}")
             names = [spec.name for spec in self.engine.inputs]
             if len(inputs) > len(names):
                 raise InputError(f"{len(inputs)} inputs given, the model takes {len(names)}: {', '.join(names)}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.dtypes import DType, element_of
-from tilewright.errors import InputError
+from tilewright.errors import InputError, a_kind, out_of_memory
+from tilewright.runtime import tensors
 
 if TYPE_CHECKING:
     from tilewright.onnx.session import InferenceSession
@@ -56,12 +59,20 @@ class OrtValue:
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
         """Zeros of that shape and NumPy type."""
-        return OrtValue.ortvalue_from_numpy(np.zeros(shape, element_type), device_type, device_id)
+        try:
+            array = np.zeros(shape, element_type)
+        except MemoryError as error:
+            raise out_of_memory("an OrtValue", error) from error
+        except (TypeError, ValueError) as error:
+            raise InputError(f"no array has the shape {shape!r} and the type {element_type!r}: {error}") from error
+        return OrtValue.ortvalue_from_numpy(array, device_type, device_id)
 
     def numpy(self) -> np.ndarray:
         """The tensor in the host's memory."""
         if isinstance(self.value, np.ndarray):
             return self.value
+        if tensors.is_torch(self.value):
+            return tensors.torch_array(self.value, "value")
         for method in ("numpy", "to_numpy"):
             if hasattr(self.value, method):
                 value = self.value.cpu() if hasattr(self.value, "cpu") else self.value
@@ -99,11 +110,13 @@ class OrtValue:
         """Write an array of the same shape and type over the host's array. Raises `InputError`."""
         if not isinstance(self.value, np.ndarray):
             raise InputError("update_inplace() writes to arrays of the host: make a new OrtValue of the GPU's")
+        wanted = f"{self.value.dtype}{list(self.value.shape)}"
+        if not isinstance(np_arr, np.ndarray):
+            raise InputError(f"update_inplace() takes an array {wanted}, got {a_kind(np_arr)}")
         if np_arr.shape != self.value.shape or np_arr.dtype != self.value.dtype:
-            raise InputError(
-                f"update_inplace() takes {self.value.dtype}{list(self.value.shape)}, "
-                f"got {np_arr.dtype}{list(np_arr.shape)}"
-            )
+            raise InputError(f"update_inplace() takes {wanted}, got {np_arr.dtype}{list(np_arr.shape)}")
+        if not self.value.flags.writeable:
+            raise InputError("update_inplace() writes to the array of this value, which is read-only")
         self.value[...] = np_arr
 
 
@@ -138,7 +151,7 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Bind a value."""
-        self._inputs[self._known(name, "input")] = ortvalue.value
+        self._inputs[self._known(name, "input")] = _ort_value(ortvalue)
 
     def bind_output(
         self,
@@ -155,7 +168,7 @@ class IOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Ask for an output, written to a value."""
-        self._outputs[self._known(name, "output")] = ortvalue.value
+        self._outputs[self._known(name, "output")] = _ort_value(ortvalue)
 
     def clear_binding_inputs(self) -> None:
         """Bind no inputs."""
@@ -188,6 +201,13 @@ class IOBinding:
         return name
 
 
+def _ort_value(given: Any) -> Any:
+    """What an `OrtValue` holds."""
+    if not isinstance(given, OrtValue):
+        raise InputError(f"expected a tilewright.onnx.OrtValue, got {a_kind(given)}: OrtValue(array)")
+    return given.value
+
+
 def _at(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> np.ndarray:
     """The host's memory at an address as an array."""
     if device_type != "cpu":
@@ -195,9 +215,16 @@ def _at(device_type: str, element_type: Any, shape: Sequence[int], address: int)
             f"memory of {device_type!r} is bound as a tensor: bind_ortvalue_input(name, OrtValue(tensor)), where "
             "`tensor` is a PyTorch tensor or anything else with DLPack"
         )
-    dtype = np.dtype(element_type)
+    try:
+        dtype, shape, address = np.dtype(element_type), tuple(map(operator.index, shape)), operator.index(address)
+    except TypeError as error:
+        raise InputError(f"memory is bound by its NumPy type, its shape and its address: {error}") from error
     size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or any(extent < 0 for extent in shape):
+        raise InputError(f"no memory holds {dtype}{list(shape)}")
     if size == 0:
         return np.empty(shape, dtype)
+    if not 0 < address <= sys.maxsize - size:
+        raise InputError(f"no memory of {size} bytes begins at the address {address}")
     buffer = (ctypes.c_char * size).from_address(address)
-    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(tuple(shape))
+    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)

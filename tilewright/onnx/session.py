@@ -6,6 +6,7 @@ Names and meanings are those of ONNX Runtime's public Python interface, so that 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +18,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.api import compile as compile_model
-from tilewright.dtypes import ANY_BY_NAME, BY_NAME
+from tilewright.dtypes import ANY_BY_NAME
 from tilewright.engine.engine import Engine
-from tilewright.errors import ImportModelError, InputError, SettingsError, TilewrightError, UnsupportedOperationError
+from tilewright.errors import (
+    ImportModelError,
+    InputError,
+    SettingsError,
+    TilewrightError,
+    UnsupportedOperationError,
+    a_kind,
+)
 from tilewright.onnx.binding import IOBinding, OrtValue, type_text
 from tilewright.runtime.plan import TensorSpec
+from tilewright.runtime.session import check_threads
+from tilewright.runtime.shapes import check_mapping
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from tilewright.onnx.specialized import SpecializedEngine
 
+_DEFAULT = ("CPUExecutionProvider",)
 TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
+
+
+logger = logging.getLogger("tilewright")
 
 
 def get_available_providers() -> list[str]:
@@ -103,6 +117,8 @@ class InferenceSession:
         """
         self.engine: Engine | SpecializedEngine
         self._options = sess_options if sess_options is not None else SessionOptions()
+        if not hasattr(self._options, "intra_op_num_threads"):
+            raise SettingsError(f"sess_options are a SessionOptions, not {a_kind(sess_options)}")
         self._provider = _provider(providers)
         target = TARGETS[self._provider]
         path = Path(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
@@ -111,7 +127,8 @@ class InferenceSession:
         else:
             model = _model(path_or_bytes) if path is None else path
             self.engine = _compiled(model, self._overrides(model), target)
-        self._threads = self._options.intra_op_num_threads or None
+        threads = self._options.intra_op_num_threads
+        self._threads = check_threads(threads) if threads else None
         if self._options.optimized_model_filepath:
             self.engine.save(self._options.optimized_model_filepath)
         self._events: list[dict[str, Any]] = []
@@ -128,6 +145,11 @@ class InferenceSession:
 
         model = read_model(model) if isinstance(model, (Path, bytes)) else model
         found: dict[str, dict[int, int]] = {}
+        for name, size in fixed.items():
+            if type(size) is not int or size < 0:
+                raise SettingsError(
+                    f"the dimension {name!r} is fixed to {size!r}: expected a whole number of at least 0"
+                )
         for entry in model.graph.input:
             for axis, dimension in enumerate(entry.type.tensor_type.shape.dim):
                 if dimension.dim_param in fixed:
@@ -183,6 +205,8 @@ class InferenceSession:
 
         `error` is the message of what was raised, or empty.  Runs of one session start in the order of the calls.
         """
+        if not callable(callback):
+            raise InputError(f"callback is {a_kind(callback)}: expected a function of results, user data and an error")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "tilewright-session")
 
@@ -191,7 +215,10 @@ class InferenceSession:
                 results, message = self.run(output_names, input_feed), ""
             except Exception as error:
                 results, message = [], str(error) or type(error).__name__
-            callback(results, user_data, message)
+            try:
+                callback(results, user_data, message)
+            except Exception:  # nobody waits for this thread
+                logger.exception("the callback of InferenceSession.run_async failed")
 
         self._pool.submit(work)
 
@@ -201,35 +228,41 @@ class InferenceSession:
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """Run on the bound inputs; the results are written to bound memory, or found by `IOBinding.get_outputs`."""
+        if not isinstance(iobinding, IOBinding):
+            raise InputError(f"expected the IOBinding that io_binding() gives, got {a_kind(iobinding)}")
         names, out = iobinding.outputs()
         iobinding.results = dict(zip(names, self._run(names, iobinding.inputs, out), strict=True))
 
     def _run(
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Any]:
+        names = self._names(output_names)
         inputs = self._inputs(feed)
         began = time.perf_counter_ns()
         results = self.engine.run(inputs, out or None, self._threads)
         if self._options.enable_profiling:
             self._record("model_run", "Session", began, time.perf_counter_ns() - began)
             self._last = inputs
-        if not output_names:
-            return list(results.values())
-        unknown = [name for name in output_names if name not in results]
-        if unknown:
-            raise InputError(f"there is no output {unknown[0]!r}: this model gives {', '.join(results)}")
-        return [results[name] for name in output_names]
+        return [results[name] for name in names]
+
+    def _names(self, asked: Sequence[str] | None) -> list[str]:
+        """The names of outputs that are asked for; all of them for none."""
+        known = [spec.name for spec in self.engine.outputs]
+        if isinstance(asked, (str, bytes)) or not isinstance(asked, (Sequence, type(None))):
+            raise InputError(f"output_names are a list of names, or None for all, got {a_kind(asked)}")
+        for name in asked or ():
+            if name not in known:
+                raise InputError(f"there is no output {name!r}: this model gives {', '.join(known)}")
+        return list(asked or known)
 
     def _inputs(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds as the engine takes them."""
-        specs = {spec.name: spec for spec in self.engine.inputs}
+        check_mapping(feed, "inputs")
         found: dict[str, Any] = {}
         for name, value in feed.items():
             value = value.value if isinstance(value, OrtValue) else value
-            dtype = BY_NAME.get(specs[name].dtype) if name in specs else None
-            if dtype is not None and isinstance(value, (bool, int, float, list, tuple, np.generic)):
-                value = np.asarray(value, dtype.numpy)
-            found[name] = value
+            # A number of NumPy's, as a number of Python's, becomes what the engine takes where it keeps its value.
+            found[name] = value.item() if isinstance(value, np.generic) else value
         return found
 
     # -- Profiling ------------------------------------------------------------------------------
@@ -263,7 +296,10 @@ class InferenceSession:
                 place += duration
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         path = Path(f"{self._options.profile_file_prefix}_{stamp}.json")
-        path.write_text(json.dumps(self._events), encoding="utf-8")
+        try:
+            path.write_text(json.dumps(self._events), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"the profile {path} cannot be written: {error}") from error
         self._events, self._last = [], None
         return str(path)
 
@@ -275,19 +311,18 @@ def _compiled(
     try:
         return compile_model(model, None, dynamic_shapes, target)
     except UnsupportedOperationError as error:
-        import onnx
+        from tilewright.onnx.specialized import specialized, whole_model
 
-        from tilewright.onnx.specialized import specialized
-
-        if isinstance(model, Path):
-            model = onnx.load(model)
-        elif isinstance(model, bytes):
-            model = onnx.load_from_string(model)
+        if isinstance(model, (Path, bytes)):
+            model = whole_model(model)
         return specialized(model, target, dynamic_shapes, error)
 
 
 def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:
-    names = [name if isinstance(name, str) else name[0] for name in providers or ("CPUExecutionProvider",)]
+    if isinstance(providers, str) or not isinstance(providers, (Sequence, type(None))):
+        raise SettingsError(f"providers are a list of names, got {a_kind(providers)}")
+    entries = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in providers or _DEFAULT]
+    names = [str(name) for name in entries]
     for name in names:
         if name in TARGETS:
             return name

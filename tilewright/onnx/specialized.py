@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import BY_NAME, string
 from tilewright.engine.engine import Engine
-from tilewright.errors import EngineError, ImportModelError, UnsupportedOperationError
-from tilewright.importers.onnx import import_onnx
-from tilewright.importers.onnx_tensors import DTYPES, list_type
+from tilewright.errors import EngineError, ImportModelError, ShapeError, UnsupportedOperationError
+from tilewright.importers.onnx import import_onnx, read_model
+from tilewright.importers.onnx_tensors import DTYPES, list_type, read_tensor
+from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
-from tilewright.runtime.shapes import wrong_names
+from tilewright.runtime.shapes import check_mapping, wrong_names
 
 MOST_ENGINES = 16  # that are kept, the last ones used
 MOST_ELEMENTS = 64  # of an input whose value is part of the model
@@ -63,8 +64,20 @@ class SpecializedEngine:
         )
 
     def values(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The values that are part of the model, by input."""
-        return {name: np.asarray(inputs[name]) for name in self._bound}
+        """The values that are part of the model, by input; raises `InputError` and `ShapeError`."""
+        found = {}
+        for spec in self.inputs:
+            if spec.name in self._bound:
+                value = inputs[spec.name]
+                if tensors.is_torch(value):
+                    value = value.cpu()
+                array = tensors.as_array(tensors.view(value, spec.name, spec.dtype))
+                if array.shape != spec.shape:
+                    raise ShapeError(
+                        f"input {spec.name!r} has shape {list(array.shape)}, the model takes {list(spec.shape)}"
+                    )
+                found[spec.name] = array
+        return found
 
     def ones(self) -> dict[str, np.ndarray]:
         """Ones in the place of these values."""
@@ -81,6 +94,7 @@ class SpecializedEngine:
     def _for(self, inputs: Mapping[str, Any]) -> Engine:
         """The engine for the values of the small inputs."""
         known = [spec.name for spec in self.inputs]
+        check_mapping(inputs, "inputs")
         if inputs.keys() != set(known):
             raise wrong_names(known, inputs)
         values = self.values(inputs)
@@ -93,6 +107,16 @@ class SpecializedEngine:
             if len(self._engines) > MOST_ENGINES:
                 self._engines.popitem(last=False)
             return engine
+
+
+def whole_model(source: Path | bytes) -> ModelProto:
+    """The model in a file, or in its contents, with the tensors that are in files of its folder."""
+    model = read_model(source)
+    if isinstance(source, Path):
+        for tensor in model.graph.initializer:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                tensor.CopyFrom(numpy_helper.from_array(read_tensor(tensor, source.parent), tensor.name))
+    return model
 
 
 def bound(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:

@@ -203,7 +203,20 @@ def why_not_replaceable(path: Path) -> str | None:
         return None
     except OSError as error:
         return str(error.strerror)
+    except ValueError as error:  # a name with a NUL, or that the file system cannot spell
+        return str(error)
     return None if stat.S_ISREG(mode) else "it exists and is not a regular file; give another name"
+
+
+def why_not_readable(path: Path) -> str | None:
+    """Why a file cannot be read: there is none, or it is a device, a pipe or a folder, which may have no end."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return str(error.strerror)
+    except ValueError as error:
+        return str(error)
+    return None if stat.S_ISREG(mode) else "it is no regular file"
 
 
 def _lock(handle: int) -> bool:

@@ -5,6 +5,7 @@ PyTorch is never imported here: whoever passes a tensor of it has imported it.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import mmap
@@ -277,6 +278,27 @@ def check_writable(found: TensorView, value: Any, role: str, is_output: bool = F
         raise InputError(f"{role} is written in place and is read-only: pass a writable copy of the {type(value)}")
     if is_torch(value) and value.requires_grad:
         check_gradient(value, role, is_output)
+
+
+def as_array(found: TensorView) -> np.ndarray:
+    """The memory of a view as an array, which keeps it alive."""
+    if isinstance(found.owner, np.ndarray):
+        return found.owner
+    dtype = dtypes.BY_NAME[found.dtype].numpy
+    if not found.bytes:
+        return np.empty(found.shape, dtype)
+    memory = (ctypes.c_char * found.bytes).from_address(found.address)
+    memory.owner = found.owner  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(memory), dtype).reshape(found.shape)
+
+
+def torch_array(tensor: Any, name: str) -> np.ndarray:
+    """A PyTorch tensor of any device in the host's memory as an array; raises `InputError` as `view` does."""
+    given = str(tensor.dtype).removeprefix("torch.")
+    dtype = _TORCH_NAMES.get(given, given)
+    if dtype not in dtypes.BY_NAME:
+        raise InputError(f"{name!r} is {given}, which NumPy has no type for")
+    return as_array(view(tensor.detach().cpu(), name, dtype))
 
 
 def check_overlaps(views: Sequence[TensorView], names: Sequence[str], written: Iterable[int]) -> None:

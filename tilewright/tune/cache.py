@@ -70,7 +70,7 @@ class TimingCache:
             if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
                 raise TimingCacheError(f"the timing cache {path} is no regular file of at most {_LARGEST >> 20} MiB")
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise TimingCacheError(f"the timing cache {path} cannot be read: {error}") from error
         timings = []
         for number, line in enumerate(lines, 1):
