@@ -111,7 +111,7 @@ def test_what_was_there_comes_back(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tilewright.shim", *arguments],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
 

@@ -124,9 +124,9 @@ def test_kernels_are_pickled_by_name() -> None:
     np.testing.assert_array_equal(out, 3 * x)
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_programs(threads: str, tmp_path: Path) -> None:
+def test_programs(tmp_path: Path) -> None:
+    """Without GPUs, whatever the machine has: PyTorch's workers would start a context on each."""
     pytest.importorskip("torch")
-    done = run(str(SCRIPTS / "inductor.py"), threads, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    done = run(str(SCRIPTS / "inductor.py"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
-    assert "inductor agrees" in done.stdout and ("in workers" in done.stdout) == (threads == "2")
+    assert "inductor agrees" in done.stdout

@@ -1,9 +1,5 @@
-"""TorchInductor with Triton as the backend of the CPU: results against eager mode, in this process and in workers.
-
-usage: inductor.py [threads]        (how many processes compile; 1 is this one)
-"""
-
-import sys
+"""TorchInductor with Triton as the backend of the CPU: results against eager mode, compiled in this process, then in
+workers."""
 
 import torch
 import torch._inductor.config as config
@@ -11,7 +7,7 @@ import torch.nn.functional as F
 from torch._inductor.async_compile import AsyncCompile
 
 config.cpu_backend = "triton"
-config.compile_threads = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+config.compile_threads = 1
 
 
 def pointwise(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -39,15 +35,26 @@ def compare(name: str, compiled, function, arguments: list[torch.Tensor]) -> Non
     torch.testing.assert_close(compiled(*arguments), expected, msg=lambda text: f"{name}: {text}")
 
 
-torch.manual_seed(0)
-if config.compile_threads > 1:
-    AsyncCompile.wait_pool_ready()  # until then this process compiles
-chosen = list(FUNCTIONS) if config.compile_threads == 1 else ["pointwise", "softmax"]
-for name in chosen:
+def run(name: str) -> None:
     function, shapes = FUNCTIONS[name]
     torch._dynamo.reset()
     compiled = torch.compile(function)
     compare(name, compiled, function, [torch.randn(shape) for shape in shapes])
     if name == "pointwise":  # compiled for aligned arrays, called with others
         compare(name, compiled, function, [torch.randn(1001)[1:], torch.randn(1000)])
-print("inductor agrees", "in workers" if AsyncCompile.use_process_pool() else "")
+
+
+torch.manual_seed(0)
+for name in FUNCTIONS:
+    run(name)
+assert not AsyncCompile.use_process_pool()
+config.compile_threads = 2
+AsyncCompile.wait_pool_ready(timeout=500)  # until then this process compiles
+FUNCTIONS = {
+    "pointwise": (lambda x, y: torch.cos(x) + y * 3, [(1000,), (1000,)]),
+    "softmax": (lambda x: torch.softmax(x, -1), [(33, 300)]),
+}  # others, since the first ones are compiled
+for name in FUNCTIONS:
+    run(name)
+assert AsyncCompile.use_process_pool()
+print("inductor agrees")
