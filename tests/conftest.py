@@ -17,12 +17,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
+# Before NumPy and PyTorch are imported: what tests compare with are small products, for which threads that wait for
+# each other cost several times what they save, most of all where workers share the CPUs.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
 
-from tilewright.errors import MissingDependencyError
-from tilewright.settings import settings
-from tilewright.targets.nvidia.assemble import find_assembler
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+from tilewright.errors import MissingDependencyError  # noqa: E402
+from tilewright.settings import settings  # noqa: E402
+from tilewright.targets.nvidia.assemble import find_assembler  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden"
 

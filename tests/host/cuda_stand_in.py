@@ -32,6 +32,7 @@ from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.slots import slot_format
 from tilewright.settings import settings
+from tilewright.targets.base import Binary
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -221,7 +222,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
                 "cuda", symbol, symbol, b"", types, 0, features=(target.architecture,), warps=4, shared_bytes=0,
                 resources=_NONE,
             )  # fmt: skip
-        binary = CPUTarget.host().compile(function, {})
+        binary = _for_this_cpu(function)
         scratch[binary.symbol] = binary.scratch_bytes
         return CudaBinary(
             "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, features=(target.architecture,),
@@ -280,6 +281,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     for module in (devices, session):  # the real one would remember a GPU for the tests that follow
         monkeypatch.setattr(module, "primary_context", lambda ordinal: 1)
     return driver
+
+
+_compiled: dict[str, Binary] = {}  # kernels by their text: many tests have the same ones
+
+
+def _for_this_cpu(function: Function) -> Binary:
+    text = str(function)
+    if text not in _compiled:
+        _compiled[text] = CPUTarget.host().compile(function, {})
+    return _compiled[text]
 
 
 def _without_machine_text(operation: Operation) -> None:

@@ -16,6 +16,10 @@ from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
 from tilewright.kernels.hopper.grouped import grouped_matmul
 from tilewright.kernels.hopper.matmul import matmul
 
+# In how many orders the roles of a kernel that must be clean are run: four times as many as find every synchronising
+# operation that is left out (test_asynchrony_mutants.py).
+ORDERS = 16
+
 
 @tilewright.jit
 def unit_rows(squares):  # type: ignore[no-untyped-def]

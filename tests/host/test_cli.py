@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 import tilewright as tilewright_package
+from tests.host.cli_support import tilewright
 from tilewright.cli.comparison import compare_outputs
 from tilewright.host import host_cpu
 from tilewright.settings import settings
@@ -49,14 +50,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Path:
     """The model's engine, built by the command line."""
     path = model.parent / "classifier.engine"
-    finished = tilewright("build", str(model), "-o", str(path), "--shapes", "x:1..32x64")
+    finished = started("build", str(model), "-o", str(path), "--shapes", "x:1..32x64")
     assert finished.returncode == 0, finished.stderr
     assert "1 steps" not in finished.stdout
     assert path.exists()
     return path
 
 
-def tilewright(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "tilewright", *arguments],
         capture_output=True,
@@ -80,10 +82,10 @@ def test_an_engine_of_another_cpu_is_inspected_and_built_again(model: Path, tmp_
 
 
 def test_malformed_settings_are_told() -> None:
-    finished = tilewright("doctor", TILEWRIGHT_THREADS="0")
+    finished = started("doctor", TILEWRIGHT_THREADS="0")
     assert finished.returncode == 1 and "TILEWRIGHT_THREADS='0'" in finished.stderr
     assert "Traceback" not in finished.stderr
-    assert "parallel provider" in tilewright("doctor", TILEWRIGHT_LOG="debug").stderr
+    assert "parallel provider" in started("doctor", TILEWRIGHT_LOG="debug").stderr
 
 
 def test_sizes_must_fit_the_arrays_given(engine: Path, tmp_path: Path) -> None:
@@ -211,8 +213,8 @@ def test_output_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_version_and_completion() -> None:
-    assert tilewright("--version").stdout == f"tilewright {tilewright_package.__version__}\n"
-    shown = tilewright("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert started("--version").stdout == f"tilewright {tilewright_package.__version__}\n"
+    shown = started("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert shown.returncode == 0 and "COMPREPLY" in shown.stdout
 
 
@@ -286,17 +288,17 @@ def test_engines_hold_no_paths_of_the_builder(model: Path, tmp_path: Path) -> No
 
 def test_the_cache_is_shown_and_cleaned(tmp_path: Path) -> None:
     environment = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
-    assert "0 entries" in tilewright("cache", "show", **environment).stdout
+    assert "0 entries" in started("cache", "show", **environment).stdout
     with settings.scope(cache_directory=tmp_path / "cache"):
         ObjectCache(tmp_path / "cache").put("key", {}, bytes(2_000_000))
     (tmp_path / "cache/ey/.write-abc").write_bytes(bytes(1_000_000))
-    state = json.loads(tilewright("cache", "show", "--json", **environment).stdout)
+    state = json.loads(started("cache", "show", "--json", **environment).stdout)
     assert (state["entries"], state["leftovers"], state["leftover_bytes"]) == (1, 1, 1_000_000)
-    shown = tilewright("doctor", **environment).stdout
+    shown = started("doctor", **environment).stdout
     assert "1 entries, 2.0 MB; 1 files of killed writers, 1.0 MB (tilewright cache clean)" in shown
-    assert "removed 1 files" in tilewright("cache", "clean", **environment).stdout
+    assert "removed 1 files" in started("cache", "clean", **environment).stdout
     assert (tmp_path / "cache/ey/key.kernel").exists() and not (tmp_path / "cache/ey/.write-abc").exists()
-    tilewright("cache", "clean", "--all", **environment)
-    assert "0 entries" in tilewright("cache", "show", **environment).stdout
+    started("cache", "clean", "--all", **environment)
+    assert "0 entries" in started("cache", "show", **environment).stdout
     (tmp_path / "cache").chmod(0o777)
-    assert "not used: others may write to it" in tilewright("cache", "show", **environment).stdout
+    assert "not used: others may write to it" in started("cache", "show", **environment).stdout

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tilewright
+from tests.host import cli_support
 from tilewright import Engine
 from tilewright.cli.tensors import _load_array
 from tilewright.engine.file import check_replaceable
@@ -39,41 +40,59 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("tilewright cache show >&-", (0, 1)),
         ("tilewright cache show --json > /dev/full", (1,)),
         ("tilewright cache show > /dev/full", (1,)),
-        ("tilewright inspect $(printf 'x%.0s' {1..5000})", (1,)),
-        ("tilewright inspect loop", (1,)),
-        ("tilewright inspect folder", (1,)),
-        ("tilewright inspect file/x", (1,)),
         ("tilewright inspect $'caf\\xe9.engine'", (1,)),
-        ("tilewright build $'caf\\xe9.onnx'", (1,)),
-        ("tilewright build loop", (1, 2)),
-        ("tilewright build file.onnx --shapes x:²", (2,)),
-        (f"tilewright build file.onnx --shapes x:{'9' * 5000}", (2,)),
-        ("tilewright build file.onnx --shapes :", (2,)),
-        ("tilewright build file.onnx --target ''", (1,)),
-        ("tilewright build file.onnx -o /dev/null", (1, 2)),
+        ("tilewright inspect absent.engine", (1,)),
         ("tilewright compile syntax.py -n kernel -s ''", (1,)),
         ("tilewright compile raising.py -n kernel -s ''", (1,)),
-        ("tilewright compile file -n kernel -s ''", (2,)),
-        ("tilewright bench file --threads 100000", (2,)),
-        ("tilewright tune show file", (1,)),
-        ("tilewright tune show /dev/zero", (1,)),
-        ("tilewright run file --size x=²", (1, 2)),
-        ("tilewright build pipe.onnx", (1,)),
-        ("tilewright build pipe.pt2", (1,)),
-        ("tilewright inspect endless.onnx", (1,)),
     ],
 )
 def test_one_message_and_a_code(line: str, code: tuple[int, ...], tmp_path: Path) -> None:
+    (tmp_path / "syntax.py").write_text("def kernel(:\n")
+    (tmp_path / "raising.py").write_text("raise ValueError('on its own')\n")
+    check(shell(line, tmp_path), code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["inspect", "x" * 5000], (1,)),
+        (["inspect", "loop"], (1,)),
+        (["inspect", "folder"], (1,)),
+        (["inspect", "file/x"], (1,)),
+        (["inspect", "caf\udce9.engine"], (1,)),
+        (["build", "caf\udce9.onnx"], (1,)),
+        (["build", "loop"], (1, 2)),
+        (["build", "file.onnx", "--shapes", "x:²"], (2,)),
+        (["build", "file.onnx", "--shapes", f"x:{'9' * 5000}"], (2,)),
+        (["build", "file.onnx", "--shapes", ":"], (2,)),
+        (["build", "file.onnx", "--target", ""], (1,)),
+        (["build", "file.onnx", "-o", "/dev/null"], (1, 2)),
+        (["compile", "file", "-n", "kernel", "-s", ""], (2,)),
+        (["bench", "file", "--threads", "100000"], (2,)),
+        (["tune", "show", "file"], (1,)),
+        (["tune", "show", "/dev/zero"], (1,)),
+        (["run", "file", "--size", "x=²"], (1, 2)),
+        (["build", "pipe.onnx"], (1,)),
+        (["build", "pipe.pt2"], (1,)),
+        (["inspect", "endless.onnx"], (1,)),
+    ],
+    ids=lambda value: " ".join(map(ascii, value))[:40],
+)
+def test_one_message_and_a_code_for_odd_arguments(
+    arguments: list[str], code: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
     (tmp_path / "endless.onnx").symlink_to("/dev/zero")
     for name in ("pipe.onnx", "pipe.pt2"):
         os.mkfifo(tmp_path / name)
-    (tmp_path / "syntax.py").write_text("def kernel(:\n")
-    (tmp_path / "raising.py").write_text("raise ValueError('on its own')\n")
     for name in ("file", "file.onnx"):
         (tmp_path / name).write_bytes(b"\xff\x00text")
-    found = shell(line, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    check(cli_support.tilewright(*arguments), code)
+
+
+def check(found: subprocess.CompletedProcess[str], code: tuple[int, ...]) -> None:
     assert found.returncode in code, found.stderr
     assert "tilewright/cli" not in found.stderr and "Traceback" not in found.stderr, found.stderr
 

@@ -345,6 +345,16 @@ def test_operations_without_a_line_of_the_user() -> None:
     assert not any("eval_with_key" in (node.source or "") for node in graph.nodes)
 
 
+def test_composite_operators_of_a_library_that_came_later() -> None:
+    """They are decomposed as PyTorch's own are, though a model was imported before they were registered."""
+    import_model(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
+    library = torch.library.Library("tilewright_later", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CompositeImplicitAutograd")
+    graph = import_model(Function(torch.ops.tilewright_later.doubled).eval(), (torch.randn(3),))
+    assert [node.op for node in graph.nodes] == ["multiply"]
+
+
 def test_numbers_among_the_examples_are_told_of() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:

@@ -11,7 +11,14 @@ import torch
 
 import tilewright
 import tilewright.language as tl
-from tests.host.hopper_support import attention_reference, normed, traced_attention, traced_matmul, unit_rows
+from tests.host.hopper_support import (
+    ORDERS,
+    attention_reference,
+    normed,
+    traced_attention,
+    traced_matmul,
+    unit_rows,
+)
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
@@ -142,7 +149,7 @@ def test_batches_of_products(rng: np.random.Generator):
      NORMED._replace(SPLIT=2, STAGES=4, DEPENDENT=True, FLIGHT=1)],
 )  # fmt: skip
 def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
-    multiply(form, rng, form.A_ROWS or 136, 72, 136, 1, orders=50)
+    multiply(form, rng, form.A_ROWS or 136, 72, 136, 1, orders=ORDERS)
 
 
 def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator):
@@ -425,7 +432,7 @@ def test_attention_with_growing_maxima(rng: np.random.Generator):
 
 @pytest.mark.parametrize("form", [ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=64), ATTENTION._replace(FLAT=False)])
 def test_attention_is_clean_in_any_order(form: AttentionForm, rng: np.random.Generator):
-    attend(form, rng, (1, 1, 1, 200, 130), orders=50)
+    attend(form, rng, (1, 1, 1, 200, 130), orders=ORDERS)
 
 
 def test_a_schedule_holds_every_tile_once():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.convolution_cases import CASES
+from tests.host.hopper_support import ORDERS
 from tilewright.errors import LaunchError
 from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, ranked_forms, unit_of
 from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
@@ -33,7 +34,7 @@ def test_forms(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["one consumer", "shared"])
 def test_forms_are_clean_in_any_order(rng: np.random.Generator, name: str) -> None:
-    convolve(rng, name, 50)
+    convolve(rng, name, ORDERS)
 
 
 def test_units_cover_a_result_with_little_left_over() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright.language as tl
-from tests.host.hopper_support import attention_reference, traced_decoding
+from tests.host.hopper_support import ORDERS, attention_reference, traced_decoding
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
@@ -90,7 +90,7 @@ CLEAN = [FORM._replace(BIAS=True), FRESH, FRESH._replace(D=128, BN=128)]
 
 @pytest.mark.parametrize("form", CLEAN, ids=str)
 def test_it_is_clean_in_any_order(form: DecodingForm, rng: np.random.Generator) -> None:
-    decode(form, (1, 1, 4, 400), rng, orders=25, fresh=70)
+    decode(form, (1, 1, 4, 400), rng, orders=ORDERS, fresh=70)
 
 
 def test_growing_maxima_and_hidden_keys(rng: np.random.Generator) -> None:

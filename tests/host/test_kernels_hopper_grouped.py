@@ -9,7 +9,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.hopper_support import traced_grouped
+from tests.host.hopper_support import ORDERS, traced_grouped
 from tilewright.ir.interpreter import run
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.hopper.grouped import list_tiles
@@ -117,7 +117,7 @@ def test_groups_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generato
     exact = np.concatenate([a[:70].astype(np.float64) @ b[:72].T, a[70:].astype(np.float64) @ b[72:].T])
     function = simplify(traced_grouped(form))
     tiles = tiles_of([70, 150], 150, form.BM)
-    for order in range(50):
+    for order in range(ORDERS):
         c = np.full((150, 72), np.nan, a.dtype)
         run(function, [a, b, c, c, tiles, 150, 72, 136, 2], (2, 1, 1), order=order)
         np.testing.assert_allclose(c.astype(np.float64), exact, rtol=2**-8, atol=2e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import warnings
@@ -80,7 +81,19 @@ KEPT = (
 
 
 def decompositions() -> dict[Any, Any]:
-    """PyTorch's table to core ATen without the composites that stay whole."""
+    """PyTorch's table to core ATen without the composites that stay whole.
+
+    PyTorch goes through all its operators for it, a tenth of what importing a small module takes: the table is kept
+    until a library registers more of them.
+    """
+    return dict(_decompositions(tuple(torch._C._dispatch_get_registrations_for_dispatch_key(_COMPOSITE))))
+
+
+_COMPOSITE = "CompositeImplicitAutograd"  # PyTorch's word for operators that are made of others
+
+
+@functools.lru_cache(maxsize=1)
+def _decompositions(composites: tuple[str, ...]) -> dict[Any, Any]:
     table = dict(torch.export.default_decompositions().items())
     for name in KEPT:
         packet = getattr(torch.ops.aten, name)
