@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -49,6 +50,8 @@ LARGEST_ERROR = 0.05  # of the largest number of an output, however far the refe
 AGREEMENT = 4e-3  # of the largest number of an output, within which differences may be the reference's own roundings
 MOVED = 3  # answers of ONNX Runtime with weights and inputs moved by a few roundings
 STEPS = 4  # the roundings of one such move
+MOST = (100, 8)  # integers are below the first one that a model takes
+PATIENCE = 10  # seconds for an answer of ONNX Runtime
 SETTINGS = 3  # of the free dimensions of one model
 # Candidates for free dimensions, by the rank of the input: batches first, so that settings differ in more than one.
 SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -125,8 +128,10 @@ def free(shape: list[Any]) -> bool:
     return any(not isinstance(extent, int) or extent < 1 for extent in shape)
 
 
-def tensor(entry: Any, shape: list[int], shapes: dict[str, list[int]], generator: np.random.Generator) -> np.ndarray:
-    """Data as a model of that kind of input would get: sound, pictures, bytes, a sample rate, lengths."""
+def tensor(
+    entry: Any, shape: list[int], shapes: dict[str, list[int]], generator: np.random.Generator, most: int
+) -> np.ndarray:
+    """Data as a model of that kind of input would get: sound, pictures, numbers below `most`, a rate, lengths."""
     kind, name = entry.type.removeprefix("tensor(").rstrip(")"), entry.name.lower()
     if kind in ("float", "float16", "double"):
         dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
@@ -141,7 +146,7 @@ def tensor(entry: Any, shape: list[int], shapes: dict[str, list[int]], generator
     if "len" in name:  # of the longest input beside it
         longest = max((other[-1] for other in shapes.values() if len(other) > 1), default=8)
         return np.full(shape, longest, dtype)
-    return generator.integers(0, 2 if kind == "bool" else 100, shape).astype(dtype)
+    return generator.integers(0, 2 if kind == "bool" else most, shape).astype(dtype)
 
 
 def sound(shape: list[int], generator: np.random.Generator) -> np.ndarray:
@@ -175,6 +180,20 @@ def started(model: str | bytes, level: str, threads: int) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def timed(session: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What a session computes; after `PATIENCE` seconds it gives up, as for sizes that the model does not take."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    stop = threading.Timer(PATIENCE, setattr, (options, "terminate", True))
+    stop.start()
+    try:
+        found: list[np.ndarray] = session.run(None, feeds, options)
+        return found
+    finally:
+        stop.cancel()
+
+
 class Reference:
     """ONNX Runtime's answers for one model, and how far they are apart."""
 
@@ -189,10 +208,10 @@ class Reference:
 
     def answers(self, feeds: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
         """The outputs of every session, the last ones with weights and inputs moved by a few roundings."""
-        found = [session.run(None, feeds) for session in self.sessions[:3]]
+        found = [timed(session, feeds) for session in self.sessions[:3]]
         for seed, session in enumerate(self.sessions[3:] or self.sessions[:1] * MOVED):
             generator = np.random.default_rng(seed)
-            found.append(session.run(None, {name: nudged(array, generator) for name, array in feeds.items()}))
+            found.append(timed(session, {name: nudged(array, generator) for name, array in feeds.items()}))
         return found
 
     def exact(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | None:
@@ -212,14 +231,16 @@ class Reference:
         for number, shapes in enumerate(settings(self.inputs)):
             if shapes in seen or len(seen) == SETTINGS:
                 continue
-            generator = np.random.default_rng(number)
-            feeds = {e.name: tensor(e, shapes[e.name], shapes, generator) for e in self.inputs}
-            try:
-                answers = self.answers(feeds)
-            except Exception:  # any class of ONNX Runtime: sizes that this model does not take
-                continue
-            seen.append(shapes)
-            yield feeds, answers
+            for most in MOST:
+                generator = np.random.default_rng(number)
+                feeds = {e.name: tensor(e, shapes[e.name], shapes, generator, most) for e in self.inputs}
+                try:
+                    answers = self.answers(feeds)
+                except Exception:  # any class of ONNX Runtime: sizes or numbers that this model does not take
+                    continue
+                seen.append(shapes)
+                yield feeds, answers
+                break
 
 
 def nudged(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -11,6 +11,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from tests.host.test_import_onnx_runtime import check, model_of
+from tilewright.errors import UnsupportedOperationError
 from tilewright.graph import reference
 from tilewright.importers.onnx import import_onnx
 
@@ -337,3 +338,9 @@ def test_quantized_recurrent_layer(direction: str, columns: bool, rng: np.random
     )  # fmt: skip
     # A number that lies between two levels may be rounded to either: the weights of one state move by a level.
     check(model, feeds, rtol=2e-3, atol=2e-3)
+
+
+def test_layouts_of_one_processor_are_refused_with_the_reason(rng: np.random.Generator) -> None:
+    model, _ = model_of("ReorderInput", given(x=floats(rng, 1, 8, 4, 4)), ["y"], domain="com.microsoft.nchwc")
+    with pytest.raises(UnsupportedOperationError, match="ORT_ENABLE_EXTENDED"):
+        import_onnx(model)

@@ -302,6 +302,8 @@ class _Importer:
         if function is not None:
             self._call(function, node, scope.opset, attributes, inputs, scope)
             return
+        if rule_name(node) in REASONS:
+            raise without_rule(rule_name(node))
         opset = scope.version(node.domain)
         of_sequences = rule_of(rule_name(node), inputs)
         if of_sequences is not None:
@@ -337,8 +339,6 @@ class _Importer:
     ) -> None:
         """A node by its rule, by shape arithmetic, or by the body that ONNX gives for it."""
         rule, opset = RULES.get(rule_name(node)), scope.version(node.domain)
-        if rule_name(node) in REASONS:
-            raise without_rule(rule_name(node))
         if rule is None:
             body = standard_body(node, opset, attributes, inputs)
             if body is None:

@@ -10,6 +10,10 @@ _TRAINING = ("derivatives of a graph", "export the backward pass as nodes, or tr
 _TEXT = ("tokens of text", "do it before the model and give numbers")
 _MAPS = ("a dictionary as a value", "export the model without it: scikit-learn converters take zipmap=False")
 _GENERATION = ("a loop that generates text", "export one step of the decoder, and keep the loop outside of the model")
+_PROCESSOR = (
+    "a layout of weights for the processor on which ONNX Runtime saved the model",
+    "save it with the optimization level ORT_ENABLE_EXTENDED, or give the model before it was optimized",
+)
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
@@ -19,6 +23,13 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _TRAINING: ("ai.onnx.preview.training::Gradient",),
     _TEXT: ("com.microsoft::Tokenizer",),
     _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer", "ai.onnx.ml::ZipMap"),
+    _PROCESSOR: tuple(
+        f"com.microsoft.nchwc::{name}"
+        for name in (
+            "AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReorderInput", "ReorderOutput",
+            "Upsample",
+        )
+    ),
     _GENERATION: ("com.microsoft::BeamSearch", "com.microsoft::GreedySearch", "com.microsoft::WhisperBeamSearch"),
 }  # fmt: skip
 REASONS = {name: reason for reason, names in _KINDS.items() for name in names}
