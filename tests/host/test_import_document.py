@@ -33,8 +33,8 @@ def report() -> str:
     from onnx import parser
 
     model = parser.parse_model("""
-        <ir_version: 10, opset_import: ["" : 20]>
-        detector (uint8[bytes] file) => (uint8[height, width, 3] image) { [decode] image = ImageDecoder(file) }
+        <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+        classifier (string[n] text) => (string[n, k] words) { [split] words = com.microsoft.Tokenizer(text) }
     """)
     with pytest.raises(UnsupportedOperationError) as error:
         import_model(model)

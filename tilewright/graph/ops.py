@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
+from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_ops as host
 from tilewright.graph import host_random as random
@@ -319,6 +320,9 @@ _op("host", "optional", (0, 1), lists.optional_type, lists.make_list,
 _op("host", "random", 0, random.random_type, random.random,
     "numbers `of` a type, uniform from 0 up to 1 or normal of mean 0 and variance 1; without a seed others each time",
     shape=REQUIRED, distribution="uniform", of="float32", seed=None)
+_op("host", "decoded_image", 1, images.decoded_type, images.decoded_image,
+    "pixels [height, width, channels] of the bytes of an image file, as RGB, BGR or Grayscale", shape=REQUIRED,
+    format="RGB")
 
 # -------------------------------------------------------------------------------------- parts and graphs inside
 _op("part", "part", (0, None), host.given_types, host.only_run, "compiled part `number`", number=REQUIRED,

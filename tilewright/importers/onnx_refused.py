@@ -5,7 +5,6 @@ from __future__ import annotations
 from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Unsupported
 
 _RANDOM = ("random numbers", "draw them outside of the model and give them as an input")
-_FILES = ("decoding of image files", "decode images before the model and give their pixels")
 _TRAINING = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
 _TEXT = ("tokens of text", "do it before the model and give numbers")
 _MAPS = ("a dictionary as a value", "export the model without it: scikit-learn converters take zipmap=False")
@@ -19,7 +18,6 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
         "com.microsoft::BitmaskDropout", "com.microsoft::Sampling",
     ),
-    _FILES: ("ImageDecoder",),
     _TRAINING: ("ai.onnx.preview.training::Gradient",),
     _TEXT: ("com.microsoft::Tokenizer",),
     _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer", "ai.onnx.ml::ZipMap"),

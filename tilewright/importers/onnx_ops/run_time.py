@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.graph.core import Value
+from tilewright.graph.host_images import CHANNELS
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
@@ -203,6 +204,14 @@ def unique(call: Call) -> tuple[Value, ...]:
     }
     wanted = list(shapes.items())[: call.outputs]
     return tuple(call.op("unique", x, axis=axis, shape=shape, gives=gives, sorted=in_order) for gives, shape in wanted)
+
+
+@rule("ImageDecoder")
+def decoded_image(call: Call) -> Value:
+    """The pixels of an image file: [height, width, channels]."""
+    pixels = call.choice("pixel_format", "RGB", "BGR", "Grayscale")
+    shape = (call.fresh("height", 1), call.fresh("width", 1), CHANNELS[pixels])
+    return call.op("decoded_image", call[0], shape=shape, format=pixels)
 
 
 @rule("NonMaxSuppression")
