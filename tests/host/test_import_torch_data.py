@@ -138,7 +138,3 @@ def test_sizes_in_a_list_must_have_the_right_sum() -> None:
 def test_a_negative_number_where_a_size_is_needed_is_reported() -> None:
     with pytest.raises(UnsupportedOperationError, match=r"do:     say that it is not: torch._check\(number >= 0\)"):
         tilewright.compile(lambda x, n: x.roll(n.item(), 0), numbers(2)[0])
-
-
-def test_conditions_on_shapes_as_numbers() -> None:
-    check(lambda x: torch.where(torch.tensor(x.shape[0] > 4), x + 1, x - 1), rows(5, 1, 9), None or BATCH)

@@ -26,6 +26,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
+from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
@@ -380,7 +381,7 @@ def import_program(
     builder = GraphBuilder(name)
     symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph), run_time=True)
     report = Report(name)
-    walker = Walker(builder, symbols, report, RULES | FOREIGN)
+    walker = Walker(builder, symbols, report, RULES | FOREIGN, import_control)
     importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes, derived=True))
     importer.inputs()
     walker.run(program.graph.nodes)

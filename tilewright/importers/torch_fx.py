@@ -174,13 +174,22 @@ def nothing(call: Call, *_: Any, **__: Any) -> None:
 class Walker:
     """Imports the nodes of one FX graph; problems go to the report, their results become unknown."""
 
-    def __init__(self, builder: GraphBuilder, symbols: SymbolTable, report: Report, rules: dict[str, Rule]) -> None:
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        symbols: SymbolTable,
+        report: Report,
+        rules: dict[str, Rule],
+        control: Callable[[Walker, fx.Node], bool] | None = None,
+    ) -> None:
+        """`control` imports nodes with graphs inside, and tells whether a node is one."""
         self.builder = builder
         self.symbols = symbols
         self.report = report
         self.rules = rules
+        self.control = control
         self.values: dict[fx.Node, Any] = {}  # Value, Size, or a tuple of them; missing: not imported
-        self._constants: dict[Any, Value] = {}
+        self.constants: dict[Any, Value] = {}  # by memory
 
     def constant(self, tensor: torch.Tensor, name: str) -> Any:
         """A parameter, buffer or constant; tensors that share memory share the value. A `Complex` for complex ones."""
@@ -189,9 +198,9 @@ class Walker:
                 Emitter(self.builder), self.constant(torch.view_as_real(tensor.detach().resolve_conj()), name)
             )
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() == 0 or key not in self._constants:
-            self._constants[key] = self.builder.constant(to_numpy(tensor), name)
-        return self._constants[key]
+        if tensor.numel() == 0 or key not in self.constants:
+            self.constants[key] = self.builder.constant(to_numpy(tensor), name)
+        return self.constants[key]
 
     def run(self, nodes: Iterable[fx.Node]) -> None:
         """Import every call; placeholders and attributes must be in `values` already."""
@@ -216,8 +225,8 @@ class Walker:
                 self._condition(node, name)
             elif name == "with_effects":
                 self._effect(node)
-            elif name == "cond":
-                self._branches(node)
+            elif self.control is not None and self.control(self, node):
+                return
             elif isinstance(known, (torch.SymBool, torch.SymFloat)):
                 return  # used by assertions only; a use as a value is reported there
             elif name == "getitem":
@@ -258,6 +267,10 @@ class Walker:
             self.values[node] = read(call, self.symbols, known, operands[0])
             return
         found: Value | Size | None = None
+        if name == "getitem":  # of what a graph inside gives
+            found = operands[0][operands[1]]
+            self.values[node] = read(call, self.symbols, known, found) if isinstance(found, Value) else found
+            return
         if isinstance(known, torch.SymInt):
             try:
                 found = self.symbols.size(known)
@@ -282,30 +295,6 @@ class Walker:
         if self.rules.get(operation) is not nothing:
             raise without_rule(operation)
         self.values[node] = ((),)
-
-    def _branches(self, node: fx.Node) -> None:
-        """`torch.cond`: both branches are computed, which change nothing, and one is chosen."""
-        condition, *branches, operands = node.args[:4]
-        given = [self.values.get(item, item) if isinstance(item, fx.Node) else item for item in (condition, *operands)]  # type: ignore[misc]
-        call = Call(self.builder, self.symbols, node)
-        if any(isinstance(item, fx.Node) for item in given):
-            return  # reported already
-        results = [self._body(branch, given[1:]) for branch in branches]
-        if any(item is None for result in results for item in result):
-            return
-        chosen = call.value(given[0], dtypes.int1)
-        if chosen.rank:
-            chosen = call.reshape(chosen, ())
-        self.values[node] = tuple(call.op("where", chosen, *pair) for pair in zip(*results, strict=True))
-
-    def _body(self, branch: Any, given: list[Any]) -> list[Any]:
-        """The results of a graph inside this one for the given values; None for those that are not imported."""
-        module = getattr(branch.graph.owning_module, branch.target)
-        for placeholder, value in zip(module.graph.find_nodes(op="placeholder"), given, strict=True):
-            self.values[placeholder] = value
-        self.run(module.graph.nodes)
-        (output,) = module.graph.find_nodes(op="output")
-        return [self.values.get(item) for item in output.args[0]]
 
     def _has_number(self, node: fx.Node) -> bool:
         """Whether an argument is a whole number read from a tensor that is no size."""
