@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
+from tilewright.errors import InputError  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 
@@ -98,3 +99,32 @@ def test_results_registered_without_keys() -> None:
             return Result(sample=x * 2)
 
     assert import_model(Doubled().eval(), (torch.randn(2),)).output_names == ["sample"]
+
+
+class Scaled(torch.nn.Module):
+    """Numbers beside tensors, and a buffer that is assigned what it holds already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.randn(8, 4), persistent=False)
+
+    def forward(self, x: Any, scale: float, frames: int = 1, mask: Any = None) -> Any:
+        self.places = self.places.to(device=x.device, dtype=x.dtype)
+        return (x + self.places[: x.shape[1]]) * scale * frames
+
+
+def test_numbers_are_given_as_in_the_example_and_buffers_stay_constants(tmp_path: Any) -> None:
+    module = Scaled().eval()
+    x = torch.randn(2, 3, 4)
+    engine = tilewright.compile(module, {"x": x, "scale": 2.0, "frames": 3}, target="cpu", effort=0)
+    engine.save(tmp_path / "scaled.engine")
+    engine = tilewright.load(tmp_path / "scaled.engine")
+    assert [spec.name for spec in engine.inputs] == ["x"]
+    expected = module(x, 2.0, 3)
+    for given in ({"x": x}, {"x": x, "scale": 2.0, "frames": 3}):
+        np.testing.assert_allclose(engine(**given), expected, rtol=4 * torch.finfo(x.dtype).eps)
+    for wrong in ({"scale": 2.5}, {"frames": x}, {"frames": None}):
+        with pytest.raises(InputError, match="is always .* as in its example"):
+            engine(x=x, **wrong)
+    with pytest.raises(InputError, match="unknown: other"):
+        engine(x=x, other=1)

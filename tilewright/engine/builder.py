@@ -323,7 +323,7 @@ def manifest_of(
     graph: Graph, source: str, remarks: Sequence[str], fusion: Sequence[str], programs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The manifest of an engine, without its members."""
-    return {
+    manifest = {
         "format": FORMAT,
         "version": VERSION_OF_PARTS if graph.parts else VERSION,
         "producer": _producer(),
@@ -333,6 +333,7 @@ def manifest_of(
         "fusion": list(fusion),
         "programs": list(programs),
     }
+    return {**manifest, "fixed": graph.fixed} if graph.fixed else manifest
 
 
 def program_entry(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -330,9 +330,21 @@ class Engine:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _parts_of(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that are no input by the names of their parts; those without such parts as they are."""
+        """Arguments that are no input by the names of their parts; those without such parts as they are.
+
+        Arguments that are no tensors must have the values that they had in the example.
+        """
         found: dict[str, Any] = {}
+        with self.reading():
+            fixed = dict(self._package.manifest.get("fixed", {}))
         for name, value in named.items():
+            if name in fixed and name not in self._input_set:
+                if type(value) not in (bool, int, float, str, type(None)) or value != fixed[name]:
+                    raise InputError(
+                        f"argument {name!r} is always {fixed[name]!r} in this engine, as in its example, not {value!r}; "
+                        "compile the model with that value"
+                    )
+                continue
             parts = dict(_leaves(name, value)) if name not in self._input_set else {}
             known = {key: item for key, item in parts.items() if key in self._input_set}
             found.update(known or {name: value})

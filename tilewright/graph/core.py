@@ -60,6 +60,7 @@ class Graph:
     `mutations` maps an input to the value that it holds after the run: the caller's buffer is
     updated in place (a static KV cache); such values may or may not be outputs as well.
     `remarks` are the decisions that passes made, for the user.
+    `fixed` are the arguments of the model that are no tensors, and have the same value in every call.
     `parts` are what its `part` nodes compute, by number, where the graph was cut (`graph.partition`).
     """
 
@@ -72,6 +73,7 @@ class Graph:
     constants: dict[Value, np.ndarray] = field(default_factory=dict)
     mutations: dict[Value, Value] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    fixed: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     parts: list[Graph] = field(default_factory=list)
 
     def producers(self) -> dict[Value, Node]:

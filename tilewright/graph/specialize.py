@@ -77,6 +77,7 @@ def with_sizes(graph: Graph, replacements: Mapping[str, Size]) -> Graph:
         constants={renewed(value): array for value, array in graph.constants.items()},
         mutations={renewed(value): renewed(result) for value, result in graph.mutations.items()},
         remarks=list(graph.remarks),
+        fixed=dict(graph.fixed),
     )
 
 

@@ -390,6 +390,34 @@ def import_program(
     return builder.finish()
 
 
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+def _written(program: ExportedProgram) -> set[str]:
+    """The buffers and inputs that are changed; not those that the model writes what they hold already."""
+    (output,) = [node for node in program.graph.nodes if node.op == "output"]
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    owners = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs if spec.target is not None}
+    found = set()
+    for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        if spec.kind in _MUTATIONS:
+            own = placeholders.get(owners.get(spec.target, str(spec.target)))
+            if own is None or _unchanged(node) is not own:
+                found.add(str(spec.target))
+    return found
+
+
+def _unchanged(node: fx.Node) -> fx.Node:
+    """What a chain of copies without a change begins with."""
+    copies = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
+    while node.op == "call_function" and getattr(node.target, "__name__", "").partition(".")[0] in copies:
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        node = source
+    return node
+
+
 class _ProgramImporter:
     """The signature of one exported program."""
 
@@ -406,11 +434,7 @@ class _ProgramImporter:
         self.symbols = symbols
         self.walker = walker
         self.dimensions = dimensions
-        self.mutated = {
-            spec.target
-            for spec in program.graph_signature.output_specs
-            if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-        }
+        self.mutated = _written(program)
         self.input_values: dict[str, Value] = {}  # by placeholder name or buffer name
 
     def inputs(self) -> None:
@@ -423,6 +447,8 @@ class _ProgramImporter:
                 self._name_symbols(nodes[spec.arg.name], derived)
         for spec in specs:
             if isinstance(spec.arg, ConstantArgument):
+                if isinstance(spec.arg.value, (bool, int, float, str, type(None))):
+                    self.builder.graph.fixed[spec.arg.name] = spec.arg.value
                 if spec.arg.value is not None:
                     self._remark(f"input {spec.arg.name!r} is always {spec.arg.value!r}, as in the example")
                 continue
@@ -480,7 +506,7 @@ class _ProgramImporter:
         for spec, node in zip(self.program.graph_signature.output_specs, results, strict=True):
             if spec.kind == OutputKind.USER_OUTPUT:
                 users.append(node)
-            elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            elif spec.target in self.mutated:
                 self.builder.mutate(self.input_values[str(spec.target)], self.walker.values[node])
         for name, node in zip(output_names(self.program.call_spec.out_spec, len(users)), users, strict=True):
             if isinstance(node, fx.Node):

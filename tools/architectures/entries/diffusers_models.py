@@ -50,8 +50,8 @@ ENTRIES = [
     entry("UNet2DModel", latents, **UNET, down_block_types=("DownBlock2D", "AttnDownBlock2D"), attention_head_dim=4,
           up_block_types=("AttnUpBlock2D", "UpBlock2D")),
     entry("UNet2DConditionModel", guided, **CROSS),
-    entry("UNet1DModel", lambda batch: {"sample": torch.randn(batch, 4, 16), "timestep": torch.rand(batch)},
-          sample_size=16, in_channels=4, out_channels=4, block_out_channels=(32, 64), extra_in_channels=0,
+    entry("UNet1DModel", lambda batch: {"sample": torch.randn(batch, 4, 32), "timestep": torch.rand(batch)},
+          sample_size=32, in_channels=4, out_channels=4, block_out_channels=(32, 64), extra_in_channels=0,
           down_block_types=("DownBlock1D", "AttnDownBlock1D"), up_block_types=("AttnUpBlock1D", "UpBlock1D"),
           layers_per_block=1, norm_num_groups=4),
     entry("UNet3DConditionModel", lambda batch: {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import timm
 import torch
+from timm.models import metaformer, mlp_mixer
 
 from tools.architectures.entry import Entry, Inputs, images
 
@@ -16,6 +18,23 @@ def entry(name: str, size: int = 64, **options: Any) -> Entry:
         return module, lambda batch: {"x": images(batch, size)}
 
     return Entry(f"timm {name}", "timm", make)
+
+
+def built(name: str, kind: str, size: int = 32, **options: Any) -> Entry:
+    """A class of timm with a configuration of its own, where the model's name leaves no choice of sizes."""
+
+    def make() -> tuple[torch.nn.Module, Inputs]:
+        library, _, found = kind.rpartition(".")
+        module = getattr(importlib.import_module(f"timm.models.{library}"), found)(num_classes=10, **options)
+        return module, lambda batch: {"x": images(batch, size)}
+
+    return Entry(f"timm {name}", "timm", make)
+
+
+def mixer(name: str, **options: Any) -> Entry:
+    """A mixer whose layers are classes of timm's `mlp_mixer`, by name."""
+    found = {key: getattr(mlp_mixer, value) if isinstance(value, str) else value for key, value in options.items()}
+    return built(name, "mlp_mixer.MlpMixer", img_size=32, patch_size=8, embed_dim=32, num_blocks=2, **found)
 
 
 VIT = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4)
@@ -34,17 +53,19 @@ ENTRIES = [
     entry("xcit_nano_12_p16_224", 64, img_size=64, embed_dim=32, depth=2, num_heads=4),
     entry("vit_base_patch16_rope_224", 32, **VIT),
     entry("naflexvit_base_patch16_gap", 32, embed_dim=32, depth=2, num_heads=4, patch_size=8),
-    entry("mixer_s16_224", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
-    entry("resmlp_12_224", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
-    entry("gmlp_s16_224", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
-    entry("convmixer_768_32", 32, dim=32, depth=2),
+    mixer("mixer_s16_224"),
+    mixer("resmlp_12_224", mlp_ratio=4, block_layer="ResBlock", norm_layer="Affine"),
+    mixer("gmlp_s16_224", mlp_ratio=4, block_layer="SpatialGatingBlock", mlp_layer="GatedMlp"),
+    built("convmixer_768_32", "convmixer.ConvMixer", dim=32, depth=2, kernel_size=5, patch_size=4),
     entry("swin_tiny_patch4_window7_224", 32, img_size=32, window_size=4, embed_dim=16, depths=(2, 2),
           num_heads=(2, 4)),
     entry("swinv2_tiny_window8_256", 32, img_size=32, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4)),
     entry("pvt_v2_b0", 64, depths=(1, 1, 1, 1), embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2)),
     entry("twins_pcpvt_small", 64, img_size=64, embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2),
           depths=(1, 1, 1, 1)),
-    entry("poolformer_s12", 64, layers=(1, 1, 1, 1), embed_dims=(8, 16, 16, 16)),
+    built("poolformer_s12", "metaformer.MetaFormer", 64, depths=(1, 1, 1, 1), dims=(8, 16, 16, 16),
+          token_mixers=metaformer.Pooling, norm_layers=metaformer.GroupNorm1, layer_scale_init_values=1e-5,
+          use_mlp_head=False),
     entry("edgenext_xx_small", 64),
     entry("mobilevit_xxs", 64),
     entry("mobilevitv2_050", 64),
@@ -77,12 +98,14 @@ ENTRIES = [
     entry("nf_resnet26", 64),
     entry("rexnet_100", 32),
     entry("levit_128s", 224),
-    entry("coat_lite_tiny", 64, img_size=64, embed_dims=(16, 16, 16, 16), num_heads=(2, 2, 2, 2), depths=(1, 1, 1, 1)),
+    built("coat_lite_tiny", "coat.CoaT", 64, img_size=64, patch_size=4, embed_dims=(16, 16, 16, 16), num_heads=2,
+          serial_depths=(1, 1, 1, 1), parallel_depth=0, mlp_ratios=(2, 2, 2, 2), crpe_window={3: 1, 5: 1}),
     entry("crossvit_9_240", 240),
     entry("gcvit_xxtiny", 224),
     entry("maxvit_rmlp_pico_rw_256", 256),
     entry("coatnet_pico_rw_224", 224),
-    entry("volo_d1_224", 64, img_size=64, layers=(1, 1, 1, 1), embed_dims=(24, 48, 48, 48), num_heads=(2, 2, 2, 2)),
+    built("volo_d1_224", "volo.VOLO", 64, img_size=64, layers=(1, 1, 1, 1), embed_dims=(24, 48, 48, 48),
+          num_heads=(2, 2, 2, 2)),
     entry("visformer_tiny", 224),
     entry("inception_next_atto", 64),
     entry("mambaout_femto", 64),
@@ -92,7 +115,7 @@ ENTRIES = [
     entry("efficientvit_m0", 224),
     entry("convnextv2_atto", 64),
     entry("davit_tiny", 64, depths=(1, 1), embed_dims=(16, 32), num_heads=(2, 2)),
-    entry("focalnet_tiny_srf", 64, depths=(1, 1, 1, 1)),
+    built("focalnet_tiny_srf", "focalnet.FocalNet", 64, embed_dim=16, depths=(1, 1, 1, 1)),
     entry("hgnetv2_b0", 64),
     entry("swiftformer_xs", 224),
     entry("shvit_s1", 64),

@@ -137,13 +137,14 @@ ENTRIES = [
     of("MaxVit", lambda: models.MaxVit((64, 64), 16, 2, [16, 16], [1, 1], 8, 0.0, num_classes=10), size=64),
     of("ConvNeXt", lambda: models.ConvNeXt([models.convnext.CNBlockConfig(8, 16, 1),
                                             models.convnext.CNBlockConfig(16, None, 1)], num_classes=10)),
-    entry("lraspp_mobilenet_v3_large", 64, weights_backbone=None),
+    of("lraspp_mobilenet_v3_large", lambda: models.get_model(
+        "lraspp_mobilenet_v3_large", weights=None, weights_backbone=None, num_classes=10), 64, "input"),
     entry("deeplabv3_mobilenet_v3_large", 64, weights_backbone=None),
     entry("fcn_resnet50", 32, weights_backbone=None),
     film("r3d_18"),
     film("mc3_18"),
     film("r2plus1d_18"),
-    film("s3d", frames=16, size=64),
+    film("s3d", frames=16, size=224),
     film("swin3d_t", 4, 32),
     Entry("torchvision raft_small", "torchvision", lambda: (
         Flow(), lambda batch: {"first": images(batch, 128), "second": images(batch, 128)})),
