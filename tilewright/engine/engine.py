@@ -341,8 +341,8 @@ class Engine:
             if name in fixed and name not in self._input_set:
                 if type(value) not in (bool, int, float, str, type(None)) or value != fixed[name]:
                     raise InputError(
-                        f"argument {name!r} is always {fixed[name]!r} in this engine, as in its example, not {value!r}; "
-                        "compile the model with that value"
+                        f"argument {name!r} is always {fixed[name]!r} in this engine, as in its example, "
+                        f"not {value!r}; compile the model with that value"
                     )
                 continue
             parts = dict(_leaves(name, value)) if name not in self._input_set else {}

@@ -29,8 +29,8 @@ def both(batch: int) -> dict[str, torch.Tensor]:
 
 
 def both_padded(batch: int) -> dict[str, torch.Tensor]:
-    """With padding in the decoder too: without it transformers leaves the mask of UMT5's decoder out, except while it is
-    traced, so that the decoder sees what follows in eager mode only."""
+    """With padding in the decoder too: without it transformers leaves the mask of UMT5's decoder out, except where it
+    is traced, so that the decoder sees what follows in eager mode only."""
     mask = padding_mask(batch, 7)
     mask[:, -1] = 0
     return {**both(batch), "decoder_attention_mask": mask}
