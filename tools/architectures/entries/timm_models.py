@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import timm
 import torch
-from timm.models import metaformer, mlp_mixer
+from timm.models import coat, convmixer, focalnet, metaformer, mlp_mixer, volo
 
 from tools.architectures.entry import Entry, Inputs, images
 
@@ -20,12 +19,11 @@ def entry(name: str, size: int = 64, **options: Any) -> Entry:
     return Entry(f"timm {name}", "timm", make)
 
 
-def built(name: str, kind: str, size: int = 32, **options: Any) -> Entry:
+def built(name: str, kind: type[torch.nn.Module], size: int = 32, **options: Any) -> Entry:
     """A class of timm with a configuration of its own, where the model's name leaves no choice of sizes."""
 
     def make() -> tuple[torch.nn.Module, Inputs]:
-        library, _, found = kind.rpartition(".")
-        module = getattr(importlib.import_module(f"timm.models.{library}"), found)(num_classes=10, **options)
+        module = kind(num_classes=10, **options)
         return module, lambda batch: {"x": images(batch, size)}
 
     return Entry(f"timm {name}", "timm", make)
@@ -34,7 +32,7 @@ def built(name: str, kind: str, size: int = 32, **options: Any) -> Entry:
 def mixer(name: str, **options: Any) -> Entry:
     """A mixer whose layers are classes of timm's `mlp_mixer`, by name."""
     found = {key: getattr(mlp_mixer, value) if isinstance(value, str) else value for key, value in options.items()}
-    return built(name, "mlp_mixer.MlpMixer", img_size=32, patch_size=8, embed_dim=32, num_blocks=2, **found)
+    return built(name, mlp_mixer.MlpMixer, img_size=32, patch_size=8, embed_dim=32, num_blocks=2, **found)
 
 
 VIT = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4)
@@ -56,14 +54,14 @@ ENTRIES = [
     mixer("mixer_s16_224"),
     mixer("resmlp_12_224", mlp_ratio=4, block_layer="ResBlock", norm_layer="Affine"),
     mixer("gmlp_s16_224", mlp_ratio=4, block_layer="SpatialGatingBlock", mlp_layer="GatedMlp"),
-    built("convmixer_768_32", "convmixer.ConvMixer", dim=32, depth=2, kernel_size=5, patch_size=4),
+    built("convmixer_768_32", convmixer.ConvMixer, dim=32, depth=2, kernel_size=5, patch_size=4),
     entry("swin_tiny_patch4_window7_224", 32, img_size=32, window_size=4, embed_dim=16, depths=(2, 2),
           num_heads=(2, 4)),
     entry("swinv2_tiny_window8_256", 32, img_size=32, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4)),
     entry("pvt_v2_b0", 64, depths=(1, 1, 1, 1), embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2)),
     entry("twins_pcpvt_small", 64, img_size=64, embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2),
           depths=(1, 1, 1, 1)),
-    built("poolformer_s12", "metaformer.MetaFormer", 64, depths=(1, 1, 1, 1), dims=(8, 16, 16, 16),
+    built("poolformer_s12", metaformer.MetaFormer, 64, depths=(1, 1, 1, 1), dims=(8, 16, 16, 16),
           token_mixers=metaformer.Pooling, norm_layers=metaformer.GroupNorm1, layer_scale_init_values=1e-5,
           use_mlp_head=False),
     entry("edgenext_xx_small", 64),
@@ -98,13 +96,13 @@ ENTRIES = [
     entry("nf_resnet26", 64),
     entry("rexnet_100", 32),
     entry("levit_128s", 224),
-    built("coat_lite_tiny", "coat.CoaT", 64, img_size=64, patch_size=4, embed_dims=(16, 16, 16, 16), num_heads=2,
+    built("coat_lite_tiny", coat.CoaT, 64, img_size=64, patch_size=4, embed_dims=(16, 16, 16, 16), num_heads=2,
           serial_depths=(1, 1, 1, 1), parallel_depth=0, mlp_ratios=(2, 2, 2, 2), crpe_window={3: 1, 5: 1}),
     entry("crossvit_9_240", 240),
     entry("gcvit_xxtiny", 224),
     entry("maxvit_rmlp_pico_rw_256", 256),
     entry("coatnet_pico_rw_224", 224),
-    built("volo_d1_224", "volo.VOLO", 64, img_size=64, layers=(1, 1, 1, 1), embed_dims=(24, 48, 48, 48),
+    built("volo_d1_224", volo.VOLO, 64, img_size=64, layers=(1, 1, 1, 1), embed_dims=(24, 48, 48, 48),
           num_heads=(2, 2, 2, 2)),
     entry("visformer_tiny", 224),
     entry("inception_next_atto", 64),
@@ -115,7 +113,7 @@ ENTRIES = [
     entry("efficientvit_m0", 224),
     entry("convnextv2_atto", 64),
     entry("davit_tiny", 64, depths=(1, 1), embed_dims=(16, 32), num_heads=(2, 2)),
-    built("focalnet_tiny_srf", "focalnet.FocalNet", 64, embed_dim=16, depths=(1, 1, 1, 1)),
+    built("focalnet_tiny_srf", focalnet.FocalNet, 64, embed_dim=16, depths=(1, 1, 1, 1)),
     entry("hgnetv2_b0", 64),
     entry("swiftformer_xs", 224),
     entry("shvit_s1", 64),
