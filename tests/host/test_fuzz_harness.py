@@ -6,7 +6,7 @@ from tools.fuzz.harness import Campaign
 
 
 def test_every_kind_of_failure_is_noticed(tmp_path):
-    record = Campaign("tests.host.fuzz_stand_in", 2, tmp_path).run(cases=60, seconds=100)
+    record = Campaign("tests.host.fuzz_stand_in", 2, tmp_path).run(cases=60, seconds=500)
     assert record.cases == 60
     assert {entry["seed"]: entry["failed"] for entry in record.failures} == {
         3: "crash",
@@ -19,8 +19,8 @@ def test_every_kind_of_failure_is_noticed(tmp_path):
 
 
 def test_a_campaign_resumes(tmp_path):
-    Campaign("sizes", 1, tmp_path).run(cases=50, seconds=100)
-    record = Campaign("sizes", 1, tmp_path).run(cases=30, seconds=100)
+    Campaign("sizes", 1, tmp_path).run(cases=50, seconds=500)
+    record = Campaign("sizes", 1, tmp_path).run(cases=30, seconds=500)
     assert (record.cases, record.next, record.left) == (80, 80, [])
 
 
@@ -28,5 +28,5 @@ def test_a_campaign_resumes(tmp_path):
     "name", ["sizes", "dlpack_objects", "engine_arguments", "plan_json", "zip_attacks", "engine_bytes"]
 )
 def test_quick_targets_find_nothing(tmp_path, name):
-    record = Campaign(name, 1, tmp_path).run(cases=200, seconds=100)
+    record = Campaign(name, 1, tmp_path).run(cases=200, seconds=500)
     assert record.cases == 200 and not record.failed, record.failures

@@ -53,7 +53,7 @@ def run(tmp_path) -> Callable[..., tuple[int, str]]:
         file = tmp_path / "program.py"
         file.write_text(PROGRAM + program)
         command = [sys.executable, str(file)]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
         return done.returncode, done.stderr
 
     return run
@@ -151,16 +151,16 @@ def test_file_that_was_cut_short_while_mapped(run, tmp_path):
 
 def test_engine_names_the_kernel_of_its_step(run):
     program = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x * 2, -1)
-engine = tilewright.compile(Model(), (torch.ones(8, 128),), target="cpu")
+from tilewright.dtypes import float32
+from tilewright.engine.builder import build
+from tilewright.graph.build import GraphBuilder
+b = GraphBuilder("model")
+b.output(b.op("softmax", [b.op("multiply", [b.input("x", float32, (8, 128)), 2.0])], axis=1), "y")
+engine = build(b.finish(), "cpu")
 engine.run({"x": np.ones((8, 128), np.float32)})
 protect(ctypes.c_void_p(start), ctypes.c_size_t(mmap.PAGESIZE), 0)
 engine.run({"x": np.frombuffer(pages, np.float32)[:1024].reshape(8, 128)})
 """
-    pytest.importorskip("torch")
     status, text = run(program)
     assert status == -signal.SIGSEGV, text
     (line,) = told(text)
