@@ -43,10 +43,11 @@ def compile(
     data: it runs the pickles in it, so such a file is a program.
 
     Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times
-    nothing, 1 (the default) the close ones, 3 all; `timing_cache` names recorded times (a file of `tilewright tune`,
-    or an engine) to use before others; `reproducible` lets recorded times alone decide.  With `vendor`, products of
-    cuBLASLt, convolutions of cuDNN and PyTorch's are candidates as well where their packages are installed, taken where
-    they are faster; such an engine needs the package.
+    nothing, 1 (the default) the close ones, 3 all. For CPUs, `effort` 0 compiles fewer kernels and does not optimise
+    them: the engine is built in less time, and its runs are slower. `timing_cache` names recorded times (a file of
+    `tilewright tune`, or an engine) to use before others; `reproducible` lets recorded times alone decide.  With
+    `vendor`, products of cuBLASLt, convolutions of cuDNN and PyTorch's are candidates as well where their packages are
+    installed, taken where they are faster; such an engine needs the package.
 
     Raises `UnsupportedOperationError` listing every operation that no rule knows, `ImportModelError`
     when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`

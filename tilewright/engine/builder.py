@@ -43,7 +43,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.kernels import packing
 from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
 from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
-from tilewright.tactics.core import Candidate, Operand, PackedConstant
+from tilewright.tactics.core import Candidate, Operand, PackedConstant, Stage
 from tilewright.tactics.elementwise import copy_candidate
 from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.tactics.select import candidates
@@ -77,10 +77,11 @@ def build(
     unknown target, and `MissingTimingError` in a reproducible build that would have to time kernels.
     """
     names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
-    targets = [get_target(name) for name in names]
+    tuning = tuning or Tuning()
+    targets = [_at_effort(get_target(name), tuning) for name in names]
     if not targets:
         raise TargetError("an engine is built for at least one target")
-    order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning or Tuning(), layers)
+    order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning, layers)
     if graph.parts or is_staged(graph):
         if layers:
             raise UnsupportedOperationError(
@@ -94,6 +95,11 @@ def build(
         if not missing:
             raise
     return build_staged(partition(graph, missing.__contains__), order, [missing[node] for node in missing])
+
+
+def _at_effort(target: Target, tuning: Tuning) -> Target:
+    """The target as kernels are compiled for it: for a CPU quickly, where that is asked for."""
+    return dataclasses.replace(target, quick=True) if isinstance(target, CPUTarget) and tuning.is_quick else target
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,8 @@ class Builder:
         for group in fused.groups:
             if group.kind != "view":
                 with self._stage("choose kernels", group.name), _naming(group):
-                    found[group.name] = candidates(group, self.graph, self.target, self.tuning.libraries)
+                    each = candidates(group, self.graph, self.target, self.tuning.libraries)
+                found[group.name] = list(map(_for_all_sizes, each)) if _is_quick(self.target) else each
         computed = [group for group in fused.groups if group.name in found]
         selections = tuner.choose([(group, found[group.name]) for group in computed])
         chosen = {group.name: selection for group, selection in zip(computed, selections, strict=True)}
@@ -342,6 +349,15 @@ def program_entry(program: Program, weights: Weights, suffix: str) -> tuple[dict
     return make(program, weights, suffix)
 
 
+def _is_quick(target: Target) -> bool:
+    return isinstance(target, CPUTarget) and target.quick
+
+
+def _for_all_sizes(candidate: Candidate) -> Candidate:
+    """A candidate whose launches have no alternatives for small sizes: fewer kernels to compile."""
+    return dataclasses.replace(candidate, stages=tuple(Stage(stage.calls[-1:]) for stage in candidate.stages))
+
+
 def _norms_in_products(target: Target) -> bool:
     """Whether a target's kernels of products compute norms of few rows (`graph.passes.fuse_norms`)."""
     return bool(getattr(target, "wgmma", False))
@@ -350,7 +366,7 @@ def _norms_in_products(target: Target) -> bool:
 def target_facts(target: Target) -> dict[str, Any]:
     """What the manifest says of a target, but for the features that machine code needs."""
     if isinstance(target, CPUTarget):
-        return {"name": target.name, "triple": target.triple}
+        return {"name": target.name, "triple": target.triple, **({"quick": True} if target.quick else {})}
     assert isinstance(target, NvidiaTarget)
     facts: dict[str, Any] = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
     return {**facts, "tf32": True} if target.tf32 else facts

@@ -403,6 +403,11 @@ class Engine:
         """What the machine code needs: LLVM's names of CPU features, or a GPU's architecture."""
         return tuple(self._program["target"]["features"])
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the machine code was made in less time and is slower (effort 0, for CPUs)."""
+        return self._program["target"].get("quick") is True
+
     def _texts(self, key: str) -> tuple[str, ...]:
         with self.reading():
             return tuple(map(str, self._package.manifest.get(key, ())))

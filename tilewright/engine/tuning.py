@@ -52,6 +52,7 @@ class Tuning:
     `effort`: 0 by estimate alone, 1 the close ones are timed, 2 more of them, 3 all. `recorded` are times that are
     looked up besides those of the cache directory, and before them. `reproducible`: times on record alone decide.
     `libraries`: products and convolutions of other libraries are candidates, for engines that run where these are.
+    `quick`: machine code for CPUs is made in less time and is slower; by default at effort 0.
     Raises `SettingsError` for another effort.
     """
 
@@ -59,6 +60,7 @@ class Tuning:
     recorded: tuple[Timing, ...] = ()
     reproducible: bool = False
     libraries: bool = False
+    quick: bool | None = None
 
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in CLOSE:
@@ -70,6 +72,11 @@ class Tuning:
     def level(self) -> int:
         """The effort; by default 1, and 0 where ``TILEWRIGHT_TUNE=0``."""
         return int(settings.tune) if self.effort is None else self.effort
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether machine code for CPUs is made in less time and is slower."""
+        return self.effort == 0 if self.quick is None else self.quick
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def with_layers(engine: Engine) -> Engine:
 
     Raises `UnsupportedOperationError` for a model that is cut into parts.
     """
-    tuning = Tuning(effort=0, recorded=engine.timings)
+    tuning = Tuning(effort=0, recorded=engine.timings, quick=engine.is_quick)
     return build(engine.source_graph(), engine.target, None, engine.source, tuning, layers=True)
 
 

@@ -72,20 +72,20 @@ def attempt(entry: Entry, way: str) -> Outcome:
 
 def _static(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
     given = inputs(3)
-    engine = tilewright.compile(module, given, target="cpu", effort=0)
+    engine = tilewright.compile(module, given, target="cpu")
     return compare(module, given, _run(engine, given))
 
 
 def _dynamic(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
     given = inputs(3)
     shapes = dynamic_shapes(entry, given)
-    engine = tilewright.compile(module, given, target="cpu", effort=0, dynamic_shapes=shapes)
+    engine = tilewright.compile(module, given, target="cpu", dynamic_shapes=shapes)
     return _each(lambda given: _run(engine, given), module, inputs, SIZES)
 
 
 def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
     torch._dynamo.reset()
-    compiled = torch.compile(module, backend="tilewright", options={"effort": 0})
+    compiled = torch.compile(module, backend="tilewright")
     sizes = (2, 3, 5) if entry.batched else (2,)
     return _each(lambda given: compiled(**given), module, inputs, sizes)
 

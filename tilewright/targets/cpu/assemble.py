@@ -21,7 +21,8 @@ def machine_options(target: CPUTarget) -> MachineOptions:
     known = arithmetic_features(target.architecture)
     absent = [f"-{name}" for name in sorted(known - set(target.features))]
     present = [f"+{name}" for name in target.features]
-    return MachineOptions(target.triple, _base_cpu(target), ",".join(present + absent))
+    features = ",".join(present + absent)
+    return MachineOptions(target.triple, _base_cpu(target), features, quick=target.quick)
 
 
 def function_attributes(target: CPUTarget, model: str | None = None) -> str:

@@ -38,7 +38,7 @@ class Blocking:
     def __init__(self, target: CPUTarget, shape: DotShape, accumulator: DType, layout: str) -> None:
         itemsize = accumulator.itemsize
         self.max_rows, self.width = target.microtile(accumulator)
-        self.lanes = target.lanes(accumulator)
+        self.lanes, self.quick = target.lanes(accumulator), target.quick
         self.registers, self.shape, self.layout = target.vector_registers, shape, layout
         self.panels = self.panels_at_once(shape.rows)
         # a panel of `right` fills the level 1 cache; what `left` displaces comes back from level 2 in time
@@ -61,7 +61,7 @@ class Blocking:
     def panels_at_once(self, rows: int) -> int:
         """Panels that one micro-kernel takes: as many as the registers hold beside so few rows."""
         vectors = self.width // self.lanes
-        for panels in (4, 2):
+        for panels in () if self.quick else (4, 2):
             fits = (rows + 1) * vectors * panels < self.registers
             if self.layout != "columns" and fits and self.shape.columns >= panels * self.width:
                 return panels
@@ -410,7 +410,10 @@ class _DotFunction:
     def _row_groups(self, run: _Run, panel: _Panel) -> None:
         """Run the micro-kernel on all rows, in groups as equal as can be."""
         if self.plan.limits[0]:
-            self._limited_row_groups(run, panel)
+            if self.target.quick:
+                self._quick_row_groups(run, panel)
+            else:
+                self._limited_row_groups(run, panel)
             return
         builder, rows = self.builder, self.plan.shape.rows
         groups = -(-rows // self.blocking.max_rows)
@@ -468,6 +471,17 @@ class _DotFunction:
             builder.start(done)
             loop.next([builder.add(first, builder.multiply(size, self.unit))])
 
+    def _quick_row_groups(self, run: _Run, panel: _Panel) -> None:
+        """Groups of the greatest size, a power of two, then units: two micro-kernels for all numbers of rows."""
+        builder, size = self.builder, self.blocking.max_rows
+        whole = builder.integer(0)
+        if self.plan.shape.rows >= size:
+            whole = builder.emit(f"and i64 {self.rows.text}, {-size}", "i64")
+            with builder.loop(builder.integer(0), whole, size, hint="groups") as loop:
+                self._run_tile(run, panel, loop.index, size, builder.integer(0), 1)
+        with builder.loop(whole, self.rows, self.unit, hint="units") as loop:
+            self._run_tile(run, panel, loop.index, self.unit, builder.integer(0), 1)
+
     def _run_tile(self, run: _Run, panel: _Panel, first: LLVMValue, rows: int, group: LLVMValue, groups: int) -> None:
         """Call the micro-kernel for `rows` rows from row `first`, which are group number `group` of `groups`."""
         builder, plan = self.builder, self.plan
@@ -507,7 +521,9 @@ class _DotFunction:
 
     def _lines_ahead(self, panel: _Panel, groups: int) -> int:
         """Lines that each turn prefetches, so that all groups of rows together fetch the panel ahead."""
-        return 0 if panel.ahead is None or panel.count > 1 else -(-self._lines_of_turn(panel) // groups)
+        if panel.ahead is None or panel.count > 1 or self.target.quick:
+            return 0
+        return -(-self._lines_of_turn(panel) // groups)
 
     def _ahead_of_group(self, panel: _Panel, group: LLVMValue, lines: int) -> LLVMValue:
         """Where a group's share of the panel ahead begins; the groups beyond all shares repeat the first."""

@@ -46,6 +46,7 @@ class CPUTarget:
     vector_registers: int
     l1_bytes: int
     l2_bytes: int
+    quick: bool = False  # compile in less time to slower code: fewer forms of a loop, none of LLVM's optimisations
 
     name = "cpu"
     options = frozenset(("enable_fp_fusion",))
@@ -79,7 +80,7 @@ class CPUTarget:
         """Everything of the target that a binary depends on, as one string."""
         table = (self.triple, self.cpu, self.features, self.vector_bits, self.l1_bytes, self.l2_bytes)
         digest = hashlib.sha256(repr(table).encode()).hexdigest()[:16]
-        return f"cpu-{self.architecture}-{self.cpu}-{digest}"
+        return f"cpu-{self.architecture}-{self.cpu}-{digest}{'-quick' if self.quick else ''}"
 
     @property
     def architecture(self) -> str:
@@ -152,10 +153,16 @@ class CPUTarget:
     def microtile(self, dtype: DType) -> tuple[int, int]:
         """Rows and columns of the register tile of `dot` for operands of this type.
 
-        float64 computes in itself, every narrower float in float32, integers in int32.
+        float64 computes in itself, every narrower float in float32, integers in int32.  With `quick` the rows are a
+        power of two.
         """
         if self.multiplies_in_tiles(dtype, dtype):
             return 32, 32  # 2 x 2 tile registers
+        rows, columns = self._largest_microtile(dtype)
+        return (1 << rows.bit_length() - 1 if self.quick else rows), columns
+
+    def _largest_microtile(self, dtype: DType) -> tuple[int, int]:
+        """Rows and columns that fill the vector registers."""
         vector = self.vector_bits // (64 if dtype.bits == 64 else 32)
         if self.vector_registers == 32:
             # 28 accumulators, 2 right vectors, 1 broadcast; NEON has half the load width, so wider tiles

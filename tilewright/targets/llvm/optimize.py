@@ -29,6 +29,7 @@ class MachineOptions:
     features: str  # "+avx2,+fma"
     speed_level: int = 2  # of the optimisation pipeline
     unroll: bool = False  # our lowering unrolls where it pays
+    quick: bool = False  # no optimisation of the text, and code generation that searches less
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ def create_target_machine(options: MachineOptions) -> llvm.TargetMachine:
     initialize()
     target = llvm.Target.from_triple(options.triple)
     return target.create_target_machine(
-        cpu=options.cpu, features=options.features, opt=3, reloc="pic", codemodel="default"
+        cpu=options.cpu,
+        features=options.features,
+        opt=1 if options.quick else 3,  # 0 is faster still, but keeps accumulators in memory: ten times slower code
+        reloc="pic",
+        codemodel="default",
     )
 
 
@@ -86,6 +91,9 @@ def generate_assembly(text: str, options: MachineOptions) -> MachineCode:
 def _optimized(text: str, options: MachineOptions) -> tuple[llvm.ModuleRef, llvm.TargetMachine, dict[str, float]]:
     started = time.perf_counter()
     machine = create_target_machine(options)
+    if options.quick:
+        module = _parsed(text, machine, options)
+        return module, machine, {"parse": time.perf_counter() - started, "optimize": 0.0}
     text, written, names = _parts(text)
     module = _parsed(text, machine, options)
     functions = _parsed(written, machine, options) if names else None
