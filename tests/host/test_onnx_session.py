@@ -429,3 +429,22 @@ def test_values_do_not_help_what_is_refused_for_another_reason() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     with pytest.raises(UnsupportedOperationError, match="ImageDecoder"):
         tw.InferenceSession(model)
+
+
+def test_an_engine_for_sizes_that_are_one(rng: np.random.Generator) -> None:
+    """A 1 that is stretched to the other size, or that a Squeeze without axes drops."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    main (float[n, 4] x, float[m, 4] y) => (float[k, 4] sum, float[a, b] z) { sum = Add(x, y)  z = Squeeze(sum) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[1].type.tensor_type.ClearField("shape")
+    session = tw.InferenceSession(model)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for left, right in ((3, 3), (1, 3), (3, 1), (1, 1), (1, 3)):
+        feeds = {name: rng.random((rows, 4), np.float32) for name, rows in (("x", left), ("y", right))}
+        for mine, wanted in zip(session.run(None, feeds), theirs.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(mine, wanted)
+    for left, right in ((2, 3), (2, 3)):  # nothing takes these
+        with pytest.raises(ShapeError, match="m"):
+            session.run(None, {"x": np.zeros((left, 4), np.float32), "y": np.zeros((right, 4), np.float32)})
+    with pytest.raises(ShapeError):
+        session.run(None, {"x": np.zeros((1, 5), np.float32), "y": np.zeros((3, 5), np.float32)})

@@ -24,6 +24,7 @@ from tilewright.errors import (
     ImportModelError,
     InputError,
     SettingsError,
+    ShapeError,
     TilewrightError,
     UnsupportedOperationError,
     a_kind,
@@ -36,7 +37,7 @@ from tilewright.runtime.shapes import check_mapping
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from tilewright.onnx.specialized import SpecializedEngine
+    from tilewright.onnx.specialized import EnginesOfSizes, SpecializedEngine
 
 _DEFAULT = ("CPUExecutionProvider",)
 TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
@@ -99,7 +100,8 @@ class InferenceSession:
         logits, = session.run(["logits"], {"input_ids": ids})
 
     Where the structure of a model follows from the values of small inputs (the step of a window), an engine is
-    compiled for each set of values, when it first comes; a warning is logged.  Several threads may call `run` at once.
+    compiled for each set of values, when it first comes; likewise for sizes that the engine of all sizes does not take
+    (a 1 that is stretched).  A warning is logged.  Several threads may call `run` at once.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class InferenceSession:
         `tilewright.compile` and `Engine.load` do, and `SettingsError` for providers of which none is known.
         """
         self.engine: Engine | SpecializedEngine
+        self._sizes: EnginesOfSizes | None = None
         self._options = sess_options if sess_options is not None else SessionOptions()
         if not hasattr(self._options, "intra_op_num_threads"):
             raise SettingsError(f"sess_options are a SessionOptions, not {a_kind(sess_options)}")
@@ -126,7 +129,9 @@ class InferenceSession:
             self.engine = Engine.load(path, target=target)
         else:
             model = _model(path_or_bytes) if path is None else path
-            self.engine = _compiled(model, self._overrides(model), target)
+            shapes = self._overrides(model)
+            self.engine = _compiled(model, shapes, target)
+            self._sizes = _engines_of_sizes(self.engine, model, shapes, target)
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
         if self._options.optimized_model_filepath:
@@ -239,7 +244,13 @@ class InferenceSession:
         names = self._names(output_names)
         inputs = self._inputs(feed)
         began = time.perf_counter_ns()
-        results = self.engine.run(inputs, out or None, self._threads)
+        try:
+            results = self.engine.run(inputs, out or None, self._threads)
+        except ShapeError as error:
+            if self._sizes is None:
+                raise
+            engine = self._sizes.engine(inputs, self.engine.inputs, error)
+            results = engine.run(inputs, out or None, self._threads)
         if self._options.enable_profiling:
             self._record("model_run", "Session", began, time.perf_counter_ns() - began)
             self._last = inputs
@@ -302,6 +313,17 @@ class InferenceSession:
             raise SettingsError(f"the profile {path} cannot be written: {error}") from error
         self._events, self._last = [], None
         return str(path)
+
+
+def _engines_of_sizes(
+    engine: Engine | SpecializedEngine, model: Path | bytes | ModelProto, shapes: Mapping[str, Any] | None, target: str
+) -> EnginesOfSizes | None:
+    """What compiles a model for the sizes of a call; None for a model without dynamic sizes."""
+    if not isinstance(engine, Engine) or all(isinstance(size, int) for spec in engine.inputs for size in spec.shape):
+        return None
+    from tilewright.onnx.specialized import EnginesOfSizes
+
+    return EnginesOfSizes(model, target, shapes)
 
 
 def _compiled(

@@ -1,8 +1,9 @@
-"""Models whose structure follows from the values of small inputs: an engine for each set of values.
+"""Models whose structure follows from the values of small inputs, or from sizes: an engine for each set of them.
 
 Some operations need a number when the model is compiled (the step of a window, a kind of dropout).  Where a model gives
 it as an input, the model cannot become one engine; a session, which has the compiler at hand, makes one for the values
-that come.
+that come.  Likewise for sizes that the one engine does not take: of a dimension of 1, which then is stretched to
+another, or which an operation drops, so that a result has fewer dimensions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,6 +118,49 @@ def whole_model(source: Path | bytes) -> ModelProto:
             if tensor.data_location == TensorProto.EXTERNAL:
                 tensor.CopyFrom(numpy_helper.from_array(read_tensor(tensor, source.parent), tensor.name))
     return model
+
+
+class EnginesOfSizes:
+    """Engines for the sizes of single calls, of a model whose engine for all sizes does not take them."""
+
+    def __init__(self, model: ModelProto | Path | bytes, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
+        self._model, self._target, self._shapes = model, target, dynamic_shapes
+        self._engines: OrderedDict[tuple[tuple[int, ...], ...], Engine | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: ShapeError) -> Engine:
+        """The engine for these inputs, compiled when their sizes first come; raises `error` where there is none."""
+        shapes = {spec.name: getattr(inputs[spec.name], "shape", None) for spec in known}
+        if not all(_fits(spec, shapes[spec.name]) for spec in known):
+            raise error
+        key = tuple(tuple(shape) for shape in shapes.values() if shape is not None)
+        with self._lock:
+            if key not in self._engines:
+                self._engines[key] = self._compiled(shapes, error)
+                if len(self._engines) > MOST_ENGINES:
+                    self._engines.popitem(last=False)
+            self._engines.move_to_end(key)
+            found = self._engines[key]
+        if found is None:
+            raise error
+        return found
+
+    def _compiled(self, shapes: Mapping[str, Any], error: ShapeError) -> Engine | None:
+        """None for sizes that the model does not take."""
+        fixed = {name: dict(enumerate(shape)) for name, shape in shapes.items()}
+        try:
+            engine = compile_model(self._model, None, {**(self._shapes or {}), **fixed}, self._target)
+        except (ImportModelError, UnsupportedOperationError, ShapeError):
+            return None
+        logger.warning("an engine is compiled for these sizes alone: %s", error)
+        return engine
+
+
+def _fits(spec: TensorSpec, shape: Any) -> bool:
+    """Whether a shape has the dimensions that the file fixes, and differs from them elsewhere only."""
+    if shape is None or len(shape) != len(spec.shape):
+        return False
+    return all(not isinstance(size, int) or size == extent for size, extent in zip(spec.shape, shape, strict=True))
 
 
 def bound(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:
