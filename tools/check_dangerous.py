@@ -2,8 +2,9 @@
 
 python tools/check_dangerous.py
 
-Reads the syntax trees of all Python files, follows `import ... as` and `from ... import`, and fails on a use that
-`ALLOWED` does not name, and on an entry of `ALLOWED` that nothing needs any more.
+Reads the syntax trees of all Python files, follows `import ... as`, `from ... import`, ``name = module``, `getattr`
+with a text, and ``sys.modules[...]``, and fails on a use that `ALLOWED` does not name, and on an entry
+of `ALLOWED` that nothing needs any more.  It finds oversights; who wants to hide a use from it can.
 """
 
 from __future__ import annotations
@@ -17,18 +18,29 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("tilewright", "tests", "benchmarks", "demo", "examples", "tools")
 
 # Reading their data runs what the data says, or their purpose is to run text.
-MODULES = frozenset("pickle _pickle marshal shelve dill cloudpickle joblib jsonpickle code codeop".split())
-NAMES = frozenset(
-    "eval exec compile __import__ os.system os.popen os.execv os.execve os.execvp os.execl os.spawnv os.spawnl "
-    "os.posix_spawn pty.spawn subprocess.getoutput subprocess.getstatusoutput tempfile.mktemp runpy.run_path "
-    "runpy.run_module importlib.util.spec_from_file_location importlib.machinery.SourceFileLoader "
-    "yaml.load yaml.full_load yaml.unsafe_load yaml.load_all torch.load torch.jit.load "
-    "torch.export.load torch.hub.load torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
-    "numpy.lib.format.read_array pandas.read_pickle".split()
+MODULES = frozenset(
+    "pickle _pickle marshal shelve dbm dill cloudpickle joblib jsonpickle code codeop zipimport numexpr".split()
 )
+NAMES = frozenset(
+    "eval exec compile __import__ __builtins__ os.system os.popen os.startfile os.execv os.execve os.execvp os.execvpe "
+    "os.execl os.execle os.execlp os.execlpe os.spawnv os.spawnve os.spawnvp os.spawnvpe os.spawnl os.spawnle "
+    "os.spawnlp os.spawnlpe os.posix_spawn os.posix_spawnp pty.spawn subprocess.getoutput subprocess.getstatusoutput "
+    "asyncio.create_subprocess_shell tempfile.mktemp runpy.run_path runpy.run_module "
+    "importlib.util.spec_from_file_location importlib.machinery.SourceFileLoader "
+    "importlib.machinery.SourcelessFileLoader importlib.machinery.ExtensionFileLoader pkgutil.resolve_name "
+    "pydoc.locate timeit.timeit timeit.repeat cProfile.run cProfile.runctx profile.run profile.runctx "
+    "multiprocessing.reduction multiprocessing.connection "
+    "yaml.load yaml.full_load yaml.unsafe_load yaml.load_all torch.load torch.serialization.load torch.jit.load "
+    "torch.export.load torch.hub.load torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
+    "torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline "
+    "numpy.lib.format.read_array pandas.read_pickle pandas.eval sympy.sympify sympy.parse_expr "
+    "sympy.parsing.sympy_parser.parse_expr".split()
+)
+WITH_STAR = frozenset(name.rpartition(".")[0] for name in NAMES) - {""}  # modules that have such names
+METHODS = frozenset(("load_module", "load_extension"))  # of objects of any kind
 CALLS = frozenset(("types.FunctionType", "types.CodeType"))  # as classes they are harmless
 # Keywords that make a call dangerous unless they are the constant False.
-KEYWORDS = frozenset(("shell", "allow_pickle"))
+KEYWORDS = frozenset(("shell", "allow_pickle", "trust_remote_code"))
 
 _OWN = "runs source that the compiler has just written from a checked signature; no data from a file is in it"
 _KERNEL = "compiles the caller's own Python function again with other source; the program runs it anyway"
@@ -56,7 +68,9 @@ ALLOWED: dict[str, dict[str, str]] = {
     "tests/host/test_symbolic.py": {"pickle": "sizes go between processes; own bytes"},
     "tilewright/__init__.py": {"import_module of a name": _TABLE},
     "tilewright/cli/compile.py": {"importlib.util.spec_from_file_location": _SCRIPT},
+    "tests/host/test_import_torch.py": {"sympy.sympify": "reads conditions that the test writes"},
     "tilewright/frontend/binding.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/frontend/builtins.py": {"getattr of builtins": "min, max, int, float and bool, by names in the source"},
     "tilewright/frontend/cuda.py": {"exec": _OWN, "compile": _OWN},
     "tilewright/frontend/jit.py": {"exec": _OWN, "compile": _OWN},
     "tilewright/frontend/kernel_info.py": {
@@ -68,6 +82,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "torch.load": "with weights_only=True, which makes tensors alone: weights in the format of earlier versions"
     },
     "tilewright/importers/torch_export.py": {"torch.export.load": "the caller said trust=True or --trust"},
+    "tilewright/importers/torch_symbols.py": {"sympy.sympify": "strict=True, which takes objects and never text"},
     "tilewright/language/function.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
     "tilewright/ops/__init__.py": {"import_module of a name": _TABLE},
     "tilewright/runtime/cuda/extern.py": {"import_module of a name": _TABLE},
@@ -101,22 +116,42 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
             else:
                 named = (f"{node.module}.{item.name}" for item in node.names)
                 yield from ((node.lineno, name) for name in named if name in NAMES)
-        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
-            name = _dotted(node, known)
-            name = name.removeprefix("builtins.")
-            if name in NAMES:
-                yield node.lineno, name
+                if node.module in WITH_STAR and any(item.name == "*" for item in node.names):
+                    yield node.lineno, f"* of {node.module}"
+        elif isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Load):
+            yield from ((node.lineno, name) for name in _named(_dotted(node, known)))
+            if isinstance(node, ast.Attribute) and node.attr in METHODS:
+                yield node.lineno, node.attr
+            if isinstance(node, ast.Subscript) and _top(_dotted(node, known)) in MODULES:  # of sys.modules
+                yield node.lineno, _top(_dotted(node, known))
         if isinstance(node, ast.Call):
             yield from _call(node, known)
 
 
+def _named(dotted: str) -> Iterator[str]:
+    """The dangerous name that a chain is or ends with, as `self.torch.load` does."""
+    parts = dotted.removeprefix("builtins.").split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    yield from (end for number, end in enumerate(ends) if end in NAMES and (number == 0 or "." in end))
+
+
 def _call(node: ast.Call, known: dict[str, str]) -> Iterator[tuple[int, str]]:
     name = _dotted(node.func, known)
-    for keyword in node.keywords:
-        if keyword.arg in KEYWORDS and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False):
-            yield node.lineno, f"{keyword.arg}="
+    yield from ((node.lineno, f"{key}=") for key, value in _keywords(node) if key in KEYWORDS and not _is(value, False))
     if name in CALLS:
         yield node.lineno, name
+    if name == "numpy.load" and len(node.args) > 2:
+        yield node.lineno, "allow_pickle="
+    if name == "torch.load" and not any(key == "weights_only" and _is(value, True) for key, value in _keywords(node)):
+        yield node.lineno, "torch.load without weights_only=True"
+    if name == "getattr" and len(node.args) > 1:
+        which, module = node.args[1], _dotted(node.args[0], known)
+        if isinstance(which, ast.Constant):
+            yield from ((node.lineno, found) for found in _named(f"{module}.{which.value}"))
+        elif module in ("builtins", "os"):
+            yield node.lineno, f"getattr of {module}"
+    if name == "vars" and node.args and _dotted(node.args[0], known) == "builtins":
+        yield node.lineno, "getattr of builtins"
     target = node.args[0] if node.args else None
     if name in ("importlib.import_module", "importlib.__import__"):
         if not isinstance(target, ast.Constant):
@@ -125,23 +160,47 @@ def _call(node: ast.Call, known: dict[str, str]) -> Iterator[tuple[int, str]]:
             yield node.lineno, _top(str(target.value))
 
 
+def _keywords(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """The keywords of a call, those in ``**{"name": value}`` too."""
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            yield keyword.arg, keyword.value
+        elif isinstance(keyword.value, ast.Dict):
+            for key, value in zip(keyword.value.keys, keyword.value.values, strict=True):
+                if isinstance(key, ast.Constant):
+                    yield str(key.value), value
+
+
+def _is(node: ast.expr, value: bool) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """What names of this file stand for: `np` -> numpy, `load` -> torch.load."""
+    """What names of this file stand for: `np` -> numpy, `load` -> torch.load, of ``t = torch`` `t` -> torch."""
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             known.update({item.asname: item.name for item in node.names if item.asname})
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             known.update({item.asname or item.name: f"{node.module}.{item.name}" for item in node.names})
+    modules = {item.name for node in ast.walk(tree) if isinstance(node, ast.Import) for item in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            name = _dotted(node.value, known)
+            if name in modules | {"importlib.import_module"}:
+                known.update({target.id: name for target in node.targets if isinstance(target, ast.Name)})
     return known
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """The full name of an attribute chain; "" when it does not begin with a name."""
+    """The full name of an attribute chain; "" when it does not begin with a name, or with ``sys.modules["name"]``."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        if _dotted(node.value, known) == "sys.modules":
+            return ".".join([str(node.slice.value), *reversed(parts)])
     if not isinstance(node, ast.Name):
         return ""
     return ".".join([known.get(node.id, node.id), *reversed(parts)])

@@ -427,3 +427,18 @@ def test_external_data(tmp_path: Path, entries: dict[str, str], message: str) ->
     assert len(import_model(external(folder, location="data.bin", offset="16")).constants) == 1
     with pytest.raises(ImportModelError, match=message):
         import_model(external(folder, **entries))
+
+
+@pytest.mark.parametrize("version", [2**31, 2**62])
+def test_opsets_of_other_domains_that_there_are_not(version: int) -> None:
+    node = helper.make_node("Adam", ["x"], ["y"], domain="ai.onnx.preview.training")
+    model = model_of([node], {"x": (FLOAT, [2])}, ["y"])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", version))
+    with pytest.raises(ImportModelError, match=f"the model imports opset {version}"):
+        import_model(model)
+
+
+def test_a_sequence_where_a_tensor_is_needed() -> None:
+    nodes = [helper.make_node("SequenceConstruct", ["x"], ["s"]), helper.make_node("NoSuchOperation", ["s"], ["y"])]
+    with pytest.raises((ImportModelError, UnsupportedOperationError)):
+        import_model(model_of(nodes, {"x": (FLOAT, [2])}, ["y"]))

@@ -23,6 +23,7 @@ from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperation
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
+from tilewright.importers.report import Unsupported  # noqa: E402
 from tilewright.importers.torch_symbols import SymbolTable  # noqa: E402
 
 
@@ -554,3 +555,10 @@ def test_sinh_in_float64_where_the_smaller_power_still_counts() -> None:
     x = torch.linspace(-40, 40, 999, dtype=torch.float64)
     result = torch.as_tensor(tilewright.compile(Sinh().eval(), (x,))(x))
     np.testing.assert_allclose(result, torch.sinh(x), rtol=32 * torch.finfo(torch.float64).eps)
+
+
+def test_a_text_is_no_size(tmp_path: Path) -> None:
+    """SymPy would run it as Python."""
+    with pytest.raises(Unsupported, match="a str"):
+        SymbolTable(GraphBuilder("sizes"), {}).size(f"open({str(tmp_path / 'made')!r}, 'w').close()")
+    assert not (tmp_path / "made").exists()

@@ -552,6 +552,8 @@ def _describe(name: str, scope: Scope) -> str:
     tensor = scope.find(name)
     if not isinstance(tensor, Tensor):
         return f"{name} (unknown)"
+    if tensor.dtype.kind in ("sequence", "optional"):
+        return str(tensor.dtype)
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
 
 

@@ -62,6 +62,8 @@ class Scope:
         version = self.opset if domain in DOMAINS else self.versions.get(domain, 0)
         if version == 0:
             raise Invalid(f"the model imports no opset of {domain or 'ai.onnx'}, which this operation belongs to")
+        if not 0 < version < 2**31:
+            raise Invalid(f"the model imports opset {version} of {domain or 'ai.onnx'}, which there is not")
         return version
 
     def attributes_of(self, node: NodeProto) -> dict[str, AttributeProto]:

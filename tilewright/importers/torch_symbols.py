@@ -11,7 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from tilewright.errors import ImportModelError
+from tilewright.errors import ImportModelError, a_kind
 from tilewright.graph.build import GraphBuilder
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST, Dimension
@@ -94,7 +94,11 @@ class SymbolTable:
             return int(value)
         if isinstance(value, torch.SymInt):
             return self.size(value.node.expr)
-        return simplify(self._convert(sympy.sympify(value)))
+        try:
+            expression = sympy.sympify(value, strict=True)  # which never evaluates a text of the file
+        except sympy.SympifyError:
+            raise Unsupported(f"a size that is {a_kind(value)}") from None
+        return simplify(self._convert(expression))
 
     def always(self, condition: Any) -> bool:
         """Whether a condition on sizes, a sympy relation, holds for all of them, as far as can be told here."""
