@@ -292,3 +292,24 @@ def test_errors_name_what_was_given() -> None:
     )
     with pytest.raises(ShapeError, match=r"does not take the sizes"):
         engine.run({"x": np.ones(6, np.float32), "s": ints(2, 3)})
+
+
+def test_a_scan_of_opset_8_has_a_batch(rng: np.random.Generator) -> None:
+    model = parsed("""m (float[2, 3] x, float[2, n, 3] l) => (float[2, 3] y, float[2, n, 3] z) {
+        y, z = Scan <num_scan_inputs = 1, directions = [1],
+            body = b (float[3] v, float[3] r) => (float[3] w, float[3] s) { w = Add(v, r) s = Tanh(w) }> ("", x, l) }""")
+    model.opset_import[0].version = 8
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    check(tilewright.compile(model, target="cpu"), session, {"x": (2, 3), "l": (2, 4, 3)})
+
+
+def test_elements_at_as_many_indices_as_only_the_run_knows() -> None:
+    model = parsed(
+        "m (float[4, 2] x, int64[2] s) => (float[a, 2] y) {"
+        "i = Constant <value = int64[1, 2] {1, 0}> () j = Expand(i, s) y = GatherElements <axis = 1> (x, j) }"
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    engine = tilewright.compile(model, target="cpu")
+    check(engine, session, {"x": (4, 2), "s": ints(4, 2)})
+    with pytest.raises(ShapeError):
+        engine.run({"x": np.ones((4, 2), np.float32), "s": ints(5, 2)})

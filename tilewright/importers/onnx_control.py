@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tilewright.symbolic import Size, free_symbols, lift, simplify
 if TYPE_CHECKING:
     from tilewright.importers.onnx import _Importer
 
+_MOST_ROWS = 64  # of a batch that a Scan has
 Feeds = Callable[[Call], Sequence[Tensor]]  # the tensors of a body's inputs, made in its own graph
 
 
@@ -333,9 +335,31 @@ def _loop(
 
 
 def scan(control: Control) -> list[Tensor]:
+    """A Scan; that of opset 8 has a batch of its own as the first dimension, whose rows are scanned one by one."""
+    if control.scope.opset >= 9:
+        return _scan(control)
+    lengths, *inputs = control.inputs
+    batch = None if not inputs or inputs[0] is None or not inputs[0].shape else inputs[0].shape[0]
+    if lengths is not None or not isinstance(batch, int) or not 0 < batch <= _MOST_ROWS:
+        raise Unsupported(
+            f"a Scan of opset 8 with {'lengths' if lengths is not None else f'a batch of {batch}'}",
+            f"fix the batch at 1 to {_MOST_ROWS}, or convert the model to opset 9 or later",
+        )
+    call, attributes = control.call, dict(control.attributes)
+    if "directions" in attributes:
+        attributes["scan_input_directions"] = attributes.pop("directions")
+    values = [call.materialize(item) for item in inputs if item is not None]
+    rows: list[list[Value]] = []
+    for row in range(batch):
+        given: list[Tensor | None] = [Tensor("", call.select(value, 0, row)) for value in values]
+        results = _scan(dataclasses.replace(control, inputs=given, attributes=attributes))
+        rows.append([call.unsqueeze(call.materialize(result), 0) for result in results])
+    joined_rows = [call.op("concat", *column, axis=0) for column in zip(*rows, strict=True)]
+    return [Tensor(name, value) for name, value in zip(control.node.output, joined_rows, strict=False)]
+
+
+def _scan(control: Control) -> list[Tensor]:
     """A Scan as a loop over the positions of its inputs."""
-    if control.scope.opset < 9:
-        raise Unsupported("Scan before opset 9, which has a batch of its own", "convert the model to opset 9 or later")
     inputs = [item for item in control.inputs if item is not None]
     count = control.attributes["num_scan_inputs"].i
     graph = control.attributes["body"].g

@@ -73,7 +73,9 @@ def _check_elements(call: Call, x: Value, axis: int) -> None:
             continue
         if lower_bound(count) > upper_bound(extent):
             raise Invalid(f"the indices {indices!r} reach beyond dimension {place} of {x!r}")
-        if upper_bound(count) > lower_bound(extent):
+        if call.is_told(count) or call.is_told(extent):
+            call.require_equal(count, extent)
+        elif upper_bound(count) > lower_bound(extent):
             raise Unsupported(f"indices {indices!r} that may reach beyond dimension {place} of {x!r}", "fix both sizes")
 
 
