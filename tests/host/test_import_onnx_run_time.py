@@ -297,7 +297,8 @@ def test_errors_name_what_was_given() -> None:
 def test_a_scan_of_opset_8_has_a_batch(rng: np.random.Generator) -> None:
     model = parsed("""m (float[2, 3] x, float[2, n, 3] l) => (float[2, 3] y, float[2, n, 3] z) {
         y, z = Scan <num_scan_inputs = 1, directions = [1],
-            body = b (float[3] v, float[3] r) => (float[3] w, float[3] s) { w = Add(v, r) s = Tanh(w) }> ("", x, l) }""")
+            body = b (float[3] v, float[3] r) => (float[3] w, float[3] s) {
+                w = Add(v, r) s = Tanh(w) }> ("", x, l) }""")
     model.opset_import[0].version = 8
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     check(tilewright.compile(model, target="cpu"), session, {"x": (2, 3), "l": (2, 4, 3)})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float32, int1, int64
+from tilewright.dtypes import float32, int1, int64, optional_of, sequence_of, string
 from tilewright.engine import file
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine, plan_symbol, staged_symbol
@@ -184,6 +184,29 @@ def staged_graph() -> Graph:
     b.output(b.op("add", [places, places]), "places")
     b.output(node.outputs[0], "last")
     b.output(b.op("add", [node.outputs[1], 1.0]), "sums")
+    return b.finish()
+
+
+def text_graph() -> Graph:
+    """A model of text, a sequence and an optional, with a compiled part."""
+    b = GraphBuilder("texts")
+    rows = b.symbol("rows", 1, 64)
+    length, held = b.symbol("length", 0, 64), b.symbol("held", 0, 1)
+    words, x = b.input("words", string, (rows,)), b.input("x", float32, (rows, 4))
+    tensors, maybe = b.input("tensors", sequence_of(float32), (length,)), b.input("maybe", optional_of(int64), (held,))
+    place = b.op("text_position", [words], keys=("a", "bc", "d"))
+    table = b.constant(np.array(["A", "B", "D", ""], object), "table")
+    named = b.op("gather", [table, place], axis=0)
+    b.output(b.op("text_concat", [b.op("text_normalize", [named], case="LOWER", count=b.run_time_symbol("left")),
+                                  b.constant(np.array(["!"], object))]), "named")  # fmt: skip
+    b.output(b.op("text_split", [words], delimiter=",", gives="counts"), "counts")
+    b.output(b.op("text_matches", [words], pattern="(a|b)*c?"), "matched")
+    longer = b.op("sequence_insert", [tensors, b.op("exp", [x]), b.constant(np.array(0))])
+    b.output(longer, "longer")
+    b.output(b.op("list_item", [longer], shape=(b.run_time_symbol("height"), 4)), "last")
+    b.output(b.op("sequence_join", [longer], shape=(b.run_time_symbol("total"), 4), along=0), "joined")
+    b.output(maybe, "same")
+    b.output(b.op("random", shape=(3,), seed=1), "drawn")
     return b.finish()
 
 

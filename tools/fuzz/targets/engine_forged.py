@@ -30,6 +30,7 @@ from tools.fuzz.engine_files import (
     small_engine,
     splice,
     staged_graph,
+    text_graph,
     truncate,
 )  # fmt: skip
 from tools.fuzz.target import Base
@@ -43,7 +44,7 @@ class Target(Base):
     def prepare(self, folder: Path) -> None:
         self.path = folder / "forged.engine"
         self.bases = []
-        for engine in (small_engine(), build(staged_graph(), "cpu")):
+        for engine in (small_engine(), build(staged_graph(), "cpu"), build(text_graph(), "cpu")):
             engine.save(self.path)
             members = read_members(self.path.read_bytes())
             self.bases.append((members, json.loads(members[file.MANIFEST])))

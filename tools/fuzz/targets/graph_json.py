@@ -18,11 +18,12 @@ import numpy as np
 from tests.host.random_graphs import RandomGraph
 from tilewright import Engine
 from tilewright.cli.tensors import random_input
-from tilewright.dtypes import BY_TEXT
+from tilewright.dtypes import ANY_BY_NAME, ANY_BY_TEXT, HOST_ONLY, element_of, string
 from tilewright.engine import file
 from tilewright.engine.builder import build
 from tilewright.graph.core import Value
 from tilewright.graph.ops import OPS, infer_types
+from tilewright.runtime.plan import TensorSpec
 from tilewright.symbolic import Symbol, evaluate, from_json, to_json
 from tools.fuzz.engine_files import (
     change_value,
@@ -34,6 +35,7 @@ from tools.fuzz.engine_files import (
     small_graph,
     splice,
     staged_graph,
+    text_graph,
     truncate,
 )  # fmt: skip
 from tools.fuzz.target import Base
@@ -47,7 +49,14 @@ class Target(Base):
 
     def prepare(self, folder: Path) -> None:
         self.path = folder / "forged.engine"
-        graphs = [small_graph(), staged_graph(), staged_graph(), *(RandomGraph(seed, 6).graph for seed in range(8))]
+        graphs = [
+            small_graph(),
+            staged_graph(),
+            staged_graph(),
+            text_graph(),
+            text_graph(),
+            *(RandomGraph(seed, 6).graph for seed in range(8)),
+        ]
         self.bases = []
         for graph in graphs:
             build(graph, "cpu").save(self.path)
@@ -115,7 +124,9 @@ def _retype(data: dict[str, Any]) -> None:
     values: dict[str, Value] = {}
 
     def define(name: str, dtype: str, shape: list[Any]) -> Value:
-        return values.setdefault(name, Value(name, BY_TEXT[dtype], tuple(from_json(size, symbols) for size in shape)))
+        return values.setdefault(
+            name, Value(name, ANY_BY_TEXT[dtype], tuple(from_json(size, symbols) for size in shape))
+        )
 
     for entry in (*data["inputs"], *data["constants"]):
         define(*entry)
@@ -137,7 +148,7 @@ def _attribute(item: Any, symbols: dict[str, Symbol]) -> Any:
         return tuple(_attribute(part, symbols) for part in item)
     if isinstance(item, dict):
         ((kind, content),) = item.items()
-        readers = {"dtype": BY_TEXT.__getitem__, "float": float, "size": lambda size: from_json(size, symbols)}
+        readers = {"dtype": ANY_BY_TEXT.__getitem__, "float": float, "size": lambda size: from_json(size, symbols)}
         return readers[kind](content)
     return item
 
@@ -151,8 +162,22 @@ def _run(engine: Engine, draw: random.Random) -> str:
     if evaluate(engine.plan.arena_bytes, sizes) > 100 * LARGEST_INPUT:
         return "built"
     generator = np.random.default_rng(draw.randrange(2**32))
-    engine.run({spec.name: random_input(spec, sizes, generator) for spec in engine.inputs})
+    engine.run({spec.name: _input(spec, sizes, generator) for spec in engine.inputs})
     return "run"
+
+
+def _input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.Generator) -> Any:
+    """Values of an input: numbers, texts, lists of tensors."""
+    dtype, shape = ANY_BY_NAME[spec.dtype], tuple(evaluate(size, sizes) for size in spec.shape)
+    if dtype not in HOST_ONLY:
+        return random_input(spec, sizes, generator)
+    if dtype == string:
+        return generator.choice(np.array(["a", "bc", "", "x,y", "é"], object), shape)
+    held = element_of(dtype)
+    if held in HOST_ONLY:
+        return None
+    tensor = np.ones((2, 4), held.numpy)
+    return [tensor] * math.prod(shape) if dtype.kind == "sequence" else tensor
 
 
 TARGET = Target()
