@@ -562,3 +562,17 @@ def test_a_text_is_no_size(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="a str"):
         SymbolTable(GraphBuilder("sizes"), {}).size(f"open({str(tmp_path / 'made')!r}, 'w').close()")
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("options", [{"proj_size": 2}, {"bidirectional": True, "num_layers": 2}], ids=str)
+def test_last_states_of_recurrent_layers(options: dict[str, Any], bias: bool) -> None:
+    """For every batch: PyTorch 2.11 has an axis too many, or takes the batch to differ from 1."""
+    layer = nn.LSTM(3, 4, batch_first=True, bias=bias, **options).eval()
+    graph = import_model(layer, (torch.randn(3, 5, 3),), {"input": {0: ("batch", 1, 8)}})
+    for batch in (1, 2, 8):
+        x = torch.randn(batch, 5, 3)
+        outputs, (hidden, memory) = layer(x)
+        found = list(reference.run(graph, {"input": x.numpy()}).values())
+        for mine, theirs in zip(found, (outputs, hidden, memory), strict=True):
+            np.testing.assert_allclose(mine, theirs.detach(), rtol=1e-4, atol=1e-6)

@@ -451,6 +451,18 @@ add("tril_indices triu_indices", 4, 4, -1)
 add("as_strided as_strided_copy", floats(4, 3), [3, 4], [2, 1], 1)
 add("as_strided", floats(4, 3), [4, 3], [3, 1])
 add("digamma special_digamma", lambda: torch.tensor([0.1, 1.46, 3.0, -0.5, -2.3, 30.0, 1e5], dtype=torch.float64))
+BESSEL = torch.tensor(
+    [0.0, 1e-30, 1e-5, 0.3, 1.7, 7.5, 29.5, 30.5, 80.0, 700.0, math.inf, math.nan], dtype=torch.float64
+)
+add("i0 special_i0e special_i1 special_i1e", lambda: torch.cat([BESSEL, -BESSEL]))
+add("special_modified_bessel_i0 special_modified_bessel_i1", lambda: BESSEL[:-3].float())
+add("special_modified_bessel_k0 special_modified_bessel_k1", lambda: BESSEL[:-1].float())
+add("special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1", lambda: BESSEL[:-1].float())
+add(
+    "special_erfcx special_log_ndtr", lambda: torch.tensor([-30.0, -5, -1.1, -0.9, 0, 0.4, 3, 9.9, 10.1, 1e3, math.nan])
+)
+PARTS_OF_ONE = [0, 1e-300, 1e-20, 1e-3, 0.019, 0.021, 0.3, 0.5, 0.7, 0.999, 1, 1.1, -1, math.nan]
+add("special_ndtri", lambda: torch.tensor(PARTS_OF_ONE, dtype=torch.float64))
 add("digamma", lambda: torch.tensor([0.0, -0.0, -1.0, -7.0, math.nan, math.inf], dtype=torch.float64))
 for _reduce in ("sum", "prod", "mean", "amax", "amin"):
     for _include in (False, True):

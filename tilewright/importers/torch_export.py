@@ -27,7 +27,7 @@ from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
 from tilewright.importers.torch_control import import_control
-from tilewright.importers.torch_exportable import exportable
+from tilewright.importers.torch_exportable import exportable, right_decompositions
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
@@ -370,7 +370,7 @@ def import_program(
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), right_decompositions(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             program = program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._decomp import decompositions
 from torch.nn.modules import transformer
 
 from tilewright.errors import ImportModelError
@@ -24,7 +25,34 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
         stack.enter_context(_plain_layers(module))
+        stack.enter_context(right_decompositions())
         yield
+
+
+@contextmanager
+def right_decompositions() -> Iterator[None]:
+    """PyTorch's rules for layers without the fault of version 2.11, whose last states have an axis too many."""
+    with mock.patch.object(decompositions, "one_layer_lstm", _one_layer_lstm):
+        yield
+
+
+def _one_layer_lstm(
+    x: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], has_biases: bool, reverse: bool = False
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """The outputs [steps, batch, width] and the last states [batch, width] of one direction of one layer.
+
+    `weights`: of the input, of the state, both biases if there are any, and of a projection if there is one.
+    """
+    of_input, of_state, *rest = weights
+    input_bias, state_bias = rest[:2] if has_biases else (None, None)
+    projection = rest[-1] if len(rest) % 2 else None
+    gates = torch.nn.functional.linear(x, of_input, input_bias)
+    outputs = []
+    hidden, memory = states
+    for step in gates.flip(0) if reverse else gates:
+        hidden, memory = decompositions.lstm_cell(step, hidden, memory, of_state, state_bias, projection, chunk_dim=1)
+        outputs.append(hidden)
+    return torch.stack(outputs[::-1] if reverse else outputs), (hidden, memory)
 
 
 _to = torch.nn.Module.to

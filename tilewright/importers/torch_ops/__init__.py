@@ -19,6 +19,7 @@ from tilewright.importers.torch_ops import (
     regions,
     searching,
     shape,
+    special,
 )
 
 SECTIONS: tuple[RuleTable, ...] = (
@@ -35,6 +36,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     searching.TABLE,
     linear_algebra.TABLE,
     regions.TABLE,
+    special.TABLE,
     complexes.TABLE,
     choices.TABLE,
     choices.TORCHVISION,

@@ -1,0 +1,41 @@
+"""Special functions of PyTorch, computed in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tilewright.dtypes import float64
+from tilewright.graph.core import Value
+from tilewright.importers import special
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+
+TABLE = RuleTable("Special functions", "aten.")
+
+
+def _in_float64(formula: Callable[[Emitter, Value], Value]) -> Callable[[Call, Value], Value]:
+    def rule(call: Call, x: Value) -> Value:
+        return call.cast(formula(call, call.cast(x, float64)), call.dtype)
+
+    return rule
+
+
+_FUNCTIONS: dict[str, Callable[[Emitter, Value], Value]] = {
+    "i0": partial(special.bessel_i, order=0, scaled=False),
+    "special_i0e": partial(special.bessel_i, order=0, scaled=True),
+    "special_i1": partial(special.bessel_i, order=1, scaled=False),
+    "special_i1e": partial(special.bessel_i, order=1, scaled=True),
+    "special_modified_bessel_i0": partial(special.bessel_i, order=0, scaled=False),
+    "special_modified_bessel_i1": partial(special.bessel_i, order=1, scaled=False),
+    "special_modified_bessel_k0": partial(special.bessel_k, order=0, scaled=False),
+    "special_modified_bessel_k1": partial(special.bessel_k, order=1, scaled=False),
+    "special_scaled_modified_bessel_k0": partial(special.bessel_k, order=0, scaled=True),
+    "special_scaled_modified_bessel_k1": partial(special.bessel_k, order=1, scaled=True),
+    "special_erfcx": special.scaled_erfc,
+    "special_log_ndtr": special.log_ndtr,
+    "special_ndtri": special.ndtri,
+}
+for _name, _formula in _FUNCTIONS.items():
+    TABLE.add(f"{_name}.default", _in_float64(_formula))
