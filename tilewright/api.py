@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
 from tilewright.engine.file import as_path
+from tilewright.engine.quick_start import build_quickly_first
 from tilewright.engine.timings import read_timings
 from tilewright.engine.tuning import Tuning
 from tilewright.importers import import_model
@@ -29,6 +30,7 @@ def compile(
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    quick_start: bool = False,
 ) -> Engine:
     """Build an engine from a model.
 
@@ -49,6 +51,10 @@ def compile(
     `vendor`, products of cuBLASLt, convolutions of cuDNN and PyTorch's are candidates as well where their packages are
     installed, taken where they are faster; such an engine needs the package.
 
+    With `quick_start` (CPUs only) the engine is that of effort 0, and a thread builds it at `effort` meanwhile; the
+    engine then goes on with that machine code, between two runs and without being asked.  Results of the two are equal
+    within rounding.  `Engine.wait_for_full_build` waits, as `Engine.save` does; a full build that fails is logged.
+
     Raises `UnsupportedOperationError` listing every operation that no rule knows, `ImportModelError`
     when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`
     when a reproducible build would have to time kernels.
@@ -58,7 +64,8 @@ def compile(
     recorded = read_timings(as_path(timing_cache, "a timing cache")) if timing_cache is not None else ()
     examples = [*_values(example_inputs), *(example_kwargs or {}).values()]
     with on_gpu_of(examples):  # kernels are timed where they will run
-        engine = build(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
+        how = build_quickly_first if quick_start else build
+        engine = how(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
     engine.threads = threads
     return engine
 

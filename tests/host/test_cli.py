@@ -130,6 +130,8 @@ def test_a_model_is_built_on_the_way(model: Path) -> None:
     finished = tilewright("run", str(model), "--compare", "onnxruntime", "--size", "batch=2", "--threads", "1")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "agrees" in finished.stdout and "compile" in finished.stderr
+    quick = tilewright("run", str(model), "--effort", "0", "--compare", "onnxruntime", "--size", "batch=2")
+    assert quick.returncode == 0, quick.stderr
     data = json.loads(tilewright("bench", str(model), "--vs", "onnxruntime", "--seconds", "0", "--json").stdout)
     assert set(data["milliseconds"]) == {"tilewright", "onnxruntime"}
     assert json.loads(tilewright("inspect", str(model), "--json").stdout)["steps"]

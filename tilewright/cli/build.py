@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.cli.console import terminal
+from tilewright.cli.loading import EffortOption
 from tilewright.cli.peers import remember_model
 from tilewright.cli.progress import BuildProgress
 from tilewright.engine.file import check_replaceable
@@ -28,15 +29,6 @@ _SOURCES = {
 _DIMENSION = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?", re.ASCII)
 
 
-EffortOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=3,
-        help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2 more, 3 all. For a CPU 0 "
-        "builds in less time, to slower code.",
-    ),
-]
 TimingCacheOption = Annotated[
     Path | None,
     typer.Option(help="Recorded times to use, of `tilewright tune` or an engine; new ones are added to such a file."),

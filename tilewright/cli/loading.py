@@ -20,6 +20,16 @@ EngineArgument = Annotated[
     typer.Argument(help="Engine file, or a model to build first: MODEL.onnx, MODEL.pt2, a checkpoint folder."),
 ]
 
+EffortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=3,
+        help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2 more, 3 all. For a CPU 0 "
+        "builds in less time, to slower code.",
+    ),
+]
+
 
 def load(
     path: Path,
@@ -28,14 +38,17 @@ def load(
     expect_sha256: str | None = None,
     trusted_keys: Sequence[Path] | None = None,
     linked: bool = True,
+    effort: int | None = None,
 ) -> Engine:
-    """The engine in a file, linked or only read; a model is built for `target`, for this CPU without one.
+    """The engine in a file, linked or only read; a model is built for `target`, for this CPU without one, at `effort`.
 
     Raises as `Engine.load` and `tilewright.compile` do.
     """
     from tilewright.engine import Engine
 
     if not is_model(path):
+        if effort is not None:
+            raise typer.BadParameter(f"{path} is an engine; --effort goes with models")
         if linked:
             return Engine.load(
                 path,
@@ -51,7 +64,7 @@ def load(
 
     with BuildProgress(f"Building {path.name}", terminal(stderr=True)) as progress:
         progress("import", str(path), 0.0)
-        return compile(path, target=target or "auto", progress=progress)
+        return compile(path, target=target or "auto", progress=progress, effort=effort)
 
 
 def is_model(path: Path) -> bool:

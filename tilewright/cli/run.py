@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tilewright.cli import comparison, loading, peers, tensors
 from tilewright.cli.console import terminal
-from tilewright.cli.loading import EngineArgument
+from tilewright.cli.loading import EffortOption, EngineArgument
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.settings import MOST_THREADS, settings
 
@@ -59,6 +59,7 @@ def run(
     trusted_key: TrustedKeyOption = None,
     expect_sha256: DigestOption = None,
     rebuild: RebuildOption = False,
+    effort: EffortOption = None,
 ) -> None:
     """Run an engine or a model once. An engine is a program: run only those of people you trust, or with --rebuild."""
     if random and inputs:
@@ -67,7 +68,7 @@ def run(
     console = terminal()
     if threads is not None:
         settings.threads = threads
-    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key)
+    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key, effort=effort)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     model = model or loading.model_of(engine, loaded)

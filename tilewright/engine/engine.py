@@ -62,6 +62,7 @@ class Engine:
         self._package = package
         self._origin = origin
         self._threads: int | None = None
+        self._full_build: Callable[[float | None], bool] | None = None  # waits for it
         with self.reading():
             programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
             for program in programs:
@@ -149,7 +150,7 @@ class Engine:
             raise EngineDamagedError(
                 f"{self._origin} is damaged: its machine code does not link: {str(error)[:300]}. Build it again."
             ) from error
-        return Session(signature, library, symbol, package.weights.address)
+        return Session(signature, library, symbol, package.weights.address, package.weights)
 
     def _staged(self, program: Mapping[str, Any]) -> StagedSession:
         """The session of a program of several parts."""
@@ -246,7 +247,11 @@ class Engine:
         return cls(read_package(path, trust, mapped), f"the engine {path}", target)
 
     def save(self, path: str | Path) -> None:
-        """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`."""
+        """Write the engine file: to a temporary name first, then renamed. Raises `EngineError`.
+
+        After a quick start this waits for the full build, and raises what that raised.
+        """
+        self.wait_for_full_build()
         write_package(self._package, as_path(path, "an engine file"))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -261,6 +266,30 @@ class Engine:
             for specs in (self.inputs, self.outputs)
         )
         return printable(f"<Engine {self.name} for {self.target}: ({takes}) -> ({gives})>")
+
+    # -- Quick starts ---------------------------------------------------------------------------
+
+    def wait_for_full_build(self, seconds: float | None = None) -> bool:
+        """Whether the machine code is that of the full build; waits for it, up to `seconds` where they are given.
+
+        True at once for engines that were not compiled with `quick_start`. Raises what the full build raised.
+        """
+        return self._full_build is None or self._full_build(seconds)
+
+    def becomes(self, wait: Callable[[float | None], bool]) -> None:
+        """Tell that another engine of the same model will be taken in (`become`), and how to wait for that."""
+        self._full_build = wait
+
+    def become(self, other: Engine) -> None:
+        """Take plan, machine code and weights of an engine of the same model, in one step for runs in other threads.
+
+        Runs under way end with what they began with. Links the other engine first, and raises as `load` does.
+        """
+        other._session, other.plan  # noqa: B018 - made now, so that runs need not wait for it
+        state = vars(other).copy()
+        for own in ("_threads", "_full_build", "_origin"):
+            del state[own]
+        vars(self).update(state)
 
     # -- What it takes and gives ----------------------------------------------------------------
 

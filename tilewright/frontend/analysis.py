@@ -126,7 +126,12 @@ def leaves_inside(statements: Iterable[ast.stmt], kinds: tuple[type, ...] = (ast
 
 def returns_inside(statements: Iterable[ast.stmt]) -> bool:
     """Whether a return statement is reached by running the statements (nested functions do not count)."""
-    return any(isinstance(node, ast.Return) for statement in statements for node in ast.walk(statement))
+    return any(map(_returns, statements))
+
+
+@lru_cache(maxsize=4096)
+def _returns(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Return) for node in ast.walk(statement))
 
 
 @lru_cache(maxsize=1024)

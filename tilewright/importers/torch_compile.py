@@ -24,6 +24,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tilewright.engine.quick_start import check_quick_start
 from tilewright.engine.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.report import Problem
@@ -60,8 +61,9 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph.
 
-    `options` may hold ``target``, ``effort`` and ``vendor`` (as in `tilewright.compile`), and ``fallback``: ``"error"``
-    instead of ``"torch"`` raises where an operation would stay with PyTorch.
+    `options` may hold ``target``, ``effort``, ``vendor`` and ``quick_start`` (as in `tilewright.compile`; quick starts
+    are those of graphs on CPUs), and ``fallback``: ``"error"`` instead of ``"torch"`` raises where an operation would
+    stay with PyTorch.
 
     The mode ``max-autotune`` stands for an effort of 2 with products and convolutions of PyTorch (and of cuBLASLt and
     cuDNN, where their bindings are installed) as candidates.
@@ -73,20 +75,24 @@ def backend(
     target = settings.pop("target", "auto")
     thorough = str(mode).startswith("max-autotune")
     effort, vendor = settings.pop("effort", 2 if thorough else None), bool(settings.pop("vendor", thorough))
+    quick_start = bool(settings.pop("quick_start", False))
     fallback = settings.pop("fallback", "error" if _wants_full_graph() else "torch")
     if settings:
-        known = "target, effort, vendor, fallback"
+        known = "target, effort, vendor, quick_start, fallback"
         raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: {known}")
     if fallback not in ("torch", "error"):
         raise TilewrightError(f"unknown fallback {fallback!r} for the tilewright backend; known: 'torch', 'error'")
     tuning = Tuning(effort, libraries=vendor)
     if target != "auto":
         get_target(target)
+    if quick_start:
+        check_quick_start(target, tuning)
     strict = fallback == "error"
     try:
         device = _check_tensors(gm, example_inputs)
         kind = device.partition(":")[0]
-        chosen = Settings(_target_on(kind) if target == "auto" else str(target), tuning, strict)
+        place = _target_on(kind) if target == "auto" else str(target)
+        chosen = Settings(place, tuning, strict, quick_start and place.startswith("cpu"))
         return _compile(gm, example_inputs, _Compiler(device, chosen, _static_positions(gm, example_inputs)))
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise

@@ -42,11 +42,13 @@ class NotImported(UnsupportedOperationError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How the parts of a graph are built; `strict` raises where PyTorch would take over."""
+    """How the parts of a graph are built; `strict` raises where PyTorch would take over, `quick_start` is as in
+    `tilewright.compile`."""
 
     target: str
     tuning: Tuning
     strict: bool = False
+    quick_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,13 @@ class Part:
 
     def _engine(self, constants: Mapping[int, torch.Tensor | None], arguments: Sequence[Any]) -> _Built:
         from tilewright.engine.builder import build
+        from tilewright.engine.quick_start import build_quickly_first
         from tilewright.runtime.cuda.device import on_gpu_of
 
         imported = self._import(constants)  # again: a rule may need the values of what was a constant so far
         with on_gpu_of(arguments):  # whose kernels are timed there
-            engine = build(imported.graph, target=self.settings.target, tuning=self.settings.tuning)
+            how = build_quickly_first if self.settings.quick_start else build
+            engine = how(imported.graph, self.settings.target, tuning=self.settings.tuning)
         return _Built(engine, imported.names, imported.sizes)
 
     def _give_up(self, error: Exception) -> None:

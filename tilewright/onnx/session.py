@@ -68,14 +68,16 @@ class SessionOptions:
 
     `intra_op_num_threads`: threads of a run, 0 for those of `tilewright.settings`; `enable_profiling`: time the runs,
     and write them to a file whose name begins with `profile_file_prefix` (`InferenceSession.end_profiling`);
-    `optimized_model_filepath`: write the engine there.  ONNX Runtime's other options are accepted when its own
-    `SessionOptions` is passed; they have no meaning here.
+    `optimized_model_filepath`: write the engine there; `quick_start`: begin with an engine that is compiled in less
+    time, as in `tilewright.compile`.  ONNX Runtime's other options are accepted when its own `SessionOptions` is given;
+    they have no meaning here.
     """
 
     intra_op_num_threads: int = 0
     enable_profiling: bool = False
     profile_file_prefix: str = "tilewright_profile_"
     optimized_model_filepath: str = ""
+    quick_start: bool = False
     dimensions: dict[str, int] = field(default_factory=dict)
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
@@ -130,7 +132,8 @@ class InferenceSession:
         else:
             model = _model(path_or_bytes) if path is None else path
             shapes = self._overrides(model)
-            self.engine = _compiled(model, shapes, target)
+            quick_start = bool(getattr(self._options, "quick_start", False))
+            self.engine = _compiled(model, shapes, target, quick_start)
             self._sizes = _engines_of_sizes(self.engine, model, shapes, target)
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
@@ -327,17 +330,17 @@ def _engines_of_sizes(
 
 
 def _compiled(
-    model: Path | bytes | ModelProto, dynamic_shapes: Mapping[str, Any] | None, target: str
+    model: Path | bytes | ModelProto, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool
 ) -> Engine | SpecializedEngine:
     """The engine of a model, or what compiles one for each set of values of its small inputs."""
     try:
-        return compile_model(model, None, dynamic_shapes, target)
+        return compile_model(model, None, dynamic_shapes, target, quick_start=quick_start)
     except UnsupportedOperationError as error:
         from tilewright.onnx.specialized import specialized, whole_model
 
         if isinstance(model, (Path, bytes)):
             model = whole_model(model)
-        return specialized(model, target, dynamic_shapes, error)
+        return specialized(model, target, dynamic_shapes, error, quick_start)
 
 
 def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:

@@ -37,8 +37,10 @@ logger = logging.getLogger("tilewright")
 class SpecializedEngine:
     """The engines of one model, with the methods of `Engine` for running. Several threads may call `run` at once."""
 
-    def __init__(self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
-        self._model, self._target, self._shapes = model, target, dynamic_shapes
+    def __init__(
+        self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None, quick_start: bool = False
+    ) -> None:
+        self._model, self._target, self._shapes, self._quick_start = model, target, dynamic_shapes, quick_start
         stored = {tensor.name for tensor in model.graph.initializer}
         entries = [entry for entry in model.graph.input if entry.name not in stored]
         self.inputs = list(map(_spec, entries))
@@ -104,7 +106,9 @@ class SpecializedEngine:
             if key in self._engines:
                 self._engines.move_to_end(key)
                 return self._engines[key]
-            engine = self._engines[key] = compile_model(bound(self._model, values), None, self._shapes, self._target)
+            engine = self._engines[key] = compile_model(
+                bound(self._model, values), None, self._shapes, self._target, quick_start=self._quick_start
+            )
             if len(self._engines) > MOST_ENGINES:
                 self._engines.popitem(last=False)
             return engine
@@ -175,13 +179,17 @@ def bound(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:
 
 
 def specialized(
-    model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None, error: UnsupportedOperationError
+    model: ModelProto,
+    target: str,
+    dynamic_shapes: Mapping[str, Any] | None,
+    error: UnsupportedOperationError,
+    quick_start: bool = False,
 ) -> SpecializedEngine:
     """What runs a model that was refused, where constants in the place of its small inputs would help.
 
     Raises `error` where the model is refused with them as well.
     """
-    found = SpecializedEngine(model, target, dynamic_shapes)
+    found = SpecializedEngine(model, target, dynamic_shapes, quick_start)
     ones = found.ones()
     try:
         if not ones:

@@ -26,12 +26,12 @@ _SHARE_FROM_NANOSECONDS = 20_000
 class Session:
     """A loaded plan. Several threads may call `run` at once: each call has memory of its own."""
 
-    def __init__(self, plan: Plan, library: NativeLibrary, symbol: str, weights: int) -> None:
-        """`weights` is the address of the weights; the caller keeps that memory alive."""
+    def __init__(self, plan: Plan, library: NativeLibrary, symbol: str, weights: int, owner: object = None) -> None:
+        """`weights` is the address of the weights, in memory that lives as long as `owner`, which the session keeps."""
         self.plan = plan
         self._library = library
         self._entry = library.address(symbol)
-        self._weights = weights
+        self._weights, self._owner = weights, owner
         self._layout = ContextLayout.of(plan)
         self._context_type = ctypes.c_int64 * self._layout.size
         self._arenas = BufferPool()
