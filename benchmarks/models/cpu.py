@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +47,8 @@ def _sized(specification: ModelSpecification, dynamic: bool = False, **sizes: in
 def _image(module: nn.Module, height: int = 224, width: int | None = None, batch: int = 1) -> Model:
     """A network for images; its batch norms have the statistics of random images."""
     module = images.calibrated(module, height)
-    return Model(module, {"input": torch.randn(batch, 3, height, width or height)}, {})
+    (name,) = inspect.signature(module.forward).parameters
+    return Model(module, {name: torch.randn(batch, 3, height, width or height)}, {})
 
 
 def _small(name: str) -> Model:

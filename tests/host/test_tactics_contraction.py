@@ -151,12 +151,20 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=40)),
     "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2)),
     "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0)),
-    "1x1 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
+    "1x1 stride 2": ("direct convolution", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
     "7x7 of 3 channels": (
         "implicit matmul",
         lambda draw: convolution_case(draw, channels=3, kernel=7, stride=2, padding=3, height=20, width=22),
     ),
-    "grouped": ("implicit matmul", lambda draw: convolution_case(draw, groups=4)),
+    "grouped": ("direct convolution", lambda draw: convolution_case(draw, groups=4)),
+    "grouped, deep": (
+        "implicit matmul",
+        lambda draw: convolution_case(draw, groups=2, channels=140, features=6, height=5, width=4),
+    ),
+    "strided, side by side": (
+        "direct convolution",
+        lambda draw: convolution_case(draw, kernel=2, stride=2, padding=0, features=37, height=6, width=32),
+    ),
     "depthwise": ("depthwise", lambda draw: convolution_case(draw, groups=16, features=16)),
     "channels first": ("anchor alone", lambda draw: convolution_case(draw, "NCHW")),
 }
@@ -171,17 +179,19 @@ def test_convolution(name: str, draw: Draw, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation", "width"),
+    ("channels", "kernel", "stride", "padding", "dilation", "width"),
     [
-        ((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 14),  # two runs of seven pixels, each at an edge
-        ((5, 3), (2, 2), ((2, 1), (0, 3)), (1, 1), 11),  # more padding behind a line than before it
-        ((2, 4), (1, 3), ((0, 0), (0, 0)), (3, 2), 31),  # no edges, a short last run
-        ((3, 7), (1, 1), ((1, 1), (9, 9)), (1, 3), 3),  # windows wider than the line
-        ((1, 1), (2, 1), ((0, 0), (0, 0)), (1, 1), 5),
-        ((3, 3), (1, 2), ((1, 1), (1, 1)), (1, 1), None),  # a width that only the run knows
+        ((37, 37, 37), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 14),  # two runs of seven pixels, each at an edge
+        ((37, 37, 37), (5, 3), (2, 2), ((2, 1), (0, 3)), (1, 1), 11),  # more padding behind a line than before it
+        ((37, 37, 37), (3, 3), (1, 2), ((1, 1), (1, 1)), (1, 1), None),  # a width that only the run knows
+        ((3, 5, 1), (2, 4), (1, 3), ((0, 0), (0, 0)), (3, 2), 31),  # no edges, a short last run
+        ((12, 20, 4), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 24),  # runs at edges and between them
+        ((12, 20, 4), (3, 7), (1, 1), ((1, 1), (9, 9)), (1, 3), 3),  # windows wider than the line
+        ((6, 18, 1), (3, 3), (1, 2), ((1, 1), (2, 0)), (1, 1), None),
     ],
 )
-def test_depthwise(
+def test_runs_of_pixels(
+    channels: tuple[int, int, int],
     kernel: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[tuple[int, int], tuple[int, int]],
@@ -190,14 +200,15 @@ def test_depthwise(
     draw: Draw,
     compiled: bool,
 ) -> None:
-    b = GraphBuilder("depthwise")
+    inside, outside, groups = channels
+    b = GraphBuilder("runs")
     n, across = b.symbol("n", 1, 9), b.symbol("width", 1, 40) if width is None else width
-    x, w = b.input("x", float32, (n, 8, across, 37)), b.constant(draw(37, 1, *kernel))
+    x, w = b.input("x", float32, (n, 8, across, inside)), b.constant(draw(outside, inside // groups, *kernel))
     attributes: dict[str, Any] = {"strides": stride, "padding": padding, "dilation": dilation, "layout": "NHWC"}
-    y = b.op("conv", [x, w, b.constant(draw(37))], groups=37, **attributes)
+    y = b.op("conv", [x, w, b.constant(draw(outside))], groups=groups, **attributes)
     b.output(b.op("relu", [y]), "y")
-    (chosen,) = check(b.finish(), {"x": draw(2, 8, 9 if width is None else width, 37)}, compiled)
-    assert chosen.name == "depthwise"
+    (chosen,) = check(b.finish(), {"x": draw(2, 8, 9 if width is None else width, inside)}, compiled)
+    assert chosen.name == ("depthwise" if groups == 37 else "direct convolution")
 
 
 @pytest.mark.parametrize(("features", "groups"), [(48, 1), (48, 2), (48, 16), (64, 2)])  # 64: whole panels, no padding

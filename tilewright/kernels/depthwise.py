@@ -64,12 +64,14 @@ def depthwise_runs(x, w, out, runs, columns, height, width, out_height, out_widt
                    EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """One filter for each channel; w is [KERNEL_Y][KERNEL_X][columns].
 
-    A run is `PIXELS` neighbouring output pixels of a line (`RAGGED`: the last of a line may be fewer; `EDGES`: windows
-    may leave the line).  `BLOCK` channels are one vector, so that the sums of a run stay in registers from one line of
-    taps to the next, and every weight and pixel is loaded once for all sums that take it.
+    A run is `PIXELS` neighbouring output pixels of a line (`RAGGED`: the last of a line may be fewer; `EDGES`: which
+    runs have windows that leave the line, "none", those at its "ends", whose places are known when compiling, or
+    "any").  `BLOCK` channels are one vector, so that the sums of a run stay in registers from one line of taps to the
+    next, and every weight and pixel is loaded once for all sums that take it.
     Grid: (blocks of `ROWS` runs,).
     """
     across = tl.cdiv(out_width, PIXELS)
+    first_left, last_left = tl.full((), -PAD_X, tl.int32), (across - 1) * (PIXELS * STRIDE_X) - PAD_X
     first = tl.program_id(0) * ROWS
     for run in range(first, tl.minimum(first + ROWS, runs)):
         line = run // across
@@ -82,12 +84,18 @@ def depthwise_runs(x, w, out, runs, columns, height, width, out_height, out_widt
         for channel in range(0, columns, BLOCK):
             column = channel + tl.arange(0, BLOCK)
             mask = within(column, columns, MASK)
-            if not EDGES or whole:
+            if EDGES == "none" or whole:
                 sums = window_sums(image, w, top, left, height, width, columns, column, mask, KERNEL_Y, KERNEL_X,
                                    STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, False, TYPE)  # fmt: skip
-            else:
+            elif EDGES == "any":
                 sums = window_sums(image, w, top, left, height, width, columns, column, mask, KERNEL_Y, KERNEL_X,
                                    STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
+            elif start == 0:
+                sums = window_sums(image, w, top, first_left, height, width, columns, column, mask, KERNEL_Y,
+                                   KERNEL_X, STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
+            else:
+                sums = window_sums(image, w, top, last_left, height, width, columns, column, mask, KERNEL_Y,
+                                   KERNEL_X, STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
             for pixel in tl.static_range(PIXELS):
                 stored = mask
                 if RAGGED:

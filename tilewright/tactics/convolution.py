@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,6 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.convolution import convolution, convolution_few_channels, depthwise_convolution
-from tilewright.kernels.depthwise import depthwise_runs
 from tilewright.kernels.packing import order_recipe, taps_recipe
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
@@ -20,14 +18,16 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.generate import Result, elementwise_call, next_power_of_2
-from tilewright.tactics.reduction import rows_per_program
+from tilewright.tactics.pixel_runs import depthwise_runs_candidate, direct_candidate
 from tilewright.tactics.weights import Weights, packed_weights
+from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
 FEW_CHANNELS = 8
-LEAST_RUN, LONGEST_RUN = 4, 7  # pixels of a depthwise convolution whose sums stay in registers
-CHANNEL_BLOCK = 256
+WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
+MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
+CHANNEL_BLOCK = 256  # of the depth
 
 
 def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -38,12 +38,20 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
     group, moves = with_image_moved(with_bias_in_epilogue(group), graph, target)
     anchor, x, w = checked_convolution(group)
     slots = epilogue_slots(group, graph)
-    groups, width = anchor.attributes["groups"], target.microtile(x.dtype)[1]
+    groups = anchor.attributes["groups"]
+    lanes = getattr(target, "vector_bits", 0) // 32
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
-        candidate = depthwise_candidate(group, slots, weights.operand, target)
-    else:
+        depthwise = depthwise_runs_candidate if lanes else depthwise_candidate
+        candidate = depthwise(group, slots, weights.operand, target)
+    elif lanes and is_direct(anchor, x, w):
+        columns = simplify(lift(w.shape[0]) // groups)
+        assert isinstance(columns, int)
+        width = min(lanes, next_power_of_2(columns))
         weights = packed_weights(w, taps_recipe(width, groups), graph, target)
+        candidate = direct_candidate(group, slots, weights.operand, width, target)
+    else:
+        weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
         candidate = make(group, slots, weights.operand, target)
     return [behind(moves, behind(weights, candidate))]
@@ -70,6 +78,21 @@ def is_pointwise(anchor: Node, w: Value) -> bool:
     attributes = anchor.attributes
     moved = any(step != 1 for step in attributes["strides"]) or any(low or high for low, high in attributes["padding"])
     return attributes["groups"] == 1 and not moved and all(extent == 1 for extent in w.shape[2:])
+
+
+def is_direct(anchor: Node, x: Value, w: Value) -> bool:
+    """Whether a CPU multiplies pixel by pixel: what a matrix product would first copy, or pad to its wide tiles.
+
+    That is few channels (in groups or in the image), and windows that lie beside each other; the weights of a vector of
+    columns must stay in level 1.
+    """
+    depth, channels, across, attributes = product(w.shape[1:]), w.shape[1], w.shape[-1], anchor.attributes
+    assert isinstance(depth, int) and isinstance(channels, int) and isinstance(across, int)
+    if is_pointwise(anchor, w) or depth > MOST_DIRECT_DEPTH or not x.dtype.is_float or x.dtype.itemsize < 4:
+        return False
+    inside = not any(low or high for low, high in attributes["padding"])
+    few = channels <= FEW_CHANNELS and across <= WIDEST_DIRECT
+    return attributes["groups"] > 1 or few or inside
 
 
 def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
@@ -124,26 +147,6 @@ def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group,
     inputs = [image, *(value for value in group.inputs if value in read)]
     moves = Moves((Stage((call,)),), (image,), tuple(group.prologue))
     return Group(group.kind, rest, inputs, group.outputs, anchor, group.name), moves
-
-
-def window_sizes(x: Value, out: Value) -> dict[str, Size]:
-    """The image sizes that window kernels take; a line of pixels is an image of height 1."""
-    height, width = ((1, 1) + x.shape[1:-1])[-2:]
-    out_height, out_width = ((1, 1) + out.shape[1:-1])[-2:]
-    return {"pixels": product(out.shape[:-1]), "height": height, "width": width, "out_height": out_height,
-            "out_width": out_width}  # fmt: skip
-
-
-def window_constants(kernel: Sequence[Size], attributes: dict[str, Any]) -> dict[str, Any]:
-    """The compile-time description of windows: kernel, strides, leading padding, dilation."""
-    neutral: tuple[Any, ...] = (1, 1, (0, 0), 1)
-    windows = [neutral] * (2 - len(kernel))
-    windows += zip(kernel, attributes["strides"], attributes["padding"], attributes["dilation"], strict=True)
-    found: dict[str, Any] = {}
-    for letter, (extent, stride, padding, dilation) in zip("YX", windows, strict=True):
-        found |= {f"KERNEL_{letter}": extent, f"STRIDE_{letter}": stride, f"PAD_{letter}": padding[0],
-                  f"DILATION_{letter}": dilation}  # fmt: skip
-    return found
 
 
 def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
@@ -210,20 +213,8 @@ def _channel_block(channels: int) -> int:
     return next(block for block in range(min(channels, CHANNEL_BLOCK), 0, -1) if channels % block == 0)
 
 
-def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, int, dict[str, Any]]:
-    """Pixels and channels of a program that walks windows, and the options of its kernel.
-
-    A thread of a GPU takes up to eight neighbouring channels of a pixel.
-    """
-    if not hasattr(target, "warp_threads"):
-        block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
-        return max(1, rows_per_program(pixels, block) // 4), block, {}
-    block = min(next_power_of_2(channels), CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
-    return 2, block, {"num_warps": max(1, block // 128)}
-
-
 def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """Each channel by itself: on a GPU a pixel at a time, on a CPU runs of neighbouring pixels of a line."""
+    """Each channel by itself, a pixel at a time (GPUs; `tactics.pixel_runs` for CPUs)."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
@@ -231,40 +222,16 @@ def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Ta
     columns = w.shape[0]
     assert isinstance(columns, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "TYPE": language_type(x.dtype),
+    rows, block, options = window_blocks(sizes["pixels"], columns, target)
+    constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
+                                 "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
                                  "EPILOGUE": slots.function}  # fmt: skip
-    options: dict[str, Any] = {}
-    lanes = getattr(target, "vector_bits", 0) // 32
-    if not lanes:
-        kernel = depthwise_convolution
-        rows, block, options = window_blocks(sizes["pixels"], columns, target)
-        grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
-        reasons = {"block": f"{rows} pixels x {block} channels"}
-    else:
-        kernel = depthwise_runs
-        across, block = sizes["out_width"], lanes
-        run = run_pixels(across)
-        del sizes["pixels"]
-        sizes["runs"] = runs = simplify(lift(product(anchor.output.shape[:-2])) * ceil_divide(across, run))
-        rows = rows_per_program(runs, columns * run)
-        ragged = not divides(run, across)
-        edges = ragged or any(anchor.attributes["padding"][-1])
-        constants |= {"PIXELS": run, "RAGGED": ragged, "EDGES": edges}
-        grid = (ceil_divide(runs, rows), 1, 1)
-        reasons = {"block": f"{rows} runs of {run} pixels, {block} channels at once"}
-    constants |= {"ROWS": rows, "BLOCK": block, "MASK": columns % block != 0}
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    call = KernelCall(kernel, operands, types, constants, grid, options=options)
+    grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
+    call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
     flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
     cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
-    return Candidate("depthwise", (Stage((call,)),), cost, (), reasons)
-
-
-def run_pixels(across: Size) -> int:
-    """How many neighbouring pixels of a line are computed at once: the end of a line should leave few unused."""
-    if not isinstance(across, int):
-        return LEAST_RUN
-    return min(range(LONGEST_RUN, LEAST_RUN - 1, -1), key=lambda count: -(-across // count) * count)
+    return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

@@ -13,10 +13,10 @@ from tilewright.kernels.pool import average_pool, max_pool
 from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes
 from tilewright.tactics.contraction import epilogue_slots
-from tilewright.tactics.convolution import window_blocks, window_constants, window_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
+from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 

@@ -31,8 +31,6 @@ from tilewright.tactics.convolution import (
     behind,
     checked_convolution,
     is_pointwise,
-    window_constants,
-    window_sizes,
     with_bias_in_epilogue,
     with_image_moved,
 )
@@ -48,6 +46,7 @@ from tilewright.tactics.gpu.window import gpu_depthwise
 from tilewright.tactics.index import dense_strides
 from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.weights import packed_weights
+from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
 from tilewright.tune.gpu import LAUNCH, Product, Tile, gpu_of

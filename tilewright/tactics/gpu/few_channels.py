@@ -13,12 +13,13 @@ from tilewright.kernels.packing import order_recipe
 from tilewright.symbolic import ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_extra, bind_sizes
 from tilewright.tactics.contraction import Slots
-from tilewright.tactics.convolution import Moves, window_constants, window_sizes
+from tilewright.tactics.convolution import Moves
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.gpu.contraction import product_cost
 from tilewright.tactics.gpu.tile_epilogue import tile_function
 from tilewright.tactics.index import dense_strides
+from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
 from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of

@@ -12,12 +12,13 @@ from tilewright.kernels import gpu_window
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_extra, bind_sizes
 from tilewright.tactics.contraction import Slots
-from tilewright.tactics.convolution import depthwise_candidate, window_constants, window_sizes
+from tilewright.tactics.convolution import depthwise_candidate
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.gpu.tile_epilogue import tile_function
 from tilewright.tactics.pool import pool
+from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
 from tilewright.tune.gpu import LAUNCH, gpu_of

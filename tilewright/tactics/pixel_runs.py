@@ -1,0 +1,96 @@
+"""Convolutions on CPUs whose kernels keep the sums of a run of neighbouring pixels in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.fusion import Group
+from tilewright.kernels.depthwise import depthwise_runs
+from tilewright.kernels.direct import direct_convolution
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.tactics.binding import bind_extra, bind_sizes, divides
+from tilewright.tactics.contraction import Slots
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
+from tilewright.tactics.elementwise import chain_operations, total_bytes
+from tilewright.tactics.expressions import language_type
+from tilewright.tactics.reduction import rows_per_program
+from tilewright.tactics.windows import window_constants, window_sizes
+from tilewright.targets.base import Target
+from tilewright.tune.cost import estimate, machine_of
+
+LEAST_RUN = 4
+LONGEST_DEPTHWISE_RUN = 7  # sums beside the weights and the pixels of a line of taps, which are used more than once
+LONGEST_DIRECT_RUN = 8  # enough to hide how long one sum takes; 14 take twice as long to compile
+
+
+def depthwise_runs_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """Each channel by itself; `weights` are [rows][columns][channels]."""
+    lanes = getattr(target, "vector_bits", 0) // 32
+    return _candidate("depthwise", depthwise_runs, LONGEST_DEPTHWISE_RUN, group, slots, weights, lanes, target)
+
+
+def direct_candidate(group: Group, slots: Slots, weights: Operand, width: int, target: Target) -> Candidate:
+    """Groups of few channels; `weights` are in panels of `width` columns, one vector."""
+    return _candidate(
+        "direct convolution", direct_convolution, LONGEST_DIRECT_RUN, group, slots, weights, width, target
+    )
+
+
+def _candidate(
+    name: str, kernel: JITFunction, longest: int, group: Group, slots: Slots, weights: Operand, block: int,
+    target: Target,
+) -> Candidate:  # fmt: skip
+    """The launch of a kernel that takes runs of at most `longest` pixels and `block` columns at once."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    groups, depth = anchor.attributes["groups"], product(w.shape[1:])
+    direct = kernel is direct_convolution
+    columns = simplify(lift(w.shape[0]) // groups) if direct else w.shape[0]
+    sizes = {**window_sizes(x, anchor.output), "columns": columns}
+    windows = window_constants(w.shape[2:], anchor.attributes)
+    across = sizes["out_width"]
+    run = run_pixels(across, longest)
+    del sizes["pixels"]
+    sizes["runs"] = runs = simplify(lift(product(anchor.output.shape[:-2])) * ceil_divide(across, run))
+    work = simplify(lift(depth) * run if direct else lift(columns) * run)
+    rows = rows_per_program(runs, work)
+    constants: dict[str, Any] = {
+        **windows, "PIXELS": run, "RAGGED": not divides(run, across),
+        "EDGES": run_edges(x.shape[-2], across, run, windows), "ROWS": rows, "BLOCK": block,
+        "MASK": not divides(block, columns), "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
+    }  # fmt: skip
+    grid: tuple[Size, Size, Size] = (ceil_divide(runs, rows), 1, 1)
+    if direct:
+        constants |= {"CHANNELS": w.shape[1], "GROUPS": groups}
+        grid = (simplify(ceil_divide(columns, block) * lift(groups)), grid[0], 1)
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    call = KernelCall(kernel, operands, types, constants, grid)
+    flops = simplify(lift(product(anchor.output.shape)) * depth * 2 + chain_operations(group.epilogue))
+    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.5)
+    reasons = {"block": f"{rows} runs of {run} pixels, {block} channels at once"}
+    return Candidate(name, (Stage((call,)),), cost, (), reasons)
+
+
+def run_pixels(across: Size, longest: int) -> int:
+    """How many neighbouring pixels of a line are computed at once: the end of a line should leave few unused."""
+    if not isinstance(across, int):
+        return LEAST_RUN
+    return min(range(longest, LEAST_RUN - 1, -1), key=lambda count: -(-across // count) * count)
+
+
+def run_edges(width: Size, across: Size, run: int, windows: dict[str, Any]) -> str:
+    """Which runs have windows that leave their line: "none"; "ends", at most the first and the last; or "any"."""
+    if not isinstance(width, int) or not isinstance(across, int):
+        return "any"
+    reach = (run - 1) * windows["STRIDE_X"] + (windows["KERNEL_X"] - 1) * windows["DILATION_X"]
+    starts = range(-windows["PAD_X"], across * windows["STRIDE_X"] - windows["PAD_X"], run * windows["STRIDE_X"])
+    outside = [left < 0 or left + reach >= width for left in starts]
+    if not any(outside):
+        return "none"
+    return "any" if any(outside[1:-1]) else "ends"
