@@ -615,7 +615,11 @@ def test_cells_of_gpus(kind: str, bias: bool) -> None:
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(RULES.keys() - CELLS - BAGS - ON_GPUS - ELSEWHERE))
+# Operators that PyTorch no longer has in some versions; programs saved by others hold them.
+GONE = {f"aten.{name}.default" for name in ("cholesky",) if not hasattr(torch.ops.aten, name)}
+
+
+@pytest.mark.parametrize("name", sorted(RULES.keys() - CELLS - BAGS - ON_GPUS - ELSEWHERE - GONE))
 def test_rule(name: str, request: pytest.FixtureRequest) -> None:
     seed = request.config.getoption("--seed") or 0
     torch.manual_seed(seed)
