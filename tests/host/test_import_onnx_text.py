@@ -17,9 +17,9 @@ from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.engine.staged import check_graph
 from tilewright.errors import ImportModelError, InputError, InvalidIRError
 from tilewright.graph import reference, serialize
-from tilewright.graph.partition import partition
+from tilewright.graph.partition import is_staged, partition
 from tilewright.importers.onnx import import_onnx
-from tilewright.onnx import InferenceSession
+from tilewright.onnx import InferenceSession, OrtValue
 from tilewright.runtime.plan import Plan, TensorSpec
 
 WORDS = ["", "a", "bc", "Straße", "ÀÉ", "日本", "a,b,,c", " x  y ", "z" * 40, "tab\tend"]
@@ -262,3 +262,28 @@ def test_files_cannot_mix_text_with_memory() -> None:
             node["outputs"][0][1] = "str"
         with pytest.raises(InvalidIRError, match="works on numbers, not on str|floating-point"):
             serialize.from_data(forged, arrays)
+
+
+def test_text_that_nothing_reads_costs_no_parts() -> None:
+    model = parsed('m (float[3] x) => (float[3] y) { c = Constant <value_strings = ["a", "b"]> () y = Exp(x) }')
+    assert not is_staged(import_onnx(model))
+    engine = tilewright.compile(model, target="cpu")
+    np.testing.assert_allclose(engine.run({"x": np.ones(3, np.float32)})["y"], np.exp(np.ones(3)), rtol=1e-6)
+    given = tilewright.compile(
+        parsed('m () => (string[1] y) { y = Constant <value_strings = ["a"]> () }'), target="cpu"
+    )
+    assert given.run({})["y"].tolist() == ["a"]
+
+
+def test_bound_text_is_given_back() -> None:
+    session = InferenceSession(parsed("m (string[n] x, seq(string[n]) s) => (string[n] y, seq(string[n]) z) {"
+                                      "y = Identity(x) z = SequenceInsert(s, x) }"))  # fmt: skip
+    binding, x = session.io_binding(), np.array(["a", "b"], object)
+    binding.bind_cpu_input("x", x)
+    binding.bind_ortvalue_input("s", OrtValue([x]))
+    session.run_with_iobinding(binding)
+    y, z = binding.copy_outputs_to_cpu()
+    assert y.tolist() == ["a", "b"] and [item.tolist() for item in z] == [["a", "b"]] * 2
+    first, second = binding.get_outputs()
+    assert (first.data_type(), second.data_type()) == ("tensor(string)", "seq(tensor(string))")
+    assert first.is_tensor() and not second.is_tensor()

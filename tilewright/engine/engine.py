@@ -318,7 +318,8 @@ class Engine:
         """Run on inputs given by name; returns outputs by name.
 
         Inputs are NumPy arrays, PyTorch CPU tensors, or anything with DLPack; outputs are of the kind of
-        the first input.  `out` gives memory for outputs; `threads` is for this run, in place of `Engine.threads`.
+        the first input.  Text is an array of strings, a sequence a list of tensors, an optional one of these or
+        None.  `out` gives memory for outputs; `threads` is for this run, in place of `Engine.threads`.
         Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed, and
         `OutOfMemoryError`.
         """

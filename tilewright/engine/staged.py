@@ -50,7 +50,8 @@ class StagedSession:
         symbols = {name: symbol for name, symbol in plan.symbols.items() if name in told}
         self._shapes = Shapes(dataclasses.replace(plan, symbols=symbols))
         self._symbols = tuple(symbols)
-        self._dtypes = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
+        known = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
+        self._host_only = [dtype if dtype in dtypes.HOST_ONLY else None for dtype in known]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = threading.Lock()
@@ -124,8 +125,8 @@ class StagedSession:
         """The inputs in the host's memory, checked: views, and arrays of what is no number."""
         self._shapes.check_names(inputs)
         views: list[Any] = []
-        for spec, dtype in zip(self.plan.inputs, self._dtypes, strict=True):
-            if dtype in dtypes.HOST_ONLY:
+        for spec, dtype in zip(self.plan.inputs, self._host_only, strict=True):
+            if dtype is not None:
                 views.append(given_value(inputs[spec.name], dtype, spec.name))
                 continue
             found = tensors.view(_on_host(inputs[spec.name]), spec.name, spec.dtype)
@@ -150,7 +151,7 @@ class StagedSession:
                 tensors.check_writable(given[spec.name], memory, f"output {spec.name!r}", is_output=True)
         if given or self._mutated:
             specs = self.plan.inputs
-            numbers = [number for number, dtype in enumerate(self._dtypes) if dtype not in dtypes.HOST_ONLY]
+            numbers = [number for number, dtype in enumerate(self._host_only) if dtype is None]
             places = [_place(inputs[specs[number].name], views[number]) for number in numbers]
             written = [*map(numbers.index, self._mutated), *range(len(places), len(places) + len(given))]
             places += [_place(out[name], found) for name, found in given.items()]

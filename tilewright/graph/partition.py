@@ -26,9 +26,9 @@ _SMALL_SOURCE = 4096  # elements of what that is computed from
 
 
 def is_staged(graph: Graph) -> bool:
-    """Whether a graph needs more than one compiled part."""
-    return any(kind_of(node.op) in ON_HOST or has_no_numbers(node) for node in graph.nodes) or any(
-        value.dtype in HOST_ONLY for value in graph.inputs
+    """Whether a graph needs more than one compiled part; text that nothing reads needs none."""
+    return any(node.op != "text" and (_runs_on_host(node) or has_no_numbers(node)) for node in graph.nodes) or any(
+        value.dtype in HOST_ONLY for value in (*graph.inputs, *graph.outputs)
     )
 
 

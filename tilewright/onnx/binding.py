@@ -120,6 +120,13 @@ class OrtValue:
         self.value[...] = np_arr
 
 
+def as_numpy(value: Any) -> Any:
+    """A result in the host's memory: an array, a list of arrays, or None."""
+    if value is None or isinstance(value, (list, np.ndarray)):
+        return value
+    return OrtValue(value).numpy()
+
+
 class IOBinding:
     """The memory of a session's inputs and outputs: `InferenceSession.run_with_iobinding`."""
 
@@ -189,9 +196,9 @@ class IOBinding:
         """The outputs of the last run, in the order of binding."""
         return [OrtValue(value) for value in self.results.values()]
 
-    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
-        """The outputs of the last run as NumPy arrays."""
-        return [OrtValue(value).numpy() for value in self.results.values()]
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """The outputs of the last run as NumPy arrays, sequences as lists of them, optionals as such or None."""
+        return [as_numpy(value) for value in self.results.values()]
 
     def _known(self, name: str, kind: str) -> str:
         specs = self._session.engine.inputs if kind == "input" else self._session.engine.outputs

@@ -29,7 +29,7 @@ from tilewright.errors import (
     UnsupportedOperationError,
     a_kind,
 )
-from tilewright.onnx.binding import IOBinding, OrtValue, type_text
+from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.session import check_threads
 from tilewright.runtime.shapes import check_mapping
@@ -193,7 +193,7 @@ class InferenceSession:
         has no meaning here.  Raises `InputError` and `ShapeError`.
         """
         results = self._run(output_names, input_feed)
-        return [_as_numpy(value) for value in results]
+        return [as_numpy(value) for value in results]
 
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
@@ -369,9 +369,3 @@ def _node_arg(spec: TensorSpec) -> NodeArg:
     sizes = () if dtype.kind in ("sequence", "optional") else spec.shape
     shape: list[int | str] = [size if isinstance(size, int) else str(size) for size in sizes]
     return NodeArg(spec.name, type_text(dtype), shape)
-
-
-def _as_numpy(value: Any) -> Any:
-    if value is None or isinstance(value, (list, np.ndarray)):
-        return value
-    return OrtValue(value).numpy()

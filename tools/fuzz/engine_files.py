@@ -201,7 +201,14 @@ def text_graph() -> Graph:
                                   b.constant(np.array(["!"], object))]), "named")  # fmt: skip
     b.output(b.op("text_split", [words], delimiter=",", gives="counts"), "counts")
     b.output(b.op("text_matches", [words], pattern="(a|b)*c?"), "matched")
-    longer = b.op("sequence_insert", [tensors, b.op("exp", [x]), b.constant(np.array(0))])
+    longer = b.op(
+        "sequence_insert",
+        [
+            tensors,
+            b.op("multiply", [b.op("exp", [x]), b.constant(np.arange(4, dtype=np.float32))]),
+            b.constant(np.array(0)),
+        ],
+    )
     b.output(longer, "longer")
     b.output(b.op("list_item", [longer], shape=(b.run_time_symbol("height"), 4)), "last")
     b.output(b.op("sequence_join", [longer], shape=(b.run_time_symbol("total"), 4), along=0), "joined")
