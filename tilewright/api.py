@@ -66,7 +66,7 @@ def compile(
     with on_gpu_of(examples):  # kernels are timed where they will run
         how = build_quickly_first if quick_start else build
         engine = how(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
-    engine.threads = threads
+    engine.threads, engine.results_of = threads, graph.results_of
     return engine
 
 

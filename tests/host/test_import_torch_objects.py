@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -57,7 +58,9 @@ def test_objects_that_hold_tensors() -> None:
     found = engine(x=x, cache=cache)
     wanted = module(x, cache)
     bound = 8 * 6 * np.finfo(np.float32).eps * float(wanted["cache"].layers[0].keys.abs().max())
-    for got, want in zip(found, (wanted["total"], wanted["cache"].layers[0].keys), strict=True):
+    assert isinstance(found["cache"], Cache) and found["cache"].layers[0].limit == 3
+    pairs = [(found["total"], wanted["total"]), (found["cache"].layers[0].keys, wanted["cache"].layers[0].keys)]
+    for got, want in pairs:
         np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=1e-5, atol=bound)
 
 
@@ -78,9 +81,38 @@ def test_dataclasses_and_nested_containers() -> None:
     engine = tilewright.compile(Sum().eval(), given, target="cpu", effort=0)
     assert [spec.name for spec in engine.inputs] == ["batch_words", "batch_extra_gain", "pair_0", "pair_1_right"]
     assert [spec.name for spec in engine.outputs] == ["words", "extra_gain"]
-    words, gain = engine(**given)
-    np.testing.assert_array_equal(np.asarray(words), (x * 3).numpy())
-    np.testing.assert_array_equal(np.asarray(gain), ((x + 1) * x * 3).numpy())
+    found = engine(**given)
+    assert isinstance(found, Batch) and found.name == "first"
+    np.testing.assert_array_equal(np.asarray(found.words), (x * 3).numpy())
+    np.testing.assert_array_equal(np.asarray(found.extra["gain"]), ((x + 1) * x * 3).numpy())
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_results_have_the_structure_of_the_modules(tmp_path: Path) -> None:
+    class Nested(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"a": [x + 1], "b": (None, Pair(x * 2, {"n": x.shape[0], "flag": True})), "c": (x.sum(),)}
+
+    x = torch.arange(6.0).reshape(3, 2)
+    engine = tilewright.compile(Nested().eval(), (x,), {"x": {0: ("rows", 1, 8)}}, target="cpu", effort=0)
+    for rows in (x, x[:1]):
+        found, wanted = engine(rows), Nested()(rows)
+        assert torch.utils._pytree.tree_structure(found) == torch.utils._pytree.tree_structure(wanted)
+        assert found["b"][0] is None and found["b"][1].second == {"n": len(rows), "flag": True}
+        torch.testing.assert_close(found["b"][1].first, rows * 2)
+        torch.testing.assert_close(found["c"][0], rows.sum())
+    engine.save(tmp_path / "nested.engine")
+    assert len(tilewright.load(tmp_path / "nested.engine")(x)) == 4  # a file has the outputs by name and in order
+
+
+def test_one_tensor_in_a_list() -> None:
+    engine = tilewright.compile(lambda x: [x + 1], (torch.ones(2),), target="cpu", effort=0)
+    (found,) = engine(torch.ones(2))
+    torch.testing.assert_close(found, torch.full((2,), 2.0))
 
 
 def test_results_registered_without_keys() -> None:

@@ -36,7 +36,7 @@ def check(functions: Sequence[Function], *inputs: Any, dynamic: Any = None, size
     for arguments in [inputs, *sizes]:
         expected = model(*arguments)
         results = engine(*arguments)
-        results = results if isinstance(results, tuple) else (results,)
+        results = torch.utils._pytree.tree_leaves(results)
         flat = [value for each in expected for value in (each if isinstance(each, list) else [each])]
         for number, (result, value) in enumerate(zip(results, flat, strict=True)):
             torch.testing.assert_close(

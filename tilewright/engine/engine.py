@@ -63,6 +63,7 @@ class Engine:
         self._origin = origin
         self._threads: int | None = None
         self._full_build: Callable[[float | None], bool] | None = None  # waits for it
+        self.results_of: Callable[[Sequence[Any]], Any] | None = None  # what a call returns, of the outputs in order
         with self.reading():
             programs: Sequence[Mapping[str, Any]] = package.manifest["programs"]
             for program in programs:
@@ -344,6 +345,9 @@ class Engine:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run on inputs in order or by name; returns the only output, or all of them as a tuple.
 
+        An engine that `tilewright.compile` made of a PyTorch module returns what the module returns: dicts, lists,
+        objects, numbers and None. One that was loaded from a file has no such structure.
+
         A dict, list or object given by name stands for the inputs that its parts are: ``cache={"keys": k}`` for
         ``cache_keys=k``.
         """
@@ -357,6 +361,8 @@ class Engine:
             if name in inputs:
                 raise InputError(f"input {name!r} is given twice")
         outputs = tuple(self.run({**inputs, **named} if named else inputs).values())
+        if self.results_of is not None:
+            return self.results_of(outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _parts_of(self, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Ops are listed in `graph.ops`; each has shape inference, NumPy semantics and eff
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,8 @@ class Graph:
     updated in place (a static KV cache); such values may or may not be outputs as well.
     `remarks` are the decisions that passes made, for the user.
     `fixed` are the arguments of the model that are no tensors, and have the same value in every call.
+    `results_of` makes what the model returns of the outputs in order, where that is no tensor and no tuple of them;
+    engine files do not have it.
     `parts` are what its `part` nodes compute, by number, where the graph was cut (`graph.partition`).
     """
 
@@ -75,6 +77,7 @@ class Graph:
     remarks: list[str] = field(default_factory=list)
     fixed: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     parts: list[Graph] = field(default_factory=list)
+    results_of: Callable[[Sequence[Any]], Any] | None = None
 
     def producers(self) -> dict[Value, Node]:
         """Each computed value's node."""

@@ -31,6 +31,7 @@ from tilewright.importers.torch_exportable import exportable, right_decompositio
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
+from tilewright.importers.torch_results import results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
 logger = logging.getLogger("tilewright")
@@ -142,7 +143,7 @@ def import_module(
     args, kwargs = taken_apart(given), taken_apart(named)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = _in_range(module, args, kwargs, neutral)
-    with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named):
+    with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
         try:
             program = _export(module, args, kwargs, native)
         except Exception as error:
@@ -151,7 +152,7 @@ def import_module(
                 "Make the module exportable (see the PyTorch guide on torch.export), or use "
                 "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
             ) from error
-    return import_program(program, neutral, name or type(module).__name__)
+    return import_program(program, neutral, name or type(module).__name__, returned[-1] if returned else None)
 
 
 def _export(
@@ -362,11 +363,15 @@ def _is_export(path: str) -> bool:
 
 
 def import_program(
-    program: ExportedProgram, dynamic_shapes: Mapping[str, Any] | None = None, name: str = "exported"
+    program: ExportedProgram,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    name: str = "exported",
+    returned: Any = None,
 ) -> Graph:
     """Import an exported program: the signature gives inputs, constants, outputs and mutations.
 
-    `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic.
+    `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic; `returned` is a result of the
+    module itself, for the objects in it.
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
@@ -386,7 +391,7 @@ def import_program(
     importer.inputs()
     walker.run(program.graph.nodes)
     report.check()
-    importer.outputs()
+    importer.outputs(returned)
     return builder.finish()
 
 
@@ -498,8 +503,8 @@ class _ProgramImporter:
             return self.program.state_dict[spec.target]
         return self.program.constants[spec.target]
 
-    def outputs(self) -> None:
-        """Outputs by name, and mutations of inputs and buffers."""
+    def outputs(self, returned: Any) -> None:
+        """Outputs by name, how the module's results are made of them, and mutations of inputs and buffers."""
         (output,) = [node for node in self.program.graph.nodes if node.op == "output"]
         results = list(output.args[0])
         users = []
@@ -508,6 +513,7 @@ class _ProgramImporter:
                 users.append(node)
             elif spec.target in self.mutated:
                 self.builder.mutate(self.input_values[str(spec.target)], self.walker.values[node])
+        self.builder.graph.results_of = results_of(self.program.call_spec.out_spec, users, returned)
         for name, node in zip(output_names(self.program.call_spec.out_spec, len(users)), users, strict=True):
             if isinstance(node, fx.Node):
                 declare_output(self.builder, self.walker.values[node], name)

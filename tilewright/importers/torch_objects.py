@@ -66,8 +66,12 @@ def _has_tensors(value: Any) -> bool:
 
 
 @contextmanager
-def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """For the time of an export: the module takes what `taken_apart` makes of these arguments, and returns so too."""
+def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """For the time of an export: the module takes what `taken_apart` makes of these arguments, and returns so too.
+
+    Yields a list that gets the results of its calls, as the module returns them.
+    """
+    results: list[Any] = []
     patterns = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     forward: Callable[..., Any] = module.forward
     own = vars(module).get("forward")
@@ -77,11 +81,12 @@ def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
         bound = inspect.signature(forward).bind(*args, **kwargs)
         for name, value in bound.arguments.items():
             bound.arguments[name] = put_together(patterns.get(name), value)
-        return taken_apart(forward(*bound.args, **bound.kwargs))
+        results.append(forward(*bound.args, **bound.kwargs))
+        return taken_apart(results[-1])
 
     module.forward = plain
     try:
-        yield
+        yield results
     finally:
         if own is None:
             del module.forward

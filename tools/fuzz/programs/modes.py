@@ -75,7 +75,7 @@ class Programs(Base):
             except TilewrightError:
                 refused += 1  # a size outside of the model's own conditions
                 continue
-            reference.check(results if isinstance(results, tuple) else (results,), f"size {size}\n{program}")
+            reference.check(results if isinstance(results, (tuple, list)) else (results,), f"size {size}\n{program}")
         return "right" if not refused else "right where not refused" if refused < len(sizes) else "refused: sizes"
 
 
