@@ -1,9 +1,10 @@
-"""Operators of torchvision: deformable convolutions."""
+"""Operators of torchvision: deformable convolutions, boxes of images."""
 
 from __future__ import annotations
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
+from tilewright.importers import boxes
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
@@ -12,6 +13,22 @@ from tilewright.symbolic import lift, product, simplify
 
 TABLE = RuleTable("torchvision", "torchvision.")
 rule = TABLE.rule
+
+
+@rule("roi_align.default")
+def align_regions(
+    call: Call, x: Value, regions: Value, scale: float, rows: int, columns: int, ratio: int, aligned: bool
+) -> Value:
+    """Means of samples in the bins of regions [R, 5], which begin with the number of their image."""
+    images = call.reshape(call.cast(call.slice(regions, 1, 0, 1), int64), (-1,))
+    corners = call.slice(regions, 1, 1, 5)
+    return boxes.align(call, x, corners, images, (rows, columns), max(ratio, 0), scale, aligned)
+
+
+@rule("roi_pool.default")
+def pool_regions(call: Call, x: Value, regions: Value, scale: float, rows: int, columns: int) -> tuple[Value, None]:
+    """The largest elements of the bins; their positions are not given."""
+    return boxes.pool(call, x, call.cast(regions, x.dtype), (rows, columns), scale), None
 
 
 @rule("deform_conv2d.default")

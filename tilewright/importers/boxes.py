@@ -1,0 +1,135 @@
+"""Boxes of images, resampled to one size: means or largest elements of the bins of each; shared by the importers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilewright.dtypes import float32, int64
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.report import Unsupported
+from tilewright.importers.sampling import linear_pair, weighted_sum, weighted_taps
+from tilewright.symbolic import product
+
+
+def align(
+    call: Emitter, x: Value, boxes: Value, images: Value, shape: Sequence[int], ratio: int, scale: float, half: bool,
+    mode: str = "avg",
+) -> Value:  # fmt: skip
+    """Boxes [R, 4] (x1, y1, x2, y2, times `scale`) of images [N, C, H, W], the number of whose image is in `images`
+    [R]: [R, C, *shape].
+
+    Each bin is the mean (or the largest, `mode` max) of `ratio` by `ratio` samples between pixels; 0 samples as many as
+    a bin has pixels.  With `half` pixels have their centres at half a pixel, and boxes may be smaller than one.
+    """
+    rows, columns = shape
+    dtype = x.dtype if x.dtype.bits >= 32 else float32
+    boxes = call.op("multiply", call.cast(boxes, dtype), scale)
+    boxes = call.op("subtract", boxes, 0.5) if half else boxes
+    sides = []  # of each dimension: the start and the size of the boxes [R, 1]
+    for index in (1, 0):
+        start = call.slice(boxes, 1, index, index + 1)
+        size = call.op("subtract", call.slice(boxes, 1, index + 2, index + 3), start)
+        sides.append((start, size if half else call.op("maximum", size, 1.0)))
+    if ratio <= 0:
+        if mode == "max":
+            raise Unsupported("the largest of a number of samples that follows from the boxes", "set sampling_ratio")
+        return call.cast(_align_by_size(call, x, images, sides, (rows, columns)), x.dtype)
+    taps = []
+    for (start, size), count, extent in zip(sides, (rows, columns), x.shape[2:], strict=True):
+        line = call.op("divide", call.op("add", call.iota(count * ratio, dtype), 0.5), float(count * ratio))
+        place = call.op("add", start, call.op("multiply", line, size))  # [R, count ratio]
+        limit = call.value(extent, dtype)
+        inside = call.op("logical_and", call.op("greater_equal", place, -1.0), call.op("less_equal", place, limit))
+        place = call.op("minimum", call.op("maximum", place, 0.0), call.op("subtract", limit, 1.0))
+        zero = call.builder.number(0.0, dtype)
+        taps.append([(at, call.op("where", inside, weight, zero)) for at, weight in linear_pair(call, place)])
+    grid = (rows * ratio, columns * ratio)
+    spread = [
+        [tuple(_over_grid(call, item, grid, index) for item in tap) for tap in found]
+        for index, found in enumerate(taps)
+    ]
+    planes = call.op("gather", call.reshape(x, (*x.shape[:2], product(x.shape[2:]))), images, axis=0)
+    parts = weighted_taps(call, planes, x.shape[2:], spread)  # type: ignore[arg-type]
+    if mode == "max":
+        found = parts[0]
+        for part in parts[1:]:
+            found = call.op("maximum", found, part)
+    else:
+        found = weighted_sum(call, parts)
+    found = call.reshape(found, (boxes.shape[0], x.shape[1], rows, ratio, columns, ratio))
+    return call.cast(call.op("reduce_max" if mode == "max" else "reduce_mean", found, axes=(3, 5)), x.dtype)
+
+
+def _over_grid(call: Emitter, item: Value, grid: tuple[int, int], index: int) -> Value:
+    """What belongs to the rows (0) or columns (1) of a grid, [R, size], at each of its places: [R, rows columns]."""
+    spread = call.broadcast(call.unsqueeze(item, 2 - index), (item.shape[0], *grid))
+    return call.reshape(spread, (item.shape[0], grid[0] * grid[1]))
+
+
+def _align_by_size(
+    call: Emitter, x: Value, images: Value, sides: list[tuple[Value, Value]], counts: tuple[int, int]
+) -> Value:
+    """The mean of as many samples as a bin has pixels: the weight of every pixel row and column for every bin.
+
+    Samples outside the image count for nothing, so that those inside are enumerated from the first one on.
+    """
+    matrices = []
+    for (start, size), count, extent in zip(sides, counts, x.shape[2:], strict=True):
+        if not isinstance(extent, int):
+            raise Unsupported("a number of samples that follows from the boxes, in images of dynamic size", "fix it")
+        bin_size = call.unsqueeze(call.op("divide", size, float(count)), 2)  # [R, 1, 1]
+        samples = call.op("maximum", call.op("ceil", bin_size), 0.0)
+        step = call.op("divide", bin_size, call.op("maximum", samples, 1.0))
+        bins = call.reshape(call.iota(count, start.dtype), (1, count, 1))
+        first = call.op("add", call.unsqueeze(start, 2), call.op("multiply", bins, bin_size))  # [R, count, 1]
+        first = call.op("add", first, call.op("multiply", step, 0.5))
+        safe = call.op("where", call.op("greater", step, 0.0), step, 1.0)
+        skipped = call.op("maximum", call.op("floor", call.op("divide", call.op("subtract", -1.0, first), safe)), 0.0)
+        line = call.iota(2 * extent + 8, start.dtype)  # steps are above half a pixel where there are two or more
+        index = call.op("add", skipped, line)  # [R, count, samples]
+        place = call.op("add", first, call.op("multiply", index, step))
+        inside = call.op(
+            "logical_and", call.op("greater_equal", place, -1.0), call.op("less_equal", place, float(extent))
+        )
+        inside = call.op("logical_and", inside, call.op("less", index, samples))
+        place = call.op("minimum", call.op("maximum", place, 0.0), float(extent - 1))
+        pixel = call.iota(extent, start.dtype)
+        far = call.op("absolute", call.op("subtract", call.unsqueeze(place, 3), pixel))
+        weight = call.op("maximum", call.op("subtract", 1.0, far), 0.0)
+        weight = call.op("where", call.unsqueeze(inside, 3), weight, call.builder.number(0.0, start.dtype))
+        total = call.op("reduce_sum", weight, axes=(2,))  # [R, count, extent]
+        matrices.append((total, samples))
+    (rows, row_number), (columns, column_number) = matrices
+    planes = call.cast(call.op("gather", x, images, axis=0), rows.dtype)  # [R, C, H, W]
+    left = call.op("matmul", call.unsqueeze(rows, 1), planes)
+    result = call.op("matmul", left, call.unsqueeze(columns, 1), transpose_b=True)
+    number = call.op("maximum", call.op("multiply", row_number, column_number), 1.0)  # [R, 1, 1]
+    return call.op("divide", result, call.unsqueeze(number, 3))
+
+
+def pool(call: Emitter, x: Value, boxes: Value, shape: Sequence[int], scale: float) -> Value:
+    """The largest elements of the bins of boxes [R, 5], which begin with the number of their image: [R, C, *shape]."""
+    images = call.reshape(call.cast(call.slice(boxes, 1, 0, 1), int64), (-1,))
+    found = call.op("gather", x, images, axis=0)  # [R, C, H, W]
+    least = call.builder.number(-math.inf, x.dtype)
+    for axis, (index, bins) in enumerate(zip((2, 1), shape, strict=True), start=2):
+        edges = [call.op("multiply", call.slice(boxes, 1, place, place + 1), scale) for place in (index, index + 2)]
+        start, end = (call.op("floor", call.op("add", edge, 0.5)) for edge in edges)  # [R, 1]
+        size = call.op("maximum", call.op("add", call.op("subtract", end, start), 1.0), 1.0)
+        step, line = call.op("divide", size, float(bins)), call.iota(bins, boxes.dtype)
+        low = call.op("add", call.op("floor", call.op("multiply", step, line)), start)  # [R, bins]
+        high = call.op("add", call.op("ceil", call.op("multiply", step, call.op("add", line, 1.0))), start)
+        pixel = call.iota(x.shape[axis], boxes.dtype)
+        low, high = call.unsqueeze(low, 2), call.unsqueeze(high, 2)
+        inside = call.op("logical_and", call.op("greater_equal", pixel, low), call.op("less", pixel, high))
+        if axis == 2:
+            inside = call.reshape(inside, (boxes.shape[0], 1, bins, x.shape[2], 1))
+            spread = call.unsqueeze(found, 2)
+        else:
+            inside = call.reshape(inside, (boxes.shape[0], 1, 1, bins, x.shape[3]))
+            spread = call.unsqueeze(found, 3)
+        found = call.op("reduce_max", call.op("where", inside, spread, least), axes=(3 if axis == 2 else 4,))
+    empty = call.op("equal", found, -math.inf)
+    return call.op("where", empty, call.builder.number(0.0, x.dtype), found)
