@@ -46,7 +46,11 @@ def table(title: str, sections: Iterable[RuleTable]) -> str:
     for section in sections:
         names: dict[str, None] = {}
         for name in sorted(section.rules):
-            names[name.split("::")[1] if "::" in name else name.removeprefix("aten.").split(".")[0]] = None
+            names[
+                name.split("::")[1]
+                if "::" in name
+                else name.removeprefix("aten.").removeprefix("torchvision.").split(".")[0]
+            ] = None
         lines.append(f"| {section.title} | {' '.join(f'`{name}`' for name in names)} |")
     return "\n".join(lines) + "\n"
 

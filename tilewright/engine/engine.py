@@ -288,7 +288,7 @@ class Engine:
         """
         other._session, other.plan  # noqa: B018 - made now, so that runs need not wait for it
         state = vars(other).copy()
-        for own in ("_threads", "_full_build", "_origin"):
+        for own in ("_threads", "_full_build", "_origin", "results_of"):
             del state[own]
         vars(self).update(state)
 
