@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
+from tilewright.engine.builder import build  # noqa: E402
 from tilewright.errors import ShapeError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
 
 INFINITY, NAN = math.inf, math.nan
 SPECIAL = [INFINITY, -INFINITY, NAN, 0.0, -0.0, 1.0, -1.0, 2.5, -7.0, 1e10, -1e10, 3e38]
@@ -369,3 +374,24 @@ def test_truth_over_gathered_axes():
     ]  # fmt: skip
     sizes = [(torch.randn(4, 5), torch.randint(0, 4, (n,))) for n in (1, 2, 9)]
     check(functions, torch.randn(4, 5), torch.tensor([0, 3, 1]), dynamic={"y": {0: ("n", 1, 9)}}, sizes=sizes)
+
+
+class Samples(torch.nn.Module):
+    """An image sampled in every mode with every padding."""
+
+    WAYS = tuple(itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")))
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.nn.functional.grid_sample(x, grid, *way, align_corners=False) for way in self.WAYS)
+
+
+def test_places_that_are_no_numbers() -> None:
+    """Grids with NaN and infinities: no index leaves the image, and the numbers are PyTorch's."""
+    places = (math.nan, math.inf, -math.inf, 3e38, -1.0, 0.3)
+    x = torch.arange(1, 13.0).reshape(1, 1, 3, 4)
+    grid = torch.tensor(list(itertools.product(places, places))).reshape(1, 6, 6, 2)
+    graph = import_model(Samples().eval(), (x, grid))
+    inputs = {value.name: tensor.numpy() for value, tensor in zip(graph.inputs, (x, grid), strict=True)}
+    for found in (reference.run(graph, inputs, np.float32), build(graph, "cpu").run(inputs)):
+        for way, wanted, result in zip(Samples.WAYS, Samples()(x, grid), found.values(), strict=True):
+            np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-5, atol=1e-5, err_msg=str(way))

@@ -61,7 +61,7 @@ def weighted_taps(emit: Emitter, pixels: Value, extents: Sequence[Size], taps: S
         flat: Value | None = None
         for (position, _), extent in zip(corner, extents, strict=True):
             last = emit.op("subtract", emit.value(extent, position.dtype), 1.0)
-            place = emit.cast(emit.op("minimum", emit.op("maximum", position, 0.0), last), int64)
+            place = emit.cast(emit.op("minimum", _positive(emit, position), last), int64)
             flat = (
                 place if flat is None else emit.op("add", emit.op("multiply", flat, emit.value(extent, int64)), place)
             )
@@ -100,7 +100,12 @@ def _padded(emit: Emitter, place: Value, extent: Size, padding: str, align_corne
         rest = emit.op("subtract", distance, emit.op("multiply", turns, span))
         odd = emit.op("equal", emit.op("remainder", turns, 2.0), 1.0)
         place = emit.op("add", emit.op("where", odd, emit.op("subtract", span, rest), rest), low)
-    return emit.op("minimum", emit.op("maximum", place, 0.0), last)
+    return emit.op("minimum", _positive(emit, place), last)
+
+
+def _positive(emit: Emitter, place: Value) -> Value:
+    """Places, 0 for those below and for NaN, which no pixel has: PyTorch reads the first one there."""
+    return emit.op("where", emit.op("greater", place, 0.0), place, emit.builder.number(0.0, place.dtype))
 
 
 def _nearest(emit: Emitter, place: Value) -> Tap:
@@ -132,8 +137,8 @@ def cubic_taps(emit: Emitter, place: Value, coefficient: float = -0.75) -> list[
 
 
 def inside(emit: Emitter, tap: Tap, extent: Size) -> Tap:
-    """A tap whose weights are 0 outside the image."""
+    """A tap whose weights are 0 outside the image, and NaN where they are: for places that are NaN or infinite."""
     position, weight = tap
     size = emit.value(extent, position.dtype)
     within = emit.op("logical_and", emit.op("greater_equal", position, 0.0), emit.op("less", position, size))
-    return position, emit.op("where", within, weight, emit.builder.number(0.0, weight.dtype))
+    return position, emit.op("where", within, weight, emit.op("multiply", weight, 0.0))
