@@ -24,9 +24,17 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
+        stack.enter_context(mock.patch.object(torch._VF, "_pack_padded_sequence", _refuse_packing))
         stack.enter_context(_plain_layers(module))
         stack.enter_context(right_decompositions())
         yield
+
+
+def _refuse_packing(*_: Any) -> Any:
+    raise ImportModelError(
+        "packed sequences (pack_padded_sequence): their sizes follow from the numbers in the tensor of lengths; give "
+        "the recurrent layer the padded sequences, and take the states at the ends with gather"
+    )
 
 
 @contextmanager

@@ -20,8 +20,10 @@ WAYS = ("static", "dynamic", "compile")
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "torch")
 # (in the reason, what it means); the first that matches is taken.
 REASONS = (
+    (r"torch\.compile fails as well", "PyTorch's own torch.compile fails"),
     (r"PyTorch cannot export.*data-dependent|is a number read out", "its code depends on the numbers in tensors"),
     (r"Constraints violated|specialized", "PyTorch exports it for one batch size only"),
+    (r"packed sequences", "packed sequences"),
     (r"random numbers", "draws random numbers"),
     (r"result's size depends|boolean mask", "a size that depends on data"),
     (r"read out of a tensor by", "a number read out of a tensor"),

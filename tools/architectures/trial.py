@@ -34,6 +34,7 @@ def attempt(entry: Entry, way: str) -> Outcome:
     import tilewright
     from tilewright.errors import TilewrightError
 
+    outcome: Outcome
     warnings.simplefilter("ignore")
     logging.disable(logging.NOTSET)
     text = io.StringIO()
@@ -59,8 +60,11 @@ def attempt(entry: Entry, way: str) -> Outcome:
         while cause is not None and not isinstance(cause, TilewrightError):
             cause = cause.__cause__ or cause.__context__
         kind = "refused" if isinstance(error, TilewrightError) else "traceback"
-        return {"outcome": kind, "reason": _last(error), "trace": traceback.format_exc(limit=-6)}
-    outcome: Outcome = {"outcome": "wrong", "reason": reason} if reason else {"outcome": "right"}
+        outcome = {"outcome": kind, "reason": _last(error), "trace": traceback.format_exc(limit=-6)}
+        if way == "compile" and kind == "traceback" and _fails_alone(module, inputs(2)):
+            outcome |= {"outcome": "refused", "reason": f"PyTorch's own torch.compile fails as well: {_last(error)}"}
+        return outcome
+    outcome = {"outcome": "wrong", "reason": reason} if reason else {"outcome": "right"}
     if way == "compile":
         said = text.getvalue()
         kept = re.findall(r"what stays with PyTorch: (\d+) operation", said)
@@ -68,6 +72,17 @@ def attempt(entry: Entry, way: str) -> Outcome:
         if kept or "stays with PyTorch" in said or "did not run" in said:
             outcome["stays"] = said[:3000]
     return outcome
+
+
+def _fails_alone(module: torch.nn.Module, given: Mapping[str, Any]) -> bool:
+    """Whether torch.compile fails with a backend that runs everything as it is."""
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            torch.compile(module, backend="eager")(**given)
+    except Exception:
+        return True
+    return False
 
 
 def _static(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
@@ -136,7 +151,12 @@ def compare(module: torch.nn.Module, given: Mapping[str, Any], result: Any) -> s
 
 def _call(module: torch.nn.Module, given: Mapping[str, Any]) -> Any:
     torch.manual_seed(1)
-    return module(**copy.deepcopy(dict(given)))
+    given = copy.deepcopy(dict(given))
+    try:
+        return module(**given)
+    except torch._dynamo.exc.Unsupported:  # torch.cond compiles itself, in some versions once only
+        torch._dynamo.reset()
+        return module(**given)
 
 
 def _others(module: torch.nn.Module, given: Mapping[str, Any]) -> list[Any]:

@@ -1,0 +1,72 @@
+"""What keeps architectures from being built, as small modules: each is refused with its reason in the table."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilewright  # noqa: E402
+from tilewright.errors import TilewrightError  # noqa: E402
+from tools.architectures.table import meaning  # noqa: E402
+
+
+class Branch(nn.Module):
+    """As Longformer asks for global attention."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2 if bool((x > 0).all()) else x
+
+
+class OneBatch(nn.Module):
+    """As anchors that are made for the batch of the first call."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2 if x.shape[0] == 3 else x
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        lengths = torch.tensor([5, 2, 1])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return self.recurrent(packed)[1]
+
+
+def quantized() -> nn.Module:
+    from torch.ao.quantization import quantize_dynamic
+
+    return quantize_dynamic(nn.Sequential(nn.LSTM(3, 4)).eval(), {nn.LSTM}, dtype=torch.qint8)
+
+
+REASONS = {
+    "its code depends on the numbers in tensors": Branch,
+    "PyTorch exports it for one batch size only": OneBatch,
+    "packed sequences": Packed,
+    "quantized modules": quantized,
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.filterwarnings("ignore")
+def test_reasons(reason: str) -> None:
+    module = REASONS[reason]().eval()
+    name = next(iter(inspect.signature(module.forward).parameters))
+    axes = {name: {0: ("batch", 1, 8)}}
+    with pytest.raises(TilewrightError) as refused:
+        tilewright.compile(module, (torch.randn(3, 5, 3),), target="cpu", effort=0, dynamic_shapes=axes)
+    assert meaning({"reason": f"{type(refused.value).__name__}: {refused.value}"}) == reason
+
+
+def test_a_failure_of_pytorch_itself() -> None:
+    assert meaning({"reason": "PyTorch's own torch.compile fails as well: ValueError"}) == (
+        "PyTorch's own torch.compile fails"
+    )
