@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import Draw, check
-from tilewright.dtypes import float32
+from tilewright.dtypes import float32, int32
+from tilewright.engine.builder import build
+from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
@@ -74,3 +76,17 @@ def test_other_products_have_no_gate(draw: Draw) -> None:
     b.output(b.op("relu", [b.op("matmul", [x, b.constant(draw(16, 8))])]))
     graph = b.finish()
     assert gate_slots(fuse(graph).groups[0], graph) is None
+
+
+def test_products_of_integers_have_no_gate(rng: np.random.Generator) -> None:
+    """Halves of whole panels: a product of floats would take the gate."""
+    b = GraphBuilder("integers")
+    x = b.input("x", int32, (4, 16))
+    p = b.op("matmul", [x, b.constant(rng.integers(-5, 6, (16, 64)).astype(np.int32))])
+    left, right = (
+        b.op("cast", [b.op("slice", [p], axis=1, start=start, stop=start + 32)], dtype=float32) for start in (0, 32)
+    )
+    b.output(b.op("multiply", [b.op("sigmoid", [left]), right]), "y")
+    graph, feeds = b.finish(), {"x": rng.integers(-5, 6, (4, 16)).astype(np.int32)}
+    (wanted,) = reference.run(graph, feeds).values()
+    np.testing.assert_allclose(build(graph, "cpu").run(feeds)["y"], wanted, rtol=1e-5, atol=1e-5)
