@@ -1,12 +1,14 @@
 """How long an engine for the CPU takes to build with nothing on disk: from an ONNX file to machine code.
 
-    python benchmarks/build_times.py [--rounds 3] [--only CNN] [--save]
+    python benchmarks/build_times.py [--rounds 2] [--only CNN] [--save]
 
-Every build is a process of its own with an empty cache.  `wall` seconds count from the file to the engine, imports
-excluded; `CPU` seconds are those of this process and of the processes that it compiles in, and do not depend on what
-else the machine does.  Beside them stand what importing tilewright takes, and what ONNX Runtime takes to make a session
-from the same file.  Models: benchmarks/models/small.py, of fixed sizes, and with dynamic batch (and sequence).
-Results: benchmarks/results/build_times.json (with --save).
+Every build is a process of its own with an empty cache, full ones (effort 1) and quick ones (effort 0) in turns.
+`wall` seconds count from the file to the engine, imports excluded; `CPU` seconds are those of this process and of the
+processes that it compiles in, and depend little on what else the machine does.  Beside them stand what importing
+tilewright takes, the fastest of five runs of each engine, and what ONNX Runtime takes to make a session from the same
+file.  Models: benchmarks/models/small.py, of fixed sizes, and with dynamic ones.  Two rounds of all take about four
+minutes on two idle cores.  Results: benchmarks/results/build_times.json (with --save), with the load of the machine
+before the first build: above about .5, other work slowed the wall times down.
 """
 
 from __future__ import annotations
@@ -48,8 +50,10 @@ def passed(since: tuple[float, float]) -> list[float]:
 
 
 def one_build(path: str, effort: int) -> dict[str, Any]:
-    """Build an engine in this process, which must be a fresh one."""
+    """Build an engine in this process, which must be a fresh one, and run it on the inputs beside the file."""
     started = clocks()
+    import numpy as np
+
     import tilewright
     import tilewright.api
     from tilewright.importers import onnx  # noqa: F401
@@ -62,8 +66,15 @@ def one_build(path: str, effort: int) -> dict[str, Any]:
 
     started = clocks()
     engine = tilewright.compile(path, progress=progress, effort=effort)
+    built = passed(started)
     kernels = {choice.kernel for step in engine.plan.steps for choice in step.choices}
-    return {"import": imported, "build": passed(started), "kernels": len(kernels), "stages": stages}
+    inputs = dict(np.load(Path(path).with_suffix(".npz")))
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        engine.run(inputs)
+        seconds.append(time.perf_counter() - begun)
+    return {"import": imported, "build": built, "run": [min(seconds)], "kernels": len(kernels), "stages": stages}
 
 
 def one_session(path: str) -> dict[str, Any]:
@@ -89,7 +100,8 @@ def fresh_process(*arguments: str) -> dict[str, Any]:
 
 
 def export(name: str, is_dynamic: bool, path: Path) -> None:
-    """Write a model as ONNX."""
+    """Write a model as ONNX, and its example inputs beside it."""
+    import numpy as np
     import torch
 
     from benchmarks.models import small
@@ -103,60 +115,71 @@ def export(name: str, is_dynamic: bool, path: Path) -> None:
             module, tuple(inputs.values()), str(path), input_names=list(inputs), dynamo=True, verbose=False,
             external_data=False, dynamic_shapes=tuple(dimensions) if is_dynamic else None,
         )  # fmt: skip
+    np.savez(path.with_suffix(".npz"), **{key: value.numpy() for key, value in inputs.items()})
 
 
-def measure(name: str, is_dynamic: bool, effort: int, rounds: int) -> dict[str, Any]:
+def measure(name: str, is_dynamic: bool, rounds: int) -> dict[str, Any]:
     """Median seconds over fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         export(name, is_dynamic, path)
-        ours = [fresh_process("--one", str(path), "--effort", str(effort)) for _ in range(rounds)]
-        peers = (
-            [fresh_process("--session", str(path)) for _ in range(rounds)] if common.installed("onnxruntime") else []
-        )
+        full: list[dict[str, Any]] = []
+        quick: list[dict[str, Any]] = []
+        peers: list[dict[str, Any]] = []
+        for _ in range(rounds):
+            full.append(fresh_process("--one", str(path), "--effort", "1"))
+            quick.append(fresh_process("--one", str(path), "--effort", "0"))
+            if common.installed("onnxruntime"):
+                peers.append(fresh_process("--session", str(path)))
 
-    def median(runs: list[dict[str, Any]], what: str, clock: int) -> float | None:
-        return round(statistics.median(run[what][clock] for run in runs), 3) if runs else None
+    def median(runs: list[dict[str, Any]], what: str, clock: int = 0) -> float | None:
+        return round(statistics.median(run[what][clock] for run in runs), 4) if runs else None
 
-    stages = {stage: round(statistics.median(run["stages"][stage] for run in ours), 3) for stage in ours[0]["stages"]}
+    stages = {stage: round(statistics.median(run["stages"][stage] for run in full), 3) for stage in full[0]["stages"]}
     return {
         "name": name,
         "sizes": "dynamic" if is_dynamic else "fixed",
-        "effort": effort,
-        "kernels": ours[0]["kernels"],
-        "wall_seconds": median(ours, "build", 0),
-        "cpu_seconds": median(ours, "build", 1),
-        "import_cpu_seconds": median(ours, "import", 1),
-        "onnxruntime_wall_seconds": median(peers, "build", 0),
+        "kernels": full[0]["kernels"],
+        "wall_seconds": median(full, "build"),
+        "cpu_seconds": median(full, "build", 1),
+        "run_seconds": median(full, "run"),
+        "quick_kernels": quick[0]["kernels"],
+        "quick_wall_seconds": median(quick, "build"),
+        "quick_cpu_seconds": median(quick, "build", 1),
+        "quick_run_seconds": median(quick, "run"),
+        "import_cpu_seconds": median(full, "import", 1),
+        "onnxruntime_wall_seconds": median(peers, "build"),
         "onnxruntime_cpu_seconds": median(peers, "build", 1),
         "stages": stages,
     }
 
 
 def main() -> None:
-    """Measure, print a line for each build, and write the results with --save."""
+    """Measure, print a line for each model, and write the results with --save."""
     from benchmarks.models import small
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", default="", help="the models whose name contains this")
-    parser.add_argument("--effort", type=int, default=1)
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)  # processes that wanted a core in the last minute
     cases = []
     for name in [name for name in small.CASES if given.only in name]:
         for is_dynamic in (False, True):
-            case = measure(name, is_dynamic, given.effort, given.rounds)
+            case = measure(name, is_dynamic, given.rounds)
             cases.append(case)
             print(
                 f"{name:18} {case['sizes']:8} {case['kernels']:3} kernels: {case['wall_seconds']:6.2f} s wall, "
-                f"{case['cpu_seconds']:6.2f} s CPU; ONNX Runtime {case['onnxruntime_wall_seconds']} s",
+                f"{case['cpu_seconds']:6.2f} s CPU; quick {case['quick_kernels']:3} kernels: "
+                f"{case['quick_wall_seconds']:6.2f} s wall, {case['quick_cpu_seconds']:6.2f} s CPU; "
+                f"ONNX Runtime {case['onnxruntime_wall_seconds']} s",
                 flush=True,
             )
     if given.save:
         from tilewright.settings import settings
 
-        print(common.save("build_times", settings.threads, cases))
+        print(common.save("build_times", settings.threads, cases, load=load))
 
 
 if __name__ == "__main__":

@@ -229,16 +229,21 @@ def compile_table(data: dict[str, Any]) -> str:
 
 
 def build_table(data: dict[str, Any]) -> str:
-    """A row a model and kind of sizes: what building its engine takes, and ONNX Runtime's session."""
-    lines = [["", "sizes", "kernels", "s", "CPU s", "ONNX Runtime s"], ["---", "---", *["---:"] * 4]]
+    """A row a model and kind of sizes: what its engine takes, built fully and quickly, and ONNX Runtime's session."""
+    titles = ["kernels", "s", "CPU s", "run ms", "quick kernels", "s", "CPU s", "run ms", "ONNX Runtime s"]
+    lines = [["", "sizes", *titles], ["---", "---", *["---:"] * len(titles)]]
     for case in data["cases"]:
+        row = [case["name"], case["sizes"]]
+        for kind in ("", "quick_"):
+            row += [str(case[f"{kind}kernels"]), f"{case[f'{kind}wall_seconds']:.1f}"]
+            row += [f"{case[f'{kind}cpu_seconds']:.1f}", f"{case[f'{kind}run_seconds'] * 1e3:.1f}"]
         peer = case["onnxruntime_wall_seconds"]
-        times = [f"{case['wall_seconds']:.1f}", f"{case['cpu_seconds']:.1f}", "-" if peer is None else f"{peer:.2f}"]
-        lines.append([case["name"], case["sizes"], str(case["kernels"]), *times])
+        lines.append([*row, "-" if peer is None else f"{peer:.2f}"])
     environment = data["environment"]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     machine = f"{environment['processor']}, {environment['threads']} threads, {environment['date']}"
-    return f"{text}\n\n{machine}; {_versions(environment)}.\n"
+    busy = f"; other work ran on the machine (load {data['load']})" if data["load"] > 0.5 else ""
+    return f"{text}\n\n{machine}{busy}; {_versions(environment)}.\n"
 
 
 def peer_table(data: dict[str, Any]) -> str:

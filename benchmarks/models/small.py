@@ -1,4 +1,4 @@
-"""The models whose build is timed: small ones of each kind, and two usual image classifiers, with random weights."""
+"""The models whose build is timed: small ones of each kind and usual ones, with random weights."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import torch
 from torch import nn
 
 from benchmarks.models import images
+from tests.models import bert, resnet
 
 DynamicShapes = dict[str, dict[int, tuple[str, int, int]]]
 Case = tuple[nn.Module, dict[str, torch.Tensor], DynamicShapes]
 
 _BATCH = ("batch", 1, 64)
 _SEQUENCE = ("sequence", 1, 256)
+_HEIGHT, _WIDTH = ("height", 32, 256), ("width", 32, 256)
 
 
 def cnn() -> Case:
-    """Four convolutions, pooling and a classifier: images of 64 by 64 pixels."""
+    """Four convolutions, pooling and a classifier: images of 64 by 64 pixels, or of any sizes."""
     layers: list[nn.Module] = []
     for inside, outside, stride in ((3, 16, 1), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
         layers += [nn.Conv2d(inside, outside, 3, stride, 1), nn.BatchNorm2d(outside), nn.ReLU()]
     module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    return module, {"input": torch.randn(2, 3, 64, 64)}, {"input": {0: _BATCH}}
+    return module, {"input": torch.randn(2, 3, 64, 64)}, {"input": {0: _BATCH, 2: _HEIGHT, 3: _WIDTH}}
 
 
 def mlp() -> Case:
@@ -115,6 +117,18 @@ def resnet18() -> Case:
     return module, {"input": torch.randn(1, 3, 224, 224)}, {"input": {0: _BATCH}}
 
 
+def resnet50() -> Case:
+    """ResNet-50: images of 224 by 224 pixels."""
+    return resnet.random_model(), {"input": torch.randn(1, 3, 224, 224)}, {"input": {0: _BATCH}}
+
+
+def minilm() -> Case:
+    """A sentence encoder of MiniLM's size: 6 layers of width 384, sentences of 128 tokens."""
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    inputs = {name: torch.ones(1, 128, dtype=torch.int64) for name in names}
+    return bert.random_model(bert.BertSize()), inputs, {name: {0: _BATCH, 1: _SEQUENCE} for name in names}
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "small CNN": cnn,
     "MLP": mlp,
@@ -122,6 +136,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "LSTM, 2 layers": lstm,
     "MobileNetV3-small": mobilenet,
     "ResNet-18": resnet18,
+    "ResNet-50": resnet50,
+    "MiniLM": minilm,
 }
 
 
