@@ -148,6 +148,18 @@ def test_numbers_read_from_tensors(sizes_from_data: None, built: list[Any]) -> N
     assert built
 
 
+def test_a_number_read_from_a_tensor_as_the_size_of_a_view(sizes_from_data: None, built: list[Any]) -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x).relu() * 2
+        count = (h > 1).sum().item()
+        torch._check(count >= 0)
+        torch._check(count <= h.numel())
+        return h.flatten()[:count] * 2
+
+    check(Module(body, **layers(a=(6, 8))), [(rows(4, 6),), (rows(7, 6),)], dynamic=True)
+    assert built
+
+
 def test_assertions_are_pytorchs(built: list[Any]) -> None:
     def body(m: Any, x: torch.Tensor) -> torch.Tensor:
         h = m.a(x)

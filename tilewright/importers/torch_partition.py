@@ -243,7 +243,8 @@ class Partition:
         for node in self.gm.graph.nodes:
             symbol = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
             if is_number(node) and symbol is not None and symbol.is_Symbol:
-                if all(self._home(argument) is None for argument in node.all_input_nodes):
+                # A number read from a tensor is its own source: what has it as a size is made of it.
+                if reads_number(node) or all(self._home(argument) is None for argument in node.all_input_nodes):
                     sources.setdefault(symbol, node)
         for node in list(self.gm.graph.nodes):
             if node.op in ("placeholder", "call_function") and self._home(node) is None:
