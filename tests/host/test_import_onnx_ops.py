@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper  # noqa: E402
 from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.onnx import import_onnx  # noqa: E402
-from tilewright.importers.onnx_ops import RULES  # noqa: E402
+from tilewright.importers.onnx_ops import RULES, random  # noqa: E402
 from tilewright.importers.onnx_schema import RUNTIME_DOMAIN, rule_name  # noqa: E402
 
 # Ops without a case of their own among the node cases, and those whose cases need more than one op.
@@ -53,6 +53,9 @@ WHOLE = (
 # Reductions of nothing have no meaning in the graph.
 EMPTY = "empty_set"
 
+# Whose numbers are random, or which need an optional package: tests of their own.
+ELSEWHERE = {*random.TABLE.rules, "ImageDecoder"} - {"Dropout"}
+
 Case = Any
 
 
@@ -64,7 +67,8 @@ def cases() -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for case in collect_testcases(None):
         nodes = case.model.graph.node
-        if len(nodes) == 1 and "_expanded" not in case.name and EMPTY not in case.name:
+        listed = any(item is None or isinstance(item, list) for side in case.data_sets[0] for item in side)
+        if len(nodes) == 1 and "_expanded" not in case.name and EMPTY not in case.name and not listed:
             found.setdefault(rule_name(nodes[0]), []).append(case)
     return found
 
@@ -118,9 +122,13 @@ def run(case: Case) -> str:
         results = reference.run(graph, {entry.name: data for entry, data in entries if entry.name in names}, dtype=None)
         for name, want in zip(graph.output_names, expected, strict=False):
             got = results[name]
+            want = want.astype(object) if want.dtype.kind == "U" else want
             assert (got.shape, got.dtype) == (want.shape, want.dtype), case.name
             relative, absolute = tolerance(want.dtype)
             exact = want.dtype.kind in "iub"
+            if want.dtype == object:
+                assert got.tolist() == want.tolist(), case.name
+                continue
             np.testing.assert_allclose(
                 got if exact else got.astype(np.float64),
                 want if exact else want.astype(np.float64),
@@ -140,7 +148,9 @@ def test_every_case_is_right(operation: str, cases: dict[str, list[Case]]) -> No
 
 @pytest.mark.parametrize(
     "operation",
-    sorted(name for name in set(RULES) - WITHOUT_CASES if not name.startswith((RUNTIME_DOMAIN, "ai.onnx.ml"))),
+    sorted(
+        name for name in set(RULES) - WITHOUT_CASES - ELSEWHERE if not name.startswith((RUNTIME_DOMAIN, "ai.onnx.ml"))
+    ),
 )
 def test_rule(operation: str, cases: dict[str, list[Case]]) -> None:
     """Each case gives the right answer or is refused with a reason; at least one is right."""
