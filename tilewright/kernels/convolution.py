@@ -46,13 +46,14 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr,
                 STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
                 DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr,
-                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WIDTH: tl.constexpr,
-                MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_PANEL: tl.constexpr,
+                SPARSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+                WIDTH: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_PANEL: tl.constexpr,
                 TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out[pixel, :] = EPILOGUE(sum over taps of x[window + tap, :] @ w[tap]).
 
     Grid: (pixel blocks, column blocks, groups).  `CHANNELS` (a multiple of `BLOCK_C`) and `columns`
-    count one group's channels.  `PADDED` says that windows can reach outside the image.
+    count one group's channels.  `PADDED` says that windows can reach outside the image, `SPARSE`
+    that whole blocks of pixels can have a tap there, which is left out then.
     """
     group = tl.program_id(2)
     pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -73,7 +74,10 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 x_position = left + tap_x * DILATION_X
                 inside = inside & (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width)
             shift = (tap_y * DILATION_Y * width + tap_x * DILATION_X) * (CHANNELS * GROUPS)
-            for first_channel in range(0, CHANNELS, BLOCK_C):
+            channels = CHANNELS
+            if SPARSE:
+                channels = tl.where(tl.max(inside.to(tl.int32), 0) > 0, CHANNELS, 0)
+            for first_channel in range(0, channels, BLOCK_C):
                 channel = first_channel + tl.arange(0, BLOCK_C)
                 pointers = x + (base + shift)[:, None] + channel[None, :]
                 if PADDED or MASK_M:

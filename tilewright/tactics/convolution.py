@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
 FEW_CHANNELS = 8
+SPARSE_PADDING = 6  # an image of at most so many paddings is small beside its windows
 WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
 MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
 CHANNEL_BLOCK = 256  # of the depth
@@ -199,13 +201,20 @@ def _implicit_call(
     else:
         kernel = convolution
         constants |= {"GROUPS": groups, "BLOCK_C": _channel_block(channels),
-                      "PADDED": any(low or high for low, high in attributes["padding"])}  # fmt: skip
+                      "PADDED": any(low or high for low, high in attributes["padding"]),
+                      "SPARSE": _is_sparse(x, attributes["padding"])}  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(pixels, blocks.rows), ceil_divide(columns, blocks.columns), groups)
     return KernelCall(kernel, operands, types, constants, grid, condition)
+
+
+def _is_sparse(x: Value, padding: Sequence[tuple[int, int]]) -> bool:
+    """Whether taps of widely dilated windows lie outside of the image for many pixels."""
+    pairs = zip(x.shape[1:-1], padding, strict=True)
+    return any(isinstance(extent, int) and SPARSE_PADDING * max(ends) >= extent for extent, ends in pairs)
 
 
 def _channel_block(channels: int) -> int:
