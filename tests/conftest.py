@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _settings_now() -> dict[str, Any]:
     variables = {name: value for name, value in os.environ.items() if name.startswith(("TILEWRIGHT_", "TRITON_"))}
+    for name in ("TRITON_CACHE_DIR", "TRITON_PTXAS_PATH"):  # TorchInductor sets them for its own use
+        variables.pop(name, None)
     return variables | vars(settings)
 
 

@@ -63,10 +63,9 @@ def test_layers(model: Path, rng: np.random.Generator) -> None:
     assert max(apart, key=lambda name: apart[name]) == "/body/Relu" and apart["/body/Relu"] > 0.3
 
 
-def test_from_the_shell(model: Path) -> None:
-    finished = command(
-        "run", str(model), "--compare", "onnxruntime", "--layers", "all", "--size", "batch=1", COLUMNS="200"
-    )
+def test_from_the_shell(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    finished = command("run", str(model), "--compare", "onnxruntime", "--layers", "all", "--size", "batch=1")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "_body_relu_0.permuted" in finished.stdout and "own error" in finished.stdout
     for arguments in (

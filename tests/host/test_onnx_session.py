@@ -312,7 +312,7 @@ def test_the_backend(model: onnx.ModelProto, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(outputs["c"], [4, 5])  # type: ignore[call-overload]
     np.testing.assert_array_equal(outputs[0], [4, 5])
     with pytest.raises(UnsupportedOperationError):
-        backend.run_node(helper.make_node("ImageDecoder", ["a"], ["b"]), [np.zeros(9, np.uint8)])
+        backend.run_node(helper.make_node("NoOperation", ["a"], ["b"], domain="com.example"), [np.zeros(9, np.uint8)])
 
 
 def test_onnx_takes_it_for_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,12 +422,12 @@ def test_an_engine_for_each_set_of_values(
 
 
 def test_values_do_not_help_what_is_refused_for_another_reason() -> None:
-    node = helper.make_node("ImageDecoder", ["data"], ["image"])
+    node = helper.make_node("NoOperation", ["data"], ["image"], domain="com.example")
     entries = [helper.make_tensor_value_info("data", TensorProto.UINT8, [9])]
     outputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, [None, None, 3])]
-    graph = helper.make_graph([node], "decoder", entries, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    with pytest.raises(UnsupportedOperationError, match="ImageDecoder"):
+    graph = helper.make_graph([node], "graph", entries, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("com.example", 1)], ir_version=10)
+    with pytest.raises(UnsupportedOperationError, match="NoOperation"):
         tw.InferenceSession(model)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tilewright.dtypes import int1, int64
+from tilewright.dtypes import float32, int1, int64
 from tilewright.graph.core import Value
+from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
 from tilewright.symbolic import Size
@@ -61,6 +62,9 @@ def _unique(call: Call, x: Value, axis: int, wanted: Sequence[str], consecutive:
         x = call.reshape(x, (1,))
     fakes = call.results
     assert isinstance(fakes[0], torch.Tensor)
+    for kind, fake in zip(("inverse", "counts"), fakes[1:], strict=True):
+        if kind in wanted and fake is not None:
+            _require_type(fake.dtype, torch.int64)
     count = call.symbols.size(fakes[0].shape[axis])
     shapes = {
         "values": tuple(count if place == axis else size for place, size in enumerate(x.shape)),
@@ -73,6 +77,13 @@ def _unique(call: Call, x: Value, axis: int, wanted: Sequence[str], consecutive:
         else None
         for gives, shape in shapes.items()
     )
+
+
+def _require_type(traced: torch.dtype, computed: torch.dtype) -> None:
+    """PyTorch 2.11 traces some results with another type than it computes, and what reads them with it."""
+    if traced != computed:
+        reason = f"PyTorch {torch.__version__} traces a result as {traced} that it computes as {computed}"
+        raise Unsupported(reason, "take a newer PyTorch, 2.13 for example")
 
 
 def _wanted(return_inverse: bool, return_counts: bool) -> list[str]:
@@ -122,8 +133,12 @@ def repeat_interleave(call: Call, repeats: Value, output_size: Size | None = Non
 def bincount(call: Call, x: Value, weights: Value | None = None, minlength: Size = 0) -> Value:
     """How often each number appears, or the sum of its weights."""
     least = call.value(minlength, int64)
+    (result,) = call.results
+    assert isinstance(result, torch.Tensor)
     if weights is None:
+        _require_type(result.dtype, torch.int64)
         return call.op("occurrences", x, least, shape=call.shape)
+    _require_type(result.dtype, torch.float32 if weights.dtype == float32 else torch.float64)
     return call.cast(call.op("occurrences", x, least, call.cast(weights, call.dtype), shape=call.shape), call.dtype)
 
 
