@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
-_EXTREMES = frozenset("clamp clamp_min clamp_max relu maximum minimum amax amin max min".split())
+_EXTREMES = frozenset("clamp clamp_min clamp_max hardtanh relu maximum minimum amax amin max min".split())
 _BINARY = frozenset("add sub mul div".split())
 _ZEROS = _EXTREMES | frozenset(
     "add sub rsub sum cumsum mean mm bmm addmm baddbmm native_layer_norm convolution".split()
