@@ -31,6 +31,12 @@ _LOW_ENOUGH_IN_HALF = -3e4
 # Lower numbers hide a key no better, but become minus infinity where kernels scale them; and rows without any key but
 # such ones would be zeros, not the mean of all values.
 _LOWEST = -1e30
+# Relative positions and slopes are smaller numbers, and so are these operations' results for them.
+_USUAL = 1e4
+_BOUNDED = frozenset(
+    "add subtract multiply negate absolute minimum maximum clip where cast iota dimension "
+    "reshape broadcast_to permute slice concat gather".split()
+)
 _LEADING = ("matmul", "multiply", "divide", "add", "where", "reshape", "cast")  # from products to softmax
 _HALVES = (float16, bfloat16)
 _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
@@ -307,12 +313,19 @@ def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | N
     """All masks as one additive value; causal ones set the flag instead."""
     rows, keys = scores.product.output.shape[-2:]
     biases = list(scores.biases)
-    for mask, fill in zip(scores.masks, scores.fills, strict=True):
-        if is_causal(mask, rows, keys, rewriter):
+    causal = [is_causal(mask, rows, keys, rewriter) for mask in scores.masks]
+    kept: list[tuple[Value, float]] = []
+    others_hide = not all(causal) or any(_may_hide(bias, rewriter) for bias in biases)
+    for mask, fill, flag in zip(scores.masks, scores.fills, causal, strict=True):
+        if flag and (fill == -math.inf or not others_hide):
             scores.causal = True
             continue
-        zero, low = rewriter.number(0.0, query.dtype), _hiding(fill, query.dtype, rewriter)
-        biases.append(rewriter.op("where", [mask, zero, low]))
+        kept.append((mask, fill))
+    if kept:
+        hidden = rewriter.number(0.0, query.dtype)
+        for mask, fill in reversed(kept):  # the last mask decides what is hidden by several
+            hidden = rewriter.op("where", [mask, hidden, _hiding(fill, query.dtype, rewriter)])
+        biases.append(hidden)
     bias: Value | None = None
     for item in biases:
         bias = item if bias is None else rewriter.op("add", [bias, item])
@@ -371,7 +384,7 @@ def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
     query, key, values, bias = node.inputs
     assert query is not None and key is not None and bias is not None
     rows, keys = query.shape[2], key.shape[2]
-    rest = _without_causal(bias, rows, keys, rewriter)
+    rest = _without_causal(bias, rows, keys, rewriter, others_hide=False)
     if rest is bias:
         return None
     inputs = [query, key, values] if rest is None else [query, key, values, rest]
@@ -379,46 +392,73 @@ def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("attention", inputs, scale=node.attributes["scale"], causal=True)
 
 
-def _without_causal(bias: Value, rows: Size, keys: Size, rewriter: Rewriter, depth: int = _DEEPEST) -> Value | None:
-    """The bias without its causal part; None when nothing is left, `bias` when nothing is causal."""
+def _may_hide(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
+    """Whether a bias may have numbers as low as those of hidden keys."""
+    data = rewriter.constant(bias)
+    if data is not None:
+        return bool(data.size) and data.dtype.kind not in "biu" and not np.abs(data.astype(np.float32)).max() < _USUAL
+    node = rewriter.producer(bias)
+    if bias.dtype.is_integer or bias.dtype.is_bool:
+        return False
+    if node is None or depth == 0:
+        return True
+    if node.op == "full":
+        return not abs(float(node.attributes["value"])) < _USUAL
+    if node.op not in _BOUNDED:
+        return True
+    return any(item is not None and _may_hide(item, rewriter, depth - 1) for item in node.inputs)
+
+
+def _without_causal(
+    bias: Value, rows: Size, keys: Size, rewriter: Rewriter, depth: int = _DEEPEST, *, others_hide: bool
+) -> Value | None:
+    """The bias without its causal part; None when nothing is left, `bias` when nothing is causal.
+
+    Where the causal part hides keys by finite numbers and others of a row's keys may be hidden too, it stays: softmax
+    then gives keys that the flag leaves out the same weight as hidden ones before them.
+    """
     node = rewriter.producer(bias, "where", "add", "reshape", "broadcast_to")
     data = rewriter.constant(bias)
     if data is not None:
         seen = data == 0
         hidden = data[~seen]
-        if hidden.size and _is_low(float(hidden.max()), bias) and is_causal_array(seen, rows, keys):
-            return None
-        return bias
+        low = float(hidden.max()) if hidden.size else None
+        apart = low == -math.inf or not others_hide
+        return None if apart and _is_low(low, bias) and is_causal_array(seen, rows, keys) else bias
     if node is None or depth == 0:
         return bias
     if node.op == "add":
         for index in (0, 1):
             part, other = node.inputs[index], node.inputs[1 - index]
             assert part is not None
-            rest = _without_causal(part, rows, keys, rewriter, depth - 1)
+            assert other is not None
+            hides = others_hide or _may_hide(other, rewriter)
+            rest = _without_causal(part, rows, keys, rewriter, depth - 1, others_hide=hides)
             if rest is not part:
                 return other if rest is None else rewriter.op("add", [rest, other])
         return bias
     if node.op in ("reshape", "broadcast_to"):
         source = node.inputs[0]
         matrix = source is not None and source.rank >= 2 and source.shape[-2:] == bias.shape[-2:]
-        rest = _without_causal(source, rows, keys, rewriter, depth - 1) if matrix and source is not None else bias
+        if not matrix or source is None:
+            return bias
+        rest = _without_causal(source, rows, keys, rewriter, depth - 1, others_hide=others_hide)
         return None if rest is None else bias
     condition, shown, hidden_value = node.inputs
     low = rewriter.uniform(hidden_value)
     if rewriter.uniform(shown) == 0 and _is_low(low, bias):
-        return _split_condition(node, condition, rows, keys, rewriter)
+        if is_causal(condition, rows, keys, rewriter) and (low == -math.inf or not others_hide):
+            return None
+        return _split_condition(node, condition, rows, keys, rewriter) if low == -math.inf else bias
     low = rewriter.uniform(shown)
-    if rewriter.uniform(hidden_value) == 0 and _is_low(low, bias):
+    if rewriter.uniform(hidden_value) == 0 and _is_low(low, bias) and (low == -math.inf or not others_hide):
         inverse = rewriter.op("logical_not", [condition])
         return None if is_causal(inverse, rows, keys, rewriter) else bias
     return bias
 
 
 def _split_condition(node: Node, condition: Value | None, rows: Size, keys: Size, rewriter: Rewriter) -> Value | None:
-    """where(causal and other, 0, low) keeps where(other, 0, low)."""
-    if is_causal(condition, rows, keys, rewriter):
-        return None
+    """where(causal and other, 0, -inf) keeps where(other, 0, -inf)."""
     both = rewriter.producer(condition, "logical_and")
     if both is not None:
         for index in (0, 1):
@@ -441,7 +481,7 @@ def _raised(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> Value:
     if data is not None:
         low = np.isfinite(data) & (data.astype(np.float32) < lowest)
         return rewriter.new_constant(np.where(low, _LOWEST, data).astype(data.dtype), bias.name) if low.any() else bias
-    node = rewriter.producer(bias, "where", "add", "reshape", "broadcast_to", "full")
+    node = rewriter.producer(bias, "where", "add", "multiply", "reshape", "broadcast_to", "full")
     if node is None or depth == 0:
         return bias
     if node.op == "full":
