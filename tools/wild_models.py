@@ -470,7 +470,7 @@ def markdown(data: dict[str, Any]) -> str:
         "most a twentieth of the largest number. An answer beyond it, but within four thousandths, must be as near to",
         "ONNX Runtime's own answer in float64 as its answer in float32 is.",
         "",
-        f"{right} of {len(rows)} are right. {data['date']}; {versions}.",
+        f"{right} of {len(rows)} are right. {data['date']}; {versions}.{data.get('note', '')}",
         "",
         "| package | model | outcome | build s | error / bound | reason |",
         "|---|---|---|---:|---:|---|",
