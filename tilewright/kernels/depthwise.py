@@ -9,6 +9,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.kernels.masks import both, within
 from tilewright.kernels.matmul import identity
+from tilewright.kernels.pixel_runs import run_place
 
 
 @tilewright.jit
@@ -74,13 +75,9 @@ def depthwise_runs(x, w, out, runs, columns, height, width, out_height, out_widt
     first_left, last_left = tl.full((), -PAD_X, tl.int32), (across - 1) * (PIXELS * STRIDE_X) - PAD_X
     first = tl.program_id(0) * ROWS
     for run in range(first, tl.minimum(first + ROWS, runs)):
-        line = run // across
-        start = (run % across) * PIXELS
-        top = (line % out_height) * STRIDE_Y - PAD_Y
-        left = start * STRIDE_X - PAD_X
-        image = x + (line // out_height).to(tl.int64) * height * width * columns
-        row = line.to(tl.int64) * out_width + start
-        whole = (left >= 0) & (left + ((PIXELS - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X) < width)
+        image, start, row, top, left, whole = run_place(run, across, width, out_height, out_width, KERNEL_X, STRIDE_Y,
+                                                        STRIDE_X, PAD_Y, PAD_X, DILATION_X, PIXELS)  # fmt: skip
+        image = x + image * height * width * columns
         for channel in range(0, columns, BLOCK):
             column = channel + tl.arange(0, BLOCK)
             mask = within(column, columns, MASK)

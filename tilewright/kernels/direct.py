@@ -9,6 +9,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.kernels.masks import both, within
 from tilewright.kernels.matmul import identity
+from tilewright.kernels.pixel_runs import run_place
 
 
 @tilewright.jit
@@ -85,12 +86,9 @@ def direct_convolution(x, w, out, runs, columns, height, width, out_height, out_
     first_left, last_left = tl.full((), -PAD_X, tl.int32), (across - 1) * (PIXELS * STRIDE_X) - PAD_X
     first = tl.program_id(1) * ROWS
     for run in range(first, tl.minimum(first + ROWS, runs)):
-        line = run // across
-        start = (run % across) * PIXELS
-        top = (line % out_height) * STRIDE_Y - PAD_Y
-        left = start * STRIDE_X - PAD_X
-        image = x + (line // out_height).to(tl.int64) * height * width * stride + group * CHANNELS
-        whole = (left >= 0) & (left + ((PIXELS - 1) * STRIDE_X + (KERNEL_X - 1) * DILATION_X) < width)
+        image, start, row, top, left, whole = run_place(run, across, width, out_height, out_width, KERNEL_X, STRIDE_Y,
+                                                        STRIDE_X, PAD_Y, PAD_X, DILATION_X, PIXELS)  # fmt: skip
+        image = x + image * height * width * stride + group * CHANNELS
         if EDGES == "none" or whole:
             sums = direct_sums(image, w, top, left, height, width, stride, CHANNELS, KERNEL_Y, KERNEL_X, STRIDE_X,
                                DILATION_Y, DILATION_X, PIXELS, BLOCK, False, TYPE)  # fmt: skip
@@ -103,7 +101,6 @@ def direct_convolution(x, w, out, runs, columns, height, width, out_height, out_
         else:
             sums = direct_sums(image, w, top, last_left, height, width, stride, CHANNELS, KERNEL_Y, KERNEL_X,
                                STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
-        row = line.to(tl.int64) * out_width + start
         place = column + group * columns
         for pixel in tl.static_range(PIXELS):
             stored = mask

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,31 +122,30 @@ def upsample_nearest(call: Call, x: Value, *_: Any, **__: Any) -> Value:
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
 def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
     """Linear interpolation as a product with a constant matrix for each spatial dimension."""
-    factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
-    for place, size in enumerate(call.shape[2:]):
-        extent = x.shape[2 + place]
-        if not (isinstance(extent, int) and isinstance(size, int)):
-            raise Unsupported("linear resampling of a dynamic image size", "fix the image size")
-        factor = factors[place] if place < len(factors) else None
+    for axis, extent, size, factor in _resampled(call, x, scales, "linear"):
         places = sample_places(extent, size, align_corners, factor)
-        x = images.mix(call, x, 2 + place, images.interpolation_matrix(places, extent))
+        x = images.mix(call, x, axis, images.interpolation_matrix(places, extent))
     return x
+
+
+def _resampled(call: Call, x: Value, scales: Sequence[Any], kind: str) -> Iterator[tuple[int, int, int, float | None]]:
+    """The axes of an image with their extents before and after, and the scales that are given; fixed sizes only."""
+    factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
+    for place, (extent, size) in enumerate(zip(x.shape[2:], call.shape[2:], strict=True)):
+        if not (isinstance(extent, int) and isinstance(size, int)):
+            raise Unsupported(f"{kind} resampling of a dynamic image size", "fix the image size")
+        yield 2 + place, extent, size, factors[place] if place < len(factors) else None
 
 
 def _smoothed(curve: Callable[[np.ndarray], np.ndarray], width: int) -> Callable[..., Value]:
     """The rule of a resampling whose curve is as wide as what one pixel of a smaller image stands for."""
 
     def apply(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
-        factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
-        for place, size in enumerate(call.shape[2:]):
-            extent = x.shape[2 + place]
-            if not (isinstance(extent, int) and isinstance(size, int)):
-                raise Unsupported("smoothed resampling of a dynamic image size", "fix the image size")
-            factor = factors[place] if place < len(factors) else None
+        for axis, extent, size, factor in _resampled(call, x, scales, "smoothed"):
             step = (extent - 1) / max(size - 1, 1) if align_corners else 1 / factor if factor else extent / size
             places = (np.arange(size) + 0.5) * step - 0.5
             matrix = images.curve_matrix(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
-            x = images.mix(call, x, 2 + place, matrix)
+            x = images.mix(call, x, axis, matrix)
         return x
 
     return apply
