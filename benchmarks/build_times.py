@@ -50,7 +50,7 @@ def passed(since: tuple[float, float]) -> list[float]:
 
 
 def one_build(path: str, effort: int) -> dict[str, Any]:
-    """Build an engine in this process, which must be a fresh one, and run it on the inputs beside the file."""
+    """Build an engine in this process, which must be a fresh one, and run it on the inputs in its .npz file."""
     started = clocks()
     import numpy as np
 
@@ -100,7 +100,7 @@ def fresh_process(*arguments: str) -> dict[str, Any]:
 
 
 def export(name: str, is_dynamic: bool, path: Path) -> None:
-    """Write a model as ONNX, and its example inputs beside it."""
+    """Write a model as ONNX, and its example inputs as an .npz file of the same name."""
     import numpy as np
     import torch
 

@@ -29,7 +29,7 @@ def alternate(
     seconds: float = 1.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
-    """Time functions in turns, by `clock`: in each round every one runs for about `seconds`.
+    """Time functions alternately with `clock`: in each round, each of them runs for about `seconds`.
 
     Returns milliseconds by name: the median over rounds of each round's median, and the best round's.
     """

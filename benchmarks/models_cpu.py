@@ -1,4 +1,4 @@
-"""25 whole models on the CPU: tilewright beside torch.compile (with freezing), ONNX Runtime, OpenVINO and PyTorch.
+"""25 whole models on the CPU: tilewright against torch.compile (with freezing), ONNX Runtime, OpenVINO and PyTorch.
 
     pip install openvino
     python benchmarks/models_cpu.py [--threads 1 2] [--only resnet] [--without torch.compile] [--cpu-time]
@@ -139,7 +139,7 @@ def prepared(name: str, folder: Path) -> Subject:
 
 
 def contestants(subject: Subject, threads: int, without: list[str]) -> tuple[dict[str, Run], dict[str, Any]]:
-    """What is timed, and by runtime: error beside float64 and seconds to build; notes on what is left out."""
+    """What is timed, and by runtime: error against float64 and seconds to build; notes on what is left out."""
     expected = subject.model.specification().run(subject.model.inputs, torch.float64)
     runs: dict[str, Run] = {}
     facts: dict[str, Any] = {"errors": {}, "build_seconds": {}, "notes": dict(subject.notes)}

@@ -361,7 +361,7 @@ def difference(
 
 
 class Bounds:
-    """How far an output may be off: in every slice of every axis, as scores of 1 lie next to places of hundreds."""
+    """How far an output may be off: in every slice of every axis, as scores may follow coordinates of hundreds."""
 
     def __init__(self, numbers: np.ndarray, apart: np.ndarray, unit: float, depth: int) -> None:
         self.axes = range(numbers.ndim) or range(1)
@@ -466,9 +466,9 @@ def markdown(data: dict[str, Any]) -> str:
         "sizes does not take, such as a batch of 1 that a `Squeeze` drops), compared with ONNX Runtime at up to three",
         "settings of their free dimensions. The bound of an error follows from how far ONNX Runtime's own answers are",
         "apart (optimiser, threads, inputs and weights moved by a few roundings) and from the number of operations. It",
-        "holds for every slice along every axis of an output (scores of 1 lie next to places of hundreds), and is at",
-        "most a twentieth of the largest number. An answer beyond it, but within four thousandths, must be as near to",
-        "ONNX Runtime's own answer in float64 as its answer in float32 is.",
+        "holds for every slice along every axis of an output (scores may follow coordinates in the hundreds), and is",
+        "at most a twentieth of the largest number. An answer beyond it, but within four thousandths, must be as near",
+        "to ONNX Runtime's own answer in float64 as its answer in float32 is.",
         "",
         f"{right} of {len(rows)} are right. {data['date']}; {versions}.{data.get('note', '')}",
         "",

@@ -124,6 +124,6 @@ def test_long_chains_are_planned_in_about_linear_time():
         return time.process_time() - begun
 
     seconds(100)
-    pairs = [(seconds(700), seconds(5600)) for _ in range(3)]  # in turns: a machine's speed changes
+    pairs = [(seconds(700), seconds(5600)) for _ in range(3)]  # alternately: a machine's speed changes
     short, long = map(min, zip(*pairs, strict=True))
     assert long < 30 * short  # 8 times where it is linear, 64 where it is quadratic
