@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tests.host.cuda_stand_in import Driver
 from tilewright import Engine
-from tilewright.cli import doctor, placement
+from tilewright.cli import doctor, peers, placement
 from tilewright.cli.main import application
 from tilewright.cli.peers import load_peer
 from tilewright.dtypes import float16
@@ -47,7 +47,8 @@ def test_both_programs_of_an_engine_run(engine: Path, target: str) -> None:
 
 
 def test_bench_times_an_engine_on_tensors_in_the_gpus_memory(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "torch_with_gpu", lambda: None)
+    for module in (placement, peers):  # also where a GPU is
+        monkeypatch.setattr(module, "torch_with_gpu", lambda: None)
     arguments = ("bench", str(engine), "--target", "cuda", "--seconds", "0", "--profile", "--vs", "torch,onnxruntime")
     data = json.loads(tilewright(*arguments, "--json", "--model", __file__).output)
     assert "stand-in" in data["where"] and "in its memory" in data["where"]

@@ -86,7 +86,8 @@ def operators() -> Iterator[Any]:
         return x.new_empty(rois.shape[0], x.shape[1], rows, columns)
 
     def chosen(boxes: Any, scores: Any, share: float) -> Any:
-        return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+        # As torchvision's own, which assumes at least two.
+        return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(min=2), dtype=torch.int64)
 
     fakes = {
         "nms": chosen,
@@ -120,6 +121,7 @@ def test_boxes_that_overlap_no_better_one(operators: Any) -> None:
     calls = [
         (boxes(20), torch.rand(20)),
         (boxes(1), torch.ones(1)),
+        (boxes(1).repeat(5, 1), torch.ones(5)),
         (boxes(3), torch.zeros(3)),
         (boxes(30), torch.rand(30)),
     ]

@@ -159,6 +159,11 @@ class SymbolTable:
             return False
         return self.run_time and self.is_unbacked(size.node.expr) and str(size.node.expr) not in self.sizes
 
+    def any_count(self, size: Any) -> None:
+        """Let a size that the run finds be 0 or 1 too, where the export assumes at least 2 (an operator's default)."""
+        if self.is_untold(size):
+            self.sizes[str(size.node.expr)] = self.builder.run_time_symbol("size")
+
     def is_unbacked(self, expression: Any) -> bool:
         """Whether an expression has symbols that depend on data."""
         return any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression.free_symbols)

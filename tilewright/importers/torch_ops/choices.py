@@ -151,6 +151,8 @@ TORCHVISION = RuleTable("Choices of boxes", "torchvision.")
 def suppress(call: Call, boxes: Value, scores: Value, threshold: float) -> Value:
     """Positions of the boxes [N, 4] that overlap no better one by more than a share, best first."""
     count = boxes.shape[0]
+    assert isinstance(call.results[0], torch.Tensor)
+    call.symbols.any_count(call.results[0].shape[0])
     found = call.op(
         "non_max_suppression",
         call.reshape(boxes, (1, count, 4)),
