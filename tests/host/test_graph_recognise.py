@@ -467,6 +467,23 @@ def test_a_residual_block_is_channels_last_with_its_norms_folded(rng):
     assert all(node.attributes["layout"] == "NHWC" for node in graph.nodes if node.op == "conv")
 
 
+@pytest.mark.parametrize("columns_first", [False, True])
+def test_channels_that_become_pixels_stay_channels_last(rng, columns_first):
+    """The shuffle behind a convolution moves once: nothing is turned to channels-first and back around it."""
+    b = GraphBuilder("shuffle")
+    batch = b.symbol("batch", 1, 8)
+    x = b.input("x", float32, (batch, 8, 5, 6))
+    windows = {"strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    y = b.op("conv", [x, b.constant(rng.standard_normal((24, 8, 1, 1)).astype(np.float32))], **windows)
+    split, order = ((2, 2, 6), (0, 3, 4, 1, 5, 2)) if columns_first else ((6, 2, 2), (0, 1, 4, 2, 5, 3))
+    y = b.op("permute", [b.op("reshape", [y], shape=(batch, *split, 5, 6))], order=order)
+    y = b.op("reshape", [y], shape=(batch, 6, 10, 12))
+    y = b.op("conv", [y, b.constant(rng.standard_normal((4, 6, 1, 1)).astype(np.float32))], **windows)
+    b.output(b.op("reduce_mean", [y], axes=(2, 3)), "pooled")
+    graph = check(b.finish(), {"x": (2, 8, 5, 6)}, rng)
+    assert ops_of(graph) == ["permute", "conv", "reshape", "permute", "reshape", "conv", "reduce_mean"]
+
+
 @pytest.mark.parametrize("width", [1, 4], ids=["channels alike", "channels apart"])
 def test_norms_behind_half_convolutions_are_rounded_once(rng, width):
     b = GraphBuilder("half")

@@ -224,6 +224,13 @@ add("convolution", floats(2, 3, 7, 6), floats(4, 3, 3, 2), None, [2, 1], [1, 0],
 add("convolution", floats(2, 4, 5, 6), floats(4, 3, 3, 2), None, [2, 1], [1, 0], [1, 1], True, [0, 0], 1)
 add("convolution", floats(1, 4, 9), floats(6, 2, 3), floats(6), [1], [2], [2], False, [0], 2)
 add("convolution", floats(1, 4, 5), floats(4, 3, 3), floats(6), [3], [1], [2], True, [1], 2)
+for taps, strides, pads, more in (
+    ((2, 2), [2, 2], [0, 0], [0, 0]),
+    ((4, 3), [2, 3], [1, 2], [1, 0]),
+    ((1, 5), [3, 2], [0, 3], [2, 1]),
+):
+    add("convolution", floats(2, 4, 3, 5), floats(4, 3, *taps), floats(6), strides, pads, [1, 1], True, more, 2)
+add("convolution", floats(2, 4, 3, 5), floats(4, 3, 4, 3), floats(3), [2, 1], [1, 2], [1, 2], True, [0, 0], 1)
 add(
     "convolution",
     floats(1, 2, 4, 4, 4),

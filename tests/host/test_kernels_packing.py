@@ -120,3 +120,24 @@ def test_lines(rng: np.random.Generator) -> None:
     assert packed.shape == packing.packed_shape(recipe, array.shape) == (2, 3, 8)
     assert not packed[..., 5:].any()
     np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
+
+
+@pytest.mark.parametrize(("groups", "out", "channels"), [(1, 20, 3), (2, 16, 5)])
+def test_winograd_taps(groups: int, out: int, channels: int, rng: np.random.Generator) -> None:
+    """Transformed taps multiply transformed tiles as the taps multiply the pixels; they are not turned back."""
+    weights = rng.standard_normal((groups * out, channels, 3, 3))
+    recipe = packing.winograd_recipe(8, groups)
+    packed = packing.apply(recipe, weights)
+    assert packed.shape == packing.packed_shape(recipe, weights.shape)
+    tile = rng.standard_normal((4, 4))
+    inputs = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+    outputs = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+    column, channel = out - 1, channels - 1
+    taps = packed[-1, :, column // 8, channel, column % 8].reshape(4, 4)
+    found = outputs @ (taps * (inputs @ tile @ inputs.T)) @ outputs.T
+    plain = weights[-1, channel]
+    expected = [[np.sum(plain * tile[i : i + 3, j : j + 3]) for j in range(2)] for i in range(2)]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert not packing.is_exact(recipe)
+    with pytest.raises(ValueError, match="cannot be undone"):
+        packing.invert(recipe, packed, weights.shape)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.host import tactics_support
 from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
+from tilewright.settings import settings
 from tilewright.tactics.contraction import epilogue_slots
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
 from tilewright.targets.cpu.target import CPUTarget
@@ -147,7 +149,8 @@ def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **change
 
 
 CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
-    "3x3": ("implicit matmul", lambda draw: convolution_case(draw)),
+    "3x3": ("Winograd F(2x2, 3x3)", lambda draw: convolution_case(draw, height=4, width=4)),
+    "5x5": ("implicit matmul", lambda draw: convolution_case(draw, kernel=5, padding=2)),
     "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=40)),
     "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2)),
     "3x3 dilated beyond the image": ("implicit matmul", lambda draw: convolution_case(draw, dilation=7, padding=7)),
@@ -210,6 +213,59 @@ def test_runs_of_pixels(
     b.output(b.op("relu", [y]), "y")
     (chosen,) = check(b.finish(), {"x": draw(2, 4, 9 if width is None else width, inside)}, compiled)
     assert chosen.name == ("depthwise" if groups == 37 else "direct convolution")
+
+
+@pytest.mark.parametrize(
+    ("channels", "padding", "dilation", "height", "width", "threads"),
+    [
+        ((24, 40, 1), ((1, 1), (1, 1)), (1, 1), 13, 11, 1),  # the last tiles reach beyond the image
+        ((37, 19, 1), ((0, 0), (0, 0)), (1, 1), 9, 8, 2),  # ragged channels and columns, no padding
+        ((24, 24, 1), ((2, 0), (0, 3)), (1, 1), 5, 6, 3),
+        ((96, 96, 2), ((1, 1), (1, 1)), (1, 1), 7, 7, 4),  # groups, and columns shared among programs
+        ((32, 32, 1), ((2, 2), (3, 3)), (2, 3), 12, 18, 1),
+        ((32, 48, 1), ((2, 2), (2, 2)), (2, 2), 11, 9, 2),  # phases of a dilated window that end inside a tile
+        ((32, 32, 1), ((1, 1), (1, 1)), (1, 1), None, None, 2),  # sizes that only the run knows
+        ((24, 24, 1), ((0, 0), (0, 0)), (1, 1), 3, 3, 1),  # one output pixel
+    ],
+)
+def test_winograd(
+    channels: tuple[int, int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    dilation: tuple[int, int],
+    height: int | None,
+    width: int | None,
+    threads: int,
+    draw: Draw,
+    compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tiles, borders and shares of the work, with a residual and an activation behind."""
+    monkeypatch.setattr(settings, "threads", threads)
+    inside, outside, groups = channels
+    b = GraphBuilder("winograd")
+    down, across = (
+        b.symbol("down", 1, 40) if height is None else height,
+        b.symbol("across", 1, 40) if width is None else width,
+    )
+    x, w = b.input("x", float32, (2, down, across, inside)), b.constant(draw(outside, inside // groups, 3, 3))
+    attributes: dict[str, Any] = {"strides": (1, 1), "padding": padding, "dilation": dilation, "layout": "NHWC"}
+    y = b.op("conv", [x, w, b.constant(draw(outside))], groups=groups, **attributes)
+    rest = b.input("rest", float32, y.shape)
+    b.output(b.op("relu", [b.op("add", [y, rest])]), "y")
+    graph = b.finish()
+    monkeypatch.setattr(tactics_support, "choose", lambda found: found[-1])
+    image = draw(2, height or 10, width or 7, inside)
+    shape = [
+        2,
+        *(
+            extent + sum(pads) - 2 * step
+            for extent, pads, step in zip(image.shape[1:3], padding, dilation, strict=True)
+        ),
+    ]
+    # In the interpreter, which takes its time, only the smallest images.
+    compiled = compiled or height is None or height > 5
+    (chosen,) = check(graph, {"x": image, "rest": draw(*shape, outside)}, compiled, 4e-6)
+    assert chosen.name == "Winograd F(2x2, 3x3)"
 
 
 @pytest.mark.parametrize(("features", "groups"), [(48, 1), (48, 2), (48, 16), (64, 2)])  # 64: whole panels, no padding

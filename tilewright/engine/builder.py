@@ -301,7 +301,7 @@ class Builder:
             name += "." + ".".join(str(entry) for _, entry in recipe)
         if name not in self.weights:
             self.weights[name] = _source(self.graph.constants[value], recipe)
-        if recipe is None or value.name not in self.placements:
+        if recipe is None or (value.name not in self.placements and packing.is_exact(recipe)):
             self.placements[value.name] = (name, recipe)
         return name
 

@@ -25,30 +25,110 @@ def transposed_convolution(
     extra: Sequence[int],
     groups: int,
 ) -> Value:
-    """A convolution of the image with zeros between its pixels and the weight [I, O/groups, *kernel] reversed.
+    """Transposed convolution of [N, I, *spatial] by a weight [I, O/groups, *kernel].
 
-    `pads` are cropped from both ends of the result, `extra` is added to its far end.
+    `pads` are cropped from both ends of the result, `extra` is added to its far end.  With strides the pixels of the
+    result of each phase, those a stride apart, are a convolution of the image by every stride-th tap.
     """
-    count = weight.rank - 2
+    for size, (low, high), step, more in zip(weight.shape[2:], pads, dilation, extra, strict=True):
+        if not isinstance(size, int):
+            raise Unsupported("a transposed convolution whose kernel size is not a number")
+        if step * (size - 1) < max(low, high - more):
+            hint = "use a smaller padding"
+            raise Unsupported("a transposed convolution that crops more than the kernel covers", hint)
+    if all(step == 1 for step in strides):
+        return _turned_convolution(emit, x, weight, bias, pads, dilation, extra, groups)
+    if all(stride == 1 or step == 1 for stride, step in zip(strides, dilation, strict=True)):
+        return _phases(emit, x, weight, bias, strides, pads, dilation, extra, groups)
     for axis, step in enumerate(strides, start=2):
         if step != 1:
             x = _spread(emit, x, axis, step)
+    return _turned_convolution(emit, x, weight, bias, pads, dilation, extra, groups)
+
+
+def _turned_convolution(
+    emit: Emitter,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    pads: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+) -> Value:
+    """A transposed convolution with strides of 1: a convolution by the taps in reverse."""
+    count = weight.rank - 2
     for axis in range(2, 2 + count):
         weight = emit.flip(weight, axis)
     inputs, outputs, *kernel = weight.shape
-    split = emit.reshape(weight, (groups, inputs // groups, outputs, *kernel))
+    split = emit.reshape(weight, (groups, simplify(lift(inputs) // groups), outputs, *kernel))
     weight = emit.flatten(emit.transpose(split, 1, 2), 0, 2)
     padding = []
     for size, (low, high), step, more in zip(kernel, pads, dilation, extra, strict=True):
-        if not isinstance(size, int):
-            raise Unsupported("a transposed convolution whose kernel size is not a number")
         reach = step * (size - 1)
         padding.append((reach - low, reach - high + more))
-    if any(low < 0 or high < 0 for low, high in padding):
-        raise Unsupported("a transposed convolution that crops more than the kernel covers", "use a smaller padding")
     return emit.op(
         "conv", x, weight, bias, strides=[1] * count, padding=padding, dilation=tuple(dilation), groups=groups
     )
+
+
+def _phases(
+    emit: Emitter,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    strides: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+) -> Value:
+    """A transposed convolution as one convolution whose channels are those of all phases, which are then interleaved.
+
+    Pixel `stride * m + phase` of the whole result is the sum over j of pixel `m - j` times tap `phase + stride * j`.
+    """
+    count, outputs = weight.rank - 2, weight.shape[1]
+    kernel = [int(size) for size in weight.shape[2:]]  # type: ignore[arg-type]  # checked before
+    taps, padding, firsts = [], [], []
+    for size, stride, (low, high), step, more in zip(kernel, strides, pads, dilation, extra, strict=True):
+        steps = -(-size // stride)  # taps of a phase
+        taps.append(steps)
+        firsts.append(low % stride)
+        padding.append((step * (steps - 1) - low // stride, (step * (size - 1) - high + more) // stride))
+    weight = emit.op("pad", weight, pads=[(0, 0), (0, 0)] + [
+        (0, steps * stride - size) for size, stride, steps in zip(kernel, strides, taps, strict=True)
+    ])  # fmt: skip
+    pairs = [size for pair in zip(taps, strides, strict=True) for size in pair]
+    weight = emit.reshape(weight, (groups, simplify(lift(weight.shape[0]) // groups), outputs, *pairs))
+    for axis in range(3, 3 + 2 * count, 2):
+        weight = emit.flip(weight, axis)
+    odd, even = range(4, 3 + 2 * count, 2), range(3, 3 + 2 * count, 2)
+    weight = emit.flatten(emit.permute(weight, (0, *odd, 2, 1, *even)), 0, 2 + count)
+    if bias is not None:
+        split = emit.reshape(bias, (groups, *[1] * count, outputs))
+        bias = emit.flatten(emit.broadcast(split, (groups, *strides, outputs)), 0, 2 + count)
+    found = emit.op("conv", x, weight, bias, strides=[1] * count, padding=padding, dilation=tuple(dilation),
+                    groups=groups)  # fmt: skip
+    found = _interleaved(emit, found, strides, groups)
+    for axis, (extent, size, stride, (low, high), step, more, first) in enumerate(
+        zip(x.shape[2:], kernel, strides, pads, dilation, extra, firsts, strict=True), start=2
+    ):
+        length = simplify((lift(extent) - 1) * stride + (step * (size - 1) + 1 - low - high + more))
+        found = emit.slice(found, axis, first, simplify(lift(length) + first))
+    return found
+
+
+def _interleaved(emit: Emitter, x: Value, strides: Sequence[int], groups: int) -> Value:
+    """[N, groups * phases * C, *spatial] as [N, groups * C, *(spatial * strides)]."""
+    count, (batch, channels, *spatial) = len(strides), x.shape
+    lead = () if groups == 1 else (groups,)
+    outputs = simplify(lift(channels) // (groups * math.prod(strides)))
+    x = emit.reshape(x, (batch, *lead, *strides, outputs, *spatial))
+    phase = 1 + len(lead)
+    places = [place for axis in range(count) for place in (phase + count + 1 + axis, phase + axis)]
+    x = emit.permute(x, (*range(phase), phase + count, *places))
+    sizes = [simplify(lift(extent) * stride) for extent, stride in zip(spatial, strides, strict=True)]
+    return emit.reshape(x, (batch, simplify(lift(outputs) * groups), *sizes))
 
 
 def _spread(emit: Emitter, x: Value, axis: int, step: int) -> Value:

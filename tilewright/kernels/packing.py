@@ -9,6 +9,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     taps     ("width", W), ("groups", G)
              convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
              of the G groups: the depth runs over kernel positions first, then input channels
+    winograd ("width", W), ("groups", G)
+             3x3 convolution weights [O, I/G, 3, 3] as 16 matrices [I/G, O/G] in panels, for each of the G groups: the
+             taps transformed for `kernels.winograd`.  Rounded, so they do not give back the very same taps
     order    ("axes", (…))
              dimensions permuted, dense
     halves   ("width", W), ("transposed", bool)
@@ -42,6 +45,16 @@ def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
 def taps_recipe(width: int, groups: int = 1) -> Recipe:
     """The recipe of convolution weights in column panels."""
     return (("kind", "taps"), ("width", width), ("groups", groups))
+
+
+def winograd_recipe(width: int, groups: int = 1) -> Recipe:
+    """The recipe of 3x3 convolution weights transformed for F(2x2, 3x3), in column panels."""
+    return (("kind", "winograd"), ("width", width), ("groups", groups))
+
+
+def is_exact(recipe: Recipe) -> bool:
+    """Whether `invert` gives back the very same constant."""
+    return dict(recipe)["kind"] != "winograd"
 
 
 def order_recipe(axes: Sequence[int]) -> Recipe:
@@ -79,6 +92,9 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         groups = fields["groups"]
         columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
         return (groups, -(-columns // fields["width"]), depth, fields["width"])
+    if fields["kind"] == "winograd":
+        groups, width = fields["groups"], fields["width"]
+        return (groups, 16, -(-(shape[0] // groups) // width), shape[1], width)
     if fields["kind"] == "order":
         return tuple(shape[axis] for axis in fields["axes"])
     if fields["kind"] == "halves":
@@ -102,6 +118,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
         return np.stack([_to_panels(matrix, fields["width"]) for matrix in matrices])
+    if fields["kind"] == "winograd":
+        return _winograd_taps(array, fields["groups"], fields["width"])
     if fields["kind"] == "order":
         return np.ascontiguousarray(array.transpose(fields["axes"]))
     if fields["kind"] == "halves":
@@ -128,9 +146,11 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
 def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The constant of `shape` whose packed form is `array`, C-contiguous.
 
-    Raises `ValueError` when `array` does not have the packed shape.
+    Raises `ValueError` when `array` does not have the packed shape, or does not tell the constant exactly.
     """
     fields = dict(recipe)
+    if not is_exact(recipe):
+        raise ValueError(f"the recipe {recipe!r} rounds: it cannot be undone")
     shape = tuple(shape)
     if array.shape != packed_shape(recipe, shape):
         raise ValueError(f"packed array has shape {array.shape}, expected {packed_shape(recipe, shape)}")
@@ -173,6 +193,15 @@ def _tap_matrices(weights: np.ndarray, groups: int) -> np.ndarray:
     parts = weights.reshape(groups, weights.shape[0] // groups, *weights.shape[1:])
     ordered = parts.transpose(0, *range(3, rank + 3), 2, 1)
     return ordered.reshape(groups, -1, parts.shape[1])
+
+
+def _winograd_taps(weights: np.ndarray, groups: int, width: int) -> np.ndarray:
+    """[O, I, 3, 3] as [groups, 16, panels, I, width]: G g G' of each pair of channels, rounded once."""
+    taps = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+    parts = weights.reshape(groups, -1, *weights.shape[1:]).astype(np.float64)
+    moved = taps @ parts @ taps.T
+    matrices = moved.transpose(0, 3, 4, 2, 1).reshape(groups, 16, weights.shape[1], -1).astype(weights.dtype)
+    return np.stack([np.stack([_to_panels(matrix, width) for matrix in group]) for group in matrices])
 
 
 def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from tilewright.tactics.generate import Result, elementwise_call, next_power_of_
 from tilewright.tactics.pixel_runs import depthwise_runs_candidate, direct_candidate
 from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
+from tilewright.tactics.winograd import is_winograd, winograd_candidate
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
@@ -56,7 +57,10 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
         weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
         candidate = make(group, slots, weights.operand, target)
-    return [behind(moves, behind(weights, candidate))]
+    found = [behind(weights, candidate)]
+    if lanes and is_winograd(anchor, x, w, graph):
+        found.append(winograd_candidate(group, slots, target))
+    return [behind(moves, candidate) for candidate in found]
 
 
 def checked_convolution(group: Group) -> tuple[Node, Value, Value]:

@@ -10,10 +10,12 @@ sum of matrix products.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import OPS
 from tilewright.graph.rewrite import Rewriter, Rules, apply_rules
-from tilewright.symbolic import Size, product
+from tilewright.symbolic import Size, product, simplify
 
 _WINDOWED = ("conv", "max_pool", "average_pool")
 
@@ -174,10 +176,48 @@ def _grouped_rows(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=_first(image.rank))
 
 
+def _shuffled(node: Node, rewriter: Rewriter) -> Value | None:
+    """Channels that become pixels, or pixels channels (reshape, permute, reshape): the same on channels-last images."""
+    moved = rewriter.producer(node.inputs[0], "permute")
+    split = rewriter.producer(moved.inputs[0], "reshape") if moved is not None else None
+    image = split.inputs[0] if split is not None else None
+    source = _source(image, rewriter)
+    if moved is None or split is None or image is None or source is None or node.output.rank != image.rank:
+        return None
+    cuts = _factors(image.shape, split.output.shape)
+    joins = _factors(node.output.shape, moved.output.shape)
+    if cuts is None or joins is None:
+        return None
+    last = [axis for group in (cuts[0], *cuts[2:], cuts[1]) for axis in group]
+    order = moved.attributes["order"]
+    wanted = [order[axis] for group in (joins[0], *joins[2:], joins[1]) for axis in group]
+    result = rewriter.op("reshape", [source], shape=tuple(split.output.shape[axis] for axis in last))
+    result = rewriter.op("permute", [result], order=tuple(last.index(axis) for axis in wanted))
+    result = rewriter.op("reshape", [result], shape=tuple(node.output.shape[axis] for axis in _last(node.output.rank)))
+    return rewriter.op("permute", [result], order=_first(node.output.rank))
+
+
+def _factors(whole: Sequence[Size], split: Sequence[Size]) -> list[list[int]] | None:
+    """For each dimension the dimensions that it is split into; None where they do not tell."""
+    found: list[list[int]] = []
+    place = 0
+    for extent in whole:
+        group: list[int] = []
+        total: Size = 1
+        while place < len(split) and (not group or simplify(total) != simplify(extent)):
+            group.append(place)
+            total = product([total, split[place]])
+            place += 1
+        if simplify(total) != simplify(extent):
+            return None
+        found.append(group)
+    return found if place == len(split) else None
+
+
 def _rules() -> Rules:
     rules: dict[str, list] = {name: [_windowed] for name in _WINDOWED}
     rules.update({name: [_elementwise] for name, row in OPS.items() if row.kind == "elementwise"})
     for name in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"):
         rules[name] = [_reduction]
-    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad], reshape=[_grouped_rows])
+    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad], reshape=[_grouped_rows, _shuffled])
     return rules
