@@ -5,7 +5,7 @@ What the engine does with a plan, done plainly: every value is an array of its o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,12 @@ def _order(call: KernelCall, types: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def run_group(group: Group, memory: Memory, compiled: bool, target: CPUTarget) -> Candidate | None:
+Choice = Callable[[Sequence[Candidate]], Candidate]
+
+
+def run_group(
+    group: Group, memory: Memory, compiled: bool, target: CPUTarget, choice: Choice = choose
+) -> Candidate | None:
     """Compute one group's outputs; returns what was chosen (None for a view)."""
     graph = memory.graph
     if group.kind == "view":
@@ -112,7 +117,7 @@ def run_group(group: Group, memory: Memory, compiled: bool, target: CPUTarget) -
         if node.op == "scatter_update" and updates_in_place(node, graph):
             assert node.inputs[0] is not None
             memory.arrays[node.output] = memory.array(node.inputs[0])
-    candidate = choose(candidates(group, graph, target))
+    candidate = choice(candidates(group, graph, target))
     for stage in candidate.stages:
         for call in stage.calls:
             if call.condition is None or evaluate(call.condition[0], memory.symbols) <= call.condition[1]:
@@ -122,21 +127,25 @@ def run_group(group: Group, memory: Memory, compiled: bool, target: CPUTarget) -
 
 
 def run_graph(
-    graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False, target: CPUTarget = TARGET
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    compiled: bool = False,
+    target: CPUTarget = TARGET,
+    choice: Choice = choose,
 ) -> tuple[dict[str, np.ndarray], list[Candidate]]:
     """The outputs of a graph, and the candidates that computed them: those of `target`, compiled for this machine."""
     memory = Memory(graph, inputs)
-    chosen = [run_group(group, memory, compiled, target) for group in fuse(graph).groups]
+    chosen = [run_group(group, memory, compiled, target, choice) for group in fuse(graph).groups]
     outputs = {name: memory.array(value) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
     return outputs, [candidate for candidate in chosen if candidate is not None]
 
 
 def check(
     graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False, tolerance: float = 1e-5,
-    target: CPUTarget = TARGET,
+    target: CPUTarget = TARGET, choice: Choice = choose,
 ) -> list[Candidate]:  # fmt: skip
     """Run a graph and compare every output with the float64 reference."""
-    outputs, chosen = run_graph(graph, inputs, compiled, target)
+    outputs, chosen = run_graph(graph, inputs, compiled, target, choice)
     expected = reference(graph, inputs)
     for name, actual in outputs.items():
         wanted = expected[name]

@@ -20,6 +20,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.settings import settings
 from tilewright.tactics.contraction import epilogue_slots
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
+from tilewright.tactics.select import candidates
 from tilewright.targets.cpu.target import CPUTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
@@ -156,6 +157,10 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     "3x3 dilated beyond the image": ("implicit matmul", lambda draw: convolution_case(draw, dilation=7, padding=7)),
     "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0)),
     "1x1 stride 2": ("direct convolution", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
+    "1x1 stride 2, deep": (
+        "implicit matmul",
+        lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2, channels=64),
+    ),
     "7x7 of 3 channels": (
         "implicit matmul",
         lambda draw: convolution_case(draw, channels=3, kernel=7, stride=2, padding=3, height=20, width=22),
@@ -253,7 +258,6 @@ def test_winograd(
     rest = b.input("rest", float32, y.shape)
     b.output(b.op("relu", [b.op("add", [y, rest])]), "y")
     graph = b.finish()
-    monkeypatch.setattr(tactics_support, "choose", lambda found: found[-1])
     image = draw(2, height or 10, width or 7, inside)
     shape = [
         2,
@@ -264,8 +268,40 @@ def test_winograd(
     ]
     # In the interpreter, which takes its time, only the smallest images.
     compiled = compiled or height is None or height > 5
-    (chosen,) = check(graph, {"x": image, "rest": draw(*shape, outside)}, compiled, 4e-6)
+    (chosen,) = check(
+        graph, {"x": image, "rest": draw(*shape, outside)}, compiled, 4e-6, choice=lambda found: found[-1]
+    )
     assert chosen.name == "Winograd F(2x2, 3x3)"
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "padding", "dilation", "tile"),
+    [
+        ((12, 16), (1, 1), ((5, 5), (7, 7)), (5, 7), True),
+        ((16, 15), (2, 1), ((9, 8), (3, 12)), (9, 8), True),  # strides, and more padding behind than before
+        ((7, 11), (1, 1), ((4, 4), (4, 4)), (4, 4), True),  # lines that only tiles of whole lines divide
+        ((12, None), (1, 1), ((5, 5), (5, 5)), (5, 5), False),  # a width that only the run knows
+    ],
+)
+def test_tiles_of_pixels_for_widely_dilated_windows(
+    shape: tuple[int, int | None],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    dilation: tuple[int, int],
+    tile: bool,
+    draw: Draw,
+    compiled: bool,
+) -> None:
+    b = GraphBuilder("dilated")
+    across = b.symbol("width", 1, 40) if shape[1] is None else shape[1]
+    x, w = b.input("x", float32, (2, shape[0], across, 24)), b.constant(draw(20, 24, 3, 3))
+    attributes: dict[str, Any] = {"strides": stride, "padding": padding, "dilation": dilation, "layout": "NHWC"}
+    b.output(b.op("conv", [x, w, b.constant(draw(20))], groups=1, **attributes), "y")
+    graph = b.finish()
+    (found, *_) = candidates(fuse(graph).groups[0], graph, tactics_support.TARGET)
+    assert found.name == "implicit matmul"
+    assert ("tiles" in found.reasons) == tile
+    check(graph, {"x": draw(2, shape[0], shape[1] or 13, 24)}, compiled, choice=lambda found: found[0])
 
 
 @pytest.mark.parametrize(("features", "groups"), [(48, 1), (48, 2), (48, 16), (64, 2)])  # 64: whole panels, no padding

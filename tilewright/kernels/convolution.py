@@ -30,6 +30,19 @@ def window_origins(pixel, out_height, out_width, STRIDE_Y: tl.constexpr, STRIDE_
 
 
 @tilewright.jit
+def block_pixels(block, out_width, BLOCK_M: tl.constexpr, TILE_X: tl.constexpr):
+    """The flattened output pixels of a block: `BLOCK_M` in a row, or a tile `TILE_X` wide of one image."""
+    place = tl.arange(0, BLOCK_M)
+    pixel = block * BLOCK_M + place
+    if TILE_X > 0:
+        tile_y: tl.constexpr = BLOCK_M // TILE_X
+        across = out_width // TILE_X
+        line = block // across * tile_y + place // TILE_X
+        pixel = line * out_width + (block % across * TILE_X + place % TILE_X)
+    return pixel
+
+
+@tilewright.jit
 def store_pixels(acc, out, pixel, column, group, pixels, columns, extra, GROUPS: tl.constexpr, MASK_M: tl.constexpr,
                  MASK_N: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """Store EPILOGUE(acc) for flattened output pixels by columns of a group."""
@@ -46,17 +59,19 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
                 CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr,
                 STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr,
                 DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr,
-                SPARSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-                WIDTH: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_PANEL: tl.constexpr,
-                TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                SPARSE: tl.constexpr, TILE_X: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                BLOCK_C: tl.constexpr, WIDTH: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
+                MASK_PANEL: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+                EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out[pixel, :] = EPILOGUE(sum over taps of x[window + tap, :] @ w[tap]).
 
     Grid: (pixel blocks, column blocks, groups).  `CHANNELS` (a multiple of `BLOCK_C`) and `columns`
     count one group's channels.  `PADDED` says that windows can reach outside the image, `SPARSE`
-    that whole blocks of pixels can have a tap there, which is left out then.
+    that whole blocks of pixels can have a tap there, which is left out then.  With `TILE_X` blocks are tiles of so many
+    pixels of neighbouring lines, which divide the image: fewer of them have a tap both inside and outside of it.
     """
     group = tl.program_id(2)
-    pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pixel = block_pixels(tl.program_id(0), out_width, BLOCK_M, TILE_X)
     first_panel = tl.program_id(1) * (BLOCK_N // WIDTH)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     panels = tl.cdiv(columns, WIDTH)

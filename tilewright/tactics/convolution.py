@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from tilewright.errors import UnsupportedOperationError
@@ -20,6 +20,7 @@ from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.generate import Result, elementwise_call, next_power_of_2
 from tilewright.tactics.pixel_runs import depthwise_runs_candidate, direct_candidate
+from tilewright.tactics.pixel_tiles import PixelTile, is_sparse, pixel_tile
 from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
 from tilewright.tactics.winograd import is_winograd, winograd_candidate
@@ -27,9 +28,9 @@ from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
 FEW_CHANNELS = 8
-SPARSE_PADDING = 6  # an image of at most so many paddings is small beside its windows
 WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
 MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
+DEEP_CHANNELS = 64  # of one tap: a matrix product copies them faster than a direct convolution reads them
 CHANNEL_BLOCK = 256  # of the depth
 
 
@@ -96,6 +97,8 @@ def is_direct(anchor: Node, x: Value, w: Value) -> bool:
     assert isinstance(depth, int) and isinstance(channels, int) and isinstance(across, int)
     if is_pointwise(anchor, w) or depth > MOST_DIRECT_DEPTH or not x.dtype.is_float or x.dtype.itemsize < 4:
         return False
+    if attributes["groups"] == 1 and depth == channels >= DEEP_CHANNELS:
+        return False  # one tap: a product whose rows are pixels that lie apart
     inside = not any(low or high for low, high in attributes["padding"])
     few = channels <= FEW_CHANNELS and across <= WIDEST_DIRECT
     return attributes["groups"] > 1 or few or inside
@@ -166,22 +169,29 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
     columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
     width = target.microtile(x.dtype)[1]
     pixels = product(anchor.output.shape[:-1])
+    windows = window_constants(w.shape[2:], anchor.attributes)
+    tile = pixel_tile(x, anchor.output, windows, anchor.attributes["padding"])
     calls: list[KernelCall] = []
     reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
     for span in row_ranges(pixels):
         at_most = span.at_most
         blocks = choose_blocks(span.examples, columns, depth, groups, x.dtype, target, machine, width)
+        blocks = blocks if tile is None else replace(blocks, rows=tile.pixels)
         condition = None if at_most is None else (pixels, at_most)
-        calls.append(_implicit_call(group, slots, weights, blocks, width, condition))
+        calls.append(_implicit_call(group, slots, weights, blocks, width, condition, tile))
         reasons["pixels" if at_most is None else f"pixels <= {at_most}"] = str(blocks)
+    if tile is not None:
+        reasons["tiles"] = f"{tile.height} x {tile.width} pixels, which have {tile.share:.0%} of the taps"
+        depth = ceil(depth * tile.share) if isinstance(depth, int) else depth
     flops = simplify(lift(product([pixels, columns, groups, depth])) * 2 + chain_operations(group.epilogue))
     cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid), x.dtype, 0.75)
     return Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)
 
 
 def _implicit_call(
-    group: Group, slots: Slots, weights: Operand, blocks: Blocks, width: int, condition: tuple[Size, int] | None
-) -> KernelCall:
+    group: Group, slots: Slots, weights: Operand, blocks: Blocks, width: int, condition: tuple[Size, int] | None,
+    tile: PixelTile | None,
+) -> KernelCall:  # fmt: skip
     """One launch of an implicit matrix product."""
     anchor = group.anchor
     assert anchor is not None
@@ -206,19 +216,14 @@ def _implicit_call(
         kernel = convolution
         constants |= {"GROUPS": groups, "BLOCK_C": _channel_block(channels),
                       "PADDED": any(low or high for low, high in attributes["padding"]),
-                      "SPARSE": _is_sparse(x, attributes["padding"])}  # fmt: skip
+                      "SPARSE": is_sparse(x, attributes["padding"]),
+                      "TILE_X": 0 if tile is None else tile.width}  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(pixels, blocks.rows), ceil_divide(columns, blocks.columns), groups)
     return KernelCall(kernel, operands, types, constants, grid, condition)
-
-
-def _is_sparse(x: Value, padding: Sequence[tuple[int, int]]) -> bool:
-    """Whether taps of widely dilated windows lie outside of the image for many pixels."""
-    pairs = zip(x.shape[1:-1], padding, strict=True)
-    return any(isinstance(extent, int) and SPARSE_PADDING * max(ends) >= extent for extent, ends in pairs)
 
 
 def _channel_block(channels: int) -> int:
