@@ -16,11 +16,18 @@ from tilewright.errors import TilewrightError  # noqa: E402
 from tools.architectures.table import meaning  # noqa: E402
 
 
-class Branch(nn.Module):
-    """As Longformer asks for global attention."""
+class Named(nn.Module):
+    """As Switch Transformers finds its experts: by a name that is made of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({f"layer_{number}": nn.Linear(3, 3) for number in range(3)})
 
     def forward(self, x: Any) -> Any:
-        return x * 2 if bool((x > 0).all()) else x
+        y = x
+        for number in (x[:, 0, 0] > -9).nonzero():
+            y = y + self.layers[f"layer_{number[0]}"](x)
+        return y
 
 
 class OneBatch(nn.Module):
@@ -48,7 +55,7 @@ def quantized() -> nn.Module:
 
 
 REASONS = {
-    "its code depends on the numbers in tensors": Branch,
+    "its code depends on the numbers in tensors": Named,
     "PyTorch exports it for one batch size only": OneBatch,
     "packed sequences": Packed,
     "quantized modules": quantized,

@@ -129,7 +129,7 @@ def _remarks(graph: Graph) -> list[str]:
         if any(value.dtype in HOST_ONLY for value in (*node.inputs, *node.outputs) if value is not None):
             if kind_of(node.op) not in ("part", "control"):
                 found.append(f"{node.op} %{node.outputs[0].name}{where}: run by Python: it works on text or lists")
-        elif kind_of(node.op) == "host" and node.op != "extent":
+        elif kind_of(node.op) == "host" and node.op not in ("extent", "condition"):
             found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, its result's size depends on data")
         elif kind_of(node.op) not in ON_HOST and not all(map(_is_size, node.outputs)):
             found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: no kernel computes it")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import DType, int1, int64
-from tilewright.errors import ShapeError
+from tilewright.errors import InputError, ShapeError
 from tilewright.graph.inference import MOST_ELEMENTS, Attributes, Inputs, Types, value
 from tilewright.graph.semantics import Array, Arrays
 
@@ -25,6 +25,13 @@ def extent_type(inputs: Inputs, attributes: Attributes) -> Types:
     """A tensor without memory, as long as an element says."""
     _integers(inputs, 0)
     return [(int1, (attributes["size"],))]
+
+
+def condition_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """The boolean itself."""
+    if value(inputs, 0).dtype != int1 or value(inputs, 0).shape:
+        raise ShapeError(f"{value(inputs, 0)!r} is no boolean without dimensions")
+    return [(int1, ())]
 
 
 def declared(inputs: Inputs, attributes: Attributes) -> Types:
@@ -83,6 +90,13 @@ def extent(inputs: Arrays, attributes: Attributes) -> Array:
     if not 0 <= number <= MOST_ELEMENTS:
         raise ShapeError(f"{attributes['what']} is {number}; 0 to {MOST_ELEMENTS} are possible")
     return np.broadcast_to(np.False_, (number,))
+
+
+def condition(inputs: Arrays, attributes: Attributes) -> Array:
+    """The condition, which holds; raises `InputError`, saying `what` was expected, where it does not."""
+    if not bool(np.asarray(inputs[0]).reshape(())):
+        raise InputError(f"the numbers in these inputs lead where the engine was not built for: {attributes['what']}")
+    return np.array(True)
 
 
 def resolved_shape(inputs: Arrays, attributes: Attributes) -> Array:

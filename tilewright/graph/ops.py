@@ -244,6 +244,8 @@ _op("pool", "average_pool", 1, infer.pool, compute.average_pool, "mean of each w
 _op("host", "extent", 1, host.extent_type, host.extent,
     "a tensor without memory whose length is an element of an integer tensor: it gives the symbol `size` its value",
     element=0, size=REQUIRED, what="a size")
+_op("host", "condition", 1, host.condition_type, host.condition,
+    "a boolean that must be true: a call for which it is not ends there, and says `what` was expected", what=REQUIRED)
 _op("host", "resolved_shape", 2, host.extents_type, host.resolved_shape,
     "the `count` sizes of a reshape to the first list of a tensor with the second's sizes: 0 and -1 resolved",
     count=REQUIRED, allow_zero=False, what="the shape")

@@ -120,7 +120,9 @@ def _needed(graph: Graph) -> list[Node]:
 
 
 def _is_check(node: Node) -> bool:
-    """Whether a node is a condition on sizes: a reshape that not all of them allow, which need not be read."""
+    """Whether a node is a condition, or one on sizes: a reshape that not all of them allow. Nothing need read it."""
+    if node.op == "condition":
+        return True
     if node.op != "reshape":
         return False
     (source,), (result,) = node.inputs, node.outputs

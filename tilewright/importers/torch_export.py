@@ -17,14 +17,16 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from tilewright.dtypes import int64
-from tilewright.errors import ImportModelError, printable
+from tilewright.errors import ImportModelError, UnsupportedOperationError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
+from tilewright.importers.torch_assumed import assumed_of, assuming, check_kept, depends_on_data, mark_assumptions
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, right_decompositions
@@ -143,22 +145,63 @@ def import_module(
     args, kwargs = taken_apart(given), taken_apart(named)
     neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = _in_range(module, args, kwargs, neutral)
+    name = name or type(module).__name__
     with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
+        program, known = _export(module, args, kwargs, native), returned[-1] if returned else None
         try:
-            program = _export(module, args, kwargs, native)
-        except Exception as error:
-            raise ImportModelError(
-                f"PyTorch cannot export {type(module).__name__}: {error}\n"
-                "Make the module exportable (see the PyTorch guide on torch.export), or use "
-                "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
-            ) from error
-    return import_program(program, neutral, name or type(module).__name__, returned[-1] if returned else None)
+            return import_program(program, neutral, name, known)
+        except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
+            if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
+                raise
+            try:
+                graph = import_program(_assumed(module, args, kwargs, native, fixed=True), neutral, name, returned[-1])
+            except Exception:  # the first error says more
+                raise error from None
+            graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
+            return graph
+
+
+def _on_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:1000]
 
 
 def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    """The exported module.
+    """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
+
+    Raises `ImportModelError`.
+    """
+    try:
+        return _plain_export(module, args, kwargs, dynamic_shapes)
+    except Exception as error:
+        for fixed in (False, True) if depends_on_data(error) else ():
+            try:
+                return _assumed(module, args, kwargs, dynamic_shapes, fixed)
+            except Exception as other:  # the first error says more
+                if "Constraints violated" in str(other):
+                    error = other
+        raise ImportModelError(
+            f"PyTorch cannot export {type(module).__name__}: {error}\n"
+            "Make the module exportable (see the PyTorch guide on torch.export), or use "
+            "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
+        ) from error
+
+
+def _assumed(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, fixed: bool
+) -> ExportedProgram:
+    """The module exported for what the example says of the numbers in tensors, with assertions that say so."""
+    with assuming(fixed) as assumptions:
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    mark_assumptions(program, assumptions)
+    return program
+
+
+def _plain_export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """The exported module without assumptions.
 
     Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
     ``min(32*n, 64*n) == 32*n``: then it is asked for assertions instead, and they are proved here, if they can be.
@@ -377,12 +420,13 @@ def import_program(
     try:
         with torch.no_grad(), right_decompositions(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
-            program = program.run_decompositions(decompositions())
+            given, program = program, program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files
         raise ImportModelError(
             f"PyTorch cannot decompose the exported program {name!r} ({type(error).__name__}: {error}); "
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
+    check_kept(given, program)
     builder = GraphBuilder(name)
     symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph), run_time=True)
     report = Report(name)
@@ -392,6 +436,7 @@ def import_program(
     walker.run(program.graph.nodes)
     report.check()
     importer.outputs(returned)
+    importer.assumptions()
     return builder.finish()
 
 
@@ -519,6 +564,11 @@ class _ProgramImporter:
                 declare_output(self.builder, self.walker.values[node], name)
             else:
                 self._remark(f"{name!r} is always {node!r}, no tensor: it is not among the outputs")
+
+    def assumptions(self) -> None:
+        """Tell what is taken for granted of the numbers in tensors."""
+        for text in assumed_of(self.program):
+            self._remark(f"the way of the code depends on numbers in tensors, which every call checks: {text}")
 
     def _remark(self, text: str) -> None:
         logger.warning("%s", printable(f"{self.builder.graph.name}: {text}"))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -26,8 +27,9 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsupported
+from tilewright.importers.torch_assumed import text_of
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
-from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require
+from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require, truth
 from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size
@@ -152,6 +154,7 @@ def _fake(argument: Any) -> Any:
 
 
 Rule = Callable[..., Any]
+_UNKNOWN = 1024  # stands for a size that depends on data where sizes are compared
 _MAY_BE_NEGATIVE = (
     "a number read out of a tensor, which may be negative, stands where this operation needs a size",
     "say that it is not: torch._check(number >= 0)",
@@ -284,6 +287,11 @@ class Walker:
     def _condition(self, node: fx.Node, name: str) -> None:
         """An assertion on what was read from tensors."""
         condition = node.args[0] if node.args else None
+        assumed = text_of(node) if node.args else None
+        if isinstance(condition, fx.Node) and assumed is not None:
+            call = Call(self.builder, self.symbols, node)
+            call.op("condition", truth(call, self.values, condition), what=assumed)
+            return
         known = condition.meta.get("val") if isinstance(condition, fx.Node) else None
         if name.startswith("aten._assert_scalar") and self.symbols.run_time and isinstance(known, torch.SymBool):
             if self.symbols.is_unbacked(known.node.expr):
@@ -362,14 +370,24 @@ def target_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def is_contiguous(fake: torch.Tensor) -> bool:
-    """Whether a fake tensor is known to be row-major (asking the tensor itself could add a guard)."""
+def is_contiguous(fake: torch.Tensor, order: Sequence[int] | None = None) -> bool:
+    """Whether a fake tensor, its dimensions in another order, is known to be row-major (asking the tensor itself
+    could add a guard)."""
     expected: Any = 1
-    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
+    for axis in reversed(range(fake.ndim) if order is None else order):
+        size, stride = fake.shape[axis], fake.stride(axis)
         if not (isinstance(size, int) and size == 1) and not statically_known_true(stride == expected):
             return False
         expected = expected * size
     return True
+
+
+def hint_of(size: Any) -> int:
+    """A size or stride as a number for comparisons."""
+    if isinstance(size, int):
+        return size
+    value = size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, sympy.Integer(_UNKNOWN)))
+    return int(size.node.hint) if size.node.has_hint() else int(value)
 
 
 def problem_of(node: fx.Node, reason: str, advice: str) -> Problem:

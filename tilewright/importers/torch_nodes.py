@@ -12,13 +12,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tilewright.importers.torch_fx import is_contiguous, target_name
+from tilewright.importers.torch_fx import hint_of, is_contiguous, target_name
 from tilewright.importers.torch_symbols import linear_in
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 _SIZES = ("aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.sym_storage_offset")
 _ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata", "aten.sym_constrain_range")
-_UNKNOWN = 1024  # stands for a size that depends on data where sizes are compared
 
 
 def fakes_of(node: fx.Node) -> list[Any]:
@@ -97,24 +96,16 @@ def linear_sizes(node: fx.Node) -> list[tuple[int, Any]]:
     return [(axis, expression) for axis, expression in symbolic if linear_in(expression) is not None]
 
 
-def extent(size: Any) -> int:
-    """A size as a number for comparisons."""
-    if isinstance(size, int):
-        return size
-    value = size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, sympy.Integer(_UNKNOWN)))
-    return int(size.node.hint) if size.node.has_hint() else int(value)
-
-
 def elements(node: fx.Node) -> int:
     """About how many elements a node's results have."""
-    return sum(math.prod(map(extent, fake.shape)) for fake in fakes_of(node) if isinstance(fake, torch.Tensor))
+    return sum(math.prod(map(hint_of, fake.shape)) for fake in fakes_of(node) if isinstance(fake, torch.Tensor))
 
 
 def stride_order(fake: torch.Tensor) -> list[int] | None:
     """Dimensions from the outermost in memory where PyTorch's result is not row-major, else None."""
     if is_contiguous(fake):
         return None
-    strides = [extent(stride) for stride in fake.stride()]
+    strides = [hint_of(stride) for stride in fake.stride()]
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 

@@ -6,10 +6,12 @@ read from a tensor.  Every other number is a tensor without dimensions, and its 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from tilewright.dtypes import DType, float64, int1, int64
 from tilewright.graph.core import Value
@@ -70,10 +72,36 @@ def computed(emit: Emitter, known: Any, name: str, operands: list[Any]) -> Value
     return emit.op(_BINARY[name], *(emit.value(item, inner) for item in operands)) if name in _BINARY else None
 
 
+def truth(emit: Emitter, values: Mapping[fx.Node, Any], condition: fx.Node) -> Value:
+    """A condition as a boolean without dimensions, computed anew from what tensors hold and sizes are.
+
+    `values` are the tensors and sizes of the nodes before it. Raises `Unsupported` for what cannot be computed.
+    """
+    return emit.value(_computed_anew(emit, values, condition), int1)
+
+
+def _computed_anew(emit: Emitter, values: Mapping[fx.Node, Any], item: Any) -> Any:
+    if not isinstance(item, fx.Node):
+        return item
+    name = (
+        getattr(item.target, "__name__", "") if not isinstance(item.target, torch._ops.OpOverload) else str(item.target)
+    )
+    if is_read(name):
+        x = emit.reshape(values[item.all_input_nodes[0]], ())
+        return x if x.dtype.is_bool else emit.cast(x, float64 if x.dtype.is_float else int64)
+    if name.startswith("aten.sym_") or isinstance(values.get(item), (Value, Expression)):
+        return values[item]
+    operands = [_computed_anew(emit, values, argument) for argument in item.args]
+    found = computed(emit, item.meta["val"], name, operands)
+    if found is None:
+        raise Unsupported(f"a condition on numbers in tensors that is computed by {name}")
+    return found
+
+
 def _dtype_of(known: Any) -> DType:
-    if isinstance(known, torch.SymBool):
+    if isinstance(known, (torch.SymBool, bool)):
         return int1
-    return float64 if isinstance(known, torch.SymFloat) else int64
+    return float64 if isinstance(known, (torch.SymFloat, float)) else int64
 
 
 def _own_type(item: Any) -> DType:

@@ -11,7 +11,7 @@ from tilewright.importers import images
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, is_contiguous, nothing
+from tilewright.importers.torch_fx import Call, hint_of, is_contiguous, nothing
 from tilewright.symbolic import Size, lift, lower_bound, maximum, minimum, modulo, simplify
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
@@ -298,15 +298,17 @@ def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
 @rule("as_strided.default", "as_strided_copy.default")
 def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Value:
     """A view of memory: the tensor itself where only strides of dimensions of 1 differ (how PyTorch tells that it is
-    channels-last), else a gather of the elements of a tensor that is row-major."""
+    channels-last), else a gather of the elements of a tensor that fills its memory, in whatever order."""
     given = call.node.all_input_nodes[0].meta["val"]
     start = given.storage_offset() if storage_offset is None else storage_offset
     long = [axis for axis, extent in enumerate(given.shape) if extent != 1]
     same = tuple(size) == tuple(given.shape) and all(stride[axis] == given.stride(axis) for axis in long)
     if same and start == given.storage_offset():
         return x
-    if given.storage_offset() != 0 or not is_contiguous(given):
-        raise Unsupported("a view by strides of what is itself a view", "use slices, permutes and reshapes")
+    order = sorted(range(given.ndim), key=lambda axis: -hint_of(given.stride(axis)))
+    if given.storage_offset() != 0 or not is_contiguous(given, order):
+        raise Unsupported("a view by strides of a part of a tensor", "use slices, permutes and reshapes")
+    x = call.permute(x, order)
     place: Value = call.value(start, int64)
     for axis, (extent, step) in enumerate(zip(call.shape, stride, strict=True)):
         line = call.op("multiply", call.iota(extent), call.value(step, int64))

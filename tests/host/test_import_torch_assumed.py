@@ -1,0 +1,107 @@
+"""Code that depends on the numbers in tensors: built as it goes for the example, and checked at every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilewright  # noqa: E402
+from tilewright.errors import InputError  # noqa: E402
+from tilewright.importers.torch_export import import_module  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def built(module: nn.Module, *example: Any, axes: Any = None) -> Any:
+    return tilewright.compile(module.eval(), example, target="cpu", effort=0, dynamic_shapes=axes)
+
+
+class Branches(nn.Module):
+    """As Longformer asks for global attention, and as Fairseq's models raise for numbers out of range."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        if mask.all():
+            x = x * 2
+        if x.max() > 100:
+            raise ValueError("too large")
+        return x + 1
+
+
+def test_branches_are_the_examples_and_checked() -> None:
+    x, mask = torch.rand(3, 4), torch.ones(3, dtype=torch.bool)
+    engine = built(Branches(), x, mask, axes={"x": {0: ("n", 1, 8)}, "mask": {0: ("n", 1, 8)}})
+    for n in (1, 3, 8):
+        x, mask = torch.rand(n, 4), torch.ones(n, dtype=torch.bool)
+        assert torch.equal(engine(x, mask), x * 2 + 1)
+    with pytest.raises(InputError, match=r"test_import_torch_assumed.py:\d+: if mask.all\(\)"):
+        engine(x, torch.zeros(8, dtype=torch.bool))
+    with pytest.raises(InputError, match=r"if x.max\(\) > 100.*while"):
+        engine(x + 90, mask)
+    assert sum("every call checks" in remark for remark in engine.remarks) == 2
+
+
+class Count(nn.Module):
+    """A number that a loop needs, and one that is negative and a fraction."""
+
+    def forward(self, x: Any, lengths: Any, slope: Any) -> Any:
+        for step in range(int(lengths.max())):
+            x = x + step
+        if slope.item() < -0.5:
+            x = x * slope
+        return x - lengths.min().item()
+
+
+def test_numbers_of_loops_and_fractions() -> None:
+    x, lengths, slope = torch.rand(2, 3), torch.tensor([-1, 3]), torch.tensor(-2.5)
+    module = Count()
+    engine = built(module, x, lengths, slope)
+    for low, factor in ((-1, -2.5), (-7, -0.75), (3, -9.0)):
+        given = x, torch.tensor([low, 3]), torch.tensor(factor)
+        np.testing.assert_allclose(engine(*given), module(*given), rtol=1e-6)
+    with pytest.raises(InputError, match="range"):
+        engine(x, torch.tensor([1, 4]), slope)
+    with pytest.raises(InputError, match="slope.item"):
+        engine(x, lengths, torch.tensor(-0.25))
+
+
+class Resized(nn.Module):
+    """As ViLT: an image resized to what a mask says; the sizes become those of the example."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        height = int(mask[:, 0].sum())
+        return nn.functional.interpolate(x, size=(height, 6), mode="bilinear", align_corners=True)
+
+
+def test_sizes_without_a_kernel_are_the_examples() -> None:
+    x, mask = torch.rand(1, 2, 4, 4), torch.ones(5, 5)
+    engine = built(Resized(), x, mask)
+    torch.testing.assert_close(engine(x, mask), Resized()(x, mask))
+    with pytest.raises(InputError, match="height"):
+        engine(x, torch.ones(5, 5).triu(1))
+
+
+class Strided(nn.Module):
+    """As Longformer's overlapping chunks: strides in the memory of a transposed tensor."""
+
+    def forward(self, x: Any) -> Any:
+        y = (x * 2).transpose(0, 1)
+        return y.as_strided((3, x.shape[0], 2), (1, 6, 2))
+
+
+def test_strides_of_a_transposed_tensor() -> None:
+    engine = built(Strided(), torch.rand(5, 6), axes={"x": {0: ("n", 2, 8)}})
+    for n in (2, 5, 8):
+        x = torch.rand(n, 6)
+        assert torch.equal(engine(x), Strided()(x))
+
+
+def test_the_condition_stands_in_the_graph() -> None:
+    graph = import_module(Branches().eval(), (torch.rand(3, 4), torch.ones(3, dtype=torch.bool)))
+    lines = dict.fromkeys(node.attributes["what"] for node in graph.nodes if node.op == "condition")
+    assert ["if mask.all()" in line for line in lines] == [True, False]

@@ -1,0 +1,175 @@
+"""Code that depends on the numbers in tensors: exported as it goes for the example, and checked at every call.
+
+    if mask.all():          # taken as for the example; the engine raises InputError where the numbers say otherwise
+        ...
+
+Export stops at such code.  With the example's own numbers beside the fake tensors PyTorch goes on, and leaves an
+assertion for every question that it asked of them; these get the line that asked, and become conditions of the graph.
+Where that does not suffice, every whole number and size that follows from numbers in tensors is the example's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._functorch import config
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from tilewright.errors import ImportModelError
+
+_MARK = "assumed "  # begins the messages of assertions that stand for an assumption: the condition,
+_THEN = " | "  # and then the line that it comes from
+_NOTED = "propagate_real_tensors"  # begins what PyTorch says of a question that the example answers
+_SYMBOL = re.compile(r"\bz?uf?\d+\b")  # a number read from a tensor, in PyTorch's words
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What holds for the example (a sympy relation of sizes and numbers read), and the line that asked."""
+
+    condition: Any
+    place: str  # modeling_led.py:1175: is_global = mask.any().item()
+
+    @property
+    def numbers(self) -> set[str]:
+        """The symbols of numbers that were read."""
+        return set(_SYMBOL.findall(str(self.condition)))
+
+
+class _Fixed(TorchFunctionMode):
+    """Whole numbers and sizes that follow from the numbers in tensors are those of the example."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            for size in leaf.shape if isinstance(leaf, torch.Tensor) else [leaf]:
+                if isinstance(size, torch.SymInt):
+                    _fix(size)
+        return result
+
+
+def _fix(size: torch.SymInt) -> None:
+    """Assume that the numbers in a size are the example's, where PyTorch has them."""
+    env = size.node.shape_env
+    names = ("real_tensor_prop_unbacked_vals", "unbacked_var_to_val")  # of versions from 2.12 on, and before
+    known: Mapping[Any, Any] = next((getattr(env, name) for name in names if hasattr(env, name)), {})
+    for symbol in sorted(free_unbacked_symbols(size) & known.keys(), key=str):
+        env.evaluate_expr(symbol)
+
+
+def depends_on_data(error: BaseException) -> bool:
+    """Whether PyTorch does not export a module because of numbers in tensors."""
+    return re.search(r"data-dependent|ropagate_real_tensors|eal tensor propagation|unbacked", str(error)) is not None
+
+
+@contextmanager
+def assuming(fixed: bool = False) -> Iterator[list[Assumption]]:
+    """For the time of an export: questions about the numbers in tensors get the example's answers.
+
+    `fixed`: all whole numbers that are read, and all sizes that follow from numbers, are the example's.
+    Yields a list that takes up what is assumed.
+    """
+    found: list[Assumption] = []
+    defer = ShapeEnv.guard_or_defer_runtime_assert
+
+    def noting(self: ShapeEnv, condition: Any, message: str, *rest: Any, **named: Any) -> Any:
+        if message.startswith(_NOTED) and condition not in [known.condition for known in found]:
+            found.append(Assumption(condition, _asking_line()))
+        return defer(self, condition, message, *rest, **named)
+
+    with mock.patch.object(ShapeEnv, "guard_or_defer_runtime_assert", noting):
+        # Where PyTorch's own rules for the sizes of results are wrong, sizes are left open: the import asks for them.
+        with config.patch(fake_tensor_propagate_real_tensors=True, generate_fake_kernels_from_real_mismatches=True):
+            with _Fixed() if fixed else nullcontext():
+                yield found
+
+
+def _asking_line() -> str:
+    """The innermost line of the user's, or of a library's, that is neither PyTorch's nor ours."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        if "/torch/" not in name and "/tilewright/importers/" not in name and not name.startswith("<"):
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}: {line}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "the model"
+
+
+def mark_assumptions(program: ExportedProgram, assumptions: Sequence[Assumption]) -> None:
+    """Give the assertions of a program that stand for assumptions messages that say so, and where they were made.
+
+    Raises `ImportModelError` for an assumption without an assertion, which no call could check.
+    """
+    stated = {node: _stated(node) for node in assertions(program.graph)}
+    for assumption in assumptions:
+        about = [node for node, text in stated.items() if set(_SYMBOL.findall(text)) == assumption.numbers]
+        if not about:
+            raise _unchecked(f"{assumption.place} (it is that {assumption.condition})")
+        for node in about:
+            if text_of(node) is None or stated[node] == str(assumption.condition):
+                way = f"{assumption.place} (the example's way, taken while {assumption.condition})"
+                node.update_arg(1, f"{_MARK}{stated[node]}{_THEN}{way}")
+
+
+def text_of(assertion: fx.Node) -> str | None:
+    """What an assertion assumes; None for others."""
+    message = str(assertion.args[-1])
+    return message.partition(_THEN)[2] if message.startswith(_MARK) else None
+
+
+def assumed_of(program: ExportedProgram) -> dict[str, None]:
+    """What a program assumes, each once."""
+    return dict.fromkeys(text for text in map(text_of, assertions(program.graph)) if text is not None)
+
+
+def check_kept(before: ExportedProgram, after: ExportedProgram) -> None:
+    """Raise `ImportModelError` where PyTorch has dropped an assertion for an assumption that no other implies."""
+    kept = {_marked(node) for node in assertions(after.graph)}
+    for node in assertions(before.graph):
+        lost = _marked(node)
+        if lost is None or lost in kept:
+            continue
+        equal = re.fullmatch(r"Eq\((.*), (-?\d+)\)", lost)
+        bound = re.fullmatch(r"(.*) [<>]= (-?\d+)", lost)
+        both = equal is not None and {f"{equal[1]} >= {equal[2]}", f"{equal[1]} <= {equal[2]}"} <= kept
+        if not both and not (bound is not None and f"Eq({bound[1]}, {bound[2]})" in kept):
+            raise _unchecked(f"{text_of(node)}")
+
+
+def _marked(assertion: fx.Node) -> str | None:
+    """The condition of an assertion for an assumption."""
+    message = str(assertion.args[-1])
+    return message.removeprefix(_MARK).partition(_THEN)[0] if message.startswith(_MARK) else None
+
+
+def _unchecked(what: str) -> ImportModelError:
+    return ImportModelError(
+        f"the code depends on the numbers in tensors, and no call can check that they are as for the example: {what}\n"
+        "Use torch.where or torch.cond in its place."
+    )
+
+
+def _stated(assertion: fx.Node) -> str:
+    """The condition in an assertion's message: ``Eq(u0, 1)``."""
+    found = re.search(r"expression (.*) on node", str(assertion.args[1]))
+    return found[1] if found else ""
+
+
+def assertions(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The assertions on numbers of a graph."""
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith("aten._assert_scalar"):
+            yield node
