@@ -11,17 +11,16 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import int1
+from tilewright.engine.schedule import Call, Parts, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
-from tilewright.graph.core import Graph, Node
+from tilewright.graph.core import Graph
 from tilewright.graph.host_values import given as given_value
 from tilewright.graph.host_values import returned
 from tilewright.graph.ops import kind_of
-from tilewright.graph.reference import interpret_part, run_graph
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import Plan
-from tilewright.runtime.session import profile_buffer
-from tilewright.runtime.shapes import Shapes, check_conditions, check_mapping
-from tilewright.symbolic import evaluate, free_symbols
+from tilewright.runtime.shapes import Shapes, check_mapping
+from tilewright.symbolic import free_symbols
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda.session import CudaSession
@@ -46,6 +45,7 @@ class StagedSession:
         self._sessions = sessions
         self._part = part
         self._counts = counts
+        self._schedule = Schedule(graph, Parts(sessions, self._graph_of, counts))
         told = {symbol.name for spec in plan.inputs for size in spec.shape for symbol in free_symbols(size)}
         symbols = {name: symbol for name, symbol in plan.symbols.items() if name in told}
         self._shapes = Shapes(dataclasses.replace(plan, symbols=symbols))
@@ -60,7 +60,7 @@ class StagedSession:
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
         """Outputs by name, as `runtime.session.Session.run`."""
-        return self._run(inputs, out, threads, None, {})
+        return self._run(inputs, out, threads, None, None)
 
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """The values of all sizes for these inputs, of those too that only a run knows."""
@@ -75,7 +75,7 @@ class StagedSession:
         times = []
         for _ in range(runs + 1):  # the first warms up
             found: dict[int, list[float]] = {}
-            self._run(inputs, None, threads, found, {})
+            self._run(inputs, None, threads, found, None)
             row = [found.get(number, [0.0] * count) for number, count in enumerate(self._counts)]
             times.append([milliseconds for part in row for milliseconds in part])
         return times[1:]
@@ -86,7 +86,7 @@ class StagedSession:
         out: Mapping[str, Any] | None,
         threads: int | None,
         times: dict[int, list[float]] | None,
-        sizes: dict[str, int],
+        sizes: dict[str, int] | None,
     ) -> dict[str, Any]:
         """One run; `times` and `sizes` take up what is asked for."""
         if out is not None and type(out) is not dict:
@@ -97,22 +97,19 @@ class StagedSession:
         given = self._given(inputs, views, out)
         arrays = [found if isinstance(found, np.ndarray) else tensors.as_array(found) for found in views]
 
-        def run_part(node: Node, arrays: Sequence[Any], known: Mapping[str, int]) -> list[np.ndarray]:
-            sizes.update(known)
-            return self._run_part(node, arrays, known, threads, times)
-
         try:
-            found = run_graph(self._graph, arrays, symbols, None, run_part)
+            found = self._schedule.run(arrays, symbols, Call(threads, times, sizes))
         except TilewrightError:
             raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise InputError(
                 f"the model does not take these inputs: {type(error).__name__}: {str(error)[:300]}"
             ) from error
-        sizes.update(symbols)
+        if sizes is not None:
+            sizes.update(symbols)
         # What is written below must not change what is still to be read: views of updated inputs become copies.
         written = [arrays[number] for number in self._mutated]
-        values = {value: _apart(array, written) for value, array in found.items()}
+        values = {value: _apart(array, written) for value, array in zip(self._graph.results(), found, strict=True)}
         self._check_results(given, [values[value].shape for value in self._graph.outputs])
         tensors.track_updates(self._shapes.updated(inputs, out))
         for target, value in self._graph.mutations.items():
@@ -167,38 +164,6 @@ class StagedSession:
                     f"out: output {spec.name!r} has shape {list(shape)}, got {list(given[spec.name].shape)}"
                 )
 
-    def _run_part(
-        self,
-        node: Node,
-        given: Sequence[Any],
-        known: Mapping[str, int],
-        threads: int | None,
-        times: dict[int, list[float]] | None,
-    ) -> list[np.ndarray]:
-        """A compiled part; with a size of 0 there is next to nothing to compute, and the host runs its graph."""
-        number = node.attributes["number"]
-        session = self._sessions[number]
-        specs = session.plan.inputs
-        carried = {spec.name: _carrier(spec.shape[0], known) for spec in specs[len(given) :]}
-        feeds = {spec.name: array for spec, array in zip(specs, given, strict=False)} | carried
-        if any(0 in array.shape for array in feeds.values()) or self._gives_nothing(node, known):
-            check_conditions(session.plan, known)
-            return interpret_part(self._graph_of(number), given, known)
-        if times is None:
-            return list(session.run(feeds, None, threads).values())
-        buffer = profile_buffer(self._counts[number])
-        results = session.run(feeds, None, threads, buffer)  # a CPU's
-        spent = [(end - begin) / 1e6 for begin, end in zip(buffer, buffer[1:], strict=False)]
-        before = times.get(number, [0.0] * len(spent))  # of earlier runs in a loop
-        times[number] = [a + b for a, b in zip(before, spent, strict=True)]
-        return list(results.values())
-
-    def _gives_nothing(self, node: Node, known: Mapping[str, int]) -> bool:
-        """Whether an output has no elements."""
-        return any(
-            not isinstance(size, int) and evaluate(size, known) == 0 for value in node.outputs for size in value.shape
-        )
-
     def _graph_of(self, number: int) -> Graph:
         with self._lock:
             if number not in self._graphs:
@@ -236,11 +201,6 @@ class StagedSession:
                 taken.add(id(array))
                 found[spec.name] = tensors.finish(array, like)
         return found
-
-
-def _carrier(size: Any, known: Mapping[str, int]) -> np.ndarray:
-    """An input that tells a part a size; nothing reads it."""
-    return np.empty(evaluate(size, known), np.bool_)
 
 
 def _apart(array: np.ndarray, written: Sequence[np.ndarray]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def run_graph(
         values[value] = _convert(array, value.dtype, working)
     for value, data in graph.constants.items():
         values[value] = _convert(data, value.dtype, working)
-    last_use = _last_uses(graph)
+    last_use = last_uses(graph)
     for position, node in enumerate(graph.nodes):
         given = [None if item is None else values[item] for item in node.inputs]
         kind = definition(node.op).kind
@@ -76,7 +77,7 @@ def run_graph(
             results = [run_node(node, given, symbols, working)]
         for output, result in zip(node.outputs, results, strict=True):
             if kind == "control":
-                _bind(output.shape, result.shape, symbols, _described(node, output))
+                bind(output.shape, result.shape, symbols, partial(described, node, output))
             values[output] = result
         for item in last_use.get(position, ()):
             del values[item]
@@ -108,18 +109,29 @@ def run_node(
 
     An op of the host gives symbols that have no value yet theirs, which are added to `symbols`.
     """
+    attributes = {key: concrete(item, symbols, working) for key, item in node.attributes.items()}
+    return run_with(node, arrays, attributes, symbols, working)
+
+
+def run_with(
+    node: Node,
+    arrays: Sequence[np.ndarray | None],
+    attributes: Mapping[str, Any],
+    symbols: dict[str, int],
+    working: DType | None = None,
+) -> np.ndarray:
+    """As `run_node`, for attributes in which sizes are numbers already, as far as they are known."""
     row = definition(node.op)
-    attributes = {key: _concrete(item, symbols, working) for key, item in node.attributes.items()}
     try:
         result = row.compute(arrays, attributes)
     except ShapeError as error:
         if row.kind != "host":
             raise
-        raise ShapeError(f"{error} ({_described(node)})") from None
+        raise ShapeError(f"{error} ({described(node)})") from None
     if isinstance(result, str):  # of a tensor without dimensions
         result = np.array(result, object)
     if row.kind == "host":
-        _bind(node.output.shape, result.shape, symbols, _described(node, what=attributes.get("what", "")))
+        bind(node.output.shape, result.shape, symbols, lambda: described(node, what=attributes.get("what", "")))
     else:
         expected = tuple(evaluate(extent, symbols) for extent in node.output.shape)
         if result.shape != expected:
@@ -127,24 +139,25 @@ def run_node(
     return _convert(result, node.output.dtype, working)
 
 
-def _described(node: Node, output: Value | None = None, what: str = "") -> str:
+def described(node: Node, output: Value | None = None, what: str = "") -> str:
     """A node for messages."""
     text = f"{node.op} %{(output or node.outputs[0]).name}" + (f", from {node.source}" if node.source else "")
     return f"{what} ({text})" if what else text
 
 
-def _bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int], what: str) -> None:
-    """Give symbols without a value those of a result's dimensions; raises `ShapeError` for what does not fit."""
+def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int], what: Callable[[], str]) -> None:
+    """Give symbols without a value those of a result's dimensions; raises `ShapeError`, which calls the result
+    `what()`, for what does not fit."""
     if len(shape) != len(actual):
-        raise ShapeError(f"{what} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
+        raise ShapeError(f"{what()} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
     for axis, (size, extent) in enumerate(zip(shape, actual, strict=True)):
         found = plain_symbol(size)
         if found is not None and found.name not in symbols:
             if not found.low <= extent <= found.high:
-                raise ShapeError(f"{what}: the size {found} is {extent}, outside {found.low}..{found.high}")
+                raise ShapeError(f"{what()}: the size {found} is {extent}, outside {found.low}..{found.high}")
             symbols[found.name] = extent
         elif evaluate(size, symbols) != extent:
-            raise ShapeError(f"{what}: dimension {axis} is {extent}, but {size} is {evaluate(size, symbols)}")
+            raise ShapeError(f"{what()}: dimension {axis} is {extent}, but {size} is {evaluate(size, symbols)}")
 
 
 # Graphs inside --------------------------------------------------------------------------------------
@@ -165,7 +178,7 @@ def _body(
             if own is not None:
                 inner.pop(own.name, None)
     for value, array in zip(body.inputs, arrays, strict=True):
-        _bind(value.shape, array.shape, inner, f"%{value.name} of {body.name}")
+        bind(value.shape, array.shape, inner, partial("%{} of {}".format, value.name, body.name))
     found = run_graph(body, arrays, inner, working, run_part)
     return [found[value] for value in body.outputs]
 
@@ -204,11 +217,11 @@ def _loop(
         going, iteration = bool(following.reshape(-1)[0]), iteration + 1
     return [
         *values,
-        *(_stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)),
+        *(stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)),
     ]
 
 
-def _stacked(rows: list[np.ndarray], output: Value, symbols: Mapping[str, int]) -> np.ndarray:
+def stacked(rows: list[np.ndarray], output: Value, symbols: Mapping[str, int]) -> np.ndarray:
     """Rows as one array; of none, an empty one whose unknown sizes are 0."""
     if not rows:
         known = [free_symbols(size) <= {s for s in free_symbols(size) if s.name in symbols} for size in output.shape]
@@ -262,12 +275,12 @@ def run_time_symbols(graph: Graph) -> set[str]:
     return given
 
 
-def _concrete(item: Any, symbols: Mapping[str, int], working: DType | None) -> Any:
+def concrete(item: Any, symbols: Mapping[str, int], working: DType | None) -> Any:
     if isinstance(item, Expression):
         known = all(symbol.name in symbols for symbol in free_symbols(item))
         return evaluate(item, symbols) if known else item  # a symbol that this node will give its value
     if isinstance(item, tuple):
-        return tuple(_concrete(part, symbols, working) for part in item)
+        return tuple(concrete(part, symbols, working) for part in item)
     if isinstance(item, DType) and item.is_float and working is not None:
         return working
     return item
@@ -278,7 +291,7 @@ def _convert(array: np.ndarray, dtype: DType, working: DType | None) -> np.ndarr
     return np.asarray(array).astype(target.numpy, copy=False)
 
 
-def _last_uses(graph: Graph) -> dict[int, list[Value]]:
+def last_uses(graph: Graph) -> dict[int, list[Value]]:
     """For each node position, the values that nobody reads after it."""
     last: dict[Value, int] = {}
     for position, node in enumerate(graph.nodes):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tilewright import dtypes
 from tilewright.errors import InputError, ShapeError, brief
 from tilewright.runtime import tensors
 from tilewright.runtime.glue import glue
@@ -18,9 +20,28 @@ from tilewright.runtime.parallel import run_parallel
 from tilewright.runtime.plan import ContextLayout, IndexRange, Plan
 from tilewright.runtime.shapes import Binding, Shapes, check_mapping
 from tilewright.settings import settings
+from tilewright.symbolic import evaluate
 
 # A plan shorter than this on one core is run by the caller alone: bringing threads together takes longer.
 _SHARE_FROM_NANOSECONDS = 20_000
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a run of a part has for known sizes."""
+
+    values: tuple[int, ...]  # of the plan's symbols
+    binding: Binding
+    input_shapes: list[tuple[int, ...]]
+    input_types: list[np.dtype]
+    output_types: list[np.dtype]
+
+    def takes(self, arrays: Sequence[np.ndarray]) -> bool:
+        """Whether the first inputs are of these shapes and types."""
+        for array, shape, dtype in zip(arrays, self.input_shapes, self.input_types, strict=False):
+            if array.shape != shape or array.dtype != dtype:
+                return False
+        return True
 
 
 class Session:
@@ -57,11 +78,24 @@ class Session:
         values = self._shapes.symbols(views)
         binding = self._shapes.binding(values)
         if binding.index_ranges:
-            check_indices(binding.index_ranges, views)
+            check_indices(binding.index_ranges, [found.owner for found in views])
         results, addresses, owners = self._bind_outputs(inputs, views, binding, out or {})
         if self._mutated or out:
             self._check_overlaps(views, owners if out else [])
             tensors.track_updates(self._shapes.updated(inputs, out or {}))
+        self._launch(binding, values, [*[view.address for view in views], *addresses], threads, profile)
+        del owners
+        return results
+
+    def _launch(
+        self,
+        binding: Binding,
+        values: Sequence[int],
+        addresses: Sequence[int],
+        threads: int | None,
+        profile: ctypes.Array[ctypes.c_int64] | None,
+    ) -> None:
+        """One native call; `addresses` are those of the inputs, then of the outputs."""
         share = binding.nanoseconds == 0 or binding.nanoseconds >= _SHARE_FROM_NANOSECONDS
         workers = max(1, settings.threads if threads is None else check_threads(threads)) if share else 1
         arena = self._arenas.take(binding.arena_bytes)
@@ -71,13 +105,43 @@ class Session:
                 self._weights,
                 0 if profile is None else ctypes.addressof(profile),
                 *values,
-                *[view.address for view in views],
                 *addresses,
             )
             run_parallel(self._entry, ctypes.addressof(context), self.plan.scratch_bytes, workers)
         finally:
             self._arenas.give(arena)
-        del owners
+
+    # -- Parts ----------------------------------------------------------------------------------
+
+    def frame(self, known: Mapping[str, int]) -> Frame | None:
+        """What a part is run with when all sizes are known; None for sizes that it does not take, as `run` says why.
+
+        Raises `ShapeError` where an operation of the model does not take them.
+        """
+        if any(name not in known or not s.low <= known[name] <= s.high for name, s in self.plan.symbols.items()):
+            return None
+        values = tuple(known[name] for name in self.plan.symbols)
+        return Frame(
+            values,
+            self._shapes.binding(values),
+            [tuple(evaluate(size, known) for size in spec.shape) for spec in self.plan.inputs],
+            [dtypes.BY_NAME[spec.dtype].numpy for spec in self.plan.inputs],
+            [dtypes.BY_NAME[spec.dtype].numpy for spec in self.plan.outputs],
+        )
+
+    def run_arrays(
+        self, frame: Frame, arrays: Sequence[np.ndarray], threads: int | None, profile: Any = None
+    ) -> list[np.ndarray]:
+        """Outputs of a part in order, for arrays that fit the frame; the inputs behind them are not read."""
+        if frame.binding.index_ranges:
+            check_indices(frame.binding.index_ranges, arrays)
+        results = [
+            np.empty(shape, dtype) for shape, dtype in zip(frame.binding.output_shapes, frame.output_types, strict=True)
+        ]
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        addresses += [0] * (len(frame.input_shapes) - len(arrays))
+        addresses += [result.__array_interface__["data"][0] for result in results]
+        self._launch(frame.binding, frame.values, addresses, threads, profile)
         return results
 
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -157,12 +221,12 @@ def check_threads(threads: Any) -> int:
     return number
 
 
-def check_indices(ranges: Sequence[tuple[int, int, int, IndexRange]], views: Sequence[tensors.TensorView]) -> None:
+def check_indices(ranges: Sequence[tuple[int, int, int, IndexRange]], inputs: Sequence[Any]) -> None:
     """Raise `InputError` for an input that holds an index out of its range."""
     extremes: dict[int, tuple[int, int]] = {}
     for number, low, high, allowed in ranges:
         if number not in extremes:
-            indices = np.asarray(views[number].owner)
+            indices = np.asarray(inputs[number])
             if indices.size == 0:
                 continue
             # The reductions themselves: the methods cost several times as much for a few numbers.

@@ -218,7 +218,7 @@ class CudaSession:
         """Indices in the host's memory are checked; kernels clamp those that only the GPU can see."""
         ranges = [entry for entry in binding.index_ranges if views[entry[0]].on_host]
         if ranges:
-            check_indices(ranges, [TensorView(v.address, v.dtype, v.shape, v.owner, v.copied) for v in views])
+            check_indices(ranges, [found.owner for found in views])
 
     def _bind_outputs(
         self, inputs: Mapping[str, Any], views: Sequence[DeviceView], binding: Binding, out: Mapping[str, Any]

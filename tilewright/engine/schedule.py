@@ -1,0 +1,270 @@
+"""What the host runs of an engine in parts, prepared once: places of values, when they are let go, and steps.
+
+    schedule = Schedule(graph, parts)
+    results = schedule.run(arrays, symbols, call)     # of graph.results(), in order
+
+A schedule has the meaning of `graph.reference.run_graph`.  Everything that does not change from call to call is
+computed when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import kind_of
+from tilewright.graph.reference import (
+    bind,
+    concrete,
+    described,
+    interpret_part,
+    last_uses,
+    run_with,
+    stacked,
+)
+from tilewright.runtime.session import Frame, Session, profile_buffer
+from tilewright.runtime.shapes import check_conditions
+from tilewright.symbolic import Expression, evaluate, free_symbols, plain_symbol
+
+if TYPE_CHECKING:
+    from tilewright.runtime.cuda.session import CudaSession
+
+_FRAMES = 1024  # combinations of sizes that a part keeps what follows from
+
+
+@dataclass
+class Call:
+    """What belongs to one run: its threads; `times` and `sizes` take up what is asked for."""
+
+    threads: int | None = None
+    times: dict[int, list[float]] | None = None
+    sizes: dict[str, int] | None = None
+
+
+class Parts:
+    """The compiled parts: sessions, the graph of each, the numbers of their steps."""
+
+    def __init__(
+        self, sessions: Sequence[Session | CudaSession], graph_of: Callable[[int], Graph], counts: Sequence[int]
+    ) -> None:
+        self.sessions, self.graph_of, self.counts = sessions, graph_of, counts
+
+
+class _Step(Protocol):
+    """Runs a node: `arrays` are those of its inputs."""
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]: ...
+
+
+class Schedule:
+    """A graph's nodes in order."""
+
+    def __init__(self, graph: Graph, parts: Parts) -> None:
+        self.graph = graph
+        values = [*graph.inputs, *graph.constants, *(output for node in graph.nodes for output in node.outputs)]
+        places = {value: place for place, value in enumerate(values)}
+        constants = [_as(data, value) for value, data in graph.constants.items()]
+        self._rest: list[Any] = [*constants, *[None] * (len(values) - len(graph.inputs) - len(constants))]
+        self._types = [value.dtype.numpy for value in graph.inputs]
+        last = last_uses(graph)
+        self._steps = [
+            (
+                _step(node, parts).run,
+                [None if value is None else places[value] for value in node.inputs],
+                [places[value] for value in node.outputs],
+                [places[value] for value in last.get(position, ())],
+            )
+            for position, node in enumerate(graph.nodes)
+        ]
+        self._results = [places[value] for value in graph.results()]
+
+    def run(self, arrays: Sequence[np.ndarray], symbols: dict[str, int], call: Call) -> list[np.ndarray]:
+        """The results for inputs in order; symbols that nodes give values are added to `symbols`."""
+        values: list[Any] = [
+            array if array.dtype == dtype else array.astype(dtype)
+            for array, dtype in zip(arrays, self._types, strict=True)
+        ]
+        values += self._rest
+        for run, inputs, outputs, ended in self._steps:
+            results = run([None if place is None else values[place] for place in inputs], symbols, call)
+            for place, result in zip(outputs, results, strict=True):
+                values[place] = result
+            for place in ended:
+                values[place] = None
+        return [values[place] for place in self._results]
+
+
+def _as(data: Any, value: Value) -> np.ndarray:
+    return np.asarray(data).astype(value.dtype.numpy, copy=False)
+
+
+def _step(node: Node, parts: Parts) -> _Step:
+    kind = kind_of(node.op)
+    if kind == "part":
+        return Part(node, parts)
+    if kind == "control":
+        return _Branch(node, parts) if node.op == "if" else _Loop(node, parts)
+    return _Host(node)
+
+
+class _Host:
+    """An op that NumPy runs."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._fixed = {key: item for key, item in node.attributes.items() if not _has_sizes(item)}
+        self._sizes = {key: item for key, item in node.attributes.items() if key not in self._fixed}
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+        attributes = self._fixed
+        if self._sizes:
+            attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes.items()}
+        return [run_with(self._node, arrays, attributes, symbols)]
+
+
+def _has_sizes(item: Any) -> bool:
+    return isinstance(item, Expression) or (isinstance(item, tuple) and any(map(_has_sizes, item)))
+
+
+# Compiled parts --------------------------------------------------------------------------------------
+
+
+class Part:
+    """A compiled part; with a size of 0 there is next to nothing to compute, and NumPy runs its graph."""
+
+    def __init__(self, node: Node, parts: Parts) -> None:
+        self.node, self.number = node, node.attributes["number"]
+        self.session = parts.sessions[self.number]
+        self._parts = parts
+        shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
+        names = {symbol.name for shape in shapes for size in shape for symbol in free_symbols(size)}
+        self._names = sorted(names | set(self.session.plan.symbols))
+        self._frames: dict[tuple[int | None, ...], Frame | bool] = {}
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+        if call.sizes is not None:
+            call.sizes.update(symbols)
+        frame = self.frame(arrays, symbols)
+        if frame is False:
+            return interpret_part(self._parts.graph_of(self.number), arrays, symbols)
+        if frame is True or not frame.takes(arrays):
+            return self._checked(arrays, symbols, call)
+        assert isinstance(self.session, Session)
+        plain = [array if _is_plain(array) else np.array(array, order="C") for array in arrays]
+        if call.times is None:
+            return self.session.run_arrays(frame, plain, call.threads)
+        buffer = profile_buffer(self._parts.counts[self.number])
+        results = self.session.run_arrays(frame, plain, call.threads, buffer)
+        spent = [(end - begin) / 1e6 for begin, end in zip(buffer, buffer[1:], strict=False)]
+        before = call.times.get(self.number, [0.0] * len(spent))  # of earlier runs in a loop
+        call.times[self.number] = [a + b for a, b in zip(before, spent, strict=True)]
+        return results
+
+    def frame(self, arrays: Sequence[Any], symbols: Mapping[str, int]) -> Frame | bool:
+        """What follows from the sizes; False where there is nothing to compute, True where the session must look."""
+        key = tuple([symbols.get(name) for name in self._names])
+        found = self._frames.get(key)
+        if found is None:
+            found = self._new_frame(arrays, symbols)
+            if len(self._frames) >= _FRAMES:
+                self._frames.clear()
+            self._frames[key] = found
+        return found
+
+    def _new_frame(self, arrays: Sequence[Any], symbols: Mapping[str, int]) -> Frame | bool:
+        plan = self.session.plan
+        carried = [evaluate(spec.shape[0], symbols) for spec in plan.inputs[len(arrays) :]]
+        given = [evaluate(size, symbols) for value in self.node.outputs for size in value.shape]
+        if 0 in carried or 0 in given or any(0 in array.shape for array in arrays):
+            check_conditions(plan, symbols)
+            return False
+        return (isinstance(self.session, Session) and self.session.frame(symbols)) or True
+
+    def _checked(self, arrays: Sequence[Any], symbols: Mapping[str, int], call: Call) -> list[np.ndarray]:
+        """A run by name: of a GPU, and of inputs that do not fit, for the session's error."""
+        specs = self.session.plan.inputs
+        feeds = {spec.name: array for spec, array in zip(specs, arrays, strict=False)}
+        for spec in specs[len(arrays) :]:  # that tell a size; nothing reads them
+            feeds[spec.name] = np.empty(evaluate(spec.shape[0], symbols), np.bool_)
+        return list(self.session.run(feeds, None, call.threads).values())
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
+
+
+# Graphs inside ---------------------------------------------------------------------------------------
+
+
+class _Body:
+    """A graph inside: it sees the symbols outside, and has those of its inputs' dimensions anew."""
+
+    def __init__(self, graph: Graph, parts: Parts) -> None:
+        self.graph, self._schedule = graph, Schedule(graph, parts)
+        sizes = [plain_symbol(size) for value in graph.inputs for size in value.shape]
+        self._own = {size.name for size in sizes if size is not None}
+        self._shapes = [(value.shape, partial("%{} of {}".format, value.name, graph.name)) for value in graph.inputs]
+
+    def symbols(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int]) -> dict[str, int]:
+        """The symbols inside, for inputs in order."""
+        inner = dict(symbols)
+        for name in self._own:
+            inner.pop(name, None)
+        for (shape, what), array in zip(self._shapes, arrays, strict=True):
+            if array.shape != shape:
+                bind(shape, array.shape, inner, what)
+        return inner
+
+    def run(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], call: Call) -> list[np.ndarray]:
+        return self._schedule.run(arrays, self.symbols(arrays, symbols), call)
+
+
+class _Branch:
+    """An `if`."""
+
+    def __init__(self, node: Node, parts: Parts) -> None:
+        self._node = node
+        self._bodies = [_Body(node.attributes[name], parts) for name in ("otherwise", "then")]
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+        results = self._bodies[bool(arrays[0].reshape(-1)[0])].run(arrays[1:], symbols, call)
+        return _bound(self._node, results, symbols)
+
+
+class _Loop:
+    """A `loop`."""
+
+    def __init__(self, node: Node, parts: Parts) -> None:
+        self._node = node
+        self._body = _Body(node.attributes["body"], parts)
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+        node, carried = self._node, self._node.attributes["carried"]
+        count, condition = arrays[:2]
+        trips = None if count is None else int(count.reshape(-1)[0])
+        going = condition is None or bool(condition.reshape(-1)[0])
+        values, captured = arrays[2 : 2 + carried], arrays[2 + carried :]
+        rows: list[list[np.ndarray]] = [[] for _ in node.outputs[carried:]]
+        iteration, true = 0, np.array(True)
+        while going and (trips is None or iteration < trips):
+            given = [np.array(iteration, np.int64), true, *values, *captured]
+            following, *results = self._body.run(given, symbols, call)
+            values = results[:carried]
+            for row, result in zip(rows, results[carried:], strict=True):
+                row.append(result)
+            going, iteration = bool(following.reshape(-1)[0]), iteration + 1
+        found = [stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)]
+        return _bound(node, [*values, *found], symbols)
+
+
+def _bound(node: Node, results: list[np.ndarray], symbols: dict[str, int]) -> list[np.ndarray]:
+    """The results of a node with graphs inside, whose sizes are told to the graph outside."""
+    for output, result in zip(node.outputs, results, strict=True):
+        bind(output.shape, result.shape, symbols, partial(described, node, output))
+    return results
