@@ -294,27 +294,14 @@ def test_one_number_for_all_lanes_under_a_condition_on_rows():
 
 
 def test_functions_of_numbers_whose_powers_overflow():
-    numbers = [
-        0.0,
-        -0.0,
-        1e-20,
-        0.3,
-        -2.0,
-        40.0,
-        88.9,
-        -89.2,
-        113.75,
-        -101.9,
-        1e4,
-        1e30,
-        -1e30,
-        INFINITY,
-        -INFINITY,
-        NAN,
-    ]
+    """Against float64: PyTorch's own vectors overflow a little early on some CPUs."""
+    numbers = [0.0, -0.0, 1e-20, 0.3, -2.0, 40.0, 88.9, -89.2, 113.75, -101.9, 1e4, 1e30, -1e30]
     functions: list[Function] = [torch.sinh, torch.cosh, torch.asinh, torch.exp2, lambda x: torch.acosh(1 + x.abs())]
     for dtype in (torch.float32, torch.float64):
-        check(functions, torch.tensor(numbers, dtype=dtype))
+        x = torch.tensor([*numbers, INFINITY, -INFINITY, NAN], dtype=dtype)
+        expected = Functions(functions)(x.double())
+        for result, value in zip(tilewright.compile(Functions(functions).eval(), (x,))(x), expected, strict=True):
+            torch.testing.assert_close(result, value.to(dtype), equal_nan=True, rtol=1e-5, atol=1e-6)
     check([torch.exp2], torch.tensor([113.5, -100.5, 8.0, INFINITY], dtype=torch.bfloat16))
 
 
