@@ -14,7 +14,7 @@ class DType:
 
     `name` is the language's name (``float32``), `text` the IR's (``f32``), `kind` one of ``bool``,
     ``int``, ``uint``, ``float``, ``void``; `bits` the width of the value (1 for bool, which takes
-    one byte in memory).  Kinds ``text``, ``sequence`` and ``optional`` are those of `HOST_ONLY`.
+    one byte in memory).  Kinds ``text``, ``map``, ``sequence`` and ``optional`` are those of `HOST_ONLY`.
     """
 
     name: str
@@ -101,9 +101,15 @@ def _list_of(kind: str, element: DType) -> DType:
     return DType(f"{kind}({element.name})", f"{kind}_{element.text}", kind, 0)
 
 
-_ELEMENTS: dict[DType, DType] = {_list_of("sequence", element): element for element in (*STORED, string)}
+# Dictionaries, which models give as items of sequences: keys are text or whole numbers.
+MAPS: tuple[DType, ...] = tuple(
+    DType(f"map({key.name},{item.name})", f"map_{key.text}_{item.text}", "map", 0)
+    for key in (string, int64)
+    for item in (float32,)
+)
+_ELEMENTS: dict[DType, DType] = {_list_of("sequence", element): element for element in (*STORED, string, *MAPS)}
 _ELEMENTS |= {_list_of("optional", element): element for element in (*STORED, string, *_ELEMENTS)}
-HOST_ONLY: frozenset[DType] = frozenset({string, *_ELEMENTS})
+HOST_ONLY: frozenset[DType] = frozenset({string, *MAPS, *_ELEMENTS})
 ANY_BY_NAME: dict[str, DType] = {**BY_NAME, **{dtype.name: dtype for dtype in HOST_ONLY}}
 ANY_BY_TEXT: dict[str, DType] = {**BY_TEXT, **{dtype.text: dtype for dtype in HOST_ONLY}}
 

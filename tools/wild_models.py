@@ -54,6 +54,7 @@ MOST = (100, 8)  # integers are below the first one that a model takes
 LONGEST_TEXT = 512  # tokens of a sequence
 PATIENCE = 10  # seconds for an answer of ONNX Runtime
 SETTINGS = 3  # of the free dimensions of one model
+TIMED = 0.6  # seconds of CPU time for comparing speeds at one setting
 # Candidates for free dimensions, by the rank of the input: batches first, so that settings differ in more than one.
 SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
     1: ((1,), (16000,), (7,), (512,), (3,)),
@@ -209,6 +210,7 @@ class Reference:
         ]
         moved = [moved_weights(path, np.random.default_rng(seed)) for seed in range(MOVED)]
         self.sessions += [started(model, "ORT_ENABLE_ALL", 2) for model in moved if model is not None]
+        self.single = started(str(path), "ORT_ENABLE_ALL", 1)
         self.inputs = self.sessions[0].get_inputs()
 
     def answers(self, feeds: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
@@ -395,17 +397,17 @@ class Bounds:
 def examine(path: Path) -> dict[str, Any]:
     """Build and run one model; the row of the table."""
     from tilewright.errors import TilewrightError
-    from tilewright.onnx import InferenceSession
+    from tilewright.onnx import InferenceSession, SessionOptions
 
     reference = Reference(path)
     depth = depth_of(path)
     started = time.perf_counter()
     try:
-        session = InferenceSession(path)
+        session = InferenceSession(path, SessionOptions(intra_op_num_threads=1))
     except TilewrightError as error:
         return {"outcome": "refused", "reason": f"{type(error).__name__}: {error}"}
     row: dict[str, Any] = {"build_seconds": round(time.perf_counter() - started, 1), "sizes": []}
-    worst = 0.0
+    worst, ratios = 0.0, []
     for feeds, answers in reference.cases():
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         try:
@@ -418,13 +420,27 @@ def examine(path: Path) -> dict[str, Any]:
         worst = max(worst, ratio)
         if any(output.size for output in answers[0]):
             row["sizes"].append(shapes)
+            ratios.append(speed(session, reference.single, feeds))
     if not row["sizes"]:
         return {
             **row,
             "outcome": "no reference",
             "reason": "ONNX Runtime took no input that was tried, or gave nothing",
         }
+    row["speed"] = round(math.prod(ratios) ** (1 / len(ratios)), 3)
     return {**row, "outcome": "right", "error_of_bound": round(worst, 4), "reason": ""}
+
+
+def speed(session: Any, peer: Any, feeds: dict[str, np.ndarray]) -> float:
+    """ONNX Runtime's CPU time by ours, in one thread: medians of runs in which they take turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    end = time.process_time() + TIMED
+    while time.process_time() < end or len(times[0]) < 4:
+        for runner, found in zip((session, peer), times, strict=True):
+            began = time.process_time()
+            runner.run(None, feeds)
+            found.append(time.process_time() - began)
+    return float(np.median(times[1][1:]) / np.median(times[0][1:]))
 
 
 def in_child(path: Path, seconds: int) -> dict[str, Any]:
@@ -468,16 +484,17 @@ def markdown(data: dict[str, Any]) -> str:
         "apart (optimiser, threads, inputs and weights moved by a few roundings) and from the number of operations. It",
         "holds for every slice along every axis of an output (scores may follow coordinates in the hundreds), and is",
         "at most a twentieth of the largest number. An answer beyond it, but within four thousandths, must be as near",
-        "to ONNX Runtime's own answer in float64 as its answer in float32 is.",
+        "to ONNX Runtime's own answer in float64 as its answer in float32 is. Speeds are CPU time in one thread,",
+        "the geometric mean over the settings of runs that take turns: above 1 tilewright is faster.",
         "",
         f"{right} of {len(rows)} are right. {data['date']}; {versions}.{data.get('note', '')}",
         "",
-        "| package | model | outcome | build s | error / bound | reason |",
-        "|---|---|---|---:|---:|---|",
+        "| package | model | outcome | build s | error / bound | ONNX Runtime / tilewright | reason |",
+        "|---|---|---|---:|---:|---:|---|",
     ]
     for row in rows:
         cells = [row["package"], row["model"], row["outcome"], str(row.get("build_seconds", ""))]
-        cells += [str(row.get("error_of_bound", "")), short(row["reason"])]
+        cells += [str(row.get("error_of_bound", "")), str(row.get("speed", "")), short(row["reason"])]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

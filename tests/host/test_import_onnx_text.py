@@ -287,3 +287,52 @@ def test_bound_text_is_given_back() -> None:
     first, second = binding.get_outputs()
     assert (first.data_type(), second.data_type()) == ("tensor(string)", "seq(tensor(string))")
     assert first.is_tensor() and not second.is_tensor()
+
+
+TOKENS = {
+    "matches": 'tokenexp = "b|bc|bca|\\\\w\\\\w+", mincharnum = 2, mark = 1, pad_value = "#"',
+    "empty matches": 'tokenexp = "a*|é.", mincharnum = 1, mark = 0, pad_value = ""',
+    "separators": 'separators = ["[,. ]+", "a"], mincharnum = 1, mark = 0, pad_value = "#"',
+    "empty separators": 'separators = ["\\\\b"], mincharnum = 2, mark = 1, pad_value = ""',
+    "letters": 'separators = [""], mincharnum = 1, mark = 0, pad_value = "#"',
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens(name: str) -> None:
+    model = parsed(f"m (string[n, 2] x) => (string[n, 2, k] y) {{ y = com.microsoft.Tokenizer <{TOKENS[name]}> (x) }}")
+    model.opset_import.add(domain="com.microsoft", version=1)
+    check(model, {"x": np.array([["abc, bca.", ""], ["é1 __ é.", "a,b  a"]], object)})
+
+
+def test_hashes() -> None:
+    for kind, x in {"string": words(np.random.default_rng(0), 12), "int64": np.arange(5) << 30}.items():
+        model = parsed(f"""m ({kind}[n] x) => (int32[n] y, uint32[n] z) {{
+            y = com.microsoft.MurmurHash3 <positive = 0, seed = 7> (x) z = com.microsoft.MurmurHash3 (x) }}""")
+        model.opset_import.add(domain="com.microsoft", version=1)
+        check(model, {"x": x})
+
+
+@pytest.mark.parametrize("mode", ["TF", "TFIDF"])
+def test_sequences_of_tokens_in_rows_of_any_length(mode: str) -> None:
+    model = parsed(f"""m (string[n, k] x) => (float[n, 5] y) {{ y = TfIdfVectorizer <mode = "{mode}",
+        min_gram_length = 1, max_gram_length = 2, max_skip_count = 1,
+        ngram_counts = [0, 2], ngram_indexes = [4, 0, 1, 3],
+        pool_strings = ["a", "b", "a", "a", "b", "c"], weights = [1.0, 2.0, 3.0, 4.0]> (x) }}""")
+    check(model, {"x": np.array([["a", "b", "a", "c", "a", "b"], ["b", "c", "b", "c", "z", "a"]], object)})
+    check(model, {"x": np.array([["a"]], object)})
+
+
+@pytest.mark.parametrize("labels", ['classlabels_strings = ["no", "yes"]', "classlabels_int64s = [3, 1]"])
+def test_dictionaries_of_classes(labels: str, tmp_path: Path) -> None:
+    kind = onnx.TensorProto.STRING if "strings" in labels else onnx.TensorProto.INT64
+    model = parsed(f"m (float[n, 2] x) => (float[n] y) {{ y = ai.onnx.ml.ZipMap <{labels}> (x) }}")
+    held = onnx.helper.make_map_type_proto(kind, onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, []))
+    model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(held))
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    engine = tilewright.compile(model)
+    engine.save(tmp_path / "m.engine")
+    session = InferenceSession(tmp_path / "m.engine")
+    assert session.run(None, {"x": x}) == peer.run(None, {"x": x})
+    assert session.get_outputs()[0].type == peer.get_outputs()[0].type

@@ -1,6 +1,6 @@
 """Ops of the host on sequences and optionals: lists of tensors, as NumPy arrays of objects of one dimension.
 
-An optional has no element or one, which is a tensor or a sequence.
+An optional has no element or one, which is a tensor or a sequence.  A sequence may also hold dictionaries.
 """
 
 from __future__ import annotations
@@ -56,6 +56,15 @@ def split_type(inputs: Inputs, attributes: Attributes) -> Types:
     if len(attributes["shape"]) != 1:
         raise ShapeError("a sequence has one size, its length")
     return [(_of("sequence", value(inputs, 0).dtype), attributes["shape"])]
+
+
+def zipped_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """Of numbers [C] or [N, C], and C keys, a dictionary for each row."""
+    x, keys = value(inputs, 0), value(inputs, 1)
+    found = ANY_BY_NAME.get(f"map({keys.dtype.name},{x.dtype.name})")
+    if found is None or x.rank not in (1, 2) or keys.shape != x.shape[-1:]:
+        raise ShapeError(f"{keys!r} are no keys of the rows of {x!r}")
+    return [(sequence_of(found), x.shape[:-1] or (1,))]
 
 
 def _of(kind: str, element: DType) -> DType:
@@ -159,3 +168,8 @@ def sequence_split(inputs: Arrays, attributes: Attributes) -> Array:
         raise ShapeError(f"{what} is {sizes}, and dimension {axis} has {extent} elements")
     parts = np.split(x, np.cumsum(sizes)[:-1], axis) if sizes else []
     return listed(parts if attributes["keep"] else [part.squeeze(axis) for part in parts])
+
+
+def zip_map(inputs: Arrays, attributes: Attributes) -> Array:
+    x, keys = inputs[0], inputs[1].tolist()
+    return listed(dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import BY_NAME, int1, int64, string
+from tilewright.dtypes import BY_NAME, float32, int1, int32, int64, string, uint32
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, broadcast_shapes, value
 from tilewright.graph.patterns import PatternError, compiled
@@ -63,6 +63,35 @@ def matched_type(inputs: Inputs, attributes: Attributes) -> Types:
     except PatternError as error:
         raise ShapeError(str(error)) from None
     return [(int1, _text(inputs, 0))]
+
+
+def tokens_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """The tokens of each text: one dimension more, of the size `count`."""
+    patterns = (attributes["pattern"], *attributes["separators"])
+    try:
+        [compiled(pattern) for pattern in patterns]
+    except PatternError as error:
+        raise ShapeError(str(error)) from None
+    return [(string, (*_text(inputs, 0), attributes["count"]))]
+
+
+def hash_type(inputs: Inputs, attributes: Attributes) -> Types:
+    return [(uint32 if attributes["positive"] else int32, value(inputs, 0).shape)]
+
+
+def counts_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """Rows of tokens [N, C] -> [N, size]; sequences lie in the pool and in the columns, and columns in the result."""
+    rows, pool, columns = value(inputs, 0), attributes["pool"], attributes["columns"]
+    if rows.dtype != int64 or rows.rank != 2 or attributes["skips"] < 0:
+        raise ShapeError(f"{rows!r} are no rows of tokens")
+    if not all(isinstance(column, int) and 0 <= column < attributes["size"] for column in columns):
+        raise ShapeError(f"a column is outside of the {attributes['size']} of the result")
+    for length, start, place, count in attributes["sequences"]:
+        if not (length > 0 and start >= 0 and place >= 0 and count > 0) or (
+            start + length * count > len(pool) or place + count > len(columns)
+        ):
+            raise ShapeError(f"{count} sequences of {length} tokens are not in a pool of {len(pool)}")
+    return [(float32, (rows.shape[0], attributes["size"]))]
 
 
 def position_type(inputs: Inputs, attributes: Attributes) -> Types:
@@ -133,6 +162,72 @@ def text_split(inputs: Arrays, attributes: Attributes) -> Array:
     return result.reshape([*lists.shape, width])
 
 
+def _between(text: str, separator: str, least: int) -> list[str]:
+    """The parts of a text between what a pattern describes, of `least` letters or more."""
+    parts, start, begin, pattern = [], 0, 0, compiled(separator)
+    while (place := pattern.find(text, begin)) is not None:
+        parts.append(text[start : place[0]])
+        # Nothing matched: go on after the next letter, which belongs to no part.
+        start = begin = place[1] + (place[0] == place[1])
+        if start > len(text):
+            return [part for part in parts if len(part) >= least]
+    return [part for part in (*parts, text[start:]) if len(part) >= least]
+
+
+def _tokens(text: str, attributes: Attributes) -> list[str]:
+    """As ONNX Runtime's Tokenizer: matches of a pattern, or what separators leave one after the other."""
+    least, separators = attributes["least"], attributes["separators"]
+    if separators == ("",):
+        return list(text)
+    if separators:
+        parts = [text]
+        for separator in separators:
+            parts = [part for whole in parts for part in _between(whole, separator, least)]
+        return parts
+    parts, begin, pattern = [], 0, compiled(attributes["pattern"])
+    while (place := pattern.find(text, begin)) is not None:
+        parts.append(text[slice(*place)])
+        begin = place[1] + (place[0] == place[1])
+    return [part for part in parts if len(part) >= max(1, least)]
+
+
+def text_tokens(inputs: Arrays, attributes: Attributes) -> Array:
+    x, marked = inputs[0], attributes["marked"]
+    rows = [_tokens(text, attributes) for text in x.reshape(-1)]
+    width = max(map(len, rows), default=0)
+    if marked and width:
+        rows, width = [["\x02", *row, "\x03"] for row in rows], width + 2
+    result = np.full((len(rows), width), attributes["filler"], object)
+    for place, row in enumerate(rows):
+        result[place, : len(row)] = row
+    return result.reshape((*x.shape, width))
+
+
+def _murmur(data: bytes, seed: int) -> int:
+    """MurmurHash3 of 32 bits, by Austin Appleby's definition."""
+    wide, state = 0xFFFFFFFF, seed & 0xFFFFFFFF
+
+    def mixed(word: int) -> int:
+        word = word * 0xCC9E2D51 & wide
+        return ((word << 15 | word >> 17) & wide) * 0x1B873593 & wide
+
+    whole = len(data) // 4 * 4
+    for place in range(0, whole, 4):
+        state ^= mixed(int.from_bytes(data[place : place + 4], "little"))
+        state = ((state << 13 | state >> 19) & wide) * 5 + 0xE6546B64 & wide
+    state ^= mixed(int.from_bytes(data[whole:], "little")) ^ len(data)
+    state = (state ^ state >> 16) * 0x85EBCA6B & wide
+    state = (state ^ state >> 13) * 0xC2B2AE35 & wide
+    return state ^ state >> 16
+
+
+def murmur_hash(inputs: Arrays, attributes: Attributes) -> Array:
+    x, seed = inputs[0], attributes["seed"]
+    data = (item.encode() if isinstance(item, str) else item.tobytes() for item in x.reshape(-1))
+    result = np.array([_murmur(item, seed) for item in data], np.uint32).reshape(x.shape)
+    return result if attributes["positive"] else result.view(np.int32)
+
+
 def _cased(text: str, case: str) -> str:
     """A text in lower or upper case, letter by letter: those whose other form is several letters stay."""
     if case == "NONE":
@@ -162,6 +257,60 @@ def _places(keys: tuple[str, ...]) -> dict[str, int]:
 def text_position(inputs: Arrays, attributes: Attributes) -> Array:
     places = _places(attributes["keys"])
     return _each(lambda text: places.get(text, -1), inputs[0], dtype=np.int64)
+
+
+class _Sequences:
+    """Sequences of one length, found token by token: each prefix has a number."""
+
+    def __init__(self, table: Array, columns: Array) -> None:
+        self.tokens, ranks = np.unique(table, return_inverse=True)
+        ranks, prefixes = ranks.reshape(table.shape), np.zeros(len(table), np.int64)
+        self.levels = []
+        for rank in ranks.T:
+            keys, prefixes = np.unique(prefixes * len(self.tokens) + rank, return_inverse=True)
+            self.levels.append(keys)
+        self.columns = np.zeros(len(self.levels[-1]), np.int64)
+        self.columns[prefixes] = columns
+
+    def add_to(self, totals: Array, rows: Array, step: int) -> None:
+        """Count those whose tokens are `step` apart."""
+        count = rows.shape[1] - step * (len(self.levels) - 1)
+        if count < 1 or not len(rows):
+            return
+        ranks, known = _found(self.tokens, rows)
+        prefixes, fit = np.zeros((len(rows), count), np.int64), np.ones((len(rows), count), bool)
+        for index, keys in enumerate(self.levels):
+            part = slice(index * step, index * step + count)
+            prefixes, there = _found(keys, prefixes * len(self.tokens) + ranks[:, part])
+            fit &= there & known[:, part]
+        row, place = np.nonzero(fit)
+        np.add.at(totals, (row, self.columns[prefixes[row, place]]), 1)
+
+
+def _found(keys: Array, items: Array) -> tuple[Array, Array]:
+    """The places of items in sorted keys, and which of them are there."""
+    places = np.minimum(np.searchsorted(keys, items), len(keys) - 1)
+    return places, keys[places] == items
+
+
+@functools.lru_cache(maxsize=16)
+def _sequences(
+    pool: tuple[int, ...], columns: tuple[int, ...], sequences: tuple[tuple[int, ...], ...]
+) -> list[_Sequences]:
+    tokens, places = np.array(pool, np.int64), np.array(columns, np.int64)
+    return [
+        _Sequences(tokens[start : start + length * count].reshape(count, length), places[place : place + count])
+        for length, start, place, count in sequences
+    ]
+
+
+def sequence_counts(inputs: Arrays, attributes: Attributes) -> Array:
+    rows = inputs[0]
+    result = np.zeros((len(rows), attributes["size"]), np.float32)
+    for each in _sequences(attributes["pool"], attributes["columns"], attributes["sequences"]):
+        for step in range(1, 2 + (attributes["skips"] if len(each.levels) > 1 else 0)):
+            each.add_to(result, rows, step)
+    return result
 
 
 def text_matches(inputs: Arrays, attributes: Attributes) -> Array:

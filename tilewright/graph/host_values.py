@@ -18,6 +18,8 @@ def given(value: Any, dtype: DType, what: str) -> np.ndarray:
     """The array of objects of a value of a `HOST_ONLY` type; raises `InputError`, which calls it the input `what`."""
     if dtype == string:
         return _text(value, what)
+    if dtype.kind == "map" or (dtype.kind == "sequence" and element_of(dtype).kind == "map"):
+        raise InputError(f"input {what!r} is made of dictionaries, which engines give and do not take")
     if dtype.kind == "sequence":
         if not isinstance(value, (list, tuple)):
             raise InputError(f"input {what!r} is a sequence, given as {a_kind(value)}: pass a list of tensors")
@@ -63,12 +65,14 @@ def _text(value: Any, what: str) -> np.ndarray:
     return result
 
 
-def returned(array: np.ndarray, dtype: DType) -> Any:
+def returned(array: Any, dtype: DType) -> Any:
     """A result as callers get it; those of `HOST_ONLY` with memory of their own."""
     if dtype not in HOST_ONLY:
         return array
     if dtype == string:
         return array.copy()
+    if dtype.kind == "map":
+        return dict(array)
     items = [_own(item, element_of(dtype)) for item in array]
     if dtype.kind == "sequence":
         return items

@@ -300,6 +300,16 @@ _op("host", "text_matches", 1, texts.matched_type, texts.text_matches,
     "whether a whole text is one that the regular expression `pattern` describes", pattern=REQUIRED)
 _op("host", "text_position", 1, texts.position_type, texts.text_position,
     "i64: the place of a text among `keys`, the last of equal ones; -1 where it is not there", keys=REQUIRED)
+_op("host", "text_tokens", 1, texts.tokens_type, texts.text_tokens,
+    "the longest parts that the regular expression `pattern` describes, or those between what `separators` do; of "
+    "`least` letters; `filler` where there are fewer; `marked`: STX before and ETX after them",
+    pattern="", separators=(), least=1, marked=False, filler="", count=REQUIRED)
+_op("host", "murmur_hash", 1, texts.hash_type, texts.murmur_hash,
+    "32 bits of MurmurHash3 of text or numbers, i32 or u32 (`positive`)", seed=0, positive=True)
+_op("host", "sequence_counts", 1, texts.counts_type, texts.sequence_counts,
+    "how often each of the `sequences` (length, begin in `pool`, begin in `columns`, number) is in rows of tokens "
+    "[N, C], with up to `skips` tokens between theirs; [N, size]",
+    pool=REQUIRED, columns=REQUIRED, sequences=REQUIRED, size=REQUIRED, skips=0)
 _op("host", "text_to_number", 1, texts.number_type, texts.text_to_number, "the number that a text is", to=REQUIRED)
 _op("host", "number_to_text", 1, texts.written_type, texts.number_to_text, "numbers in decimal, 8 digits of floats")
 _op("host", "sequence", (0, None), lists.sequence_type, lists.make_list, "a sequence of tensors `of` one type",
@@ -316,6 +326,8 @@ _op("host", "sequence_join", 1, lists.join_type, lists.sequence_join,
 _op("host", "sequence_split", (1, 2), lists.split_type, lists.sequence_split,
     "slices of x along `axis`: of one size, of a list of sizes, or one each, then without `axis` unless `keep`",
     axis=REQUIRED, shape=REQUIRED, keep=True, what="the sizes")
+_op("host", "zip_map", 2, lists.zipped_type, lists.zip_map,
+    "a sequence of dictionaries, one for each row of numbers [N, C] or [C], by their C keys")
 _op("host", "optional", (0, 1), lists.optional_type, lists.make_list,
     "an optional `of` a type, which holds x or nothing", of=REQUIRED)
 
@@ -341,8 +353,9 @@ _op("control", "loop", (2, None), host.given_types, host.only_run,
 
 ON_HOST = ("host", "part", "control")  # kinds that no kernel is generated for
 _LISTS = frozenset(
-    {"sequence", "sequence_insert", "sequence_erase", "list_item", "sequence_join", "sequence_split", "optional"}
-)
+    {"sequence", "sequence_insert", "sequence_erase", "list_item", "sequence_join", "sequence_split", "optional",
+     "zip_map"}
+)  # fmt: skip
 _ANY = frozenset({"copy", "if", "loop"})  # that take and give what only the host works on
 _TEXT = frozenset(
     {
@@ -352,6 +365,8 @@ _TEXT = frozenset(
         "text_normalize",
         "text_matches",
         "text_position",
+        "text_tokens",
+        "murmur_hash",
         "text_to_number",
         "number_to_text",
     }

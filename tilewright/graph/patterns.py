@@ -403,6 +403,35 @@ class Pattern:
             before = letter
         return len(self._program) in self._reached(places, before, None)
 
+    def find(self, text: str, begin: int = 0) -> tuple[int, int] | None:
+        """Where the first part of a text from `begin` on that the pattern describes begins and ends, the longest of
+        those that begin there; None where there is none."""
+        found: tuple[int, int] | None = None
+        starts: dict[int, int] = {}  # the earliest begin by which each place is reached
+        for position in range(begin, len(text) + 1):
+            before = text[position - 1] if position else None
+            after = text[position] if position < len(text) else None
+            if found is None:
+                starts.setdefault(0, position)
+            reached: dict[int, int] = {}
+            for start in sorted(set(starts.values())):
+                here = {place for place, first in starts.items() if first == start}
+                for place in self._reached(here, before, after):
+                    reached.setdefault(place, start)
+            start = reached.get(len(self._program), -1)
+            if start >= 0 and (found is None or start <= found[0]):
+                found = (start, position)
+            if found is not None:
+                reached = {place: start for place, start in reached.items() if start <= found[0]}
+            starts = {}
+            if after is not None:
+                for place, start in sorted(reached.items(), key=lambda item: item[1]):
+                    for following in self._after({place}, after):
+                        starts.setdefault(following, start)
+            if found is not None and not starts:
+                break
+        return found
+
     def _reached(self, places: set[int], before: str | None, after: str | None) -> set[int]:
         """The places that are reached from these without a letter."""
         found, waiting = set[int](), list(places)

@@ -21,6 +21,7 @@ from onnx import (
     ValueInfoProto,
 )
 
+from tilewright.dtypes import element_of
 from tilewright.errors import ImportModelError, ShapeError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
@@ -188,7 +189,7 @@ class _Importer:
     def _list_input(self, entry: ValueInfoProto) -> RunTimeList:
         """A sequence or an optional that the engine takes: its length is a symbol of its own."""
         dtype, inner = list_type(entry.type), entry.type
-        if dtype is None:
+        if dtype is None or (dtype.kind == "sequence" and element_of(dtype).kind == "map"):
             raise ImportModelError(f"input {entry.name!r} is a list of what is not supported; give tensors")
         while inner.WhichOneof("value") != "tensor_type":
             inner = getattr(inner, inner.WhichOneof("value")).elem_type

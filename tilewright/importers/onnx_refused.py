@@ -6,8 +6,7 @@ from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Unsupported
 
 _RANDOM = ("random numbers", "draw them outside of the model and give them as an input")
 _TRAINING = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
-_TEXT = ("tokens of text", "do it before the model and give numbers")
-_MAPS = ("a dictionary as a value", "export the model without it: scikit-learn converters take zipmap=False")
+_MAPS = ("a dictionary as an input", "give its values as a tensor")
 _GENERATION = ("a loop that generates text", "export one step of the decoder, and keep the loop outside of the model")
 _PROCESSOR = (
     "a layout of weights for the processor on which ONNX Runtime saved the model",
@@ -19,8 +18,7 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
         "com.microsoft::BitmaskDropout", "com.microsoft::Sampling",
     ),
     _TRAINING: ("ai.onnx.preview.training::Gradient",),
-    _TEXT: ("com.microsoft::Tokenizer",),
-    _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer", "ai.onnx.ml::ZipMap"),
+    _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer"),
     _PROCESSOR: tuple(
         f"com.microsoft.nchwc::{name}"
         for name in (

@@ -295,6 +295,18 @@ def _held(call: Call, found: Tensor) -> Tensor:
     return Tensor(found.name, _item(call, value, found.item, what=what))
 
 
+def _zip_map(call: Call) -> Tensor:
+    """A dictionary for each row of scores: scikit-learn's converters name classes so."""
+    x, names, numbers = call[0], call.attribute("classlabels_strings"), call.attribute("classlabels_int64s")
+    if bool(names) == bool(numbers):
+        raise Invalid("the labels are given as text and as numbers" if names else "it has no labels")
+    call.require_rank(x, 1, 2)
+    labels = names or numbers
+    keys = call.constant(np.array(labels, object if names else np.int64), "labels")
+    rows = call.reshape(call.cast(x, float32), (*x.shape[:-1], len(labels)))
+    return RunTimeList("", call.op("zip_map", rows, keys))
+
+
 def _same(call: Call) -> Tensor:
     return call.tensor(0)
 
@@ -311,6 +323,7 @@ SEQUENCES: dict[str, Callable[[Call], Tensor]] = {
     "Optional": _optional,
     "OptionalHasElement": _holds,
     "OptionalGetElement": _content,
+    "ai.onnx.ml::ZipMap": _zip_map,
 }
 _WITH_GRAPHS = ("If", "Loop", "SequenceMap")  # which take sequences, and have other rules
 

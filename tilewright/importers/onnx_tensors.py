@@ -63,6 +63,9 @@ def list_type(found: TypeProto) -> DType | None:
     kind = found.WhichOneof("value")
     if kind == "tensor_type":
         return DTYPES.get(found.tensor_type.elem_type)
+    if kind == "map_type":
+        key, item = DTYPES.get(found.map_type.key_type), list_type(found.map_type.value_type)
+        return None if key is None or item is None else dtypes.ANY_BY_NAME.get(f"map({key.name},{item.name})")
     inner = list_type(getattr(found, kind).elem_type) if kind in ("sequence_type", "optional_type") else None
     if inner is None or inner.kind == "optional" or (inner.kind == kind == "sequence"):
         return None

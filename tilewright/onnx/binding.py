@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, element_of
+from tilewright.dtypes import ANY_BY_NAME, DType, element_of
 from tilewright.errors import InputError, a_kind, out_of_memory
 from tilewright.runtime import tensors
 
@@ -33,6 +33,9 @@ def type_text(dtype: DType) -> str:
     if dtype.kind in ("sequence", "optional"):
         inner = type_text(element_of(dtype))
         return f"seq({inner})" if dtype.kind == "sequence" else f"optional({inner})"
+    if dtype.kind == "map":
+        key, item = (ANY_BY_NAME[name] for name in dtype.name.removeprefix("map(").removesuffix(")").split(","))
+        return f"map({type_text(key).removeprefix('tensor(').removesuffix(')')},{type_text(item)})"
     return f"tensor({'string' if dtype.kind == 'text' else element_text(dtype.numpy)})"
 
 

@@ -51,5 +51,6 @@ SECTIONS: tuple[RuleTable, ...] = (
     microsoft_attention.TABLE,
     microsoft_packed.TABLE,
     microsoft_quantized.TABLE,
+    text.RUNTIME,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.patterns import PatternError, compiled
 from tilewright.importers.onnx_call import Call
@@ -13,6 +13,8 @@ from tilewright.importers.rules import RuleTable
 
 TABLE = RuleTable("Text")
 rule = TABLE.rule
+RUNTIME = RuleTable("ONNX Runtime: text", "com.microsoft::")
+runtime_rule = RUNTIME.rule
 
 
 @rule("StringConcat")
@@ -50,6 +52,31 @@ def full_match(call: Call) -> Value:
     return call.op("text_matches", call[0], pattern=pattern)
 
 
+@runtime_rule("Tokenizer")
+def tokenize(call: Call) -> Value:
+    """The tokens of texts [C] or [N, C], one dimension more."""
+    call.require_rank(call[0], 1, 2)
+    pattern, separators = call.attribute("tokenexp", ""), tuple(call.attribute("separators") or ())
+    if bool(pattern) == bool(separators):
+        raise Invalid("it needs a pattern of tokens or separators, and not both")
+    try:
+        for text in (pattern, *separators):
+            compiled(text)
+    except PatternError as error:
+        raise Unsupported(str(error), "write the pattern in RE2's syntax, or split outside of the model") from None
+    least, filler = call.positive("mincharnum", 1), call.attribute("pad_value", "")
+    marked, count = bool(call.attribute("mark", 0)), call.fresh("tokens")
+    attributes = {"pattern": pattern, "separators": separators, "least": least, "marked": marked, "filler": filler}
+    return call.op("text_tokens", call[0], count=count, **attributes)
+
+
+@runtime_rule("MurmurHash3")
+def murmur_hash(call: Call) -> Value:
+    """32 bits of each element, a text or a number."""
+    seed, positive = call.attribute("seed", 0), bool(call.attribute("positive", 1))
+    return call.op("murmur_hash", call[0], seed=seed, positive=positive)
+
+
 @rule("TfIdfVectorizer")
 def count_sequences(call: Call) -> Value:
     """How often each sequence of a pool occurs in rows of tokens [C] or [N, C], with gaps of equal length."""
@@ -64,51 +91,25 @@ def count_sequences(call: Call) -> Value:
         x, pool = call.op("text_position", x, keys=tuple(texts)), [places[token] for token in texts]
     columns, mode = list(call.attribute("ngram_indexes")), call.choice("mode", "TF", "IDF", "TFIDF")
     least, most = call.positive("min_gram_length"), call.positive("max_gram_length")
-    skips = call.attribute("max_skip_count")
-    rows = call.unsqueeze(x, 0) if x.rank == 1 else x
+    skips, place = call.attribute("max_skip_count"), 0
     size = max(columns, default=-1) + 1
-    weights = np.ones(size)
-    given = call.attribute("weights")
-    if given:
-        weights[columns] = np.asarray(given)[: len(columns)]
-    total: Value = call.full((rows.shape[0], size), 0.0, float32)
-    place = 0
+    sequences = []  # lengths, where in the pool and in the columns they begin, how many there are
     for length, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), start=1):
         count = (end - start) // length
         if start > end or end > len(pool) or place + count > len(columns):
             raise Invalid(f"the sequences of length {length} are not in the pool of {len(pool)} tokens")
         if least <= length <= most and count:
-            table = np.array(pool[start : start + count * length], np.int64).reshape(count, length)
-            matrix = np.zeros((count, size), np.float32)
-            np.add.at(matrix, (np.arange(count), columns[place : place + count]), 1)
-            found = _occurrences(call, rows, table, skips if length > 1 else 0)
-            if found is not None:
-                total = call.op("add", total, call.op("matmul", found, call.constant(matrix, "columns")))
+            sequences.append((length, start, place, count))
         place += count
+    rows = call.cast(call.unsqueeze(x, 0) if x.rank == 1 else x, int64)
+    attributes = {"pool": tuple(pool), "columns": tuple(columns), "sequences": tuple(sequences), "size": size}
+    total = call.op("sequence_counts", rows, skips=skips, **attributes)
     if mode != "TF":
-        scale = call.constant(weights.astype(np.float32), "weights")
+        weights, given = np.ones(size), call.attribute("weights")
+        if given:
+            weights[columns] = np.asarray(given)[: len(columns)]
         seen = call.cast(call.op("greater", total, 0.0), float32)
+        scale = call.constant(weights.astype(np.float32), "weights")
         total = call.op("multiply", total if mode == "TFIDF" else seen, scale)
+    call.attribute("weights")
     return total if x.rank == 2 else call.reshape(total, (size,))
-
-
-def _occurrences(call: Call, rows: Value, table: np.ndarray, skips: int) -> Value | None:
-    """How often each row of `table` occurs in each of `rows` [N, C], with 0 to `skips` tokens between its own."""
-    width, length = rows.shape[1], table.shape[1]
-    if not isinstance(width, int):
-        raise Unsupported(f"sequences in rows of {width} tokens", "fix the number of tokens")
-    total: Value | None = None
-    for step in range(1, skips + 2):
-        count = width - step * (length - 1)
-        if count < 1:
-            break
-        match: Value | None = None
-        for index in range(length):
-            part = call.unsqueeze(call.slice(rows, 1, index * step, index * step + count), 2)  # [N, count, 1]
-            tokens = call.constant(table[:, index].astype(rows.dtype.numpy), "tokens")
-            same = call.op("equal", part, tokens)
-            match = same if match is None else call.op("logical_and", match, same)
-        assert match is not None
-        found = call.op("reduce_sum", call.cast(match, float32), axes=(1,))
-        total = found if total is None else call.op("add", total, found)
-    return total
