@@ -2,8 +2,10 @@
 
 python -m tools.soak --minutes 10 --threads 16 --engines 10
 
-Prints resident memory, descriptors and threads while it runs.  Exits with 1 when an answer is wrong, when a child
-process fails, or when one of the three has grown between the first quarter of the time and the end.  Linux only.
+The engines are whole programs, engines in parts (`NonZero`, a loop whose values grow) and ONNX sessions.  Beside the
+threads, the main thread runs engines while a signal's handler raises, as Ctrl-C does.  Prints resident memory,
+descriptors and threads while it runs.  Exits with 1 when an answer is wrong, when a child process fails, or when one of
+the three has grown between the first quarter of the time and the end.  Linux only.
 """
 
 from __future__ import annotations
@@ -17,15 +19,22 @@ import tempfile
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 
 import tilewright
+import tilewright.onnx
 from tilewright.dtypes import float32
 from tilewright.engine.builder import build
 from tilewright.errors import TilewrightError
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
 
 _GROWTH = {
     "megabytes": 64,
@@ -33,26 +42,133 @@ _GROWTH = {
     "threads": 40,
 }  # that is allowed beyond a tenth: what is in use at a moment
 _FORK = 0.002  # of the calls
+_TICK = 0.05  # seconds between signals
+_LONGEST = 8  # rounds of a loop
+_LOOP = """<ir_version: 10, opset_import: ["" : 20]>
+rounds (float[n] x, int64 count) => (float[m] y) {
+    begin = Constant <value = bool {1}> ()
+    y = Loop (count, begin, x) <body = once (int64 number, bool going, float[k] value)
+        => (bool going_on, float[l] longer) {
+        going_on = Identity(going)
+        twice = Add(value, value)
+        longer = Concat <axis = 0> (twice, value)
+    }>
+}"""
+
+
+class Interrupted(Exception):
+    """What the signal's handler raises in the main thread while it runs an engine."""
+
+
+class Subject(ABC):
+    """An engine or session, calls of it, and what they must answer."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path, self.number = path, number
+        self.make()
+        self.load()
+
+    @abstractmethod
+    def make(self) -> None:
+        """Write the file."""
+
+    def load(self) -> None:
+        """Load it again; what was loaded before goes with its last call."""
+        self.engine = tilewright.load(self.path)
+
+    def run(self, inputs: dict[str, Any], threads: int) -> dict[str, Any]:
+        return self.engine.run(inputs, threads=threads)
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Inputs for a call."""
+
+    @abstractmethod
+    def right(self, inputs: dict[str, Any], found: dict[str, Any]) -> bool:
+        """Whether these are the results for the inputs."""
+
+
+class Product(Subject):
+    """A program in one part: the positive elements of a product."""
+
+    rows = 200
+
+    def graph(self) -> Graph:
+        self.weight = np.random.default_rng(self.number).standard_normal((32 + self.number, 48)).astype(np.float32)
+        builder = GraphBuilder(f"soak{self.number}")
+        x = builder.input("x", float32, (builder.symbol("batch", 1, 512), self.weight.shape[0]))
+        y = builder.op("relu", [builder.op("matmul", [x, builder.constant(self.weight, "w")])])
+        builder.output(y, "y")
+        self.more(builder, y)
+        return builder.finish()
+
+    def more(self, builder: GraphBuilder, y: Any) -> None:
+        """Further outputs."""
+
+    def make(self) -> None:
+        build(self.graph(), "cpu").save(self.path)
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": rng.standard_normal((rng.integers(1, self.rows + 1), self.weight.shape[0])).astype(np.float32)}
+
+    def right(self, inputs: dict[str, Any], found: dict[str, Any]) -> bool:
+        x = inputs["x"]
+        bound = 2 * self.weight.shape[0] * np.finfo(np.float32).eps * (np.abs(x) @ np.abs(self.weight)) + 1e-30
+        return bool((np.abs(found["y"] - np.maximum(x @ self.weight, 0)) <= bound).all())
+
+
+class Places(Product):
+    """A program in parts: also where the product is positive, and the double of that."""
+
+    rows = 30
+
+    def more(self, builder: GraphBuilder, y: Any) -> None:
+        places = builder.op("nonzero", [y], shape=(2, builder.run_time_symbol("count")))
+        builder.output(builder.op("add", [places, places]), "places")
+
+    def right(self, inputs: dict[str, Any], found: dict[str, Any]) -> bool:
+        places = 2 * np.stack(np.nonzero(found["y"]))
+        return super().right(inputs, found) and np.array_equal(found["places"], places)
+
+
+class Rounds(Subject):
+    """An ONNX session of a loop: in each round the value, doubled, is followed by itself."""
+
+    def make(self) -> None:
+        import onnx
+
+        self.path = self.path.with_suffix(".onnx")
+        onnx.save(onnx.parser.parse_model(_LOOP), self.path)
+
+    def load(self) -> None:
+        self.session = tilewright.onnx.InferenceSession(str(self.path))
+
+    def run(self, inputs: dict[str, Any], threads: int) -> dict[str, Any]:
+        return dict(zip(("y",), self.session.run(None, inputs), strict=True))
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        x = rng.integers(-9, 9, rng.integers(1, 20)).astype(np.float32)
+        return {"x": x, "count": np.array(rng.integers(0, _LONGEST))}
+
+    def right(self, inputs: dict[str, Any], found: dict[str, Any]) -> bool:
+        value = inputs["x"]
+        for _ in range(inputs["count"]):
+            value = np.concatenate([2 * value, value])
+        return np.array_equal(found["y"], value)
+
+
+KINDS: tuple[Callable[[Path, int], Subject], ...] = (Product, Places, Product, Rounds)
 
 
 class Soak:
-    """The engines, what they must answer, and counts of what was done."""
+    """The engines, and counts of what was done."""
 
     def __init__(self, folder: Path, engines: int) -> None:
         self.stop = threading.Event()
         self.lock = threading.Lock()
-        self.counts = dict.fromkeys(("calls", "loads", "refused", "forks", "wrong"), 0)
-        self.paths: list[Path] = []
-        self.weights: list[np.ndarray] = []
-        for number in range(engines):
-            weight = np.random.default_rng(number).standard_normal((32 + number, 48)).astype(np.float32)
-            builder = GraphBuilder(f"soak{number}")
-            x = builder.input("x", float32, (builder.symbol("batch", 1, 512), weight.shape[0]))
-            builder.output(builder.op("relu", [builder.op("matmul", [x, builder.constant(weight, "w")])]), "y")
-            self.paths.append(folder / f"{number}.engine")
-            self.weights.append(weight)
-            build(builder.finish(), "cpu").save(self.paths[-1])
-        self.engines = [tilewright.load(path) for path in self.paths]
+        self.armed = False  # the next signal raises
+        self.counts: Counter[str] = Counter(wrong=0)
+        self.subjects = [KINDS[number % len(KINDS)](folder / f"{number}.engine", number) for number in range(engines)]
 
     def count(self, name: str) -> None:
         with self.lock:
@@ -60,47 +176,61 @@ class Soak:
 
     def work(self, seed: int) -> None:
         """One thread's life."""
-        draw = random.Random(seed)
-        generator = np.random.default_rng(seed)
+        draw, rng = random.Random(seed), np.random.default_rng(seed)
         while not self.stop.is_set():
-            number = draw.randrange(len(self.paths))
-            kind = draw.random()
-            if kind < 0.05:
-                self.engines[number] = tilewright.load(self.paths[number])  # the one before goes with its last call
+            subject, kind = draw.choice(self.subjects), draw.random()
+            if kind < 0.05 and not (isinstance(subject, Rounds) and kind > 0.002):  # a session is built each time
+                subject.load()
                 self.count("loads")
             elif kind < 0.1:
-                self._refused(number)
+                self._refused(subject)
             elif kind < 0.1 + _FORK:
-                self._fork(number)
+                self._fork(subject, rng)
             else:
-                x = generator.standard_normal((draw.randint(1, 200), self.weights[number].shape[0])).astype(np.float32)
-                self._call(number, x, draw.choice((1, 2, 3, 8)))
+                self._call(subject, rng, draw.choice((1, 2, 3, 8)))
 
-    def _call(self, number: int, x: np.ndarray, threads: int) -> bool:
-        found = self.engines[number].run({"x": x}, threads=threads)["y"]
-        weight = self.weights[number]
-        bound = 2 * weight.shape[0] * np.finfo(np.float32).eps * (np.abs(x) @ np.abs(weight)) + 1e-30
-        right = bool((np.abs(found - np.maximum(x @ weight, 0)) <= bound).all())
-        self.count("calls" if right else "wrong")
-        return right
+    def _call(self, subject: Subject, rng: np.random.Generator, threads: int) -> None:
+        inputs = subject.draw(rng)
+        right = subject.right(inputs, subject.run(inputs, threads))
+        self.count(f"calls of {type(subject).__name__}" if right else "wrong")
 
-    def _refused(self, number: int) -> None:
+    def _refused(self, subject: Subject) -> None:
         try:
-            self.engines[number].run({"x": np.zeros((3, 1), np.float32)})
+            subject.run({"x": np.zeros((3, 1), np.float32)}, 2)
             self.count("wrong")
         except TilewrightError:
             self.count("refused")
 
-    def _fork(self, number: int) -> None:
+    def _fork(self, subject: Subject, rng: np.random.Generator) -> None:
+        inputs = subject.draw(rng)
         child = os.fork()
         if child == 0:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            engine, weight = self.engines[number], self.weights[number]
-            ones = np.ones((100, weight.shape[0]), np.float32)
-            found = engine.run({"x": ones}, threads=2)["y"]
-            os._exit(0 if np.allclose(found, np.maximum(weight.sum(0), 0), rtol=1e-3, atol=1e-4) else 1)
+            os._exit(0 if subject.right(inputs, subject.run(inputs, 2)) else 1)
         status = os.waitpid(child, 0)[1]
         self.count("forks" if status == 0 else "wrong")
+
+    def interrupt(self, seed: int, seconds: float) -> None:
+        """Run engines in this thread while a handler raises."""
+        draw, rng = random.Random(seed), np.random.default_rng(seed)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            subject = draw.choice(self.subjects)
+            inputs, found = subject.draw(rng), None
+            try:
+                self.armed = True
+                while self.armed:
+                    found = subject.run(inputs, 2)
+                self.count("swallowed")  # raised where Python ignores errors, in a finalizer
+            except Interrupted:
+                right = found is None or subject.right(inputs, found)
+                self.count("interrupted" if right else "wrong")
+
+    def signalled(self, number: int, frame: FrameType | None) -> None:
+        """The handler: interrupts whatever the main thread waits for, and raises once if it runs an engine."""
+        if self.armed:
+            self.armed = False
+            raise Interrupted
 
 
 def _state() -> dict[str, int]:
@@ -112,23 +242,26 @@ def _state() -> dict[str, int]:
 def soak(seconds: float, threads: int, engines: int) -> bool:
     """Run for some seconds; says whether all was right and flat."""
     warnings.filterwarnings("ignore", message="This process .* is multi-threaded", category=DeprecationWarning)
-    signal.signal(signal.SIGALRM, lambda number, frame: None)  # interrupts whatever the main thread waits for
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     with tempfile.TemporaryDirectory() as folder:
         work = Soak(Path(folder), engines)
+        signal.signal(signal.SIGALRM, work.signalled)
+        signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
         workers = [threading.Thread(target=work.work, args=(seed,), daemon=True) for seed in range(threads)]
         for worker in workers:
             worker.start()
         began, states = time.monotonic(), []
         while (passed := time.monotonic() - began) < seconds:
-            time.sleep(max(0.1, min(10.0, seconds / 8)))
+            pause = max(0.1, min(10.0, seconds / 8))
+            time.sleep(pause / 2)
+            work.interrupt(threads + len(states), pause / 2)
             states.append((passed, _state()))
             print(
                 f"{passed:6.0f} s",
                 *(f"{name} {value}" for name, value in states[-1][1].items()),
-                work.counts,
+                dict(work.counts),
                 flush=True,
             )
+        dead = sum(not worker.is_alive() for worker in workers)
         work.stop.set()
         for worker in workers:
             worker.join(60)
@@ -140,8 +273,11 @@ def soak(seconds: float, threads: int, engines: int) -> bool:
         for name, allowed in _GROWTH.items()
         if states[-1][1][name] > 1.1 * first[0][name] + allowed
     ]
-    print(f"{work.counts}, {alive} threads stuck;", *(grown or ["memory, descriptors and threads are flat"]))
-    return not (grown or alive or work.counts["wrong"])
+    print(
+        f"{dict(work.counts)}, {alive} threads stuck, {dead} ended by errors;",
+        *(grown or ["memory, descriptors and threads are flat"]),
+    )
+    return not (grown or alive or dead or work.counts["wrong"])
 
 
 if __name__ == "__main__":

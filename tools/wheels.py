@@ -5,8 +5,9 @@ python tools/wheels.py --python /opt/python3.14/bin/python3 --extras
 python tools/wheels.py --save                          also writes the table into docs/runtime.md
 
 Each environment gets the wheel with its base dependencies only, runs a smoke test (a kernel, an engine saved and loaded
-in another process, the command line, the shim for Triton), and is measured: bytes of what was installed, and seconds
-of imports above an empty Python (the least of 9 processes).  `--extras` asks pip whether every extra resolves.
+in another process, the command line, the shim for Triton), and is measured: bytes of what was installed, and
+CPU seconds of imports above an empty Python (the least of 9 processes), which other programs on the
+machine disturb little.  `--extras` asks pip whether every extra resolves.
 """
 
 from __future__ import annotations
@@ -110,17 +111,16 @@ def pythons() -> list[Path]:
 
 def attempt(python: Path, wheel: Path, folder: Path) -> Tried:
     """Install, run and measure; raises `subprocess.CalledProcessError` when the smoke test fails."""
-    place = folder / python.name
-    subprocess.run([str(python), "-m", "venv", str(place / "environment")], check=True)
-    own = place / "environment" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    subprocess.run([str(python), "-m", "venv", str(folder / "environment")], check=True)
+    own = interpreter(folder)
     before = installed_bytes(own)
     pip(own, "install", str(wheel))
     size = installed_bytes(own) - before
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TILEWRIGHT_", "PYTHON"))}
-    environment["TILEWRIGHT_CACHE_DIRECTORY"] = str(place / "cache")
-    (place / "smoke.py").write_text(SMOKE, encoding="utf-8")
-    subprocess.run([str(own), "smoke.py"], cwd=place, env=environment, check=True)
-    seconds = [min(timed([str(own), "-c", code], environment) for _ in range(ROUNDS)) for code in IMPORTS]
+    environment["TILEWRIGHT_CACHE_DIRECTORY"] = str(folder / "cache")
+    (folder / "smoke.py").write_text(SMOKE, encoding="utf-8")
+    subprocess.run([str(own), "smoke.py"], cwd=folder, env=environment, check=True)
+    seconds = [min(timed(own, code, environment) for _ in range(ROUNDS)) for code in IMPORTS]
     tell = (
         "import platform; from importlib.metadata import version as v; "
         "names = ('numpy', 'llvmlite', 'ml_dtypes'); "
@@ -132,6 +132,11 @@ def attempt(python: Path, wheel: Path, folder: Path) -> Tried:
     return Tried(version, wheels.strip(), size, seconds[1] - seconds[0], seconds[2] - seconds[0])
 
 
+def interpreter(folder: Path) -> Path:
+    """The Python of the environment in a folder."""
+    return folder / "environment" / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
 def installed_bytes(python: Path) -> int:
     """Bytes of site-packages without compiled bytecode, which pip may write or not."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'), sep=';')"
@@ -141,10 +146,10 @@ def installed_bytes(python: Path) -> int:
     return sum(file.stat().st_size for file in files if file.suffix != ".pyc")
 
 
-def timed(command: list[str], environment: dict[str, str]) -> float:
-    started = time.perf_counter()
-    subprocess.run(command, env=environment, check=True)
-    return time.perf_counter() - started
+def timed(python: Path, code: str, environment: dict[str, str]) -> float:
+    """CPU seconds of a process that runs the code."""
+    command = [str(python), "-c", f"{code}; import time; print(time.process_time())"]
+    return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
 def resolve_extras(python: Path, wheel: Path) -> None:
@@ -190,7 +195,7 @@ def main() -> int:
             tried.append(attempt(python, wheel, folder / str(number)))
             print(f"Python {tried[-1].python}: works", flush=True)
         if options.extras:
-            resolve_extras(chosen[-1], wheel)
+            resolve_extras(interpreter(folder / str(len(chosen) - 1)), wheel)
     text = table(tried) + f"\n\n{platform.system()} {platform.machine()}, {time.strftime('%Y-%m-%d')}."
     print(text)
     if options.save:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from tilewright.errors import (
     EngineError,
     EngineUntrustedError,
     InputError,
+    MissingDependencyError,
     ShapeError,
     SigningKeyError,
     TilewrightError,
@@ -57,6 +59,7 @@ def command(*arguments: object) -> tuple[int, str, BaseException | None]:
 
 
 def test_a_key_signs_and_only_its_engines_run(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
     mine, other, signed = tmp_path / "mine", tmp_path / "other", tmp_path / "signed.engine"
     for key in (mine, other):
         assert command("keygen", key)[0] == 0
@@ -76,6 +79,23 @@ def test_a_key_signs_and_only_its_engines_run(folder: Path, tmp_path: Path) -> N
             command(name, folder / "small.engine", "--trusted-key", f"{mine}.pub")[2], EngineUntrustedError
         )
     assert command("run", signed, "--trusted-key", f"{mine}.pub", "--expect-sha256", digest)[0] == 0
+
+
+def test_without_cryptography_the_error_says_what_to_install(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)  # type: ignore[arg-type]
+    (tmp_path / "key").write_text("-----BEGIN PRIVATE KEY-----\n")
+    (tmp_path / "key.pub").write_text("-----BEGIN PUBLIC KEY-----\n")
+    engine = folder / "small.engine"
+    for arguments in (["keygen", tmp_path / "new"], ["sign", engine, "--key", tmp_path / "key"],
+                      ["verify", engine, "--trusted-key", tmp_path / "key.pub"],
+                      ["run", engine, "--trusted-key", tmp_path / "key.pub"]):  # fmt: skip
+        error = command(*arguments)[2]
+        assert isinstance(error, MissingDependencyError) and "tilewright[sign]" in str(error), (arguments, error)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["run", "bench"])

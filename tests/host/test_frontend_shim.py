@@ -92,6 +92,8 @@ def test_what_nobody_knows(installed: None) -> None:
 
 
 def test_what_was_there_comes_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)  # an installed Triton, which PyTorch imports
     other, inner = ModuleType("triton"), ModuleType("triton.inner")
     monkeypatch.setitem(sys.modules, "triton", other)
     monkeypatch.setitem(sys.modules, "triton.inner", inner)
@@ -142,7 +144,12 @@ def test_modules_code_and_child_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     code = run("-c", "import sys, triton; print(sys.argv, triton.cdiv(7, 2))", "one")
     assert code.stdout == "['-c', 'one'] 4\n"
-    assert run("--site").stdout.strip() == shim.site_directory()
+    site = run("--site").stdout.strip()
+    assert site == shim.site_directory()
+    bare = [sys.executable, "-S", "-c", "import sitecustomize, triton; print(triton.__version__)"]  # nothing installed
+    environment = {**os.environ, "TILEWRIGHT_SHIM": "1", "PYTHONPATH": site}
+    done = subprocess.run(bare, capture_output=True, text=True, cwd=tmp_path.parent, env=environment)
+    assert done.stdout == f"{shim.VERSION}\n", done
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def run(
     cases: Annotated[int, typer.Option(help="cases of each target")] = 1000,
     seconds: Annotated[float, typer.Option(help="time for each target")] = 3600.0,
     jobs: Annotated[int, typer.Option(help="worker processes")] = 1,
+    first: Annotated[int, typer.Option(help="seed at which a new record begins")] = 0,
     state: State = Path("build/fuzz"),
     device: Annotated[str, typer.Option(help="where random PyTorch programs run: cpu, cuda")] = "cpu",
 ) -> None:
@@ -37,7 +38,7 @@ def run(
     os.environ["FUZZ_DEVICE"] = device  # for the workers
     failed = 0
     for name in targets or names():
-        record = Campaign(name, jobs, state.resolve()).run(cases, seconds)
+        record = Campaign(name, jobs, state.resolve(), first).run(cases, seconds)
         failed += sum(record.failed.values())
         print(tally.line(record), flush=True)
     raise typer.Exit(1 if failed else 0)

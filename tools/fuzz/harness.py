@@ -99,10 +99,10 @@ class Worker:
 class Campaign:
     """Runs one target's cases and keeps its record."""
 
-    def __init__(self, name: str, jobs: int, folder: Path) -> None:
+    def __init__(self, name: str, jobs: int, folder: Path, first: int = 0) -> None:
         self.name, self.jobs, self.folder = name, jobs, folder
         self.target = load(name)
-        self.record = Record.open(folder, name)
+        self.record = Record.open(folder, name, first)
         self.selector = selectors.DefaultSelector()
         self.workers: list[Worker] = []
         self.failed_starts = 0

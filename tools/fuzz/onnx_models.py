@@ -157,7 +157,7 @@ def run_some(graph: Graph, generator: random.Random) -> str:
     if any(free_symbols(size) for value in graph.inputs for size in value.shape):
         return "imported"
     elements = sum(math.prod(map(upper_bound, value.shape)) for value in graph.inputs)
-    nodes = sum(math.prod(map(upper_bound, node.output.shape)) for node in graph.nodes)
+    nodes = sum(math.prod(map(upper_bound, value.shape)) for node in graph.nodes for value in node.outputs)
     if elements > 10_000 or nodes > 1_000_000 or len(graph.nodes) > 200:
         return "imported"
     random_numbers = np.random.default_rng(generator.randrange(2**32))

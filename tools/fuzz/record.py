@@ -43,11 +43,11 @@ class Record:
         path.with_suffix(".tmp").replace(path)
 
     @classmethod
-    def open(cls, folder: Path, target: str) -> Record:
-        """The record in a folder, or a new one."""
+    def open(cls, folder: Path, target: str, first: int = 0) -> Record:
+        """The record in a folder, or a new one that begins with the seed `first`."""
         path = folder / f"{target}.json"
         if not path.exists():
-            return cls(target)
+            return cls(target, first)
         data = json.loads(path.read_text())
         data["labels"], data["failed"] = Counter(data["labels"]), Counter(data["failed"])
         return cls(**data)

@@ -9,7 +9,10 @@ import importlib.util
 import os
 import sys
 
+_here = os.path.dirname(os.path.abspath(__file__))
 if os.environ.get("TILEWRIGHT_SHIM") == "1":
+    if importlib.util.find_spec("tilewright") is None:  # the parent found it in its working directory, say
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_here))))
     try:
         from tilewright import shim
     except ImportError:
@@ -17,7 +20,6 @@ if os.environ.get("TILEWRIGHT_SHIM") == "1":
     else:
         shim.install()
 
-_here = os.path.dirname(os.path.abspath(__file__))
 for _folder in sys.path:
     _file = os.path.join(_folder, "sitecustomize.py")
     if os.path.abspath(_folder) != _here and os.path.isfile(_file):
