@@ -21,6 +21,7 @@ from tilewright.importers.report import Report  # noqa: E402
 from tilewright.importers.torch_export import declare_output  # noqa: E402
 from tilewright.importers.torch_fx import Walker, dtype_of  # noqa: E402
 from tilewright.importers.torch_ops import RULES  # noqa: E402
+from tilewright.importers.torch_ops.random import TABLE as RANDOM  # noqa: E402
 from tilewright.importers.torch_symbols import SymbolTable  # noqa: E402
 
 Case = tuple[tuple[Any, ...], dict[str, Any]]
@@ -626,7 +627,7 @@ def test_cells_of_gpus(kind: str, bias: bool) -> None:
 GONE = {f"aten.{name}.default" for name in ("cholesky",) if not hasattr(torch.ops.aten, name)}
 
 
-@pytest.mark.parametrize("name", sorted(RULES.keys() - CELLS - BAGS - ON_GPUS - ELSEWHERE - GONE))
+@pytest.mark.parametrize("name", sorted(RULES.keys() - RANDOM.rules.keys() - CELLS - BAGS - ON_GPUS - ELSEWHERE - GONE))
 def test_rule(name: str, request: pytest.FixtureRequest) -> None:
     seed = request.config.getoption("--seed") or 0
     torch.manual_seed(seed)

@@ -340,7 +340,11 @@ def manifest_of(
         "fusion": list(fusion),
         "programs": list(programs),
     }
-    return {**manifest, "fixed": graph.fixed} if graph.fixed else manifest
+    if graph.fixed:
+        manifest["fixed"] = graph.fixed
+    if graph.seed is not None:
+        manifest["seed"] = graph.seed
+    return manifest
 
 
 def program_entry(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
 
 from tilewright.engine import cuda_program
 from tilewright.engine.bounded_json import read_json
@@ -72,6 +75,7 @@ class Engine:
             self._program = self._choose_program(target)
             self._check_plan()  # before the plan is read, which takes longer
             self._signature = plan_from_json(self._program["plan"], False, "parts" in self._program)
+            self._seed = self._seed_input()
 
     def _choose_program(self, target: str | None) -> Mapping[str, Any]:
         """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
@@ -100,6 +104,13 @@ class Engine:
             symbols = [part["symbol"] for part in program["parts"]]
             if program["symbol"] != staged_symbol(program["plan"], symbols, self._package.graph):
                 raise ValueError("the parts belong to another graph")
+
+    def _seed_input(self) -> str | None:
+        """The input that random numbers follow from, if there is one."""
+        name = self._package.manifest.get("seed")
+        if name is not None and (name, "int64", ()) not in [(s.name, s.dtype, s.shape) for s in self._signature.inputs]:
+            raise ValueError("the seed of random numbers is no input that is one whole number")
+        return name
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -313,6 +324,11 @@ class Engine:
         """Names, dtypes and (symbolic) shapes of the outputs, in order."""
         return self._signature.outputs
 
+    @property
+    def seed(self) -> str | None:
+        """The input that random numbers follow from, and that a call may leave out; None where none are drawn."""
+        return self._seed
+
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
@@ -320,17 +336,27 @@ class Engine:
 
         Inputs are NumPy arrays, PyTorch CPU tensors, or anything with DLPack; outputs are of the kind of
         the first input.  Text is an array of strings, a sequence a list of tensors, an optional one of these or
-        None.  `out` gives memory for outputs; `threads` is for this run, in place of `Engine.threads`.
+        None.  Where the model draws random numbers, the input `seed` may be left out: each run then has its own.
+        `out` gives memory for outputs; `threads` is for this run, in place of `Engine.threads`.
         Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed, and
         `OutOfMemoryError`.
         """
         session: Session | CudaSession | StagedSession = self.__dict__.get("_session") or self._link(inputs)
         if threads is not None:
             check_threads(threads)
+        if self._seed is not None:
+            inputs = self._with_seed(inputs)
         try:
             return session.run(inputs, out, self._threads if threads is None else threads)
         except MemoryError as error:
             raise out_of_memory(f"a run of {self._origin}", error) from error
+
+    def _with_seed(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs with a seed, drawn where they have none."""
+        check_mapping(inputs, "inputs")
+        if self._seed is None or self._seed in inputs:
+            return inputs
+        return {**inputs, self._seed: np.array(int.from_bytes(os.urandom(8), "little") >> 1, np.int64)}
 
     def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
@@ -510,7 +536,7 @@ class Engine:
         """
         if runs < 1:
             raise InputError(f"runs is a whole number of at least 1, got {runs}")
-        session = self._link(inputs)
+        session, inputs = self._link(inputs), self._with_seed(inputs)
         threads = self._threads if threads is None else threads
         times = session.step_times(inputs, runs, threads, len(self.plan.steps))
         sizes = session.symbols(inputs)

@@ -20,7 +20,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import DType, from_numpy
+from tilewright.dtypes import DType, from_numpy, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import check_shape
@@ -46,6 +46,7 @@ class GraphBuilder:
         self._sizes: dict[str, int] = {} if outer is None else outer._sizes  # how many of each hint there are
         self.run_time_names: set[str] = set() if outer is None else outer.run_time_names
         self.told: dict[tuple[Any, ...], Size] = {}  # the run-time sizes that importers have read, by what they are of
+        self._streams = 0  # of random bits
         self._names: dict[str, int] = {}  # and how many suffixes of each were tried
         self._numbers: dict[tuple[DType, Any], Value] = {}
 
@@ -69,6 +70,17 @@ class GraphBuilder:
         value = Value(self._unique(re.sub(_NOT_IN_INPUTS, "_", name) or "value"), dtype, tuple(map(simplify, shape)))
         self.graph.inputs.append(value)
         return value
+
+    def seed(self) -> Value:
+        """The input that random numbers follow from; it is declared when the first ones are drawn."""
+        if self.graph.seed is None:
+            self.graph.seed = self.input("seed", int64, ()).name
+        return next(value for value in self.graph.inputs if value.name == self.graph.seed)
+
+    def next_stream(self) -> int:
+        """A number that no other draw of the graph has."""
+        self._streams += 1
+        return self._streams - 1
 
     def constant(self, array: np.ndarray | float, name: str = "constant") -> Value:
         """A constant; the array is kept, not copied. Text (an array of strings as objects) is part of the graph."""

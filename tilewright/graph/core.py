@@ -61,6 +61,8 @@ class Graph:
     updated in place (a static KV cache); such values may or may not be outputs as well.
     `remarks` are the decisions that passes made, for the user.
     `fixed` are the arguments of the model that are no tensors, and have the same value in every call.
+    `seed` names the input that random numbers follow from: an i64 without dimensions, which an engine draws at each
+    call that gives none.
     `results_of` makes what the model returns of the outputs in order, where that is no tensor and no tuple of them;
     engine files do not have it.
     `parts` are what its `part` nodes compute, by number, where the graph was cut (`graph.partition`).
@@ -76,6 +78,7 @@ class Graph:
     mutations: dict[Value, Value] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     fixed: dict[str, bool | int | float | str | None] = field(default_factory=dict)
+    seed: str | None = None
     parts: list[Graph] = field(default_factory=list)
     results_of: Callable[[Sequence[Any]], Any] | None = None
 

@@ -34,7 +34,7 @@ from tilewright.graph import host_ops as host
 from tilewright.graph import host_random as random
 from tilewright.graph import host_text as texts
 from tilewright.graph import inference as infer
-from tilewright.graph import recurrent
+from tilewright.graph import random_bits, recurrent
 from tilewright.graph import semantics as compute
 
 REQUIRED: Any = object()
@@ -143,6 +143,9 @@ _op("elementwise", "shift_left", 2, infer.integers, _numpy(compute.shift_left),
     "a 2^b in the type of a; 0 where b is negative or not below the type's width")
 _op("elementwise", "shift_right", 2, infer.integers, _numpy(compute.shift_right),
     "floor(a / 2^b); for b negative or not below the type's width 0, or -1 of a negative a")
+_op("elementwise", "random_bits", 2, random_bits.random_bits_type, random_bits.random_bits,
+    "i64: 64 random bits of a place (i64), a seed (i64) and the number `stream`: the same for the same, by Philox-4x32",
+    stream=REQUIRED)
 _op("elementwise", "atan2", 2, infer.binary_float, _numpy(np.arctan2), "the angle of the point (b, a)")
 _op("elementwise", "where", 3, infer.where, _numpy(compute.where), "condition (bool) ? a : b")
 

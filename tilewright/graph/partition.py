@@ -83,6 +83,7 @@ def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Gr
     levels = _levels(nodes, hosted, known | outer)
     staged = Graph(graph.name, dict(graph.symbols), graph.inputs, graph.outputs, graph.output_names)
     staged.mutations, staged.remarks, staged.fixed = graph.mutations, list(graph.remarks), graph.fixed
+    staged.seed = graph.seed
     for level in sorted(set(levels.values())):
         here = [node for node in nodes if levels[id(node)] == level]
         for node in (node for node in here if id(node) in hosted):

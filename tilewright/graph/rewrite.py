@@ -134,7 +134,7 @@ class Rewriter:
         result = Graph(old.name, dict(old.symbols), list(old.inputs), outputs, list(old.output_names), self.nodes)
         result.mutations = mutations
         result.constants = self.constants
-        result.remarks, result.fixed = self.remarks, old.fixed
+        result.remarks, result.fixed, result.seed = self.remarks, old.fixed, old.seed
         return drop_dead(result)
 
     def _rewrite(self, node: Node, rules: Sequence[Rule]) -> bool:
@@ -196,7 +196,7 @@ def drop_dead(graph: Graph) -> Graph:
         return graph
     result = Graph(graph.name, graph.symbols, graph.inputs, graph.outputs, graph.output_names, kept[::-1])
     result.mutations, result.constants, result.remarks = graph.mutations, constants, graph.remarks
-    result.fixed = graph.fixed
+    result.fixed, result.seed = graph.fixed, graph.seed
     return result
 
 

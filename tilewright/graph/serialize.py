@@ -37,6 +37,8 @@ def to_data(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "outputs": [[name, v.name] for name, v in zip(graph.output_names, graph.outputs, strict=True)],
         "mutations": [[target.name, value.name] for target, value in graph.mutations.items()],
     }
+    if graph.seed is not None:
+        data["seed"] = graph.seed
     return data, arrays
 
 
@@ -153,6 +155,7 @@ def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
     graph.outputs = [values[name] for _, name in data["outputs"]]
     graph.output_names = [_text(name) for name, _ in data["outputs"]]
     graph.mutations = {values[target]: values[name] for target, name in data["mutations"]}
+    graph.seed = data.get("seed")
     return graph
 
 

@@ -78,6 +78,7 @@ def with_sizes(graph: Graph, replacements: Mapping[str, Size]) -> Graph:
         mutations={renewed(value): renewed(result) for value, result in graph.mutations.items()},
         remarks=list(graph.remarks),
         fixed=dict(graph.fixed),
+        seed=graph.seed,
     )
 
 

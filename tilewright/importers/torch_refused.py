@@ -12,8 +12,9 @@ _COMPLEX = ("complex numbers in this operation", "compute with real and imaginar
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
-        "bernoulli", "exponential", "multinomial", "normal", "normal_functional", "rand", "rand_like", "randint",
-        "randint_like", "randn", "randn_like", "randperm", "uniform",
+        "bernoulli", "exponential", "multinomial", "normal", "normal_functional", "poisson", "rand", "rand_like",
+        "randint", "randint_like", "randn", "randn_like", "random", "randperm", "rrelu_with_noise_functional",
+        "uniform",
     ),
     _TRAINING: ("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm"),
     _SIZES: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),

@@ -28,10 +28,10 @@ from tilewright.importers.torch_nodes import (
     ranges,
     reads_number,
 )
-from tilewright.importers.torch_ops import DEPENDS_ON_DATA, FOREIGN, RULES
+from tilewright.importers.torch_ops import FOREIGN, LEFT_TO_PYTORCH, RULES
 from tilewright.importers.torch_symbols import SymbolTable
 
-IMPORT_RULES = {name: rule for name, rule in (RULES | FOREIGN).items() if name not in DEPENDS_ON_DATA}
+IMPORT_RULES = {name: rule for name, rule in (RULES | FOREIGN).items() if name not in LEFT_TO_PYTORCH}
 _MOVES = ("aten._to_copy.default", "prims.device_put.default")
 
 

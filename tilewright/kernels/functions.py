@@ -203,6 +203,13 @@ def shift_right(x, y):
 
 
 @tilewright.jit
+def random_bits(place, seed, stream: tl.constexpr):
+    """64 random bits of a place in a stream, by Philox with the seed as its key."""
+    low, high, _, _ = tl.philox(seed, place.to(tl.uint32), (place >> 32).to(tl.uint32), stream, 0)
+    return (high.to(tl.uint64) << 32 | low.to(tl.uint64)).to(tl.int64, bitcast=True)
+
+
+@tilewright.jit
 def arcsine(x):
     """Arcsine; NaN outside [-1, 1]."""
     return libdevice.asin(x)

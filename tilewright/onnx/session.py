@@ -167,8 +167,9 @@ class InferenceSession:
     # -- What it takes and gives ----------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs, in order."""
-        return list(map(_node_arg, self.engine.inputs))
+        """The inputs of the model, in order."""
+        seed = getattr(self.engine, "seed", None)
+        return [_node_arg(spec) for spec in self.engine.inputs if spec.name != seed]
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs, in order."""
@@ -252,7 +253,8 @@ class InferenceSession:
         except ShapeError as error:
             if self._sizes is None:
                 raise
-            engine = self._sizes.engine(inputs, self.engine.inputs, error)
+            given = [spec for spec in self.engine.inputs if spec.name in inputs]
+            engine = self._sizes.engine(inputs, given, error)
             results = engine.run(inputs, out or None, self._threads)
         if self._options.enable_profiling:
             self._record("model_run", "Session", began, time.perf_counter_ns() - began)

@@ -153,6 +153,10 @@ def _relu(node: Node) -> str:
     return f"maximum({{0}}, {literal(0, node.output.dtype)})"
 
 
+def _random_bits(node: Node) -> str:
+    return f"random_bits({{0}}, {{1}}, {node.attributes['stream']})"
+
+
 EXPRESSIONS: dict[str, Rule] = {
     "negate": "-{0}",
     "absolute": "tl.abs({0})",
@@ -203,6 +207,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "bitwise_xor": "({0} ^ {1})",
     "shift_left": "shift_left({0}, {1})",
     "shift_right": "shift_right({0}, {1})",
+    "random_bits": _random_bits,
     "asin": "arcsine({0})",
     "acos": "arccosine({0})",
     "atan": "arctangent({0})",
@@ -216,7 +221,7 @@ EXPRESSIONS: dict[str, Rule] = {
 OPERATION_WEIGHTS: dict[str, float] = {
     "exp": 12, "exp2": 12, "log": 14, "sin": 16, "cos": 16, "tanh": 16, "erf": 16, "sigmoid": 16, "silu": 16,
     "gelu": 18, "sqrt": 6, "rsqrt": 6, "reciprocal": 4, "divide": 4, "power": 30, "remainder": 12, "floor_divide": 12,
-    "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "erfinv": 60, "erfc": 60, "lgamma": 80,
+    "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "erfinv": 60, "erfc": 60, "lgamma": 80, "random_bits": 60,
 }  # fmt: skip
 
 

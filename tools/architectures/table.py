@@ -56,7 +56,7 @@ def merged(paths: list[Path], note: str) -> dict[str, Any]:
 
 
 def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
-    plain = {key: outcome[key] for key in ("outcome", "kept", "seconds") if key in outcome}
+    plain = {key: outcome[key] for key in ("outcome", "kept", "noise", "seconds") if key in outcome}
     if outcome["outcome"] != "right":
         plain["why"] = meaning(outcome)
     return plain

@@ -13,16 +13,19 @@ import re
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tools.architectures.entry import SIZES, Entry, dynamic_shapes
+from tools.architectures.noise import Noise
 from tools.fuzz.programs.compare import Perturbed
 
 WAYS = ("static", "dynamic", "compile")
 RUNS = 2  # with perturbed results
+SEED = 7  # of engines that draw random numbers
 FACTOR = 16.0  # times the largest difference of so few runs
 ROUNDINGS = 32.0  # of a tensor's largest element
 
@@ -52,7 +55,7 @@ def attempt(entry: Entry, way: str) -> Outcome:
         return {"outcome": "setup", "reason": _last(error), "trace": traceback.format_exc(limit=-4)}
     try:
         with torch.no_grad():
-            reason = {"static": _static, "dynamic": _dynamic, "compile": _compiled}[way](
+            noise, reason = {"static": _static, "dynamic": _dynamic, "compile": _compiled}[way](
                 tilewright, entry, module, inputs
             )
     except Exception as error:
@@ -65,6 +68,8 @@ def attempt(entry: Entry, way: str) -> Outcome:
             outcome |= {"outcome": "refused", "reason": f"PyTorch's own torch.compile fails as well: {_last(error)}"}
         return outcome
     outcome = {"outcome": "wrong", "reason": reason} if reason else {"outcome": "right"}
+    if noise:
+        outcome["noise"] = "given"
     if way == "compile":
         said = text.getvalue()
         kept = re.findall(r"what stays with PyTorch: (\d+) operation", said)
@@ -85,38 +90,40 @@ def _fails_alone(module: torch.nn.Module, given: Mapping[str, Any]) -> bool:
     return False
 
 
-def _static(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
+def _static(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> tuple[bool, str]:
+    """Whether noise is given to PyTorch, and what is wrong."""
     given = inputs(3)
     engine = tilewright.compile(module, given, target="cpu")
-    return compare(module, given, _run(engine, given))
+    return engine.seed is not None, compare(module, given, _run(engine, given), engine.seed is not None)
 
 
-def _dynamic(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
+def _dynamic(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> tuple[bool, str]:
     given = inputs(3)
     shapes = dynamic_shapes(entry, given)
     engine = tilewright.compile(module, given, target="cpu", dynamic_shapes=shapes)
-    return _each(lambda given: _run(engine, given), module, inputs, SIZES)
+    noise = engine.seed is not None
+    return noise, _each(lambda given: _run(engine, given), module, inputs, SIZES, noise)
 
 
-def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> str:
+def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> tuple[bool, str]:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="tilewright")
     sizes = (2, 3, 5) if entry.batched else (2,)
-    return _each(lambda given: compiled(**given), module, inputs, sizes)
+    return False, _each(lambda given: compiled(**given), module, inputs, sizes)  # PyTorch draws the numbers itself
 
 
-def _each(run: Any, module: torch.nn.Module, inputs: Any, sizes: Sequence[int]) -> str:
+def _each(run: Any, module: torch.nn.Module, inputs: Any, sizes: Sequence[int], noise: bool = False) -> str:
     for size in sizes:
         given = inputs(size)
         torch.manual_seed(1)  # as where PyTorch runs it
-        reason = compare(module, given, run(given))
+        reason = compare(module, given, run(given), noise)
         if reason:
             return f"batch {size}: {reason}"
     return ""
 
 
 def _run(engine: Any, given: Mapping[str, Any]) -> Any:
-    return engine(**given)
+    return engine(**given) if engine.seed is None else engine(**given, **{engine.seed: torch.tensor(SEED)})
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
@@ -132,13 +139,16 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return found
 
 
-def compare(module: torch.nn.Module, given: Mapping[str, Any], result: Any) -> str:
-    """What is wrong with a result; empty where rounding explains all of it."""
-    plain = tensors(_call(module, given))
+def compare(module: torch.nn.Module, given: Mapping[str, Any], result: Any, noise: bool = False) -> str:
+    """What is wrong with a result; empty where rounding explains all of it.
+
+    `noise`: PyTorch is given the engine's random numbers, in the place of its own.
+    """
+    plain = tensors(_call(module, given, noise))
     found = tensors(result)
     if len(found) != len(plain):
         return f"{len(found)} results, not {len(plain)}"
-    others = [tensors(other) for other in _others(module, given)]
+    others = [tensors(other) for other in _others(module, given, noise)]
     for number, (mine, theirs) in enumerate(zip(found, plain, strict=True)):
         if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
             return f"result {number} is {mine.dtype}{list(mine.shape)}, not {theirs.dtype}{list(theirs.shape)}"
@@ -149,22 +159,23 @@ def compare(module: torch.nn.Module, given: Mapping[str, Any], result: Any) -> s
     return ""
 
 
-def _call(module: torch.nn.Module, given: Mapping[str, Any]) -> Any:
+def _call(module: torch.nn.Module, given: Mapping[str, Any], noise: bool = False) -> Any:
     torch.manual_seed(1)
     given = copy.deepcopy(dict(given))
     try:
-        return module(**given)
+        with Noise(SEED) if noise else nullcontext():
+            return module(**given)
     except torch._dynamo.exc.Unsupported:  # torch.cond compiles itself, in some versions once only
         torch._dynamo.reset()
         return module(**given)
 
 
-def _others(module: torch.nn.Module, given: Mapping[str, Any]) -> list[Any]:
+def _others(module: torch.nn.Module, given: Mapping[str, Any], noise: bool) -> list[Any]:
     results = []
     for seed in range(RUNS):
         try:
             with Perturbed(seed) as mode:
-                results.append(_call(module, pytree.tree_map(mode.changed, dict(given))))
+                results.append(_call(module, pytree.tree_map(mode.changed, dict(given)), noise))
         except Exception:  # of modules that a dispatch mode does not reach into
             continue
 
@@ -172,7 +183,7 @@ def _others(module: torch.nn.Module, given: Mapping[str, Any]) -> list[Any]:
         return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     try:
-        results.append(_call(copy.deepcopy(module).double(), pytree.tree_map(wide, dict(given))))
+        results.append(_call(copy.deepcopy(module).double(), pytree.tree_map(wide, dict(given)), noise))
     except Exception:  # modules that make float32 tensors of their own
         pass
     return results

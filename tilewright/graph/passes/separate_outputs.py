@@ -28,7 +28,7 @@ def separate_outputs(graph: Graph) -> Graph:
         outputs[position] = rewriter.op("copy", [graph.outputs[position]])
     result = Graph(graph.name, graph.symbols, graph.inputs, outputs, graph.output_names, rewriter.nodes)
     result.constants, result.mutations, result.remarks = graph.constants, graph.mutations, graph.remarks
-    result.fixed = graph.fixed
+    result.fixed, result.seed = graph.fixed, graph.seed
     return result
 
 

@@ -1,4 +1,4 @@
-"""Random numbers, which the host draws: with a seed the same in every run, without one others each time."""
+"""Random numbers: with a seed the host draws those of ONNX's reference, others follow from the graph's seed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import DType, float32, float64, int1, int32, int64
 from tilewright.graph.core import Value
+from tilewright.importers import random_numbers
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -17,8 +18,13 @@ rule = TABLE.rule
 
 
 def drawn(call: Call, shape: Sequence[Size], distribution: str, dtype: DType = float64) -> Value:
-    """Numbers from 0 up to 1 ("uniform"), or of mean 0 and variance 1 ("normal"), by the attribute `seed`."""
+    """Numbers from 0 up to 1 ("uniform"), or of mean 0 and variance 1 ("normal"), by the attribute `seed`.
+
+    Without it they are drawn by counter; in graphs inside by the host, anew each time.
+    """
     seed = call.attribute("seed")
+    if seed is None and not call.builder.is_inside:
+        return (random_numbers.uniform if distribution == "uniform" else random_numbers.normal)(call, shape, dtype)
     if seed is not None and not math.isfinite(seed):
         raise Invalid(f"the seed is {seed}")
     number = None if seed is None else int(seed) % 2**32

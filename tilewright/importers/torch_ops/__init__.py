@@ -14,6 +14,7 @@ from tilewright.importers.torch_ops import (
     linear_algebra,
     normalization,
     pooling,
+    random,
     recurrent,
     reduction,
     regions,
@@ -38,11 +39,12 @@ SECTIONS: tuple[RuleTable, ...] = (
     regions.TABLE,
     special.TABLE,
     complexes.TABLE,
+    random.TABLE,
     choices.TABLE,
     choices.TORCHVISION,
 )
-# Under torch.compile PyTorch runs these: their results have sizes that depend on data.
-DEPENDS_ON_DATA = frozenset([*choices.TABLE.rules, *choices.TORCHVISION.rules])
+# Under torch.compile PyTorch runs these: their results have sizes that depend on data, or are drawn by its generator.
+LEFT_TO_PYTORCH = frozenset([*choices.TABLE.rules, *choices.TORCHVISION.rules, *random.TABLE.rules])
 RULES: dict[str, Rule] = merge(SECTIONS)
 # Operations that are not ATen's: transformers has one where PyTorch's own does not take an element type; numbers that
 # Dynamo made tensors of, because they changed from call to call, are cast by one of its primitives.
