@@ -127,6 +127,10 @@ class ImportModelError(TilewrightError):
     """A model file or checkpoint cannot be read: missing, damaged, or of an unknown kind."""
 
 
+class UnknownRankError(ImportModelError):
+    """A model does not say how many dimensions an input has."""
+
+
 class ShapeError(TilewrightError):
     """Shapes that do not fit together, or an input outside an engine's range."""
 

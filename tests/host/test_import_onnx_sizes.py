@@ -118,6 +118,22 @@ def test_a_size_with_a_bound_equals_itself_without_it() -> None:
     np.testing.assert_array_equal(run(graph, numbers(1, 8)), (numbers(1, 8) ** 2)[:, 3:])
 
 
+def test_a_tensor_is_stretched_to_a_size_that_is_spelled_differently() -> None:
+    graph = import_model(
+        model("""m (float[batch, sequence] x) => (float[batch, sequence] y) {
+            table = Constant <value = float[1, 4] {1.0, 2.0, 3.0, 4.0}> ()
+            sizes = Shape(x) begin = Constant <value_ints = [0]> () length = Shape <start = 1> (x)
+            axis = Constant <value_ints = [1]> () ids = Slice(table, begin, length, axis)
+            all = Expand(ids, sizes) y = Add(all, x) }""")
+    )
+    x = numbers(2, 3)
+    np.testing.assert_array_equal(run(graph, x), x + np.arange(1, 4, dtype=np.float32))
+    engine = tilewright.compile(graph)
+    np.testing.assert_array_equal(engine.run({"x": x})["y"], x + np.arange(1, 4, dtype=np.float32))
+    with pytest.raises(ShapeError):
+        engine.run({"x": numbers(2, 5)})
+
+
 def test_joined_parts_and_products_agree() -> None:
     text = """main (float[a, 4] x, float[b, 6] y, float[6, c] w) => (float[d, c] z) {
         both = Concat<axis = 1>(x, y)

@@ -25,6 +25,7 @@ from tilewright.errors import (
     InputError,
     SettingsError,
     ShapeError,
+    UnknownRankError,
     UnsupportedOperationError,
 )
 from tilewright.onnx import backend
@@ -448,3 +449,20 @@ def test_an_engine_for_sizes_that_are_one(rng: np.random.Generator) -> None:
             session.run(None, {"x": np.zeros((left, 4), np.float32), "y": np.zeros((right, 4), np.float32)})
     with pytest.raises(ShapeError):
         session.run(None, {"x": np.zeros((1, 5), np.float32), "y": np.zeros((3, 5), np.float32)})
+
+
+def test_inputs_that_are_declared_without_a_number_of_dimensions() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]> m (float[n] x, float[3] w) => (float[n] y) {
+            s = ReduceMax <axes = [-1]> (x) t = Add(s, w) y = Relu(t) }""")
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(UnknownRankError, match="input 'x' is declared without a number of dimensions"):
+        tilewright.compile(model)
+    w = np.ones(3, np.float32)
+    assert tilewright.compile(model, dynamic_shapes={"x": {0: "rows", 1: 4}}).inputs[0].shape[1] == 4
+    session = tw.InferenceSession(model.SerializeToString())
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for shape in [(3, 5), (2, 3, 4), (1, 2), (7,)]:  # a dimension of 1 is stretched, so is a number
+        feeds = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32), "w": w}
+        np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0])

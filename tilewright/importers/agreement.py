@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.graph.core import Value
+from tilewright.graph.inference import broadcast_shapes
 from tilewright.graph.ops import OPS
 from tilewright.importers.assumptions import SizeIsFixed
 from tilewright.importers.emitter import Emitter
@@ -94,6 +95,16 @@ def _broadcast(emit: Emitter, inputs: Sequence[Any], kept: int = 0) -> Operands:
         ]
         found.append(respelled(emit, item, shape))
     return found
+
+
+def stretched_shape(shape: Sequence[Size], target: Sequence[Size]) -> tuple[Size, ...]:
+    """A tensor's shape broadcast with another, in the other's spelling of sizes that may be equal: stretching the
+    tensor to it then checks that they are."""
+    own = [1] * (len(target) - len(shape)) + list(shape)
+    for place, wanted in enumerate(target, start=len(own) - len(target)):
+        if 1 not in (own[place], wanted) and may_be_equal(own[place], wanted):
+            own[place] = wanted
+    return broadcast_shapes(tuple(own), tuple(target))
 
 
 def _stretched(shape: Sequence[Size], target: Sequence[Size]) -> list[Size]:

@@ -17,12 +17,13 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
+    TensorShapeProto,
     TypeProto,
     ValueInfoProto,
 )
 
 from tilewright.dtypes import element_of
-from tilewright.errors import ImportModelError, ShapeError, printable
+from tilewright.errors import ImportModelError, ShapeError, UnknownRankError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
@@ -162,11 +163,12 @@ class _Importer:
         """Graph inputs (those without an initializer) and their symbols."""
         stored = {tensor.name for tensor in graph.initializer}
         entries = [entry for entry in graph.input if entry.name not in stored]
-        check_names(dimensions, {entry.name: [0] * len(entry.type.tensor_type.shape.dim) for entry in entries})
+        declared = {entry.name: _dimensions(entry, dimensions.get(entry.name)) for entry in entries}
+        check_names(dimensions, {name: [0] * len(dims) for name, dims in declared.items()})
         chosen: dict[str, Size] = {}  # by dim_param
         for entry in entries:
             axes = dimensions.get(entry.name, {})
-            for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
+            for axis, dim in enumerate(declared[entry.name]):
                 if axis in axes and dim.dim_param:
                     chosen.setdefault(dim.dim_param, self._size(axes[axis]))
         for entry in entries:
@@ -175,13 +177,14 @@ class _Importer:
             if kind in ("sequence_type", "optional_type"):
                 scope.values[entry.name] = self._list_input(entry)
                 continue
-            if kind != "tensor_type" or not tensor.HasField("shape"):
-                raise ImportModelError(f"input {entry.name!r} is not a tensor with a known rank")
+            if kind != "tensor_type":
+                raise ImportModelError(f"input {entry.name!r} is no tensor; give tensors, or sequences of them")
             if tensor.elem_type not in DTYPES:
                 raise ImportModelError(f"input {entry.name!r} has the element type {type_name(tensor.elem_type)}")
             axes = dimensions.get(entry.name, {})
             shape = [
-                self._extent(dim, entry.name, axis, axes.get(axis), chosen) for axis, dim in enumerate(tensor.shape.dim)
+                self._extent(dim, entry.name, axis, axes.get(axis), chosen)
+                for axis, dim in enumerate(declared[entry.name])
             ]
             value = self.builder.input(entry.name, DTYPES[tensor.elem_type], shape)
             scope.values[entry.name] = Tensor(entry.name, value)
@@ -556,6 +559,20 @@ def _describe(name: str, scope: Scope) -> str:
     if tensor.dtype.kind in ("sequence", "optional"):
         return str(tensor.dtype)
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def _dimensions(entry: ValueInfoProto, given: Axes | None) -> Sequence[Any]:
+    """The dimensions that a model declares for an input; where it does not, open ones in the number that is given."""
+    shape = entry.type.tensor_type.shape
+    if entry.type.WhichOneof("value") != "tensor_type" or entry.type.tensor_type.HasField("shape"):
+        return shape.dim
+    if given is None or set(given) != set(range(len(given))):
+        raise UnknownRankError(
+            f"input {entry.name!r} is declared without a number of dimensions; give each of them through "
+            f"dynamic_shapes, as in {{{entry.name!r}: {{0: 'batch', 1: 128}}}}, or use a session, which compiles an "
+            "engine for each number of dimensions that comes"
+        )
+    return [TensorShapeProto.Dimension() for _ in given]
 
 
 def _text(data: bytes, name: str) -> str:

@@ -26,6 +26,7 @@ from tilewright.errors import (
     SettingsError,
     ShapeError,
     TilewrightError,
+    UnknownRankError,
     UnsupportedOperationError,
     a_kind,
 )
@@ -37,7 +38,7 @@ from tilewright.runtime.shapes import check_mapping
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from tilewright.onnx.specialized import EnginesOfSizes, SpecializedEngine
+    from tilewright.onnx.specialized import EnginesOfRanks, EnginesOfSizes, SpecializedEngine
 
 _DEFAULT = ("CPUExecutionProvider",)
 TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
@@ -102,7 +103,8 @@ class InferenceSession:
         logits, = session.run(["logits"], {"input_ids": ids})
 
     Where the structure of a model follows from the values of small inputs (the step of a window), an engine is
-    compiled for each set of values, when it first comes; likewise for sizes that the engine of all sizes does not take
+    compiled for each set of values, when it first comes; likewise for numbers of dimensions where the model does not
+    tell them, and for sizes that the engine of all sizes does not take
     (a 1 that is stretched).  A warning is logged.  Several threads may call `run` at once.
     """
 
@@ -119,7 +121,7 @@ class InferenceSession:
         that is known counts.  `provider_options` are accepted, and have no meaning here.  Raises as
         `tilewright.compile` and `Engine.load` do, and `SettingsError` for providers of which none is known.
         """
-        self.engine: Engine | SpecializedEngine
+        self.engine: Engine | SpecializedEngine | EnginesOfRanks
         self._sizes: EnginesOfSizes | None = None
         self._options = sess_options if sess_options is not None else SessionOptions()
         if not hasattr(self._options, "intra_op_num_threads"):
@@ -321,7 +323,10 @@ class InferenceSession:
 
 
 def _engines_of_sizes(
-    engine: Engine | SpecializedEngine, model: Path | bytes | ModelProto, shapes: Mapping[str, Any] | None, target: str
+    engine: Engine | SpecializedEngine | EnginesOfRanks,
+    model: Path | bytes | ModelProto,
+    shapes: Mapping[str, Any] | None,
+    target: str,
 ) -> EnginesOfSizes | None:
     """What compiles a model for the sizes of a call; None for a model without dynamic sizes."""
     if not isinstance(engine, Engine) or all(isinstance(size, int) for spec in engine.inputs for size in spec.shape):
@@ -333,10 +338,14 @@ def _engines_of_sizes(
 
 def _compiled(
     model: Path | bytes | ModelProto, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool
-) -> Engine | SpecializedEngine:
-    """The engine of a model, or what compiles one for each set of values of its small inputs."""
+) -> Engine | SpecializedEngine | EnginesOfRanks:
+    """The engine of a model, or what compiles one for each set of values of its small inputs, or of ranks."""
     try:
         return compile_model(model, None, dynamic_shapes, target, quick_start=quick_start)
+    except UnknownRankError:
+        from tilewright.onnx.specialized import EnginesOfRanks
+
+        return EnginesOfRanks(model, target, dynamic_shapes, quick_start)
     except UnsupportedOperationError as error:
         from tilewright.onnx.specialized import specialized, whole_model
 

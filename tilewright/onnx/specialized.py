@@ -160,6 +160,75 @@ class EnginesOfSizes:
         return engine
 
 
+class EnginesOfRanks:
+    """Engines of a model that does not say how many dimensions its inputs have, one for each number that comes; with
+    the methods of `Engine` for running.  Several threads may call `run` at once."""
+
+    def __init__(
+        self,
+        source: ModelProto | Path | bytes,
+        target: str,
+        dynamic_shapes: Mapping[str, Any] | None,
+        quick_start: bool = False,
+    ) -> None:
+        self._source, self._target, self._quick_start = source, target, quick_start
+        self._shapes = dict(dynamic_shapes or {})
+        model = source if isinstance(source, ModelProto) else read_model(source)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        entries = [entry for entry in model.graph.input if entry.name not in stored]
+        self.inputs = list(map(_spec, entries))
+        self.outputs = list(map(_spec, model.graph.output))
+        self._open = [
+            entry.name
+            for entry in entries
+            if entry.type.WhichOneof("value") == "tensor_type" and not entry.type.tensor_type.HasField("shape")
+        ]
+        self._engines: OrderedDict[tuple[int, ...], tuple[Engine, EnginesOfSizes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """As `Engine.run`; compiles when numbers of dimensions first come. Raises as `tilewright.compile` too."""
+        engine, sizes = self._for(inputs)
+        try:
+            return engine.run(inputs, out, threads)
+        except ShapeError as error:
+            return sizes.engine(inputs, engine.inputs, error).run(inputs, out, threads)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        """As `Engine.profile`, for the engine of these inputs."""
+        return self._for(inputs)[0].profile(inputs, runs, threads)
+
+    def save(self, path: str | Path) -> NoReturn:
+        """Raises `EngineError`: there is no single engine."""
+        raise EngineError(
+            f"{path}: the model does not say how many dimensions {', '.join(self._open)} has, and has an engine for "
+            "each number; build it with dynamic_shapes, which gives them"
+        )
+
+    def _for(self, inputs: Mapping[str, Any]) -> tuple[Engine, EnginesOfSizes]:
+        check_mapping(inputs, "inputs")
+        known = [spec.name for spec in self.inputs]
+        if inputs.keys() != set(known):
+            raise wrong_names(known, inputs)
+        key = tuple(len(np.shape(inputs[name])) for name in self._open)
+        with self._lock:
+            if key not in self._engines:
+                given = {
+                    name: {axis: f"{name}_{axis}" for axis in range(rank)}
+                    for name, rank in zip(self._open, key, strict=True)
+                }
+                shapes = {**self._shapes, **given}
+                logger.warning("an engine is compiled for %s of %s dimensions", ", ".join(self._open), list(key))
+                engine = compile_model(self._source, None, shapes, self._target, quick_start=self._quick_start)
+                self._engines[key] = engine, EnginesOfSizes(self._source, self._target, shapes)
+                if len(self._engines) > MOST_ENGINES:
+                    self._engines.popitem(last=False)
+            self._engines.move_to_end(key)
+            return self._engines[key]
+
+
 def _fits(spec: TensorSpec, shape: Any) -> bool:
     """Whether a shape has the dimensions that the file fixes, and differs from them elsewhere only."""
     if shape is None or len(shape) != len(spec.shape):

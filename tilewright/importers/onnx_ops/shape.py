@@ -8,9 +8,8 @@ import numpy as np
 
 from tilewright.dtypes import from_numpy, int1
 from tilewright.graph.core import Value
-from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
-from tilewright.importers.agreement import must_be
+from tilewright.importers.agreement import must_be, stretched_shape
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported
@@ -120,7 +119,7 @@ def expand(call: Call) -> Value:
         return run_time.expand(call, call[0])
     x, target = call[0], call.sizes(1)
     not_negative(target, "the sizes")
-    return call.broadcast(x, broadcast_shapes(x.shape, tuple(target)))
+    return call.broadcast(x, stretched_shape(x.shape, target))
 
 
 @rule("Tile")
