@@ -21,6 +21,7 @@ functional = torch.nn.functional
 
 KINDS = {
     "recurrent",
+    "transform",
     "elementwise",
     "contraction",
     "attention",

@@ -28,7 +28,7 @@ from tilewright.graph.reference import run_time_symbols
 from tilewright.graph.serialize import to_data
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import free_symbols
-from tilewright.tactics.select import candidates
+from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Target
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 def _reason(graph: Graph, targets: Sequence[Target]) -> str:
     """Why a target has no kernel for a graph; "" when all have."""
-    optimized = optimize(graph)
+    optimized = optimize(prepared(graph, targets))
     for target in targets:
         for group in fuse(optimized, False).groups:
             if group.kind != "view":

@@ -46,7 +46,7 @@ from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift
 from tilewright.tactics.core import Candidate, Operand, PackedConstant, Stage
 from tilewright.tactics.elementwise import copy_candidate
 from tilewright.tactics.generate import Result, elementwise_call
-from tilewright.tactics.select import candidates
+from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
@@ -137,7 +137,7 @@ class Builder:
         check_constant_indices(graph)
         self.conditions = size_conditions(graph)
         with self._stage("optimize", graph.name):
-            self.graph = optimize(graph)
+            self.graph = optimize(prepared(graph, order.targets))
             if any(map(_norms_in_products, order.targets)):
                 self.graph = prepare_norms(self.graph)
         _check_sizes(self.graph)

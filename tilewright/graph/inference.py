@@ -364,6 +364,16 @@ def gather(inputs: Inputs, attributes: Attributes) -> Types:
     return [(source.dtype, (*source.shape[:axis], *indices.shape, *source.shape[axis + 1 :]))]
 
 
+def frames(inputs: Inputs, attributes: Attributes) -> Types:
+    source = value(inputs, 0)
+    axis, count, length, step = (attributes[key] for key in ("axis", "count", "length", "step"))
+    least = lower_bound(simplify(lift(source.shape[axis]) - (lift(count) - 1) * step - length))
+    exact = isinstance(count, int) and isinstance(source.shape[axis], int) and isinstance(length, int)
+    _require(not exact or count == 0 or least >= 0, f"{count} pieces of {length}, {step} apart, leave {source!r}")
+    _require(lower_bound(length) >= 1 and step >= 1, f"pieces of {length}, {step} apart")
+    return [(source.dtype, (*source.shape[:axis], count, length, *source.shape[axis + 1 :]))]
+
+
 def gather_elements(inputs: Inputs, attributes: Attributes) -> Types:
     source, indices = value(inputs, 0), _indices(inputs)
     _require(source.rank == indices.rank, f"{source!r} and {indices!r} need the same rank")

@@ -10,6 +10,7 @@
     source        no inputs
     pool          windows of an image
     recurrent     steps that wait for each other
+    transform     Fourier transforms of rows
     composite     decomposed by `passes.decompose` before fusion
     host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
     part          a part of the model that is compiled on its own (`graph.partition`)
@@ -28,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
+from tilewright.graph import fourier, random_bits, recurrent
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_ops as host
 from tilewright.graph import host_random as random
 from tilewright.graph import host_text as texts
 from tilewright.graph import inference as infer
-from tilewright.graph import random_bits, recurrent
 from tilewright.graph import semantics as compute
 
 REQUIRED: Any = object()
@@ -171,6 +172,11 @@ _op("recurrent", "recurrent", (3, 5), recurrent.recurrent_types, recurrent.recur
     "all states of a layer of `cell` rnn, lstm, lstm_8bit, gru or gru_first: x [S, D, B, gates H], w [D, H, gates H], "
     "initial [D, B, slots H], optional bias [D, gates H] and lengths [B]; [S + 1, D, B, slots H]; flags of `reverse`",
     cell=REQUIRED, functions=REQUIRED, reverse=REQUIRED)
+_op("transform", "fourier", (2, 3), fourier.fourier_types, fourier.fourier,
+    "transforms of rows x [..., n] by the roots of unity [n, 2], optional imaginary parts [..., n]; `form` half or "
+    "whole: real, then imaginary parts of the result; real: x [..., n // 2 + 1] is half of the transform of n real "
+    "numbers; no factor",
+    form=REQUIRED, inverse=False)
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)
@@ -213,6 +219,9 @@ _op("movement", "slice", 1, infer.slice_, compute.slice_,
     "elements start, start + step, ... before stop along `axis`; with a negative step stop may be -1: through 0",
     axis=REQUIRED, start=0, stop=REQUIRED, step=1)
 _op("movement", "concat", (1, None), infer.concat, compute.concat, "one after the other along `axis`", axis=REQUIRED)
+_op("movement", "frames", 1, infer.frames, compute.frames,
+    "`count` pieces of `axis`, each `length` long, which begin `step` apart: [..., count, length, ...]",
+    axis=REQUIRED, count=REQUIRED, length=REQUIRED, step=REQUIRED)
 _op("movement", "gather", 2, infer.gather, compute.gather,
     "slices of x along `axis` at integer indices (any shape, replaces the axis); negative ones count from the end",
     axis=REQUIRED)

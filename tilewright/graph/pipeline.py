@@ -13,6 +13,7 @@ from tilewright.graph.passes.dead_code import eliminate_dead_code
 from tilewright.graph.passes.decompose import decompose
 from tilewright.graph.passes.fold_constants import fold_constants, fold_tables
 from tilewright.graph.passes.fold_scales import fold_scales
+from tilewright.graph.passes.fourier import join_parts
 from tilewright.graph.passes.merge_matmuls import merge_matmuls
 from tilewright.graph.passes.move_row_permutes import move_row_permutes
 from tilewright.graph.passes.recognise_activations import recognise_activations
@@ -35,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     canonicalize,  # folding and sharing uncover identities
     fold_constants,  # numbers that stood in large constants
     canonicalize,
+    join_parts,  # of Fourier transforms, before anything else looks at what is computed of them
     recognise_activations,  # softmax first of all: attention is found around it
     recognise_losses,  # what reads a few elements of a log softmax
     recognise_norms,  # before scales are folded: a norm's scale must stay the norm's

@@ -404,6 +404,11 @@ def gather(inputs: Arrays, attributes: Attributes) -> Array:
     return np.take(inputs[0], inputs[1], axis=attributes["axis"])
 
 
+def frames(inputs: Arrays, attributes: Attributes) -> Array:
+    places = np.arange(attributes["count"])[:, None] * attributes["step"] + np.arange(attributes["length"])
+    return np.take(inputs[0], places, axis=attributes["axis"])
+
+
 def gather_elements(inputs: Arrays, attributes: Attributes) -> Array:
     x, indices = inputs
     axis = attributes["axis"]

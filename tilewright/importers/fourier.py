@@ -1,39 +1,37 @@
-"""Fourier transforms as products with cosines and sines; shared by the importers."""
+"""Fourier transforms; shared by the importers."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import numpy as np
-
-from tilewright.dtypes import DType, float64, int64
+from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
+from tilewright.graph.fourier import LARGEST_TABLE, is_product, roots_of_unity
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, floor_divide, lift, simplify
 
-SHORT = 64  # numbers of a transform
-LARGEST_TABLE = 1 << 26  # elements of the cosines of a transform, and of a window
-
 
 def _angles(emit: Emitter, rows: Size, columns: Size, length: Size, dtype: DType) -> tuple[Value, Value]:
     """cos and sin of 2 pi row column / length, [rows, columns]; the product is reduced exactly, in integers."""
-    if isinstance(rows, int) and isinstance(columns, int) and isinstance(length, int):
-        if rows < 1 or columns < 1 or length < 1:
-            raise Invalid(f"a transform of {rows} numbers to {columns}")
-        if rows * columns > LARGEST_TABLE:
-            raise Unsupported(f"a transform of {rows} numbers to {columns}", "use shorter ones")
-        turns = np.outer(np.arange(rows), np.arange(columns)) % length
-        angle = 2 * math.pi * turns / length
-        sines = np.where(2 * turns % length == 0, 0.0, np.sin(angle))  # half a turn is none of sin's arguments
-        cosines = np.where(4 * turns % (2 * length) == length, 0.0, np.cos(angle))
-        found = (emit.constant(part.astype(dtype.numpy), "transform") for part in (cosines, sines))
-        return next(found), next(found)
     grid = emit.op("multiply", emit.unsqueeze(emit.iota(rows), 1), emit.unsqueeze(emit.iota(columns), 0))
-    turns_ = emit.cast(emit.op("remainder", grid, emit.value(length, int64)), float64)
-    step = emit.op("divide", 2 * math.pi, emit.value(length, float64))
-    angle_ = emit.op("multiply", turns_, step)
-    return emit.cast(emit.op("cos", angle_), dtype), emit.cast(emit.op("sin", angle_), dtype)
+    turns = emit.cast(emit.op("remainder", grid, emit.value(length, int64)), float64)
+    angle = emit.op("multiply", turns, emit.op("divide", 2 * math.pi, emit.value(length, float64)))
+    return emit.cast(emit.op("cos", angle), dtype), emit.cast(emit.op("sin", angle), dtype)
+
+
+def _fourier(emit: Emitter, real: Value, imaginary: Value | None, length: int, **attributes: Any) -> Value:
+    """The op for a length that is known; float16 and bfloat16 are computed in float32."""
+    if length < 1:
+        raise Invalid(f"a transform of {length} numbers")
+    if length > LARGEST_TABLE or (is_product(length) and length * (length // 2 + 1) > LARGEST_TABLE):
+        raise Unsupported(f"a transform of {length} numbers", "use a length of small prime factors, or a shorter one")
+    dtype = real.dtype if real.dtype == float64 else float32
+    roots = emit.constant(roots_of_unity(length, dtype), "roots_of_unity")
+    parts = [None if part is None else emit.cast(part, dtype) for part in (real, imaginary)]
+    found = emit.op("fourier", parts[0], roots, *parts[1:] if imaginary is not None else (), **attributes)
+    return emit.cast(found, real.dtype)
 
 
 def transform(
@@ -41,13 +39,14 @@ def transform(
 ) -> tuple[Value, Value]:
     """The first `kept` numbers of the Fourier transform of the last dimension, of `length`: real and imaginary parts.
 
-    sum_n x[n] exp(-2 pi i n k / length), with + and a division by the length for the inverse.  Short ones are computed
-    in float64, which costs nothing there and keeps zeros small.
+    sum_n x[n] exp(-2 pi i n k / length), with + for the inverse, not divided by the length.  `kept` are all or, as
+    `half` says, those from which the others follow.
     """
-    if isinstance(length, int) and length <= SHORT and real.dtype != float64:
-        wide = (emit.cast(real, float64), None if imaginary is None else emit.cast(imaginary, float64))
-        first, second = transform(emit, *wide, length, kept, inverse)
-        return emit.cast(first, real.dtype), emit.cast(second, real.dtype)
+    if isinstance(length, int):
+        assert isinstance(kept, int)
+        form = "half" if kept == half(length) else "whole"
+        found = _fourier(emit, real, imaginary, length, form=form, inverse=inverse)
+        return tuple(emit.slice(found, real.rank - 1, kept * part, kept * (part + 1)) for part in range(2))  # type: ignore
     cosines, sines = _angles(emit, length, kept, length, real.dtype)
     if not inverse:  # not the product: its zeros have the sign of PyTorch's and NumPy's
         sines = emit.op("negate", sines)
@@ -55,9 +54,6 @@ def transform(
     if imaginary is not None:
         out_real = emit.op("subtract", out_real, emit.matmul(imaginary, sines))
         out_imaginary = emit.op("add", out_imaginary, emit.matmul(imaginary, cosines))
-    if inverse:
-        count = emit.value(length, real.dtype)
-        out_real, out_imaginary = (emit.op("divide", part, count) for part in (out_real, out_imaginary))
     return out_real, out_imaginary
 
 
@@ -79,9 +75,12 @@ def fitted(emit: Emitter, x: Value, length: Size) -> Value:
 
 
 def real_inverse(emit: Emitter, real: Value, imaginary: Value | None, length: Size) -> Value:
-    """The real signal of `length` along the last dimension whose transform begins with the numbers given; the rest
-    follows from symmetry."""
+    """The real signal of `length` along the last dimension whose transform begins with the numbers given, times the
+    length; the rest of the transform follows from symmetry."""
     real = fitted(emit, real, half(length))
+    imaginary = None if imaginary is None else fitted(emit, imaginary, half(length))
+    if isinstance(length, int):
+        return _fourier(emit, real, imaginary, length, form="real")
     kept = real.shape[-1]
     cosines, sines = _angles(emit, kept, length, length, real.dtype)
     place = emit.iota(kept)
@@ -89,9 +88,8 @@ def real_inverse(emit: Emitter, real: Value, imaginary: Value | None, length: Si
     twice = emit.op("where", ends, emit.builder.number(1.0, real.dtype), emit.builder.number(2.0, real.dtype))
     total = emit.matmul(emit.op("multiply", real, twice), cosines)
     if imaginary is not None:
-        imaginary = fitted(emit, imaginary, half(length))
         total = emit.op("subtract", total, emit.matmul(emit.op("multiply", imaginary, twice), sines))
-    return emit.op("divide", total, emit.value(length, total.dtype))
+    return total
 
 
 def _is_middle(emit: Emitter, place: Value, length: Size) -> Value:

@@ -36,8 +36,8 @@ class GateSlots:
     rest: Slots
 
 
-def gate_slots(group: Group, graph: Graph) -> GateSlots | None:
-    """The slots of a gated product; None for a group without a gate.
+def gate_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> GateSlots | None:
+    """The slots of a gated product, whose operands join `extra`; None for a group without a gate.
 
     Raises `NotImplementedError` where something stands between the product and its halves, or where the halves meet
     only together with other tensors.
@@ -55,7 +55,7 @@ def gate_slots(group: Group, graph: Graph) -> GateSlots | None:
         raise NotImplementedError(f"{group.name}: the halves do not meet by themselves")
     met = nodes[-1].output
     function = gate_function(nodes, left.output, right.output, met, graph.constants)
-    extra, stored = ExtraReferences(), group.outputs[0]
+    extra, stored = extra if extra is not None else ExtraReferences(), group.outputs[0]
     rest = following[len(nodes) :]
     if not rest:
         return GateSlots(function, Slots(identity, extra, stored))

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.tactics.attention import attention_candidates
 from tilewright.tactics.contraction import gate_halves, matmul_candidates
 from tilewright.tactics.convolution import convolution_candidates
 from tilewright.tactics.core import Candidate
 from tilewright.tactics.elementwise import elementwise
 from tilewright.tactics.excitation import separate_excitation
+from tilewright.tactics.fourier import fourier_candidates
 from tilewright.tactics.gate import halves_candidates
 from tilewright.tactics.gpu.attention import gpu_attention
 from tilewright.tactics.gpu.contraction import gpu_contraction
@@ -59,7 +61,7 @@ def _gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidat
     return [*gpu_excitation(group, graph, target), *_excitation(group, graph, target)]
 
 
-_CPU: dict[str, Maker] = {
+_SHARED: dict[str, Maker] = {
     "elementwise": elementwise,
     "source": elementwise,
     "view": elementwise,
@@ -73,9 +75,9 @@ _CPU: dict[str, Maker] = {
 }
 # By the target's family, then by the group's class.
 MAKERS: dict[str, dict[str, Maker]] = {
-    "cpu": _CPU,
+    "cpu": {**_SHARED, "transform": fourier_candidates},
     "cuda": {
-        **_CPU,
+        **_SHARED,
         "reduction": gpu_reduction,
         "contraction": _gpu_contraction,
         "excitation": _gpu_excitation,
@@ -83,6 +85,12 @@ MAKERS: dict[str, dict[str, Maker]] = {
         "pool": gpu_pool,
     },
 }
+
+
+def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
+    """A graph without the ops for which not all of its targets have kernels, before its passes."""
+    has_transforms = all("transform" in MAKERS[target.name] for target in targets)
+    return graph if has_transforms else transforms_as_products(graph)
 
 
 def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:

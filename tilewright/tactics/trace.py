@@ -227,6 +227,12 @@ class Tracer:
         moved = (*coordinates[:axis], chosen, *coordinates[axis + indices.rank :])
         return self.trace(source, moved, guards)
 
+    def _frames(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
+        axis, step = node.attributes["axis"], node.attributes["step"]
+        source = _input(node, 0)
+        place = bounded(coordinates[axis].times(step).plus(coordinates[axis + 1]), source.shape[axis])
+        return self.trace(source, (*coordinates[:axis], place, *coordinates[axis + 2 :]), guards)
+
     def _gather_elements(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         source, indices = _input(node, 0), _input(node, 1)
         axis = node.attributes["axis"]

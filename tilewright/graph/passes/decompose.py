@@ -1,9 +1,11 @@
-"""Composite ops in terms of others: batch_norm, group_norm; windows over volumes by windows over images."""
+"""Composite ops in terms of others: batch_norm, group_norm; windows over volumes by windows over images; short Fourier
+transforms as products."""
 
 from __future__ import annotations
 
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.passes.fourier import short_as_product
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
@@ -11,6 +13,7 @@ from tilewright.symbolic import floor_divide, lift, product, simplify
 def decompose(graph: Graph) -> Graph:
     """The graph without composite ops."""
     rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
+    rules |= {"fourier": [short_as_product]}
     rules |= {"max_pool": [_pool_of_volumes], "average_pool": [_pool_of_volumes]}
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
 

@@ -4,7 +4,8 @@ The rules, in this order:
 1. A contraction takes the elementwise ops that follow it, as long as one tensor leaves the group.
    (Bias, activation, scale and residual add are done while the result is in registers.)  A product whose
    columns are two halves that meet again (a gate) takes the halves and what follows their meeting.
-   A pool takes what follows it in the same way.
+   A pool takes what follows it in the same way, a transform what follows it, the meeting of its real and
+   imaginary parts, and the elementwise ops before it.
 2. A reduction (softmax, norms, reduce_*) takes the elementwise ops after it in the same way, and those
    before it that nobody else reads, and the one that makes its input if others read that too (a residual sum).
    Residual sums in float16 are theirs, not the products'; every second one is computed by two norms, not stored.
@@ -46,7 +47,7 @@ def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
     """
     drafts = Drafts(graph)
     remarks = list(graph.remarks)
-    for kind in ("contraction", "pool", "reduction"):
+    for kind in ("contraction", "pool", "transform", "reduction"):
         for draft in list(drafts.all()):
             if draft.kind == kind:
                 _take_epilogue(drafts, draft, remarks)
@@ -57,7 +58,7 @@ def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
         take_norms(drafts, remarks)  # before sums are left to norms that are no kernels then
     leave_sums_to_norms(drafts, remarks)
     for draft in list(drafts.all()):
-        if draft.kind == "reduction":
+        if draft.kind in ("reduction", "transform"):
             _take_prologue(drafts, draft, remarks)
     _join_elementwise(drafts)
     _join_siblings(drafts)
@@ -114,7 +115,8 @@ def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     """Merge the two halves of a product's columns, where they are all that is read of it, and what they meet in."""
     assert draft.anchor is not None
     anchor = drafts.nodes[draft.anchor]
-    if anchor.op != "matmul" or anchor.inputs[1] not in drafts.graph.constants or anchor.output.dtype.is_integer:
+    known = anchor.op in ("matmul", "fourier") and anchor.inputs[1] in drafts.graph.constants
+    if not known or anchor.output.dtype.is_integer:
         return  # products of integers are sums, which no kernel takes in halves
     before = drafts.snapshot(draft)
     halves = _halves(drafts, draft)
@@ -126,7 +128,9 @@ def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     if len(drafts.outputs(draft)) > 1:
         drafts.restore(draft, before)
         return
-    remarks.append(f"matmul %{anchor.output.name} takes the gate between the halves of its columns as its epilogue")
+    remarks.append(
+        f"{anchor.op} %{anchor.output.name} takes the gate between the halves of its columns as its epilogue"
+    )
 
 
 def _take_image(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
@@ -161,7 +165,7 @@ def _halves(drafts: Drafts, draft: Draft) -> list[int] | None:
 
 
 def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
-    """Merge elementwise nodes that only this reduction reads and that have its input's shape.
+    """Merge elementwise nodes that only this reduction or transform reads and that have its input's shape.
 
     Others may read the input itself: a residual sum is stored by the norm that reads it, from registers.
     """
@@ -178,7 +182,7 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         if index is None or len(drafts.owner[index].nodes) > 1:
             continue
         node = drafts.nodes[index]
-        looked_up = value in kept and node.op == "gather"  # an embedding
+        looked_up = value in kept and node.op == "gather" and draft.kind == "reduction"  # an embedding
         if drafts.owner[index].kind != "elementwise" and not looked_up:
             continue
         if not drafts.have_room(draft, drafts.owner[index]):

@@ -19,8 +19,9 @@ from tilewright.symbolic import Size, lift, modulo, simplify
 EXPENSIVE = frozenset({"exp", "exp2", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"})
 _VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are strides
 _FREE = frozenset({"reshape", "slice"})  # reading through them costs nothing, whoever else reads them
-_INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "gather", "gather_elements"}
-_READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements", "broadcast_to"})
+_IN_ROWS = _FREE | {"frames", "broadcast_to"}  # what the kernel of a transform reads through
+_INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "frames", "gather", "gather_elements"}
+_READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "frames", "gather", "gather_elements", "broadcast_to"})
 _ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max",
                    "reduce_min", "reduce_product", "reduce_log_sum_exp"})  # fmt: skip
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
@@ -137,7 +138,7 @@ def _moves_rows(node: Node, width: Size) -> bool:
 
 def reads_through(drafts: Drafts, draft: Draft) -> bool:
     """Whether the group's kernel is generated from expressions, so that any index can be followed."""
-    if draft.kind in ("elementwise", "update", "contraction"):
+    if draft.kind in ("elementwise", "update", "contraction", "transform"):
         return True
     anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
     if anchor is None:
@@ -161,11 +162,16 @@ def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
     """Movement that only groups read which can read through it, and elementwise nodes that only feed
     such movement.  Decided from the last node to the first, as it depends on the readers."""
     vanishing: set[int] = set()
+    repeated: set[int] = set()
     for index in range(len(drafts.nodes) - 1, -1, -1):
         node = drafts.nodes[index]
         readers = drafts.readers.get(node.output, [])
         if not readers or node.output in drafts.results:
             continue
+        if any(drafts.nodes[reader].op == "frames" or reader in repeated for reader in readers):
+            if node.op not in _FREE:
+                continue  # frames read an element several times: what leads to them is computed once
+            repeated.add(index)
         if node.op in _INDEXED:
             reached = all(_reaches(drafts, index, reader, vanishing) for reader in readers)
             if reached and _worth_repeating(drafts, node, readers, vanishing):
@@ -183,6 +189,8 @@ def _reaches(drafts: Drafts, index: int, reader: int, vanishing: set[int]) -> bo
         return True
     if reads_memory(drafts, draft, reader):
         return False
+    if draft.kind == "transform":
+        return drafts.nodes[index].op in _IN_ROWS
     return reads_through(drafts, draft)
 
 

@@ -298,5 +298,4 @@ def inverse_real_transform(call: Call) -> Value:
     x = _one_dimension(call)
     real, imaginary = (call.select(x, x.rank - 1, part) for part in range(2))
     length = simplify((lift(x.shape[-2]) - 1) * 2)
-    found = fourier.real_inverse(call, real, imaginary, length)
-    return call.op("multiply", found, call.value(length, x.dtype))
+    return fourier.real_inverse(call, real, imaginary, length)

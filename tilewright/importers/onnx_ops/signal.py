@@ -79,6 +79,8 @@ def fourier_transform(call: Call) -> Value:
     parts = [fitted(call, part, length) for part in parts]
     kept = half(length) if onesided else length
     found = transform(call, parts[0], parts[1] if len(parts) > 1 else None, length, kept, inverse)
+    if inverse:
+        found = tuple(call.op("divide", part, call.value(length, part.dtype)) for part in found)  # type: ignore[assignment]
     real, imaginary = (call.unsqueeze(call.transpose(part, axis, part.rank - 1), -1) for part in found)
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 
@@ -88,6 +90,7 @@ def _real_inverse(call: Call, parts: list[Value], length: Size | None, axis: int
     if length is None:
         length = simplify((lift(parts[0].shape[-1]) - 1) * 2)
     total = real_inverse(call, parts[0], parts[1] if len(parts) > 1 else None, length)
+    total = call.op("divide", total, call.value(length, total.dtype))
     return call.unsqueeze(call.transpose(total, axis, total.rank - 1), -1)
 
 
@@ -104,16 +107,23 @@ def short_time_transform(call: Call) -> Value:
     if length is None:
         raise Unsupported("STFT without a window and a frame length", "give one of them")
     count = simplify(lift(floor_divide(simplify(lift(signal.shape[1]) - length), step)) + 1)
-    starts = call.op("multiply", call.iota(count), call.value(step, int64))
-    places = call.op("add", call.unsqueeze(starts, 1), call.unsqueeze(call.iota(length), 0))
     parts = [call.select(signal, 2, part) for part in range(2 if signal.shape[2] == 2 else 1)]
-    frames = [call.op("gather", part, places, axis=1) for part in parts]
+    frames = [_frames(call, part, count, length, step) for part in parts]
     if window is not None:
         frames = [call.op("multiply", frame, window) for frame in frames]
     kept = half(length) if call.attribute("onesided", 1) and len(parts) == 1 else length
     found = transform(call, frames[0], frames[1] if len(frames) > 1 else None, length, kept, False)
     real, imaginary = (call.unsqueeze(part, -1) for part in found)
     return call.op("concat", real, imaginary, axis=real.rank - 1)
+
+
+def _frames(call: Call, x: Value, count: Size, length: Size, step: Size) -> Value:
+    """Pieces of the signals [B, n]: [B, count, length]."""
+    if isinstance(step, int):
+        return call.op("frames", x, axis=1, count=count, length=length, step=step)
+    starts = call.op("multiply", call.iota(count), call.value(step, int64))
+    places = call.op("add", call.unsqueeze(starts, 1), call.unsqueeze(call.iota(length), 0))
+    return call.op("gather", x, places, axis=1)
 
 
 @rule("MelWeightMatrix")

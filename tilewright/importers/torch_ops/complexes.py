@@ -332,8 +332,6 @@ def _along(call: Call, x: Complex, axis: int, inverse: bool) -> Complex:
     last, length = x.rank - 1, x.shape[axis]
     real_part, other = (call.transpose(part, axis, last) for part in (x.real, x.imaginary))
     found = fourier.transform(call, real_part, other, length, length, inverse)
-    if inverse:
-        found = tuple(call.op("multiply", part, call.value(length, part.dtype)) for part in found)  # type: ignore[assignment]
     return Complex(*(call.transpose(part, axis, last) for part in found))
 
 
@@ -370,5 +368,4 @@ def transform_to_real(call: Call, x: Complex, dim: Sequence[int], normalization:
         x = _along(call, x, axis, True)
     parts = [call.transpose(part, last, x.rank - 1) for part in (x.real, x.imaginary)]
     found = fourier.real_inverse(call, parts[0], parts[1], last_dim_size)
-    found = call.op("multiply", found, call.value(last_dim_size, found.dtype))
     return _normalized(call, call.transpose(found, last, x.rank - 1), normalization, lengths)

@@ -290,9 +290,24 @@ def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
     if x.rank == 0:
         return call.reshape(x, call.shape)  # one window
     axis = dimension % x.rank
-    starts = call.unsqueeze(call.iota(call.shape[axis], step=step), 1)
-    windows = call.op("gather", x, call.op("add", starts, call.unsqueeze(call.iota(size), 0)), axis=axis)
+    windows = call.op("frames", x, axis=axis, count=call.shape[axis], length=size, step=step)
     return call.permute(windows, [*range(axis + 1), *range(axis + 2, windows.rank), axis + 1])
+
+
+def _frames(call: Call, x: Value, given: Any, stride: Sequence[Any]) -> Value | None:
+    """Pieces of a line, [.., pieces, length], as a view by strides of [.., line] is; None for another view."""
+    if len(call.shape) != x.rank + 1 or x.rank < 1 or given.stride(-1) != 1 or stride[-1] != 1:
+        return None
+    leads = tuple(call.shape[:-2]) == x.shape[:-1] and all(
+        stride[axis] == given.stride(axis) or given.shape[axis] == 1 for axis in range(x.rank - 1)
+    )
+    count, length, step = *call.shape[-2:], stride[-2]
+    if not leads or not isinstance(step, int) or not isinstance(length, int) or step < 1:
+        return None
+    last = simplify((lift(count) - 1) * step + length)
+    if lower_bound(simplify(lift(x.shape[-1]) - last)) < 0 and not isinstance(count, int):
+        return None
+    return call.op("frames", x, axis=x.rank - 1, count=count, length=length, step=step)
 
 
 @rule("as_strided.default", "as_strided_copy.default")
@@ -309,6 +324,8 @@ def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any],
     if given.storage_offset() != 0 or not is_contiguous(given, order):
         raise Unsupported("a view by strides of a part of a tensor", "use slices, permutes and reshapes")
     x = call.permute(x, order)
+    if start == 0 and (found := _frames(call, x, given, stride)) is not None:
+        return found
     place: Value = call.value(start, int64)
     for axis, (extent, step) in enumerate(zip(call.shape, stride, strict=True)):
         line = call.op("multiply", call.iota(extent), call.value(step, int64))

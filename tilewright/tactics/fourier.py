@@ -1,0 +1,108 @@
+"""Fourier transforms on CPUs: the factors of a length, how rows are shared out, the cost."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fourier import half, prime_factors
+from tilewright.graph.fusion import Group
+from tilewright.kernels.fourier import fourier, left_part
+from tilewright.symbolic import ceil_divide, lift, product, simplify
+from tilewright.tactics.binding import bind_extra, bind_sizes
+from tilewright.tactics.contraction import epilogue_slots
+from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
+from tilewright.tactics.elementwise import chain_operations, total_bytes
+from tilewright.tactics.expressions import language_type
+from tilewright.tactics.gate import gate_slots
+from tilewright.tactics.generate import next_power_of_2, prologue_function
+from tilewright.tactics.source import ExtraReferences
+from tilewright.targets.base import Target
+from tilewright.tune.cost import estimate, machine_of
+
+CHUNK = 64  # numbers of a row that are turned into lanes together
+PROGRAMS = 4  # for each thread, so that all have about the same work
+EFFICIENCY = 0.25
+
+
+def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The launch of `kernels.fourier`."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, roots, imaginary = [*anchor.inputs, None][:3]
+    assert x is not None and roots is not None
+    length, form, machine = roots.shape[0], anchor.attributes["form"], machine_of(target)
+    assert isinstance(length, int)
+    paired = length % 2 == 0 and (form == "real" or (form == "half" and imaginary is None))
+    points = length // 2 if paired else length
+    extra = ExtraReferences()
+    loads = [_load(value, group, graph, extra) for value in (x, x if imaginary is None else imaginary)]
+    gate = gate_slots(group, graph, extra)
+    slots = gate.rest if gate is not None else epilogue_slots(group, graph, extra)
+    rows = product(x.shape[:-1])
+    lanes = target.vector_bits // (8 * x.dtype.itemsize)  # type: ignore[attr-defined]
+    if isinstance(rows, int):
+        lanes = min(lanes, next_power_of_2(rows))
+    factors = radices(points, target.vector_registers)  # type: ignore[attr-defined]
+    inverse = bool(anchor.attributes["inverse"]) or form == "real"
+    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), PROGRAMS * machine.threads))
+    programs = simplify(ceil_divide(ceil_divide(rows, lanes), blocks)) if isinstance(blocks, int) else (
+        PROGRAMS * machine.threads)  # fmt: skip
+    taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
+    space = lanes * 2 * max(points + 1, ceil(taken / CHUNK) * CHUNK, ceil(given / CHUNK) * CHUNK)
+    scratch = Value(f"{anchor.output.name}.lanes", x.dtype, (programs, 2 * space + CHUNK * lanes))
+    constants: dict[str, Any] = {
+        "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length,
+        "PASSES": _passes(factors, length // points), "RE": int(inverse), "LANES": lanes, "CHUNK": CHUNK,
+        "SPACE": space, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
+        "SECOND": loads[1], "GATE": left_part if gate is None else gate.gate, "EPILOGUE": slots.function,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"roots": roots, "out": slots.stored, "scratch": scratch}
+    types: dict[str, str] = {}
+    bind_sizes({"rows": rows, "blocks": blocks}, operands, types, constants)
+    bind_extra(extra, operands, types)
+    call = KernelCall(fourier, operands, types, constants, (programs, 1, 1))
+    whole = simplify(ceil_divide(rows, lanes) * lift(lanes))
+    flops = simplify(lift(whole) * operations(points, factors) + chain_operations(group.nodes))
+    cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, programs, x.dtype, EFFICIENCY)
+    return [Candidate("Fourier transform", (Stage((call,)),), cost, (scratch,), {"radices": factors, "lanes": lanes})]
+
+
+def radices(points: int, registers: int) -> tuple[int, ...]:
+    """The factors of the passes: as large ones as the vector registers hold the numbers of."""
+    primes = prime_factors(points)
+    twos, odd = primes.count(2), [prime for prime in primes if prime > 2]
+    if registers < 32:
+        return (*odd, *[4] * (twos // 2), *[2] * (twos % 2))
+    eights, rest = divmod(twos, 3)
+    if rest == 1 and eights:
+        return (*odd, *[8] * (eights - 1), 4, 4)
+    return (*odd, *[8] * eights, *({0: [], 1: [2], 2: [4]}[rest]))
+
+
+def operations(points: int, factors: tuple[int, ...]) -> int:
+    """Of the transform of one row of complex numbers, with what leads to the first pass and follows the last one."""
+    each = {2: 4, 4: 16, 8: 56}
+    passes = sum(points // radix * (each.get(radix, 4 * (radix - 1) ** 2) + 6 * (radix - 1)) for radix in factors)
+    return passes + 16 * points
+
+
+def _passes(factors: tuple[int, ...], step: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Radix, count, stride and step of each pass (`kernels.fourier.one_pass`); the roots of all points are `step`
+    apart."""
+    passes, stride, count = [], 1, 1
+    for radix in factors:
+        count *= radix
+    for radix in factors:
+        count //= radix
+        passes.append((radix, count, stride, step))
+        stride, step = stride * radix, step * radix
+    return tuple(passes)
+
+
+def _load(value: Value, group: Group, graph: Graph, extra: ExtraReferences) -> JITFunction:
+    """The slot that loads the numbers of a row."""
+    nodes = [node for node in group.nodes if node is not group.anchor]
+    return prologue_function(nodes, value, graph.constants, extra)
