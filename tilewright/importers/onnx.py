@@ -49,6 +49,7 @@ from tilewright.importers.onnx_structure import (
     Structure,
     check_structure,
     declared_types,
+    in_order,
     key_of,
     node_text,
     opset_of,
@@ -268,7 +269,7 @@ class _Importer:
 
     def nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
         """Import nodes in order; what cannot be expressed is collected, what breaks a rule of ONNX is an error."""
-        for number, node in enumerate(nodes):
+        for number, node in in_order(nodes):
             where = f"{node_text(node, number)}{scope.place}"
             try:
                 self._node(node, scope)

@@ -5,6 +5,7 @@ Versions, unique names, nodes in an order in which they can run, and bounds on w
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -129,14 +130,16 @@ def _check_graph(graph: GraphProto, outer: tuple[set[str], ...], where: str) -> 
 
 def _check_nodes(nodes: Iterable[NodeProto], defined: set[str], outer: tuple[set[str], ...], where: str) -> None:
     nodes = list(nodes)
-    for number, node in enumerate(nodes):
+    for node in nodes:
         _check_text([node.op_type, node.domain, node.name, node.overload, *node.input, *node.output], where)
+    ordered = in_order(nodes)
+    for place, (number, node) in enumerate(ordered):
         text = f"{node_text(node, number)} of {where}"
         if not node.op_type:
             raise ImportModelError(f"{text} names no operation")
         for name in node.input:
             if name and name not in defined and not any(name in names for names in outer):
-                raise ImportModelError(_undefined(name, text, nodes[number:]))
+                raise ImportModelError(_undefined(name, text, [later for _, later in ordered[place:]]))
         for attribute in _checked_attributes(node, text):
             for graph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
                 _check_graph(graph, (*outer, defined), f"the attribute {attribute.name!r} of {text}")
@@ -147,12 +150,51 @@ def _check_nodes(nodes: Iterable[NodeProto], defined: set[str], outer: tuple[set
             raise ImportModelError(f"{text} has no outputs")
 
 
+def in_order(nodes: Iterable[NodeProto]) -> list[tuple[int, NodeProto]]:
+    """Nodes with their numbers in the file, each after those that it reads from; in the file's order where it may be.
+
+    ONNX wants them sorted, but converters append nodes at the end, and ONNX Runtime sorts them.  Those of a cycle stay
+    where they are.
+    """
+    numbered = list(enumerate(nodes))
+    makers = {name: number for number, node in numbered for name in node.output if name}
+    needs = [{makers[name] for name in _names_read(node) if name in makers} for _, node in numbered]
+    if all(need < number for number, found in enumerate(needs) for need in found):
+        return numbered
+    readers: list[list[int]] = [[] for _ in numbered]
+    for number, found in enumerate(needs):
+        for need in found:
+            readers[need].append(number)
+    ready = [number for number, found in enumerate(needs) if not found]
+    order = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for reader in readers[number]:
+            needs[reader].discard(number)
+            if not needs[reader]:
+                heapq.heappush(ready, reader)
+    return [numbered[number] for number in order] if len(order) == len(numbered) else numbered
+
+
+def _names_read(node: NodeProto, depth: int = 0) -> set[str]:
+    """The names that a node reads, those that its graphs take from outside of them included."""
+    names = set(node.input)
+    graphs = [graph for item in node.attribute for graph in (*item.graphs, *([item.g] if item.HasField("g") else []))]
+    for graph in graphs if depth <= DEEPEST else []:
+        inner = {entry.name for entry in graph.output}
+        inner = inner.union(*(_names_read(each, depth + 1) for each in graph.node))
+        own = {entry.name for entry in (*graph.input, *graph.initializer)}
+        names |= inner - own.union(*(each.output for each in graph.node))
+    return names
+
+
 def _undefined(name: str, text: str, following: list[NodeProto]) -> str:
     for later in following:
         if name in later.output:
             return (
-                f"{text} reads {name!r}, which {node_text(later)} computes, and that does not come before it: nodes "
-                "must be sorted and have no cycles"
+                f"{text} reads {name!r}, which {node_text(later)} computes, and that waits for it: nodes must "
+                "have no cycles"
             )
     return (
         f"{text} cannot run: it reads {name!r}, which no input, initializer or earlier node defines; correct the model"
