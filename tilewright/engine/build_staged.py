@@ -7,7 +7,7 @@ programs of the parts by number.  ``graph.json`` holds what the host runs betwee
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +21,13 @@ from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
-from tilewright.graph.partition import has_no_numbers
+from tilewright.graph.partition import has_no_numbers, is_small
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run_time_symbols
 from tilewright.graph.serialize import to_data
 from tilewright.runtime.plan import Plan, TensorSpec
-from tilewright.symbolic import free_symbols
+from tilewright.symbolic import Symbol, free_symbols
 from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Target
 
@@ -132,7 +132,8 @@ def _remarks(graph: Graph) -> list[str]:
         elif kind_of(node.op) == "host" and node.op not in ("extent", "condition"):
             found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, its result's size depends on data")
         elif kind_of(node.op) not in ON_HOST and not all(map(_is_size, node.outputs)):
-            found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: no kernel computes it")
+            why = ": a few numbers" if all(map(is_small, node.outputs)) else ", slowly: no kernel computes it"
+            found.append(f"{node.op} %{node.outputs[0].name}{where}: run by NumPy{why}")
         for key, item in node.attributes.items():
             if isinstance(item, Graph):
                 found.append(f"{node.op} %{node.outputs[0].name}{where}: its {key} is run between the compiled parts")
@@ -158,22 +159,33 @@ def without_kernels(graph: Graph, targets: Sequence[Target]) -> dict[Node, str]:
     """The nodes that no kernel of a target computes alone, and for each a remark: NumPy runs them."""
     found: dict[Node, str] = {}
     reasons: dict[Any, str] = {}
-    for node in graph.nodes:
-        if kind_of(node.op) in ON_HOST or has_no_numbers(node):
-            continue
-        key = (node.op, str(node.attributes), tuple((v.dtype, v.shape) if v else None for v in node.inputs))
-        if key not in reasons:
-            reasons[key] = _reason(_alone(graph, node), targets)
-        if reasons[key]:
-            where = f" ({node.source})" if node.source else ""
-            found[node] = f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: {reasons[key]}"
+    for inside, symbols in _with_graphs_inside(graph, {}):
+        for node in inside.nodes:
+            if kind_of(node.op) in ON_HOST or has_no_numbers(node):
+                continue
+            key = (node.op, str(node.attributes), tuple((v.dtype, v.shape) if v else None for v in node.inputs))
+            if key not in reasons:
+                reasons[key] = _reason(_alone(inside, symbols, node), targets)
+            if reasons[key]:
+                where = f" ({node.source})" if node.source else ""
+                found[node] = f"{node.op} %{node.outputs[0].name}{where}: run by NumPy, slowly: {reasons[key]}"
     return found
 
 
-def _alone(graph: Graph, node: Node) -> Graph:
+def _with_graphs_inside(graph: Graph, outer: Mapping[str, Symbol]) -> Iterator[tuple[Graph, dict[str, Symbol]]]:
+    """The graph and those inside of it, each with the symbols that it sees."""
+    symbols = {**outer, **graph.symbols}
+    yield graph, symbols
+    for node in graph.nodes:
+        for item in node.attributes.values():
+            if isinstance(item, Graph):
+                yield from _with_graphs_inside(item, symbols)
+
+
+def _alone(graph: Graph, symbols: Mapping[str, Symbol], node: Node) -> Graph:
     """A graph of one node, whose constants stay constants."""
     read = dict.fromkeys(value for value in node.inputs if value is not None)
-    single = Graph(node.op, dict(graph.symbols), [v for v in read if v not in graph.constants], list(node.outputs))
+    single = Graph(node.op, dict(symbols), [v for v in read if v not in graph.constants], list(node.outputs))
     single.output_names, single.nodes = [value.name for value in node.outputs], [node]
     single.constants = {value: graph.constants[value] for value in read if value in graph.constants}
     return single

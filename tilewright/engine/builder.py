@@ -82,16 +82,15 @@ def build(
     if not targets:
         raise TargetError("an engine is built for at least one target")
     order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning, layers)
-    if graph.parts or is_staged(graph):
-        if layers:
-            raise UnsupportedOperationError(
-                f"the model {graph.name} is cut into parts, as sizes in it depend on data: its layers cannot be shown"
-            )
-        return build_staged(graph if graph.parts else partition(graph), order)
+    cut = bool(graph.parts) or is_staged(graph)
+    if cut and layers:
+        raise UnsupportedOperationError(
+            f"the model {graph.name} is cut into parts, as sizes in it depend on data: its layers cannot be shown"
+        )
     try:
-        return Builder(graph, order).build()
+        return build_staged(graph if graph.parts else partition(graph), order) if cut else Builder(graph, order).build()
     except UnsupportedOperationError:
-        missing = without_kernels(graph, targets)
+        missing = {} if graph.parts else without_kernels(graph, targets)
         if not missing:
             raise
     return build_staged(partition(graph, missing.__contains__), order, [missing[node] for node in missing])

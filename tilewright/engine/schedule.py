@@ -9,13 +9,16 @@ computed when it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from tilewright.engine.taping import LoopTape, NotFixedError, Place, Rounds, Writer
+from tilewright.errors import TilewrightError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.reference import (
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from tilewright.runtime.cuda.session import CudaSession
 
 _FRAMES = 1024  # combinations of sizes that a part keeps what follows from
+_TAPED_FROM = 8  # rounds that a loop of new sizes runs one by one before a tape is made for it
+_TAPES = 64  # combinations of sizes that a loop keeps tapes of
 
 
 @dataclass
@@ -60,6 +65,10 @@ class _Step(Protocol):
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]: ...
 
+    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+        """Add it to a tape, for known sizes. Raises `NotFixedError`."""
+        ...
+
 
 class Schedule:
     """A graph's nodes in order."""
@@ -72,9 +81,10 @@ class Schedule:
         self._rest: list[Any] = [*constants, *[None] * (len(values) - len(graph.inputs) - len(constants))]
         self._types = [value.dtype.numpy for value in graph.inputs]
         last = last_uses(graph)
+        self._units = [_step(node, parts) for node in graph.nodes]
         self._steps = [
             (
-                _step(node, parts).run,
+                self._units[position].run,
                 [None if value is None else places[value] for value in node.inputs],
                 [places[value] for value in node.outputs],
                 [places[value] for value in last.get(position, ())],
@@ -97,6 +107,20 @@ class Schedule:
             for place in ended:
                 values[place] = None
         return [values[place] for place in self._results]
+
+    def write(self, writer: Writer, places: Sequence[Place], symbols: dict[str, int]) -> tuple[list[Place], set[int]]:
+        """Add the nodes to a tape: the places of results, and the ids of those that own a buffer of a node's."""
+        if any(place.dtype != dtype for place, dtype in zip(places, self._types, strict=True)):
+            raise NotFixedError("other types")
+        found: dict[Value, Place] = dict(zip(self.graph.inputs, places, strict=True))
+        own: set[int] = set()
+        for value, data in self.graph.constants.items():
+            found[value] = writer.constant(_as(data, value))
+        for node, unit in zip(self.graph.nodes, self._units, strict=True):
+            outputs = unit.write(writer, [None if item is None else found[item] for item in node.inputs], symbols)
+            found.update(zip(node.outputs, outputs, strict=True))
+            own.update(map(id, outputs))
+        return [found[value] for value in self.graph.results()], own
 
 
 def _as(data: Any, value: Value) -> np.ndarray:
@@ -125,6 +149,9 @@ class _Host:
         if self._sizes:
             attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes.items()}
         return [run_with(self._node, arrays, attributes, symbols)]
+
+    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+        raise NotFixedError(self._node.op)
 
 
 def _has_sizes(item: Any) -> bool:
@@ -164,6 +191,14 @@ class Part:
         before = call.times.get(self.number, [0.0] * len(spent))  # of earlier runs in a loop
         call.times[self.number] = [a + b for a, b in zip(before, spent, strict=True)]
         return results
+
+    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+        frame = self.frame(places, symbols)
+        given = [place for place in places if place is not None]
+        if not isinstance(frame, Frame) or len(given) < len(places) or not frame.takes(given):
+            raise NotFixedError("sizes that are checked at every call")
+        assert isinstance(self.session, Session)
+        return writer.call(self.session, frame, given)
 
     def frame(self, arrays: Sequence[Any], symbols: Mapping[str, int]) -> Frame | bool:
         """What follows from the sizes; False where there is nothing to compute, True where the session must look."""
@@ -211,7 +246,7 @@ class _Body:
         self._own = {size.name for size in sizes if size is not None}
         self._shapes = [(value.shape, partial("%{} of {}".format, value.name, graph.name)) for value in graph.inputs]
 
-    def symbols(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int]) -> dict[str, int]:
+    def symbols(self, arrays: Sequence[np.ndarray | Place], symbols: Mapping[str, int]) -> dict[str, int]:
         """The symbols inside, for inputs in order."""
         inner = dict(symbols)
         for name in self._own:
@@ -223,6 +258,12 @@ class _Body:
 
     def run(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], call: Call) -> list[np.ndarray]:
         return self._schedule.run(arrays, self.symbols(arrays, symbols), call)
+
+    def write(
+        self, writer: Writer, places: Sequence[Place], symbols: Mapping[str, int]
+    ) -> tuple[list[Place], set[int]]:
+        """As `Schedule.write`."""
+        return self._schedule.write(writer, places, self.symbols(places, symbols))
 
 
 class _Branch:
@@ -236,34 +277,121 @@ class _Branch:
         results = self._bodies[bool(arrays[0].reshape(-1)[0])].run(arrays[1:], symbols, call)
         return _bound(self._node, results, symbols)
 
+    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+        condition, *given = _present(places)
+        if condition.dtype != np.bool_:
+            raise NotFixedError("a condition of another type")
+        otherwise, then = self._bodies
+        found = writer.choose(
+            condition,
+            lambda: then.write(writer, given, symbols),
+            lambda: otherwise.write(writer, given, symbols),
+        )
+        return _bound(self._node, found, symbols)
+
 
 class _Loop:
-    """A `loop`."""
+    """A `loop`: rounds of known sizes run on a tape, natively, others one by one."""
 
     def __init__(self, node: Node, parts: Parts) -> None:
-        self._node = node
+        self._node, self._carried = node, node.attributes["carried"]
         self._body = _Body(node.attributes["body"], parts)
+        self._tapes: dict[Hashable, deque[LoopTape] | None] = {}
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
-        node, carried = self._node, self._node.attributes["carried"]
+        node, carried = self._node, self._carried
         count, condition = arrays[:2]
         trips = None if count is None else int(count.reshape(-1)[0])
         going = condition is None or bool(condition.reshape(-1)[0])
         values, captured = arrays[2 : 2 + carried], arrays[2 + carried :]
-        rows: list[list[np.ndarray]] = [[] for _ in node.outputs[carried:]]
+        rows: list[list[np.ndarray]] = [[] for _ in node.outputs[carried:]]  # of any number of rounds
         iteration, true = 0, np.array(True)
+        taped = call.times is None and call.sizes is None
         while going and (trips is None or iteration < trips):
-            given = [np.array(iteration, np.int64), true, *values, *captured]
-            following, *results = self._body.run(given, symbols, call)
-            values = results[:carried]
-            for row, result in zip(rows, results[carried:], strict=True):
+            found = self._natively(values, captured, iteration, trips, symbols, call) if taped else None
+            if found is None:
+                given = [np.array(iteration, np.int64), true, *values, *captured]
+                following, *results = self._body.run(given, symbols, call)
+                values, fresh = results[:carried], [row[None] for row in results[carried:]]
+                going, iteration = bool(following.reshape(-1)[0]), iteration + 1
+                taped &= iteration <= _TAPED_FROM
+            else:
+                values, fresh, going, iteration = found.values, found.rows, found.going, found.next
+                taped = not found.refused
+            for row, result in zip(rows, fresh, strict=True):
                 row.append(result)
-            going, iteration = bool(following.reshape(-1)[0]), iteration + 1
-        found = [stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)]
-        return _bound(node, [*values, *found], symbols)
+        stacks = [stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)]
+        return _bound(node, [*values, *stacks], symbols)
+
+    def _natively(
+        self,
+        values: list[np.ndarray],
+        captured: list[np.ndarray],
+        first: int,
+        trips: int | None,
+        symbols: Mapping[str, int],
+        call: Call,
+    ) -> Rounds | None:
+        """Rounds from number `first` on a tape; None where there is none for these sizes (yet)."""
+        shapes = [None if array is None else (array.shape, array.dtype) for array in (*values, *captured)]
+        key = (*shapes, frozenset(symbols.items()))
+        if key not in self._tapes:
+            if first < _TAPED_FROM:
+                return None
+            if len(self._tapes) >= _TAPES:
+                self._tapes.clear()
+            made = self._tape(values, captured, symbols)
+            self._tapes[key] = None if made is None else deque([made])
+        idle = self._tapes.get(key)
+        if idle is None:
+            return None
+        try:
+            tape: LoopTape | None = idle.pop()
+        except IndexError:  # other threads run them
+            tape = self._tape(values, captured, symbols)
+        if tape is None:
+            return None
+        found = tape.run(values, captured, first, trips, call.threads)
+        idle.append(tape)
+        return found
+
+    def _tape(
+        self, values: list[np.ndarray], captured: list[np.ndarray], symbols: Mapping[str, int]
+    ) -> LoopTape | None:
+        try:
+            return LoopTape(partial(_written, self._body, symbols), values, captured)
+        except (NotFixedError, TilewrightError, LookupError, AttributeError):
+            return None  # the rounds themselves raise what is an error
+
+    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+        """A loop in another one."""
+        count, condition, *given = places
+        values, captured = given[: self._carried], _present(given[self._carried :])
+        if len(self._node.outputs) > self._carried or (count is not None and count.dtype != np.int64):
+            raise NotFixedError("rows of a loop in another one")
+        carried = writer.start(_present(values))
+        body = partial(_written, self._body, symbols)
+        writer.loop(body, count, carried, captured, condition)
+        return _bound(self._node, carried, symbols)
 
 
-def _bound(node: Node, results: list[np.ndarray], symbols: dict[str, int]) -> list[np.ndarray]:
+def _written(
+    body: _Body, symbols: Mapping[str, int], writer: Writer, places: list[Place]
+) -> tuple[list[Place], set[int]]:
+    return body.write(writer, places, symbols)
+
+
+def _present(places: Sequence[Place | None]) -> list[Place]:
+    found = [place for place in places if place is not None]
+    if len(found) < len(places):
+        raise NotFixedError("optional inputs")
+    return found
+
+
+_Shaped = TypeVar("_Shaped", np.ndarray, Place)
+
+
+def _bound(node: Node, results: list[_Shaped], symbols: dict[str, int]) -> list[_Shaped]:
     """The results of a node with graphs inside, whose sizes are told to the graph outside."""
     for output, result in zip(node.outputs, results, strict=True):
         bind(output.shape, result.shape, symbols, partial(described, node, output))

@@ -75,11 +75,12 @@ def has_no_numbers(node: Node) -> bool:
     return any(value.dtype in HOST_ONLY for value in values) or any(0 in value.shape for value in sized)
 
 
-def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Graph]) -> Graph:
+def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Graph], inside: bool = False) -> Graph:
     nodes = _needed(graph)
     known = {s for value in graph.inputs for s in symbols_of(value.shape)}
     hosted = {id(node) for node in nodes if _runs_on_host(node) or has_no_numbers(node) or on_host(node)}
-    hosted |= _sizes_only(graph, nodes, hosted)
+    if not inside or any(id(node) in hosted and kind_of(node.op) != "control" for node in nodes):
+        hosted |= _sizes_only(graph, nodes, hosted)  # else rounds may run without the host
     levels = _levels(nodes, hosted, known | outer)
     staged = Graph(graph.name, dict(graph.symbols), graph.inputs, graph.outputs, graph.output_names)
     staged.mutations, staged.remarks, staged.fixed = graph.mutations, list(graph.remarks), graph.fixed
@@ -101,7 +102,7 @@ def _with_parts_inside(node: Node, on_host: OnHost, outer: set[Symbol], parts: l
     if not any(isinstance(item, Graph) for item in node.attributes.values()):
         return node
     attributes = {
-        key: _partition(item, on_host, outer, parts) if isinstance(item, Graph) else item
+        key: _partition(item, on_host, outer, parts, inside=True) if isinstance(item, Graph) else item
         for key, item in node.attributes.items()
     }
     return Node(node.op, node.inputs, node.outputs, attributes, node.source)
@@ -136,7 +137,7 @@ def _sizes_only(graph: Graph, nodes: list[Node], hosted: set[int]) -> set[int]:
     small |= {output for node in nodes if id(node) in hosted for output in node.outputs}
     cheap: list[Node] = []
     for node in nodes:
-        fits = all(_elements(output) <= _SMALL for output in node.outputs)
+        fits = all(map(is_small, node.outputs))
         if id(node) not in hosted and fits and all(item is None or item in small for item in node.inputs):
             cheap.append(node)
             small.update(node.outputs)
@@ -152,6 +153,11 @@ def _sizes_only(graph: Graph, nodes: list[Node], hosted: set[int]) -> set[int]:
         if reading and reading <= hosted | found and not results & set(node.outputs):
             found.add(id(node))
     return found
+
+
+def is_small(value: Value) -> bool:
+    """Whether a tensor has few elements, whatever the sizes."""
+    return _elements(value) <= _SMALL
 
 
 def _elements(value: Value) -> float:

@@ -213,7 +213,7 @@ def _loop(
         following, *results = _body(body, given, symbols, working, run_part)
         values = results[:carried]
         for row, result in zip(rows, results[carried:], strict=True):
-            row.append(result)
+            row.append(result[None])
         going, iteration = bool(following.reshape(-1)[0]), iteration + 1
     return [
         *values,
@@ -222,15 +222,15 @@ def _loop(
 
 
 def stacked(rows: list[np.ndarray], output: Value, symbols: Mapping[str, int]) -> np.ndarray:
-    """Rows as one array; of none, an empty one whose unknown sizes are 0."""
+    """Arrays of rows as one; of none, an empty one whose unknown sizes are 0."""
     if not rows:
         known = [free_symbols(size) <= {s for s in free_symbols(size) if s.name in symbols} for size in output.shape]
         shape = [evaluate(size, symbols) if ok else 0 for size, ok in zip(output.shape, known, strict=True)]
         return np.zeros([0, *shape[1:]], output.dtype.numpy)
-    if any(row.shape != rows[0].shape for row in rows):
-        shapes = ", ".join(str(list(row.shape)) for row in rows[:8])
+    if any(row.shape[1:] != rows[0].shape[1:] for row in rows):
+        shapes = ", ".join(str(list(row.shape[1:])) for row in rows[:8])
         raise ShapeError(f"the rows of %{output.name} have different shapes: {shapes}")
-    return np.stack(rows)
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
 def bind_symbols(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, int]:

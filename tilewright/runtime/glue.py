@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import llvmlite
 import llvmlite.binding as llvm
 
-from tilewright.runtime import cache_files, signals
+from tilewright.runtime import cache_files, signals, tape
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
 from tilewright.settings import settings
 
@@ -500,6 +500,7 @@ declare i64 @llvm.umax.i64(i64, i64)
 {ticks}
 {signals}
 {sleep}
+{tape}
 """
 
 # The time in nanoseconds; POSIX's 64-bit `struct timespec` is two words.
@@ -599,7 +600,7 @@ define internal void @tilewright_wake(ptr %condition) nounwind {
 """
 
 _EXPORTS = (
-    "parallel_for", "run_here", "tilewright_clock", "launch_body", "run_alone",
+    "parallel_for", "run_here", "tilewright_clock", "launch_body", "run_alone", "run_tape",
     "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team", "dismiss_team",
 )  # fmt: skip
 _SYSTEM = (
@@ -628,6 +629,7 @@ class Glue:
     imports: dict[str, int]  # what a plan's native function calls
     has_clock: bool
     launch_body: int
+    run_tape: int
     run_alone: ctypes._FuncPointer
     start_inline: ctypes._FuncPointer
     start_openmp: ctypes._FuncPointer
@@ -665,6 +667,7 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None, can_ask: bool)
         if family == "x86"
         else _TICKS.format(source="tilewright_clock"),
         signals=signals.TEXT if can_ask else signals.TEXT_WITHOUT_PYTHON,
+        tape=tape.TEXT.replace("STOPPED", str(_WORDS["stopped"])),
         ask_ticks=_ASK_TICKS,
         short_ticks=_SHORT_TICKS,
         long_ticks=_LONG_TICKS,
@@ -725,6 +728,7 @@ def _load_glue() -> Glue:
         imports={name: library.address(name) for name in ("parallel_for", "run_here", "tilewright_clock")},
         has_clock=clock_id is not None,
         launch_body=library.address("launch_body"),
+        run_tape=library.address("run_tape"),
         run_alone=_RUN_ALONE(library.address("run_alone")),
         join_team=_JOIN(library.address("join_team")),
         create_team=_CREATE(library.address("create_team")),

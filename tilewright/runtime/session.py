@@ -36,8 +36,8 @@ class Frame:
     input_types: list[np.dtype]
     output_types: list[np.dtype]
 
-    def takes(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Whether the first inputs are of these shapes and types."""
+    def takes(self, arrays: Sequence[Any]) -> bool:
+        """Whether the first inputs are of these arrays' shapes and types."""
         for array, shape, dtype in zip(arrays, self.input_shapes, self.input_types, strict=False):
             if array.shape != shape or array.dtype != dtype:
                 return False
@@ -96,8 +96,8 @@ class Session:
         profile: ctypes.Array[ctypes.c_int64] | None,
     ) -> None:
         """One native call; `addresses` are those of the inputs, then of the outputs."""
-        share = binding.nanoseconds == 0 or binding.nanoseconds >= _SHARE_FROM_NANOSECONDS
-        workers = max(1, settings.threads if threads is None else check_threads(threads)) if share else 1
+        share = is_shared(binding)
+        workers = worker_count(threads) if share else 1
         arena = self._arenas.take(binding.arena_bytes)
         try:
             context = self._context_type(
@@ -143,6 +143,16 @@ class Session:
         addresses += [result.__array_interface__["data"][0] for result in results]
         self._launch(frame.binding, frame.values, addresses, threads, profile)
         return results
+
+    @property
+    def entry(self) -> int:
+        """The address of the plan's native function."""
+        return self._entry
+
+    def context(self, frame: Frame) -> list[int]:
+        """What the native function is given, but for the addresses: the arena is the first, those of the inputs and
+        the outputs come behind."""
+        return [0, self._weights, 0, *frame.values]
 
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """The symbols' values for these inputs. Raises `ShapeError` and `InputError`."""
@@ -208,6 +218,16 @@ class Session:
         names += [f"output {spec.name!r}" for spec in self.plan.outputs if spec.mutates is None]
         written = (*self._mutated, *range(len(inputs), len(inputs) + len(outputs)))
         tensors.check_overlaps([*inputs, *outputs], names, written)
+
+
+def is_shared(binding: Binding) -> bool:
+    """Whether a run is long enough for several threads."""
+    return binding.nanoseconds == 0 or binding.nanoseconds >= _SHARE_FROM_NANOSECONDS
+
+
+def worker_count(threads: int | None) -> int:
+    """Of a run that asks for so many threads, None for as many as the settings say."""
+    return max(1, settings.threads if threads is None else check_threads(threads))
 
 
 def check_threads(threads: Any) -> int:

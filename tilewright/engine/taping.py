@@ -1,0 +1,281 @@
+"""Loops as tapes: rounds whose sizes are known run natively, as `engine.schedule` says what they hold.
+
+A `Place` is a value of a tape.  Words that own a buffer hold pairwise different ones: a value is handed on by swapping
+two of them, so that a loop copies its carried values once, at its start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.runtime.glue import glue
+from tilewright.runtime.memory import AlignedBuffer
+from tilewright.runtime.parallel import run_parallel
+from tilewright.runtime.session import Frame, Session, is_shared, worker_count
+from tilewright.runtime.tape import DONE, Label, Tape, Word, Words
+
+_OUT_OF_RANGE = 1  # an outcome: a round was not run, because an index is wrong
+_ENDLESS = 1 << 62
+_ROW_BYTES, _MOST_ROWS = 32 << 20, 4096  # of what one run of a tape stacks
+
+# Adds nodes to a tape: the places of their results, and the ids of those that own a buffer of a node's.
+Write = Callable[["Writer", "list[Place]"], "tuple[list[Place], set[int]]"]
+Branch = Callable[[], "tuple[list[Place], set[int]]"]
+
+
+class NotFixedError(Exception):
+    """Something that a tape does not hold: sizes that change, what the host computes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A value of a tape: contiguous, at the address that the word holds."""
+
+    word: Word
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def same(self, other: Place) -> bool:
+        """Whether both are of one shape and type."""
+        return self.shape == other.shape and self.dtype == other.dtype
+
+
+class Writer:
+    """Writes a tape."""
+
+    def __init__(self) -> None:
+        self.tape = Tape()
+        self.scratch_bytes, self.shared = 0, False
+        self._contexts: list[Words] = []
+        self._arena_bytes = 0
+
+    def given(self, array: np.ndarray) -> Place:
+        """A value whose address is set before each run."""
+        return Place(self.tape.word(), array.shape, array.dtype)
+
+    def constant(self, array: np.ndarray) -> Place:
+        kept = np.array(array, order="C")
+        self.tape.keep(kept)
+        return Place(self.tape.word(kept.ctypes.data), kept.shape, kept.dtype)
+
+    def buffer(self, shape: tuple[int, ...], dtype: np.dtype) -> Place:
+        """A value that owns memory."""
+        if dtype.hasobject:
+            raise NotFixedError("values of the host")
+        memory = AlignedBuffer(math.prod(shape) * dtype.itemsize)
+        self.tape.keep(memory)
+        return Place(self.tape.word(memory.address), shape, dtype)
+
+    def call(self, session: Session, frame: Frame, places: Sequence[Place]) -> list[Place]:
+        """The outputs of a compiled part."""
+        for number, low, high, _ in frame.binding.index_ranges:
+            found = places[number]
+            if found.dtype not in (np.int32, np.int64):
+                raise NotFixedError("indices of another type")
+            count = math.prod(found.shape)
+            self.tape.within(found.word, count, found.dtype.itemsize, low, high, _OUT_OF_RANGE)
+        before = session.context(frame)
+        types = zip(frame.binding.output_shapes, frame.output_types, strict=True)
+        outputs = [self.buffer(shape, dtype) for shape, dtype in types]
+        context = Words([*before, *[0] * (len(frame.input_shapes) + len(outputs))])
+        self.tape.keep(context)
+        first = context.address + 8 * len(before)
+        for number, place in enumerate(places):
+            self.tape.move(first + 8 * number, place.word.address)
+        first += 8 * len(frame.input_shapes)
+        for number, place in enumerate(outputs):
+            self.tape.move(first + 8 * number, place.word.address)
+        self.tape.call(session.entry, context.address)
+        self._contexts.append(context)
+        self._arena_bytes = max(self._arena_bytes, frame.binding.arena_bytes)
+        self.scratch_bytes = max(self.scratch_bytes, session.plan.scratch_bytes)
+        self.shared |= is_shared(frame.binding)
+        return outputs
+
+    def hand_on(self, pairs: Sequence[tuple[Place, Place]], own: set[int]) -> None:
+        """Give each first place, which owns a buffer, the value of the second, which may be one of the first ones.
+
+        `own` are the ids of places that own a buffer and that nothing reads afterwards.
+        """
+        swapped: list[tuple[Place, Place]] = []
+        taken: set[int] = set()
+        for into, source in pairs:
+            if not into.same(source):
+                raise NotFixedError("sizes change")
+            if source is into:
+                continue
+            if id(source) not in own or id(source) in taken:
+                copied = self.buffer(source.shape, source.dtype)
+                self.tape.copy(copied.word, source.word, source.bytes)
+                source = copied
+            taken.add(id(source))
+            swapped.append((into, source))
+        between = self.tape.word()
+        for into, source in swapped:
+            self.tape.move(between.address, into.word.address)
+            self.tape.move(into.word.address, source.word.address)
+            self.tape.move(source.word.address, between.address)
+
+    def start(self, values: Sequence[Place]) -> list[Place]:
+        """Places of a loop's own that begin with these values."""
+        found = [self.buffer(place.shape, place.dtype) for place in values]
+        for into, place in zip(found, values, strict=True):
+            self.tape.copy(into.word, place.word, place.bytes)
+        return found
+
+    def rounds(
+        self, body: Write, round_: Place, limit: Word, carried: Sequence[Place], captured: Sequence[Place],
+        rows: Callable[[Sequence[Place]], None], going: Place | None = None,
+    ) -> Word:  # fmt: skip
+        """Rounds while the number of the round is below the limit: the word of the flag that the last one left.
+
+        `carried` are changed; `rows` is given what a round leaves besides; `going` is asked before the first.
+        """
+        tape, head, end = self.tape, Label(), Label()
+        true = self.constant(np.array(True))
+        flag = tape.word()
+        tape.move(flag.address, (going or true).word.address)
+        tape.here(head)
+        tape.unless(flag, end)
+        tape.when_reached(round_.word.number, limit, end)
+        calls = len(self._contexts)
+        (following, *results), own = body(self, [round_, true, *carried, *captured])
+        if len(self._contexts) == calls:
+            raise NotFixedError("rounds without a compiled part, which nothing could interrupt")
+        if following.dtype != np.bool_:
+            raise NotFixedError("a condition of another type")
+        rows(results[len(carried) :])
+        tape.move(flag.address, following.word.address)
+        self.hand_on(list(zip(carried, results[: len(carried)], strict=True)), own)
+        tape.add(round_.word.number, 1)
+        tape.jump(head)
+        tape.here(end)
+        return flag
+
+    def loop(
+        self,
+        body: Write,
+        count: Place | None,
+        carried: Sequence[Place],
+        captured: Sequence[Place],
+        condition: Place | None,
+    ) -> None:
+        """A loop in another one, which changes `carried` and leaves nothing else."""
+        if condition is not None and condition.dtype != np.bool_:
+            raise NotFixedError("a condition of another type")
+        round_, zero = self.buffer((), np.dtype(np.int64)), self.constant(np.array(0, np.int64))
+        self.tape.copy(round_.word, zero.word, zero.bytes)
+        limit = self.constant(np.array(_ENDLESS)) if count is None else count
+        self.rounds(body, round_, limit.word, carried, captured, lambda rows: None, condition)
+
+    def choose(self, condition: Place, then: Branch, otherwise: Branch) -> list[Place]:
+        """The results of one of two branches."""
+        other, end = Label(), Label()
+        self.tape.unless(condition.word, other)
+        results, own = then()
+        found = [self.buffer(place.shape, place.dtype) for place in results]
+        self.hand_on(list(zip(found, results, strict=True)), own)
+        self.tape.jump(end)
+        self.tape.here(other)
+        results, own = otherwise()
+        self.hand_on(list(zip(found, results, strict=True)), own)
+        self.tape.here(end)
+        return found
+
+    def finish(self) -> None:
+        """End the tape: nothing can be added any more."""
+        arena = AlignedBuffer(self._arena_bytes)
+        self.tape.keep(arena)
+        for context in self._contexts:
+            context.data[0] = arena.address
+        self.tape.finish()
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What some rounds of a loop came to: carried values, rows of each stacked result, the number of the next round,
+    whether there shall be one, and whether that must be run otherwise."""
+
+    values: list[np.ndarray]
+    rows: list[np.ndarray]
+    next: int
+    going: bool
+    refused: bool
+
+
+class LoopTape:
+    """A loop for known sizes. One thread at a time may run it."""
+
+    def __init__(self, body: Write, carried: Sequence[np.ndarray], captured: Sequence[np.ndarray]) -> None:
+        """Raises `NotFixedError` for a loop that is none; the arrays have the shapes and types of those to come."""
+        self._writer = writer = Writer()
+        self._values = [writer.given(array) for array in carried]
+        self._captured = [writer.given(array) for array in captured]
+        self._round = writer.buffer((), np.dtype(np.int64))
+        self._limit = writer.buffer((), np.dtype(np.int64))
+        self._rows: list[Place] = []
+        self._carried = writer.start(self._values)
+        self._flag = writer.rounds(
+            body, self._round, self._limit.word, self._carried, self._captured, self._store_rows
+        )  # fmt: skip
+        writer.finish()
+
+    def _store_rows(self, results: Sequence[Place]) -> None:
+        tape = self._writer.tape
+        for place in results:
+            if place.dtype.hasobject:
+                raise NotFixedError("values of the host")
+            row = Place(tape.word(), place.shape, place.dtype)
+            tape.copy(row.word, place.word, place.bytes)
+            tape.add(row.word.address, place.bytes)
+            self._rows.append(row)
+
+    def run(
+        self,
+        carried: Sequence[np.ndarray],
+        captured: Sequence[np.ndarray],
+        first: int,
+        trips: int | None,
+        threads: int | None,
+    ) -> Rounds:
+        """Rounds from number `first` until the loop ends or some thousand rows are stacked."""
+        last = _ENDLESS if trips is None else trips
+        if self._rows:
+            widest = max(1, *(row.bytes for row in self._rows))
+            last = min(last, first + max(1, min(_MOST_ROWS, _ROW_BYTES // widest)))
+        rows = [np.empty((last - first, *row.shape), row.dtype) for row in self._rows]
+        kept = [np.ascontiguousarray(array) for array in (*carried, *captured)]
+        for place, array in zip((*self._values, *self._captured, *self._rows), (*kept, *rows), strict=True):
+            place.word.number = array.ctypes.data
+        _integer(self._round).value, _integer(self._limit).value = first, last
+        writer = self._writer
+        workers = worker_count(threads) if writer.shared else 1
+        run_parallel(glue().run_tape, writer.tape.state, writer.scratch_bytes, workers)
+        end = _integer(self._round).value
+        return Rounds(
+            [_array(place) for place in self._carried],
+            [row[: end - first] for row in rows],
+            end,
+            bool(ctypes.c_uint8.from_address(self._flag.number).value),
+            writer.tape.outcome != DONE,
+        )
+
+
+def _integer(place: Place) -> ctypes.c_int64:
+    return ctypes.c_int64.from_address(place.word.number)
+
+
+def _array(place: Place) -> np.ndarray:
+    """A copy of a value."""
+    found = np.empty(place.shape, place.dtype)
+    ctypes.memmove(found.ctypes.data, place.word.number, place.bytes)
+    return found
