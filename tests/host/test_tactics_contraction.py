@@ -220,6 +220,22 @@ def test_runs_of_pixels(
     assert chosen.name == ("depthwise" if groups == 37 else "direct convolution")
 
 
+@pytest.mark.parametrize(("kernel", "stride", "features"), [((7, 7), 2, 40), ((3, 5), 1, 20)])
+def test_image_of_few_channels_is_copied_with_zeros_around_it(
+    kernel: tuple[int, int], stride: int, features: int, draw: Draw, compiled: bool
+) -> None:
+    b = GraphBuilder("photograph")
+    x = b.input("x", float32, (b.symbol("n", 1, 9), 3, 6, 19))
+    image = b.op("permute", [x], order=(0, 2, 3, 1))
+    padding = tuple((extent // 2, extent // 2) for extent in kernel)
+    attributes = {"strides": (stride, stride), "padding": padding, "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
+    w = b.constant(draw(features, 3, *kernel))
+    b.output(b.op("relu", [b.op("conv", [image, w, b.constant(draw(features))], **attributes)]), "y")
+    (chosen,) = check(b.finish(), {"x": draw(2, 3, 6, 19)}, compiled)
+    assert chosen.name == "direct convolution"
+    assert chosen.stages[-1].calls[0].constants["EDGES"] == "none"
+
+
 @pytest.mark.parametrize(
     ("channels", "padding", "dilation", "height", "width", "threads"),
     [

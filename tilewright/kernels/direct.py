@@ -46,7 +46,8 @@ def tap_products(sums, line, w, left, width, stride, CHANNELS: tl.constexpr, STR
 @tilewright.jit
 def direct_sums(image, w, top, left, height, width, stride, CHANNELS: tl.constexpr, KERNEL_Y: tl.constexpr,
                 KERNEL_X: tl.constexpr, STRIDE_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-                PIXELS: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+                PIXELS: tl.constexpr, BLOCK: tl.constexpr, WHOLE_LINES: tl.constexpr, EDGE: tl.constexpr,
+                TYPE: tl.constexpr):  # fmt: skip
     """The sums of `PIXELS` neighbouring windows; `stride` elements lie between two pixels of the image."""
     sums = ()
     for _ in tl.static_range(PIXELS):
@@ -55,10 +56,18 @@ def direct_sums(image, w, top, left, height, width, stride, CHANNELS: tl.constex
         y = top + tap_y * DILATION_Y
         if (y >= 0) & (y < height):
             line = image + y.to(tl.int64) * width * stride
-            for tap_x in tl.static_range(KERNEL_X):
-                taps = w + (tap_y * KERNEL_X + tap_x) * (CHANNELS * BLOCK)
-                sums = tap_products(sums, line, taps, left, width, stride, CHANNELS, STRIDE_X, tap_x * DILATION_X,
-                                    BLOCK, EDGE, TYPE)  # fmt: skip
+            taps = w + tap_y * (KERNEL_X * CHANNELS * BLOCK)
+            if EDGE:  # places that are known when compiling leave no code for taps outside of the line
+                for tap_x in tl.static_range(KERNEL_X):
+                    sums = tap_products(sums, line, taps + tap_x * (CHANNELS * BLOCK), left, width, stride, CHANNELS,
+                                        STRIDE_X, tap_x * DILATION_X, BLOCK, True, TYPE)  # fmt: skip
+            elif WHOLE_LINES:  # a line of taps, all its channels, lies in one run
+                sums = tap_products(sums, line, taps, left, width, stride, KERNEL_X * CHANNELS, STRIDE_X, 0, BLOCK,
+                                    False, TYPE)  # fmt: skip
+            else:
+                for tap_x in range(0, KERNEL_X):
+                    sums = tap_products(sums, line + tap_x * (DILATION_X * stride), taps + tap_x * (CHANNELS * BLOCK),
+                                        left, width, stride, CHANNELS, STRIDE_X, 0, BLOCK, False, TYPE)  # fmt: skip
     return sums
 
 
@@ -71,16 +80,17 @@ def direct_convolution(x, w, out, runs, columns, height, width, out_height, out_
                        EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out[pixel, :] = EPILOGUE(sum over taps of x[window + tap, :] @ w[tap]), in groups.
 
-    `CHANNELS` and `columns` count one group's channels.  Weights are in panels of `BLOCK` columns, one vector: a panel
-    stays in level 1 while its program walks `ROWS` runs of `PIXELS` neighbouring output pixels (`RAGGED`: the last
-    run of a line may be shorter; `EDGES`: which of them have windows that leave the line, "none", those at its "ends",
-    whose places are known when compiling, or "any").  Grid: (panels of all groups, blocks of runs).
+    `CHANNELS` and `columns` count one group's channels.  Weights are in panels of `BLOCK` columns, whole vectors: a
+    panel stays in level 1 while its program walks `ROWS` runs of `PIXELS` neighbouring output pixels (`RAGGED`: the
+    last run of a line may be shorter; `EDGES`: which of them have windows that leave the line, "none", those at its
+    "ends", whose places are known when compiling, or "any").  Grid: (panels of all groups, blocks of runs).
     """
     panels = tl.cdiv(columns, BLOCK)
     group = tl.program_id(0) // panels
     column = tl.program_id(0) % panels * BLOCK + tl.arange(0, BLOCK)
     mask = within(column, columns, MASK)
     stride: tl.constexpr = CHANNELS * GROUPS
+    whole_lines: tl.constexpr = GROUPS == 1 and DILATION_X == 1
     w = w + tl.program_id(0).to(tl.int64) * (KERNEL_Y * KERNEL_X * CHANNELS * BLOCK)
     across = tl.cdiv(out_width, PIXELS)
     first_left, last_left = tl.full((), -PAD_X, tl.int32), (across - 1) * (PIXELS * STRIDE_X) - PAD_X
@@ -91,16 +101,16 @@ def direct_convolution(x, w, out, runs, columns, height, width, out_height, out_
         image = x + image * height * width * stride + group * CHANNELS
         if EDGES == "none" or whole:
             sums = direct_sums(image, w, top, left, height, width, stride, CHANNELS, KERNEL_Y, KERNEL_X, STRIDE_X,
-                               DILATION_Y, DILATION_X, PIXELS, BLOCK, False, TYPE)  # fmt: skip
+                               DILATION_Y, DILATION_X, PIXELS, BLOCK, whole_lines, False, TYPE)  # fmt: skip
         elif EDGES == "any":
             sums = direct_sums(image, w, top, left, height, width, stride, CHANNELS, KERNEL_Y, KERNEL_X, STRIDE_X,
-                               DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
+                               DILATION_Y, DILATION_X, PIXELS, BLOCK, whole_lines, True, TYPE)  # fmt: skip
         elif start == 0:
             sums = direct_sums(image, w, top, first_left, height, width, stride, CHANNELS, KERNEL_Y, KERNEL_X,
-                               STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
+                               STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, whole_lines, True, TYPE)  # fmt: skip
         else:
             sums = direct_sums(image, w, top, last_left, height, width, stride, CHANNELS, KERNEL_Y, KERNEL_X,
-                               STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, True, TYPE)  # fmt: skip
+                               STRIDE_X, DILATION_Y, DILATION_X, PIXELS, BLOCK, whole_lines, True, TYPE)  # fmt: skip
         place = column + group * columns
         for pixel in tl.static_range(PIXELS):
             stored = mask

@@ -18,8 +18,14 @@ from tilewright.tactics.contraction import Problem, Slots, epilogue_slots, gemm_
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
-from tilewright.tactics.generate import Result, elementwise_call, next_power_of_2
-from tilewright.tactics.pixel_runs import depthwise_runs_candidate, direct_candidate
+from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.pixel_runs import (
+    depthwise_runs_candidate,
+    direct_candidate,
+    direct_columns,
+    direct_pixels,
+    lanes_of,
+)
 from tilewright.tactics.pixel_tiles import PixelTile, is_sparse, pixel_tile
 from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
@@ -39,19 +45,17 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
 
     Raises `NotImplementedError` for channels-first images.
     """
-    group, moves = with_image_moved(with_bias_in_epilogue(group), graph, target)
+    group, moves = with_image_moved(with_zeros_around(with_bias_in_epilogue(group), target), graph, target)
     anchor, x, w = checked_convolution(group)
     slots = epilogue_slots(group, graph)
     groups = anchor.attributes["groups"]
-    lanes = getattr(target, "vector_bits", 0) // 32
+    lanes = lanes_of(target)
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
         depthwise = depthwise_runs_candidate if lanes else depthwise_candidate
         candidate = depthwise(group, slots, weights.operand, target)
     elif lanes and is_direct(anchor, x, w):
-        columns = simplify(lift(w.shape[0]) // groups)
-        assert isinstance(columns, int)
-        width = min(lanes, next_power_of_2(columns))
+        width = direct_columns(w, groups, target)
         weights = packed_weights(w, taps_recipe(width, groups), graph, target)
         candidate = direct_candidate(group, slots, weights.operand, width, target)
     else:
@@ -156,6 +160,39 @@ def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group,
     inputs = [image, *(value for value in group.inputs if value in read)]
     moves = Moves((Stage((call,)),), (image,), tuple(group.prologue))
     return Group(group.kind, rest, inputs, group.outputs, anchor, group.name), moves
+
+
+def with_zeros_around(group: Group, target: Target) -> Group:
+    """A group whose image of few channels is copied with the zeros around it on CPUs: no window leaves the copy then.
+
+    Beyond the padding come as many as the last run of pixels of a line reads of windows that are not there.
+    """
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    copied = anchor.attributes["layout"] == "NHWC" and any(x in node.outputs for node in group.prologue)
+    across, channels, width = anchor.output.shape[-2], w.shape[1], x.shape[-2]
+    if not isinstance(across, int) or not isinstance(width, int) or not isinstance(channels, int):
+        return group
+    if not lanes_of(target) or not copied or channels > FEW_CHANNELS:
+        return group
+    attributes = anchor.attributes
+    run = direct_pixels(across, direct_columns(w, attributes["groups"], target), target)
+    windows = window_constants(w.shape[2:], attributes)
+    reach = (ceil(across / run) * run - 1) * windows["STRIDE_X"] + 1
+    reach += windows["DILATION_X"] * (windows["KERNEL_X"] - 1)
+    *padding, (left, right) = attributes["padding"]
+    padding.append((left, max(right, reach - width - left)))
+    pads = ((0, 0), *padding, (0, 0))
+    shape = tuple(simplify(lift(extent) + low + high) for extent, (low, high) in zip(x.shape, pads, strict=True))
+    around = Value(f"{x.name}.padded", x.dtype, shape)
+    pad = Node("pad", [x], [around], {"pads": pads, "value": 0}, anchor.source)
+    inner = Node("conv", [around, *anchor.inputs[1:]], [anchor.output],
+                 attributes | {"padding": tuple((0, 0) for _ in padding)}, anchor.source)  # fmt: skip
+    nodes = [inner if node is anchor else node for node in group.nodes]
+    nodes.insert(nodes.index(inner), pad)
+    return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
 
 
 def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:

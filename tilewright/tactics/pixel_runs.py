@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from tilewright.frontend.jit import JITFunction
+from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.depthwise import depthwise_runs
 from tilewright.kernels.direct import direct_convolution
@@ -14,6 +16,7 @@ from tilewright.tactics.contraction import Slots
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
+from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.reduction import rows_per_program
 from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
@@ -21,27 +24,64 @@ from tilewright.tune.cost import estimate, machine_of
 
 LEAST_RUN = 4
 LONGEST_DEPTHWISE_RUN = 7  # sums beside the weights and the pixels of a line of taps, which are used more than once
-LONGEST_DIRECT_RUN = 8  # enough to hide how long one sum takes; 14 take twice as long to compile
+MOST_DIRECT_SUMS = 14  # vectors: enough to hide how long one sum takes; more take longer to compile
+FEWEST_DIRECT_SUMS = 8  # vectors: two in a cycle, four cycles each
+PANEL_SHARE = 0.8  # of level 1
+RUN_START = 2  # multiply-adds of a vector that the start of a run takes the time of, for each step of the depth
+
+
+def lanes_of(target: Target) -> int:
+    """Elements of float32 in a vector of a CPU; 0 for GPUs."""
+    return getattr(target, "vector_bits", 0) // 32
 
 
 def depthwise_runs_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
     """Each channel by itself; `weights` are [rows][columns][channels]."""
-    lanes = getattr(target, "vector_bits", 0) // 32
-    return _candidate("depthwise", depthwise_runs, LONGEST_DEPTHWISE_RUN, group, slots, weights, lanes, target)
+    lanes = lanes_of(target)
+    assert group.anchor is not None
+    run = run_pixels(group.anchor.output.shape[-2], LONGEST_DEPTHWISE_RUN)
+    return _candidate("depthwise", depthwise_runs, run, group, slots, weights, lanes, target, 0.5)
 
 
 def direct_candidate(group: Group, slots: Slots, weights: Operand, width: int, target: Target) -> Candidate:
-    """Groups of few channels; `weights` are in panels of `width` columns, one vector."""
-    return _candidate(
-        "direct convolution", direct_convolution, LONGEST_DIRECT_RUN, group, slots, weights, width, target
-    )
+    """Groups of few channels; `weights` are in panels of `width` columns (`direct_columns`)."""
+    assert group.anchor is not None
+    run = direct_pixels(group.anchor.output.shape[-2], width, target)
+    return _candidate("direct convolution", direct_convolution, run, group, slots, weights, width, target, 0.92)
+
+
+def direct_columns(w: Value, groups: int, target: Target) -> int:
+    """The columns of a panel of a direct convolution: each pixel is read once for all vectors of a panel.
+
+    Level 1 holds the panel.
+    """
+    lanes, columns, depth = lanes_of(target), simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
+    assert isinstance(columns, int) and isinstance(depth, int)
+    vectors = ceil(columns / lanes)
+    if vectors == 1:
+        return min(lanes, next_power_of_2(columns))
+    most = int(PANEL_SHARE * machine_of(target).l1_bytes) // (4 * lanes * depth)
+    return lanes * next(count for count in (2, 3, 1) if count <= max(most, 1) and vectors % count == 0)
+
+
+def direct_pixels(across: Size, width: int, target: Target) -> int:
+    """How many neighbouring pixels of a line a direct convolution computes at once: what takes the least time."""
+    vectors, registers = ceil(width / lanes_of(target)), getattr(target, "vector_registers", 16)
+    most = min(MOST_DIRECT_SUMS, registers - vectors - 1) // vectors  # beside weights and a pixel
+    if not isinstance(across, int):
+        return most
+
+    def cost(pixels: int) -> int:
+        return -(-across // pixels) * (max(FEWEST_DIRECT_SUMS, vectors * pixels) + RUN_START)
+
+    return min(range(most, 0, -1), key=cost)
 
 
 def _candidate(
-    name: str, kernel: JITFunction, longest: int, group: Group, slots: Slots, weights: Operand, block: int,
-    target: Target,
+    name: str, kernel: JITFunction, run: int, group: Group, slots: Slots, weights: Operand, block: int, target: Target,
+    efficiency: float,
 ) -> Candidate:  # fmt: skip
-    """The launch of a kernel that takes runs of at most `longest` pixels and `block` columns at once."""
+    """The launch of a kernel that takes runs of `run` pixels and `block` columns at once."""
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
@@ -52,7 +92,6 @@ def _candidate(
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
     windows = window_constants(w.shape[2:], anchor.attributes)
     across = sizes["out_width"]
-    run = run_pixels(across, longest)
     del sizes["pixels"]
     sizes["runs"] = runs = simplify(lift(product(anchor.output.shape[:-2])) * ceil_divide(across, run))
     work = simplify(lift(depth) * run if direct else lift(columns) * run)
@@ -72,7 +111,9 @@ def _candidate(
     bind_extra(slots.extra, operands, types)
     call = KernelCall(kernel, operands, types, constants, grid)
     flops = simplify(lift(product(anchor.output.shape)) * depth * 2 + chain_operations(group.epilogue))
-    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.5)
+    cost = estimate(
+        machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, efficiency
+    )
     reasons = {"block": f"{rows} runs of {run} pixels, {block} channels at once"}
     return Candidate(name, (Stage((call,)),), cost, (), reasons)
 
