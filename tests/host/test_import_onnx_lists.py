@@ -208,7 +208,7 @@ def test_errors_say_what_lists_must_be(rng: np.random.Generator) -> None:
         engine.run({"s": items(rng, (2, 3)), "i": np.array(2)})
     with pytest.raises(ShapeError, match="gave 1 dimensions"):
         engine.run({"s": items(rng, (3,)), "i": zero})
-    with pytest.raises(ShapeError, match="dimension 1 is 4, but 3 is 3"):
+    with pytest.raises(ShapeError, match="dimension 1 is 4, and the model needs 3"):
         engine.run({"s": items(rng, (2, 4)), "i": zero})
 
 

@@ -576,3 +576,20 @@ def test_last_states_of_recurrent_layers(options: dict[str, Any], bias: bool) ->
         found = list(reference.run(graph, {"input": x.numpy()}).values())
         for mine, theirs in zip(found, (outputs, hidden, memory), strict=True):
             np.testing.assert_allclose(mine, theirs.detach(), rtol=1e-4, atol=1e-6)
+
+
+class Halves(nn.Module):
+    """Numbers of parts and of rows that PyTorch alone takes for conditions on the batch."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(torch.cat([x, y]), 2)
+        return (first * second).reshape(len(x), 2, -1).sum(-1) + len(y)
+
+
+def test_conditions_that_hold_for_all_sizes_are_none() -> None:
+    shapes = {name: {0: ("n", 1, 8)} for name in "xy"}
+    graph = import_model(Halves(), (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+    for n in (1, 5, 8):
+        x, y = torch.randn(n, 4), torch.randn(n, 4)
+        (found,) = reference.run(graph, {"x": x.numpy(), "y": y.numpy()}).values()
+        np.testing.assert_allclose(found, Halves()(x, y).numpy(), rtol=1e-5, atol=1e-5)

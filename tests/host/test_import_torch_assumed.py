@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright.errors import InputError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.torch_export import import_module  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -105,3 +106,66 @@ def test_the_condition_stands_in_the_graph() -> None:
     graph = import_module(Branches().eval(), (torch.rand(3, 4), torch.ones(3, dtype=torch.bool)))
     lines = dict.fromkeys(node.attributes["what"] for node in graph.nodes if node.op == "condition")
     assert ["if mask.all()" in line for line in lines] == [True, False]
+
+
+class Bounds(nn.Module):
+    """Conditions on numbers that may be negative, which PyTorch writes anew while it decomposes the program."""
+
+    def forward(self, x: Any, k: Any) -> Any:
+        least, most = k.min().item(), k.max().item()
+        if least <= 3 and most != 4:
+            x = x * 2
+        if 2 * least + 1 < most:
+            x = x - 1
+        return x + least
+
+
+def test_bounds_of_numbers_that_may_be_negative() -> None:
+    x = torch.rand(3)
+    engine = built(Bounds(), x, torch.tensor([2, 9]))
+    for numbers in ([2, 9], [-5, 30], [-9, 3]):
+        assert torch.equal(engine(x, torch.tensor(numbers)), Bounds()(x, torch.tensor(numbers)))
+    for numbers, line in (([4, 10], "least <= 3"), ([1, 4], "most != 4"), ([3, 5], r"2 \* least \+ 1 < most")):
+        with pytest.raises(InputError, match=line):
+            engine(x, torch.tensor(numbers))
+
+
+class Kernel(nn.Module):
+    """As Encodec keeps its kernel sizes and strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor(3), persistent=False)
+        self.register_buffer("strides", torch.tensor([[2, 3], [1, 2]]))
+
+    def forward(self, x: Any) -> Any:
+        frames = torch.ceil((x.shape[-1] - self.kernel) / self.strides[0, 0]).long()
+        x = nn.functional.pad(x, (int(self.kernel), 0))
+        for height, width in self.strides.tolist():
+            x = x + height * width
+        return x[:, frames:] if self.kernel > 1 else x
+
+
+class Position(nn.Module):
+    """As a cache counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("position", torch.tensor(2))
+
+    def forward(self, x: Any) -> Any:
+        y = x * self.position.item()
+        self.position.add_(1)
+        return y
+
+
+def test_numbers_in_buffers_are_known_unless_they_are_written() -> None:
+    x = torch.rand(2, 8)
+    engine = built(Kernel(), x)
+    assert engine.outputs[0].shape == (2, 8) and not engine.remarks
+    torch.testing.assert_close(engine(x), Kernel()(x))
+    graph = import_module(Position().eval(), (x,))
+    assert [value.name for value in graph.inputs] == ["position", "x"]
+    found = reference.run(graph, {"x": x.numpy(), "position": np.array(5)})
+    np.testing.assert_allclose(found["output"], 5 * x.numpy())
+    assert found["position"] == 6

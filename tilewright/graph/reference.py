@@ -157,7 +157,10 @@ def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int]
                 raise ShapeError(f"{what()}: the size {found} is {extent}, outside {found.low}..{found.high}")
             symbols[found.name] = extent
         elif evaluate(size, symbols) != extent:
-            raise ShapeError(f"{what()}: dimension {axis} is {extent}, but {size} is {evaluate(size, symbols)}")
+            needed = f"the model needs {size}"
+            if not isinstance(size, int):
+                needed += f", which is {evaluate(size, symbols)}"
+            raise ShapeError(f"{what()}: dimension {axis} is {extent}, and {needed}")
 
 
 # Graphs inside --------------------------------------------------------------------------------------

@@ -136,11 +136,19 @@ def assumed_of(program: ExportedProgram) -> dict[str, None]:
 
 
 def check_kept(before: ExportedProgram, after: ExportedProgram) -> None:
-    """Raise `ImportModelError` where PyTorch has dropped an assertion for an assumption that no other implies."""
+    """Mark anew the assertions for assumptions that PyTorch has written with messages of its own.
+
+    Raises `ImportModelError` where it has dropped one that no other implies.
+    """
     kept = {_marked(node) for node in assertions(after.graph)}
+    written = {_stated(node): node for node in assertions(after.graph) if text_of(node) is None}
     for node in assertions(before.graph):
         lost = _marked(node)
         if lost is None or lost in kept:
+            continue
+        if lost in written:
+            written[lost].update_arg(1, node.args[1])
+            kept.add(lost)
             continue
         equal = re.fullmatch(r"Eq\((.*), (-?\d+)\)", lost)
         bound = re.fullmatch(r"(.*) [<>]= (-?\d+)", lost)

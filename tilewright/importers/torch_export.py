@@ -8,7 +8,7 @@ import logging
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,13 @@ from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_assumed import assumed_of, assuming, check_kept, depends_on_data, mark_assumptions
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
+from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, right_decompositions
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
+from tilewright.importers.torch_proved import proving
 from tilewright.importers.torch_results import results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
@@ -193,7 +195,7 @@ def _assumed(
 ) -> ExportedProgram:
     """The module exported for what the example says of the numbers in tensors, with assertions that say so."""
     with assuming(fixed) as assumptions:
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     mark_assumptions(program, assumptions)
     return program
 
@@ -204,17 +206,20 @@ def _plain_export(
     """The exported module without assumptions.
 
     Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
-    ``min(32*n, 64*n) == 32*n``: then it is asked for assertions instead, and they are proved here, if they can be.
+    ``min(32*n, 64*n) == 32*n``: then all sizes of small ranges are tried. For others it is asked for assertions
+    instead, and they are proved here, if they can be.
     """
-    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes, "strict": False}
+    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
     try:
-        return torch.export.export(module, args, kwargs, **options)
+        return export(module, args, kwargs, **options)
     except Exception as error:
         if "Constraints violated" not in str(error):
             raise
+        with suppress(Exception), proving():
+            return export(module, args, kwargs, **options)
         try:
             deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
-            program = torch.export.export(module, args, kwargs, **deferred)
+            program = export(module, args, kwargs, **deferred)
         except Exception:  # the first error says more
             program = None
         if program is None or not assertions_hold(program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,7 +17,8 @@ from tilewright.errors import ImportModelError
 
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
-    """Quantized linear layers as plain ones, conversions to the same type as nothing, masks as they are.
+    """Quantized linear layers as plain ones, conversions to the same type as nothing, masks as they are, and lengths of
+    tensors as sizes.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -25,9 +27,19 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
         stack.enter_context(mock.patch.object(torch._VF, "_pack_padded_sequence", _refuse_packing))
+        # The length of a tensor would be a number, and its first size that of the example in every call.
+        stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(_plain_layers(module))
         stack.enter_context(right_decompositions())
         yield
+
+
+_len = len
+
+
+def _length(items: Any) -> Any:
+    """`len`; of a tensor its first size, which may be symbolic."""
+    return items.shape[0] if isinstance(items, torch.Tensor) and items.dim() else _len(items)
 
 
 def _refuse_packing(*_: Any) -> Any:

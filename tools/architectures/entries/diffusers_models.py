@@ -17,8 +17,8 @@ VAE = dict(down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDeco
            block_out_channels=(8, 16), norm_num_groups=4)  # fmt: skip
 
 
-def entry(name: str, inputs: Inputs, **config: Any) -> Entry:
-    return Entry(f"diffusers {name}", "diffusers", lambda: (getattr(diffusers, name)(**config), inputs))
+def entry(name: str, inputs: Inputs, fixed: tuple[str, ...] = (), **config: Any) -> Entry:
+    return Entry(f"diffusers {name}", "diffusers", lambda: (getattr(diffusers, name)(**config), inputs), fixed=fixed)
 
 
 def latents(batch: int, channels: int = 4, size: int = 16) -> dict[str, torch.Tensor]:
@@ -83,9 +83,9 @@ ENTRIES = [
         sample_size=8, cross_attention_dim=16, caption_channels=16, use_additional_conditions=False),
     entry("SD3Transformer2DModel", stable, sample_size=8, num_layers=2, attention_head_dim=8, num_attention_heads=2,
           joint_attention_dim=16, caption_projection_dim=16, pooled_projection_dim=12, in_channels=4, out_channels=4),
-    entry("FluxTransformer2DModel", flux, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=12,
-          num_attention_heads=2, joint_attention_dim=16, pooled_projection_dim=12, guidance_embeds=True,
-          axes_dims_rope=(4, 4, 4)),
+    entry("FluxTransformer2DModel", flux, ("img_ids", "txt_ids"), in_channels=4, num_layers=1, num_single_layers=1,
+          attention_head_dim=12, num_attention_heads=2, joint_attention_dim=16, pooled_projection_dim=12,
+          guidance_embeds=True, axes_dims_rope=(4, 4, 4)),
     entry("AuraFlowTransformer2DModel", lambda batch: {
         "hidden_states": images(batch, 8, 4), "timestep": torch.rand(batch),
         "encoder_hidden_states": torch.randn(batch, 5, 16)}, sample_size=8, num_mmdit_layers=1,
