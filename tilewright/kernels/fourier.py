@@ -186,62 +186,64 @@ def mirror(buffer, LENGTH: tl.constexpr, LANES: tl.constexpr):
 
 @tilewright.jit
 def take_rows(buffer, tile, first_row, rows, extra, COUNT: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr,
-              LANES: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
+              PITCH: tl.constexpr, LANES: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
     """`COUNT` numbers of the rows from `first_row` on, at `STEP` lines of lanes from each other."""
-    lane, places = tl.arange(0, LANES)[None, :], tl.arange(0, CHUNK)[:, None]
-    for start in range(0, COUNT, CHUNK):
-        column = start + tl.arange(0, CHUNK)
-        mask = within(column, COUNT, COUNT % CHUNK != 0)
-        for row in range(0, LANES):
-            value = PROLOGUE(tl.minimum(first_row + row, rows - 1).to(tl.int64), column, mask, extra)
-            tl.store(tile + row * CHUNK + tl.arange(0, CHUNK), value.to(TYPE))
-        turned = tl.load(tile + lane * CHUNK + places)
-        tl.store(buffer + (start + places) * (STEP * LANES) + lane, turned)
+    for row in range(0, LANES):
+        place = tl.minimum(first_row + row, rows - 1).to(tl.int64)
+        for start in range(0, COUNT, CHUNK):
+            column = start + tl.arange(0, CHUNK)
+            mask = within(column, COUNT, COUNT % CHUNK != 0)
+            tl.store(tile + row * PITCH + column, PROLOGUE(place, column, mask, extra).to(TYPE), mask=mask)
+    lane, numbers = tl.arange(0, LANES)[None, :], tl.arange(0, COUNT)[:, None]
+    tl.store(buffer + numbers * (STEP * LANES) + lane, tl.load(tile + lane * PITCH + numbers))
 
 
 @tilewright.jit
 def give_rows(out, buffer, tile, first_row, rows, extra, first_column, COUNT: tl.constexpr, COLUMNS: tl.constexpr,
-              STEP: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr, GATE: tl.constexpr,
+              STEP: tl.constexpr, CHUNK: tl.constexpr, PITCH: tl.constexpr, LANES: tl.constexpr, GATE: tl.constexpr,
               EPILOGUE: tl.constexpr):  # fmt: skip
     """`COUNT` numbers of each lane as columns from `first_column` on of the rows, through GATE (of a number and the
     line of lanes behind it) and EPILOGUE."""
-    lane, places = tl.arange(0, LANES)[:, None], tl.arange(0, CHUNK)[None, :]
-    for start in range(0, COUNT, CHUNK):
-        source = buffer + (start + places) * (STEP * LANES) + lane
-        tl.store(tile + lane * CHUNK + places, GATE(tl.load(source), tl.load(source + LANES)))
-        column = start + tl.arange(0, CHUNK)
-        mask = within(column, COUNT, COUNT % CHUNK != 0)
-        for row in range(0, tl.minimum(rows - first_row, LANES)):
-            value = tl.load(tile + row * CHUNK + tl.arange(0, CHUNK))
-            place = (first_row + row).to(tl.int64)
+    lane, numbers = tl.arange(0, LANES)[:, None], tl.arange(0, COUNT)[None, :]
+    source = buffer + numbers * (STEP * LANES) + lane
+    tl.store(tile + lane * PITCH + numbers, GATE(tl.load(source), tl.load(source + LANES)))
+    for row in range(0, tl.minimum(rows - first_row, LANES)):
+        place = (first_row + row).to(tl.int64)
+        for start in range(0, COUNT, CHUNK):
+            column = start + tl.arange(0, CHUNK)
+            mask = within(column, COUNT, COUNT % CHUNK != 0)
+            value = tl.load(tile + row * PITCH + column, mask=mask)
             result = EPILOGUE(value, place, first_column + column, mask, extra)
             tl.store(out + place * COLUMNS + first_column + column, result, mask=mask)
 
 
 @tilewright.jit
-def fourier(roots, out, scratch, rows, blocks, *extra, FORM: tl.constexpr, COMPLEX: tl.constexpr, LENGTH: tl.constexpr,
-            PASSES: tl.constexpr, RE: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
-            SPACE: tl.constexpr, TYPE: tl.constexpr, GATED: tl.constexpr, PROLOGUE: tl.constexpr,
-            SECOND: tl.constexpr, GATE: tl.constexpr = left_part, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+def fourier(roots, out, first, second, rows_of_lanes, rows, blocks, *extra, FORM: tl.constexpr, COMPLEX: tl.constexpr,
+            LENGTH: tl.constexpr, PASSES: tl.constexpr, RE: tl.constexpr, LANES: tl.constexpr, TAKEN: tl.constexpr,
+            GIVEN: tl.constexpr, SPACE: tl.constexpr, PITCH: tl.constexpr, TYPE: tl.constexpr, GATED: tl.constexpr,
+            PROLOGUE: tl.constexpr, SECOND: tl.constexpr, GATE: tl.constexpr = left_part,
+            EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """The graph op `fourier` (see graph.fourier) of `rows` rows, `blocks` times `LANES` of them a program.
 
-    PROLOGUE and SECOND load real and imaginary parts (`COMPLEX`: there are some).  PASSES has for each pass what
-    `one_pass` is told; GATE joins the two parts of a number where `GATED`.  `scratch` has for each program two buffers
-    of SPACE elements and a tile of CHUNK x LANES.
+    PROLOGUE and SECOND load real and imaginary parts (`COMPLEX`: there are some), `TAKEN` numbers at a time, and
+    EPILOGUE is given `GIVEN` at a time.  PASSES has for each pass what `one_pass` is told; GATE joins the two parts of a
+    number where `GATED`.  `first` and `second` have SPACE elements for each program, `rows_of_lanes` LANES x PITCH.
     """
-    halves: tl.constexpr = LENGTH // 2 + 1
+    half: tl.constexpr = LENGTH // 2 + 1
     paired: tl.constexpr = LENGTH % 2 == 0 and (FORM == "real" or (FORM == "half" and not COMPLEX))
     points: tl.constexpr = LENGTH // 2 if paired else LENGTH
-    space = scratch + tl.program_id(0).to(tl.int64) * (2 * SPACE + CHUNK * LANES)
+    taken: tl.constexpr = half if FORM == "real" else LENGTH
+    given: tl.constexpr = half if FORM == "half" else LENGTH
+    together: tl.constexpr = 1 if FORM == "half" and paired else 2
+    program = tl.program_id(0).to(tl.int64)
+    tile = rows_of_lanes + program * (LANES * PITCH)
     for block in range(0, blocks):
-        a, b, tile = space, space + SPACE, space + 2 * SPACE
-        first_row = (tl.program_id(0) * blocks + block) * LANES
-        if first_row < rows:
-            taken: tl.constexpr = halves if FORM == "real" else LENGTH
-            together: tl.constexpr = 1 if FORM == "half" and paired else 2
-            take_rows(a, tile, first_row, rows, extra, taken, together, CHUNK, LANES, TYPE, PROLOGUE)
+        a, b = first + program * SPACE, second + program * SPACE
+        row = (tl.program_id(0) * blocks + block) * LANES
+        if row < rows:
+            take_rows(a, tile, row, rows, extra, taken, together, TAKEN, PITCH, LANES, TYPE, PROLOGUE)
             if COMPLEX:
-                take_rows(a + LANES, tile, first_row, rows, extra, taken, 2, CHUNK, LANES, TYPE, SECOND)
+                take_rows(a + LANES, tile, row, rows, extra, taken, 2, TAKEN, PITCH, LANES, TYPE, SECOND)
             elif together == 2:
                 for k in range(0, taken):
                     tl.store(a + k * (2 * LANES) + LANES + tl.arange(0, LANES), tl.zeros((LANES,), TYPE))
@@ -255,19 +257,17 @@ def fourier(roots, out, scratch, rows, blocks, *extra, FORM: tl.constexpr, COMPL
                 one_pass(a, b, roots, PASSES[number][0], PASSES[number][1], PASSES[number][2], PASSES[number][3], RE,
                          LANES)  # fmt: skip
                 a, b = b, a
+            if FORM == "half" and paired:
+                part_even_odd(a, b, roots, points, LANES)
+                a, b = b, a
             if FORM == "real":
                 apart: tl.constexpr = 1 if paired else 2
-                give_rows(out, a, tile, first_row, rows, extra, 0, LENGTH, LENGTH, apart, CHUNK, LANES, left_part,
+                give_rows(out, a, tile, row, rows, extra, 0, given, given, apart, GIVEN, PITCH, LANES, left_part,
                           EPILOGUE)  # fmt: skip
+            elif GATED:
+                give_rows(out, a, tile, row, rows, extra, 0, given, given, 2, GIVEN, PITCH, LANES, GATE, EPILOGUE)
             else:
-                kept: tl.constexpr = halves if FORM == "half" else LENGTH
-                if paired:
-                    part_even_odd(a, b, roots, points, LANES)
-                    a, b = b, a
-                if GATED:
-                    give_rows(out, a, tile, first_row, rows, extra, 0, kept, kept, 2, CHUNK, LANES, GATE, EPILOGUE)
-                else:
-                    give_rows(out, a, tile, first_row, rows, extra, 0, kept, 2 * kept, 2, CHUNK, LANES, left_part,
-                              EPILOGUE)  # fmt: skip
-                    give_rows(out, a + LANES, tile, first_row, rows, extra, kept, kept, 2 * kept, 2, CHUNK, LANES,
-                              left_part, EPILOGUE)  # fmt: skip
+                give_rows(out, a, tile, row, rows, extra, 0, given, 2 * given, 2, GIVEN, PITCH, LANES, left_part,
+                          EPILOGUE)  # fmt: skip
+                give_rows(out, a + LANES, tile, row, rows, extra, given, given, 2 * given, 2, GIVEN, PITCH, LANES,
+                          left_part, EPILOGUE)  # fmt: skip

@@ -22,7 +22,8 @@ from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
 from tilewright.tune.cost import estimate, machine_of
 
-CHUNK = 64  # numbers of a row that are turned into lanes together
+CHUNK = 2048  # numbers of a row that slots are given together
+LINE = 64  # bytes: rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache
 PROGRAMS = 4  # for each thread, so that all have about the same work
 EFFICIENCY = 0.25
 
@@ -51,15 +52,17 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     programs = simplify(ceil_divide(ceil_divide(rows, lanes), blocks)) if isinstance(blocks, int) else (
         PROGRAMS * machine.threads)  # fmt: skip
     taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
-    space = lanes * 2 * max(points + 1, ceil(taken / CHUNK) * CHUNK, ceil(given / CHUNK) * CHUNK)
-    scratch = Value(f"{anchor.output.name}.lanes", x.dtype, (programs, 2 * space + CHUNK * lanes))
+    space, line = lanes * 2 * (points + 1), LINE // x.dtype.itemsize
+    pitch = (ceil(max(taken, given) / line) // 2 * 2 + 1) * line
+    sizes = {"first": space, "second": space, "rows_of_lanes": lanes * pitch}
+    scratch = {name: Value(f"{anchor.output.name}.{name}", x.dtype, (programs, size)) for name, size in sizes.items()}
     constants: dict[str, Any] = {
         "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length,
-        "PASSES": _passes(factors, length // points), "RE": int(inverse), "LANES": lanes, "CHUNK": CHUNK,
-        "SPACE": space, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
+        "PASSES": _passes(factors, length // points), "RE": int(inverse), "LANES": lanes,
+        "TAKEN": min(taken, CHUNK), "GIVEN": min(given, CHUNK), "SPACE": space, "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
         "SECOND": loads[1], "GATE": left_part if gate is None else gate.gate, "EPILOGUE": slots.function,
     }  # fmt: skip
-    operands: dict[str, Operand] = {"roots": roots, "out": slots.stored, "scratch": scratch}
+    operands: dict[str, Operand] = {"roots": roots, "out": slots.stored, **scratch}
     types: dict[str, str] = {}
     bind_sizes({"rows": rows, "blocks": blocks}, operands, types, constants)
     bind_extra(extra, operands, types)
@@ -67,7 +70,8 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     whole = simplify(ceil_divide(rows, lanes) * lift(lanes))
     flops = simplify(lift(whole) * operations(points, factors) + chain_operations(group.nodes))
     cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, programs, x.dtype, EFFICIENCY)
-    return [Candidate("Fourier transform", (Stage((call,)),), cost, (scratch,), {"radices": factors, "lanes": lanes})]
+    reasons = {"radices": factors, "lanes": lanes}
+    return [Candidate("Fourier transform", (Stage((call,)),), cost, tuple(scratch.values()), reasons)]
 
 
 def radices(points: int, registers: int) -> tuple[int, ...]:
