@@ -226,8 +226,8 @@ def fourier(roots, out, first, second, rows_of_lanes, rows, blocks, *extra, FORM
     """The graph op `fourier` (see graph.fourier) of `rows` rows, `blocks` times `LANES` of them a program.
 
     PROLOGUE and SECOND load real and imaginary parts (`COMPLEX`: there are some), `TAKEN` numbers at a time, and
-    EPILOGUE is given `GIVEN` at a time.  PASSES has for each pass what `one_pass` is told; GATE joins the two parts of a
-    number where `GATED`.  `first` and `second` have SPACE elements for each program, `rows_of_lanes` LANES x PITCH.
+    EPILOGUE is given `GIVEN` at a time.  PASSES has for each pass what `one_pass` is told; GATE joins the two parts of
+    a number where `GATED`.  `first` and `second` have SPACE elements for each program, `rows_of_lanes` LANES x PITCH.
     """
     half: tl.constexpr = LENGTH // 2 + 1
     paired: tl.constexpr = LENGTH % 2 == 0 and (FORM == "real" or (FORM == "half" and not COMPLEX))

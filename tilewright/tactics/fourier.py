@@ -20,7 +20,7 @@ from tilewright.tactics.gate import gate_slots
 from tilewright.tactics.generate import next_power_of_2, prologue_function
 from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate, expected, machine_of
 
 CHUNK = 2048  # numbers of a row that slots are given together
 LINE = 64  # bytes: rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache
@@ -49,17 +49,18 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     factors = radices(points, target.vector_registers)  # type: ignore[attr-defined]
     inverse = bool(anchor.attributes["inverse"]) or form == "real"
     blocks = simplify(ceil_divide(ceil_divide(rows, lanes), PROGRAMS * machine.threads))
-    programs = simplify(ceil_divide(ceil_divide(rows, lanes), blocks)) if isinstance(blocks, int) else (
-        PROGRAMS * machine.threads)  # fmt: skip
+    programs = PROGRAMS * machine.threads
+    if isinstance(blocks, int):
+        programs = expected(ceil_divide(ceil_divide(rows, lanes), blocks))
     taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
     space, line = lanes * 2 * (points + 1), LINE // x.dtype.itemsize
     pitch = (ceil(max(taken, given) / line) // 2 * 2 + 1) * line
     sizes = {"first": space, "second": space, "rows_of_lanes": lanes * pitch}
     scratch = {name: Value(f"{anchor.output.name}.{name}", x.dtype, (programs, size)) for name, size in sizes.items()}
     constants: dict[str, Any] = {
-        "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length,
-        "PASSES": _passes(factors, length // points), "RE": int(inverse), "LANES": lanes,
-        "TAKEN": min(taken, CHUNK), "GIVEN": min(given, CHUNK), "SPACE": space, "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
+        "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length, "PASSES": _passes(factors, length // points),
+        "RE": int(inverse), "LANES": lanes, "TAKEN": min(taken, CHUNK), "GIVEN": min(given, CHUNK), "SPACE": space,
+        "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
         "SECOND": loads[1], "GATE": left_part if gate is None else gate.gate, "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"roots": roots, "out": slots.stored, **scratch}
