@@ -56,7 +56,7 @@ def quantized() -> nn.Module:
 
 REASONS = {
     "its code depends on the numbers in tensors": Named,
-    "PyTorch exports it for one batch size only": OneBatch,
+    "PyTorch exports it for one size only": OneBatch,
     "packed sequences": Packed,
     "quantized modules": quantized,
 }

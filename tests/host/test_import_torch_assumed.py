@@ -146,6 +146,18 @@ class Kernel(nn.Module):
         return x[:, frames:] if self.kernel > 1 else x
 
 
+class Places(nn.Module):
+    """As ViLT expands its places, where the way depends on numbers too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(4)[None])
+
+    def forward(self, x: Any) -> Any:
+        y = x + self.places.expand(2, -1)
+        return y if x.min() > -1 else -y
+
+
 class Position(nn.Module):
     """As a cache counts its calls."""
 
@@ -164,6 +176,8 @@ def test_numbers_in_buffers_are_known_unless_they_are_written() -> None:
     engine = built(Kernel(), x)
     assert engine.outputs[0].shape == (2, 8) and not engine.remarks
     torch.testing.assert_close(engine(x), Kernel()(x))
+    graph = import_module(Places().eval(), (x[:, :4],))
+    np.testing.assert_allclose(reference.run(graph, {"x": x[:, :4].numpy()})["output"], Places()(x[:, :4]).numpy())
     graph = import_module(Position().eval(), (x,))
     assert [value.name for value in graph.inputs] == ["position", "x"]
     found = reference.run(graph, {"x": x.numpy(), "position": np.array(5)})

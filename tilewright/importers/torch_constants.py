@@ -7,7 +7,7 @@ that only a run knows.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -53,8 +53,16 @@ def _known(tensors: Collection[torch.Tensor]) -> Iterator[None]:
             fake.constant = tensor.detach().clone()
         return fake
 
-    limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_ELEMENTS)
-    with mock.patch.object(fake_tensor.FakeTensorMode, "from_tensor", converted), limit:
+    may_be_known = fake_tensor.FakeTensorMode.may_turn_const
+
+    def knowable(self: Any, tensor: torch.Tensor) -> bool:
+        """Not what lies in memory several times (expanded tensors), which PyTorch fails to copy."""
+        return may_be_known(self, tensor) and (tensor.numel() < 2 or torch._debug_has_internal_overlap(tensor) == 0)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_ELEMENTS))
+        stack.enter_context(mock.patch.object(fake_tensor.FakeTensorMode, "may_turn_const", knowable))
+        stack.enter_context(mock.patch.object(fake_tensor.FakeTensorMode, "from_tensor", converted))
         yield
 
 

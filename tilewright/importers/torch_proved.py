@@ -55,9 +55,12 @@ def _constant(env: ShapeEnv, expression: Any) -> Any:
 
 def _sizes(env: ShapeEnv, symbol: Any) -> range | None:
     """The values of a size of an input; 1 belongs to a range that PyTorch has begin at 2."""
-    known = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
     bounds = env.var_to_range.get(symbol)
-    if symbol not in known or bounds is None or not (bounds.lower.is_Integer and bounds.upper.is_Integer):
+    if (
+        symbol not in env.backed_var_to_val
+        or bounds is None
+        or not (bounds.lower.is_Integer and bounds.upper.is_Integer)
+    ):
         return None
     low, high = int(bounds.lower), int(bounds.upper)
     return range(1 if low == 2 else low, high + 1) if high - low < _MOST_SIZES else None

@@ -1,6 +1,6 @@
 """Runs the architectures, each in each way in a process of its own, and writes what became of them.
 
-    python -m tools.architectures --output results.json [--ways static dynamic compile] [--limit 180] [pattern ...]
+    python -m tools.architectures --output results.json [--ways static dynamic …] [--limit 180] [pattern ...]
 
 transformers, timm, torchvision and diffusers are used where they are installed (or on PYTHONPATH); entries of a library
 that is not there are left out.  A run adds to the results that the output has; `--new` leaves out what it has already.
@@ -97,7 +97,10 @@ def main() -> None:
             known = results.setdefault(name, {"library": entry.library})
             if (options.new and way in known) or (way == "dynamic" and not entry.batched):
                 continue
-            known[way] = outcome = _in_process(entry, way, options.limit)
+            outcome = _in_process(entry, way, options.limit)
+            if outcome["outcome"] == "none":
+                continue
+            known[way] = outcome
             print(f"{name:32} {way:8} {outcome['seconds']:6.1f} s {outcome['outcome']:9} {_short(outcome)}", flush=True)
             if options.output:
                 options.output.write_text(json.dumps(results, indent=1) + "\n")

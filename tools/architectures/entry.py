@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,9 @@ Axes = Mapping[str, Mapping[int, tuple[str, int, int]]]
 
 BATCH = ("batch", 1, 8)
 SIZES = (1, 2, 5, 8)  # of a dynamic batch: the least, the largest and some between
+LENGTHS = (1, 2, 5, 16)  # of dynamic sequences, in words; the least that PyTorch runs takes the place of the first
+_EXAMPLE = 12  # words
+_length = _EXAMPLE
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,48 @@ def dynamic_shapes(entry: Entry, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {0: BATCH} for name in tensors if name not in entry.fixed}
 
 
-def tokens(batch: int, length: int = 12, words: int = 60) -> torch.Tensor:
+@contextmanager
+def of_length(length: int) -> Iterator[None]:
+    """Inputs with sequences of so many words, and sounds of that part of their length."""
+    global _length
+    before, _length = _length, length
+    try:
+        yield
+    finally:
+        _length = before
+
+
+def lasting(extent: int = _EXAMPLE) -> int:
+    """The length that a sequence has now which is `extent` in the example."""
+    return extent * _length // _EXAMPLE
+
+
+def dynamic_lengths(inputs: Callable[[], Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
+    """The axes that grow with sequences: those of the same sizes at all lengths are one size; empty for none."""
+    shapes = []
+    for length in (*lengths, _EXAMPLE):
+        with of_length(length):
+            shapes.append({k: tuple(v.shape) for k, v in inputs().items() if isinstance(v, torch.Tensor)})
+    names: dict[tuple[int, ...], str] = {}
+    found: dict[str, Any] = {}
+    for name, example in shapes[-1].items():
+        for axis in range(len(example)):
+            sizes = tuple(shape[name][axis] for shape in shapes)
+            if len(set(sizes)) > 1:
+                symbol = names.setdefault(sizes, f"length_{len(names)}" if names else "length")
+                found.setdefault(name, {})[axis] = (symbol, min(sizes), max(sizes))
+    return found
+
+
+def tokens(batch: int, length: int | None = None, words: int = 60) -> torch.Tensor:
     """Random words; the first few numbers stand for padding and the like."""
-    return torch.randint(3, words, (batch, length))
+    return torch.randint(3, words, (batch, length or lasting()))
 
 
-def padding_mask(batch: int, length: int = 12) -> torch.Tensor:
+def padding_mask(batch: int, length: int | None = None) -> torch.Tensor:
     """Ones, and zeros behind the end of each sequence."""
-    return (torch.arange(length)[None] < torch.randint(length // 2, length + 1, (batch, 1))).long()
+    length = length or lasting()
+    return (torch.arange(length)[None] < torch.randint(max(1, length // 2), length + 1, (batch, 1))).long()
 
 
 def images(batch: int, size: int = 32, channels: int = 3) -> torch.Tensor:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "architectures.json"
-WAYS = ("static", "dynamic", "compile")
+WAYS = ("static", "dynamic", "sequence", "compile")
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "torch")
 # (in the reason, what it means); the first that matches is taken.
 REASONS = (
     (r"torch\.compile fails as well", "PyTorch's own torch.compile fails"),
     (r"PyTorch cannot export.*data-dependent|is a number read out", "its code depends on the numbers in tensors"),
-    (r"Constraints violated|specialized", "PyTorch exports it for one batch size only"),
+    (r"Constraints violated|specialized", "PyTorch exports it for one size only"),
     (r"packed sequences", "packed sequences"),
     (r"random numbers", "draws random numbers"),
     (r"result's size depends|boolean mask", "a size that depends on data"),
@@ -65,8 +65,8 @@ def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
 def markdown(data: dict[str, Any]) -> str:
     """Counts of each library and way, and everything that is not right."""
     entries = data["architectures"]
-    lines = ["| library | architectures | static | dynamic batch | torch.compile | of these nothing left to PyTorch |",
-             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    lines = ["| library | architectures | static | dynamic batch | dynamic sequence | torch.compile "
+             "| of these nothing left to PyTorch |", "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for title in (*LIBRARIES, "all"):
         chosen = [entry for entry in entries.values() if title in (entry["library"], "all")]
         cells = [_share(chosen, way) for way in WAYS]

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tools.architectures.entry import SIZES, Entry, dynamic_shapes
+from tools.architectures.entry import LENGTHS, SIZES, Entry, dynamic_lengths, dynamic_shapes, of_length
 from tools.architectures.noise import Noise
 from tools.fuzz.programs.compare import Perturbed
 
-WAYS = ("static", "dynamic", "compile")
+WAYS = ("static", "dynamic", "sequence", "compile")
 RUNS = 2  # with perturbed results
 SEED = 7  # of engines that draw random numbers
 FACTOR = 16.0  # times the largest difference of so few runs
@@ -33,7 +33,10 @@ Outcome = dict[str, Any]
 
 
 def attempt(entry: Entry, way: str) -> Outcome:
-    """``{"outcome": right | wrong | refused | traceback | setup, "reason": …}``, with what stays with PyTorch."""
+    """``{"outcome": right | wrong | refused | traceback | setup, "reason": …}``, with what stays with PyTorch.
+
+    The outcome is "none" for a dynamic sequence where there is no sequence.
+    """
     import tilewright
     from tilewright.errors import TilewrightError
 
@@ -55,9 +58,9 @@ def attempt(entry: Entry, way: str) -> Outcome:
         return {"outcome": "setup", "reason": _last(error), "trace": traceback.format_exc(limit=-4)}
     try:
         with torch.no_grad():
-            noise, reason = {"static": _static, "dynamic": _dynamic, "compile": _compiled}[way](
-                tilewright, entry, module, inputs
-            )
+            noise, reason = _WAYS[way](tilewright, entry, module, inputs)
+    except _Without:
+        return {"outcome": "none"}
     except Exception as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, TilewrightError):
@@ -105,6 +108,37 @@ def _dynamic(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any
     return noise, _each(lambda given: _run(engine, given), module, inputs, SIZES, noise)
 
 
+class _Without(Exception):
+    """There is no sequence, or none of which PyTorch runs several lengths."""
+
+
+def _sequence(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> tuple[bool, str]:
+    """Batches of 2 of several lengths."""
+
+    def at(length: int) -> Any:
+        with of_length(length):
+            return inputs(2)
+
+    if not dynamic_lengths(lambda: inputs(2), LENGTHS):
+        raise _Without
+    lengths = [length for length in (*range(1, LENGTHS[2]), *LENGTHS[2:]) if _runs(module, at, length)]
+    if len(lengths) < 2:
+        raise _Without
+    given = inputs(2)
+    engine = tilewright.compile(module, given, target="cpu", dynamic_shapes=dynamic_lengths(lambda: inputs(2), lengths))
+    noise = engine.seed is not None
+    chosen = [length for length in lengths if length == lengths[0] or length in LENGTHS]
+    return noise, _each(lambda given: _run(engine, given), module, at, chosen, noise)
+
+
+def _runs(module: torch.nn.Module, at: Any, length: int) -> bool:
+    try:
+        module(**at(length))
+    except Exception:
+        return False
+    return True
+
+
 def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: Any) -> tuple[bool, str]:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="tilewright")
@@ -118,8 +152,11 @@ def _each(run: Any, module: torch.nn.Module, inputs: Any, sizes: Sequence[int], 
         torch.manual_seed(1)  # as where PyTorch runs it
         reason = compare(module, given, run(given), noise)
         if reason:
-            return f"batch {size}: {reason}"
+            return f"size {size}: {reason}"
     return ""
+
+
+_WAYS = {"static": _static, "dynamic": _dynamic, "sequence": _sequence, "compile": _compiled}
 
 
 def _run(engine: Any, given: Mapping[str, Any]) -> Any:

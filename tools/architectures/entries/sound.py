@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tools.architectures.entries.text import SPECIAL, model
-from tools.architectures.entry import Entry, Inputs, tokens
+from tools.architectures.entry import Entry, Inputs, lasting, tokens
 
 WAVES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, conv_dim=(8, 8),
              conv_stride=(5, 2), conv_kernel=(10, 3), num_feat_extract_layers=2, num_conv_pos_embeddings=8,
@@ -19,7 +19,7 @@ WHISPER = dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention
 
 
 def waves(batch: int) -> dict[str, torch.Tensor]:
-    return {"input_values": torch.randn(batch, 400)}
+    return {"input_values": torch.randn(batch, lasting(400))}
 
 
 def spectra(batch: int) -> dict[str, torch.Tensor]:
@@ -29,7 +29,9 @@ def spectra(batch: int) -> dict[str, torch.Tensor]:
 def codec(name: str, kind: str = "Model", **config: Any) -> Entry:
     def make() -> tuple[torch.nn.Module, Inputs]:
         chosen = getattr(transformers, f"{name}Config")(**config)
-        return getattr(transformers, name + kind)(chosen), lambda batch: {"input_values": torch.randn(batch, 1, 320)}
+        return getattr(transformers, name + kind)(chosen), lambda batch: {
+            "input_values": torch.randn(batch, 1, lasting(320))
+        }
 
     return Entry(f"{name}{kind}", "transformers", make)
 
@@ -39,10 +41,11 @@ ENTRIES = [
     model("Whisper", spectra, kind="ForConditionalGeneration", max_source_positions=20, max_target_positions=20,
           **WHISPER),
     model("Speech2Text", lambda batch: {
-        "input_features": torch.randn(batch, 40, 16), "decoder_input_ids": tokens(batch)},
+        "input_features": torch.randn(batch, lasting(40), 16), "decoder_input_ids": tokens(batch)},
           input_feat_per_channel=16, conv_channels=16, conv_kernel_sizes=[3, 3], max_source_positions=40,
           max_target_positions=40, **WHISPER),
-    model("Moonshine", lambda batch: {"input_values": torch.randn(batch, 2000), "decoder_input_ids": tokens(batch)},
+    model("Moonshine", lambda batch: {
+        "input_values": torch.randn(batch, lasting(2000)), "decoder_input_ids": tokens(batch)},
           hidden_size=32, intermediate_size=48, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2,
           encoder_num_attention_heads=4, decoder_num_attention_heads=4, vocab_size=60, use_cache=False,
           decoder_start_token_id=1, **SPECIAL),
@@ -56,7 +59,7 @@ ENTRIES = [
     model("SEWD", waves, squeeze_factor=2, position_buckets=8, **WAVES),
     model("Data2VecAudio", waves, **{**WAVES, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 3}),
     model("Wav2Vec2Conformer", waves, position_embeddings_type="relative", **WAVES),
-    model("Wav2Vec2Bert", lambda batch: {"input_features": torch.randn(batch, 20, 16)}, hidden_size=32,
+    model("Wav2Vec2Bert", lambda batch: {"input_features": torch.randn(batch, lasting(20), 16)}, hidden_size=32,
           num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, feature_projection_input_dim=16),
     model("AST", lambda batch: {"input_values": torch.randn(batch, 32, 16)}, hidden_size=32,
           num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, patch_size=8, frequency_stride=8,
@@ -71,7 +74,7 @@ ENTRIES = [
     Entry("SpeechT5HifiGan", "transformers", lambda: (
         transformers.SpeechT5HifiGan(transformers.SpeechT5HifiGanConfig(
             model_in_dim=16, upsample_initial_channel=16, upsample_rates=[4, 2], upsample_kernel_sizes=[8, 4])),
-        lambda batch: {"spectrogram": torch.randn(batch, 10, 16)})),
+        lambda batch: {"spectrogram": torch.randn(batch, lasting(), 16)})),
     Entry("ClapAudioModel", "transformers", lambda: (
         transformers.ClapAudioModel(transformers.ClapAudioConfig(
             spec_size=32, num_mel_bins=16, patch_size=4, patch_stride=[4, 4], patch_embeds_hidden_size=16,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from tools.architectures.entry import Entry, Inputs, padding_mask, tokens
+from tools.architectures.entry import Entry, Inputs, lasting, padding_mask, tokens
 
 SMALL = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=48, vocab_size=60)
 LONG = dict(max_position_embeddings=40)
@@ -44,8 +44,9 @@ def decoder(name: str, inputs: Inputs = padded, kind: str = "Model", **config: A
 
 
 def boxed(batch: int) -> dict[str, torch.Tensor]:
-    corners = torch.randint(0, 500, (batch, 12, 2))
-    return {**padded(batch), "bbox": torch.cat([corners, corners + torch.randint(0, 400, (batch, 12, 2))], -1)}
+    shape = (batch, lasting(), 2)
+    corners = torch.randint(0, 500, shape)
+    return {**padded(batch), "bbox": torch.cat([corners, corners + torch.randint(0, 400, shape)], -1)}
 
 
 ENTRIES = [
