@@ -30,6 +30,7 @@ from tilewright.graph.reference import (
     run_with,
     stacked,
 )
+from tilewright.runtime.on_device import OnDevice, as_row, host, is_on_gpu, joined
 from tilewright.runtime.session import Frame, Session, profile_buffer
 from tilewright.runtime.shapes import check_conditions
 from tilewright.symbolic import Expression, evaluate, free_symbols, plain_symbol
@@ -44,11 +45,15 @@ _TAPES = 64  # combinations of sizes that a loop keeps tapes of
 
 @dataclass
 class Call:
-    """What belongs to one run: its threads; `times` and `sizes` take up what is asked for."""
+    """What belongs to one run: its threads; `times` and `sizes` take up what is asked for.
+
+    `like` is one of the caller's tensors in a GPU's memory: values stay there between the parts.
+    """
 
     threads: int | None = None
     times: dict[int, list[float]] | None = None
     sizes: dict[str, int] | None = None
+    like: Any = None
 
 
 class Parts:
@@ -93,8 +98,8 @@ class Schedule:
         ]
         self._results = [places[value] for value in graph.results()]
 
-    def run(self, arrays: Sequence[np.ndarray], symbols: dict[str, int], call: Call) -> list[np.ndarray]:
-        """The results for inputs in order; symbols that nodes give values are added to `symbols`."""
+    def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: Call) -> list[Any]:
+        """The results for inputs in order, each an array or `OnDevice`; `symbols` takes up those that nodes tell."""
         values: list[Any] = [
             array if array.dtype == dtype else array.astype(dtype)
             for array, dtype in zip(arrays, self._types, strict=True)
@@ -148,7 +153,7 @@ class _Host:
         attributes = self._fixed
         if self._sizes:
             attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes.items()}
-        return [run_with(self._node, arrays, attributes, symbols)]
+        return [run_with(self._node, list(map(host, arrays)), attributes, symbols)]
 
     def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
         raise NotFixedError(self._node.op)
@@ -178,7 +183,7 @@ class Part:
             call.sizes.update(symbols)
         frame = self.frame(arrays, symbols)
         if frame is False:
-            return interpret_part(self._parts.graph_of(self.number), arrays, symbols)
+            return interpret_part(self._parts.graph_of(self.number), list(map(host, arrays)), symbols)
         if frame is True or not frame.takes(arrays):
             return self._checked(arrays, symbols, call)
         assert isinstance(self.session, Session)
@@ -220,13 +225,22 @@ class Part:
             return False
         return (isinstance(self.session, Session) and self.session.frame(symbols)) or True
 
-    def _checked(self, arrays: Sequence[Any], symbols: Mapping[str, int], call: Call) -> list[np.ndarray]:
+    def _checked(self, arrays: Sequence[Any], symbols: Mapping[str, int], call: Call) -> list[Any]:
         """A run by name: of a GPU, and of inputs that do not fit, for the session's error."""
         specs = self.session.plan.inputs
-        feeds = {spec.name: array for spec, array in zip(specs, arrays, strict=False)}
+        feeds = {
+            spec.name: array.tensor if isinstance(array, OnDevice) else array
+            for spec, array in zip(specs, arrays, strict=False)
+        }
         for spec in specs[len(arrays) :]:  # that tell a size; nothing reads them
             feeds[spec.name] = np.empty(evaluate(spec.shape[0], symbols), np.bool_)
-        return list(self.session.run(feeds, None, call.threads).values())
+        if isinstance(self.session, Session):
+            return list(self.session.run(feeds, None, call.threads).values())
+        results = self.session.run(feeds, like=call.like)
+        return [
+            OnDevice(result, spec.dtype, tuple(result.shape)) if is_on_gpu(result) else result
+            for spec, result in zip(self.session.plan.outputs, results.values(), strict=True)
+        ]
 
 
 def _is_plain(array: np.ndarray) -> bool:
@@ -274,7 +288,7 @@ class _Branch:
         self._bodies = [_Body(node.attributes[name], parts) for name in ("otherwise", "then")]
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
-        results = self._bodies[bool(arrays[0].reshape(-1)[0])].run(arrays[1:], symbols, call)
+        results = self._bodies[bool(host(arrays[0]).reshape(-1)[0])].run(arrays[1:], symbols, call)
         return _bound(self._node, results, symbols)
 
     def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
@@ -300,27 +314,30 @@ class _Loop:
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
         node, carried = self._node, self._carried
-        count, condition = arrays[:2]
+        count, condition = map(host, arrays[:2])
         trips = None if count is None else int(count.reshape(-1)[0])
         going = condition is None or bool(condition.reshape(-1)[0])
         values, captured = arrays[2 : 2 + carried], arrays[2 + carried :]
         rows: list[list[np.ndarray]] = [[] for _ in node.outputs[carried:]]  # of any number of rounds
         iteration, true = 0, np.array(True)
-        taped = call.times is None and call.sizes is None
+        taped = call.times is None and call.sizes is None and call.like is None
         while going and (trips is None or iteration < trips):
             found = self._natively(values, captured, iteration, trips, symbols, call) if taped else None
             if found is None:
                 given = [np.array(iteration, np.int64), true, *values, *captured]
                 following, *results = self._body.run(given, symbols, call)
-                values, fresh = results[:carried], [row[None] for row in results[carried:]]
-                going, iteration = bool(following.reshape(-1)[0]), iteration + 1
+                values, fresh = results[:carried], list(map(as_row, results[carried:]))
+                going, iteration = bool(host(following).reshape(-1)[0]), iteration + 1
                 taped &= iteration <= _TAPED_FROM
             else:
                 values, fresh, going, iteration = found.values, found.rows, found.going, found.next
                 taped = not found.refused
             for row, result in zip(rows, fresh, strict=True):
                 row.append(result)
-        stacks = [stacked(row, output, symbols) for row, output in zip(rows, node.outputs[carried:], strict=True)]
+        stacks = [
+            joined(row) or stacked(list(map(host, row)), output, symbols)
+            for row, output in zip(rows, node.outputs[carried:], strict=True)
+        ]
         return _bound(node, [*values, *stacks], symbols)
 
     def _natively(

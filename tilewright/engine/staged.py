@@ -18,13 +18,15 @@ from tilewright.graph.host_values import given as given_value
 from tilewright.graph.host_values import returned
 from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
-from tilewright.runtime.plan import Plan
+from tilewright.runtime.on_device import OnDevice, host, is_on_gpu, on_device, viewed
+from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.session import Session
 from tilewright.runtime.shapes import Shapes, check_mapping
+from tilewright.runtime.tensors import TensorView
 from tilewright.symbolic import free_symbols
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda.session import CudaSession
-    from tilewright.runtime.session import Session
 
 
 class StagedSession:
@@ -52,6 +54,7 @@ class StagedSession:
         self._symbols = tuple(symbols)
         known = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
         self._host_only = [dtype if dtype in dtypes.HOST_ONLY else None for dtype in known]
+        self._ordinal = next((session.device.ordinal for session in sessions if not isinstance(session, Session)), None)
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = threading.Lock()
@@ -92,13 +95,15 @@ class StagedSession:
         if out is not None and type(out) is not dict:
             check_mapping(out, "out")
         out = out or {}
-        views = self._views(inputs)
-        symbols = dict(zip(self._symbols, self._shapes.symbols(views), strict=True))
-        given = self._given(inputs, views, out)
-        arrays = [found if isinstance(found, np.ndarray) else tensors.as_array(found) for found in views]
+        if out:
+            self._shapes.check_out(inputs, out)
+        arrays, places = self._views(inputs)
+        symbols = dict(zip(self._symbols, self._shapes.symbols(arrays), strict=True))
+        given = self._given(places, out)
+        like = next((array.tensor for array in arrays if isinstance(array, OnDevice)), None)
 
         try:
-            found = self._schedule.run(arrays, symbols, Call(threads, times, sizes))
+            found = self._schedule.run(arrays, symbols, Call(threads, times, sizes, like))
         except TilewrightError:
             raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -114,49 +119,54 @@ class StagedSession:
         tensors.track_updates(self._shapes.updated(inputs, out))
         for target, value in self._graph.mutations.items():
             number = self._graph.inputs.index(target)
-            arrays[number][...] = values[value]
-            _to_device(inputs[self.plan.inputs[number].name], views[number])
+            _fill(arrays[number], values[value])
         return self._outputs(inputs, arrays, [values[value] for value in self._graph.outputs], given, out)
 
-    def _views(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """The inputs in the host's memory, checked: views, and arrays of what is no number."""
+    def _views(self, inputs: Mapping[str, Any]) -> tuple[list[Any], list[TensorView | None]]:
+        """The inputs, checked: arrays, `OnDevice`, and arrays of what is no number; and where tensors lie."""
         self._shapes.check_names(inputs)
-        views: list[Any] = []
+        arrays: list[Any] = []
+        places: list[TensorView | None] = []
         for spec, dtype in zip(self.plan.inputs, self._host_only, strict=True):
+            value = inputs[spec.name]
             if dtype is not None:
-                views.append(given_value(inputs[spec.name], dtype, spec.name))
+                arrays.append(given_value(value, dtype, spec.name))
+                places.append(None)
                 continue
-            found = tensors.view(_on_host(inputs[spec.name]), spec.name, spec.dtype)
+            array, place = self._view(value, spec, "input")
             if spec.mutates is not None:
-                tensors.check_writable(found, inputs[spec.name], f"input {spec.name!r}")
-            views.append(found)
-        return views
+                tensors.check_writable(place, value, f"input {spec.name!r}")
+            arrays.append(array)
+            places.append(place)
+        return arrays, places
 
-    def _given(
-        self, inputs: Mapping[str, Any], views: Sequence[Any], out: Mapping[str, Any]
-    ) -> dict[str, tensors.TensorView]:
+    def _view(self, value: Any, spec: TensorSpec, role: str) -> tuple[np.ndarray | OnDevice, TensorView]:
+        """A caller's tensor, and where it lies."""
+        if is_on_gpu(value) and (self._ordinal is not None or not self._sessions):
+            return viewed(value, spec.name, spec.dtype, self._ordinal, role)
+        place = tensors.view(value, spec.name, spec.dtype, role)
+        return tensors.as_array(place), place
+
+    def _given(self, places: Sequence[TensorView | None], out: Mapping[str, Any]) -> dict[str, np.ndarray | OnDevice]:
         """The memory for outputs, which shares none with inputs, as the updated inputs do not."""
-        if out:
-            self._shapes.check_out(inputs, out)
-        given = {}
+        given, owned = {}, []
         for spec in self.plan.outputs:
             memory = None if spec.mutates is not None else out.get(spec.name)
             if memory is not None:
                 if spec.dtype not in dtypes.BY_NAME:
                     raise InputError(f"out: output {spec.name!r} is {spec.dtype}, for which no memory can be given")
-                given[spec.name] = tensors.view(_on_host(memory), spec.name, spec.dtype, "out: output")
-                tensors.check_writable(given[spec.name], memory, f"output {spec.name!r}", is_output=True)
+                given[spec.name], place = self._view(memory, spec, "out: output")
+                tensors.check_writable(place, memory, f"output {spec.name!r}", is_output=True)
+                owned.append(place)
         if given or self._mutated:
-            specs = self.plan.inputs
-            numbers = [number for number, dtype in enumerate(self._host_only) if dtype is None]
-            places = [_place(inputs[specs[number].name], views[number]) for number in numbers]
-            written = [*map(numbers.index, self._mutated), *range(len(places), len(places) + len(given))]
-            places += [_place(out[name], found) for name, found in given.items()]
-            names = [f"input {specs[number].name!r}" for number in numbers] + [f"output {name!r}" for name in given]
-            tensors.check_overlaps(places, names, written)
+            known = {number: place for number, place in enumerate(places) if place is not None}
+            written = [*map(list(known).index, self._mutated), *range(len(known), len(known) + len(given))]
+            names = [f"input {self.plan.inputs[number].name!r}" for number in known]
+            names += [f"output {name!r}" for name in given]
+            tensors.check_overlaps([*known.values(), *owned], names, written)
         return given
 
-    def _check_results(self, given: Mapping[str, tensors.TensorView], shapes: Sequence[tuple[int, ...]]) -> None:
+    def _check_results(self, given: Mapping[str, np.ndarray | OnDevice], shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `ShapeError`, before anything is written, for memory of another shape than the result's."""
         for spec, shape in zip(self.plan.outputs, shapes, strict=True):
             if spec.name in given and given[spec.name].shape != shape:
@@ -173,9 +183,9 @@ class StagedSession:
     def _outputs(
         self,
         inputs: Mapping[str, Any],
-        arrays: Sequence[np.ndarray],
-        results: Sequence[np.ndarray],
-        given: Mapping[str, tensors.TensorView],
+        arrays: Sequence[Any],
+        results: Sequence[Any],
+        given: Mapping[str, np.ndarray | OnDevice],
         out: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Results by name, in memory of their own or in that of the caller."""
@@ -188,14 +198,18 @@ class StagedSession:
             elif spec.dtype not in dtypes.BY_NAME:
                 found[spec.name] = returned(result, dtypes.ANY_BY_NAME[spec.dtype])
             elif spec.name in given:
-                tensors.as_array(given[spec.name])[...] = result
-                _to_device(out[spec.name], given[spec.name])
+                _fill(given[spec.name], result)
                 found[spec.name] = out[spec.name]
+            elif is_on_gpu(like):
+                own = result if isinstance(result, OnDevice) else on_device(result, spec.dtype, like)
+                found[spec.name] = (own.copy() if id(own) in taken else own).tensor
+                taken.add(id(own))
             elif tensors.is_torch(like):
                 memory = tensors.allocate(like, spec.dtype, result.shape)
-                tensors.as_array(tensors.view(memory, spec.name, spec.dtype))[...] = result
-                found[spec.name] = _on_device_of(like, memory)
+                tensors.as_array(tensors.view(memory, spec.name, spec.dtype))[...] = host(result)
+                found[spec.name] = memory
             else:
+                result = host(result)
                 own = result.flags.owndata and result.flags.c_contiguous and result.flags.writeable
                 array = result if own and id(result) not in taken else np.array(result, order="C")
                 taken.add(id(array))
@@ -203,32 +217,20 @@ class StagedSession:
         return found
 
 
-def _apart(array: np.ndarray, written: Sequence[np.ndarray]) -> np.ndarray:
-    """The array, or a copy where it may be a view of what is written."""
-    return array.copy() if any(np.may_share_memory(array, other) for other in written) else array
+def _apart(value: Any, written: Sequence[Any]) -> Any:
+    """The value, or a copy where it may be a view of what is written."""
+    if isinstance(value, OnDevice):
+        return value.copy() if any(value is other for other in written) else value
+    arrays = [other for other in written if isinstance(other, np.ndarray)]
+    return value.copy() if any(np.may_share_memory(value, other) for other in arrays) else value
 
 
-def _on_host(value: Any) -> Any:
-    """A tensor of a GPU as one of the host, with one copy; others as they are."""
-    return value.cpu() if tensors.is_torch(value) and value.is_cuda else value
-
-
-def _to_device(value: Any, found: tensors.TensorView) -> None:
-    """Copy what was written to the host's copy of a GPU's tensor to that tensor."""
-    if tensors.is_torch(value) and value.is_cuda:
-        value.detach().copy_(found.owner)
-
-
-def _place(value: Any, found: tensors.TensorView) -> tensors.TensorView:
-    """Where the caller's tensor lies: `found`, or the memory of a GPU that it is a copy of."""
-    if tensors.is_torch(value) and value.is_cuda:
-        return dataclasses.replace(found, address=value.data_ptr())
-    return found
-
-
-def _on_device_of(like: Any, memory: Any) -> Any:
-    """A result where the caller's first tensor is."""
-    return memory.to(like.device) if tensors.is_torch(like) and like.is_cuda else memory
+def _fill(memory: np.ndarray | OnDevice, values: Any) -> None:
+    """Write to a caller's tensor."""
+    if isinstance(memory, OnDevice):
+        memory.fill(values)
+    else:
+        memory[...] = host(values)
 
 
 def check_graph(graph: Graph, plan: Plan, parts: Sequence[Plan]) -> None:

@@ -107,17 +107,26 @@ class CudaSession:
     # -- Calls --------------------------------------------------------------------------------------------------------
 
     def run(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+        self,
+        inputs: Mapping[str, Any],
+        out: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        like: Any = None,
     ) -> dict[str, Any]:
-        """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect."""
+        """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect.
+
+        Fresh outputs are of the kind of `like`, None for the first input.
+        """
         if type(inputs) is not dict:
             check_mapping(inputs, "inputs")
         if out is not None and type(out) is not dict:
             check_mapping(out, "out")
+        if like is None:
+            like = next(iter(inputs.values()), None)
         with self._lock:
             key, repeat = self._repeats.find(inputs, out or {})
             results = None if repeat is None else self._run_again(repeat, inputs, out or {})
-            return self._run(inputs, out or {}, key) if results is None else results
+            return self._run(inputs, out or {}, key, like) if results is None else results
 
     def _run_again(self, repeat: Repeat, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> dict[str, Any] | None:
         """A call on tensors that were seen before; None where it is not that simple."""
@@ -148,10 +157,12 @@ class CudaSession:
         self._last_stream = stream
         return results
 
-    def _run(self, inputs: Mapping[str, Any], out: Mapping[str, Any], key: Signature | None) -> dict[str, Any]:
+    def _run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any], key: Signature | None, like: Any
+    ) -> dict[str, Any]:
         """A call from its beginning; `key` is what it will be known by."""
         with self.device.active():
-            call = self._bind(inputs, out)
+            call = self._bind(inputs, out, like)
             launches = self._launches_for(call)
             stream = call.stream
             if key is not None and not any(item.copied for item in call.owners):
@@ -176,7 +187,7 @@ class CudaSession:
     def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
         """Milliseconds of every step, run by run, by events between the kernels of the plan's graph."""
         with self._lock, self.device.active():
-            call = self._bind(inputs, {})
+            call = self._bind(inputs, {}, next(iter(inputs.values()), None))
             launches = self._launches_for(call)
             pieces = [partial(launch, addresses=call.addresses) for launch in launches]
             with _Ordered(self, call):
@@ -194,12 +205,12 @@ class CudaSession:
 
     # -- Inputs and outputs -------------------------------------------------------------------------------------------
 
-    def _bind(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> _Call:
+    def _bind(self, inputs: Mapping[str, Any], out: Mapping[str, Any], like: Any) -> _Call:
         views = self._bind_inputs(inputs)
         values = self._shapes.symbols(views)
         binding = self._shapes.binding(values)
         self._check_indices(binding, views)
-        results, outputs = self._bind_outputs(inputs, views, binding, out)
+        results, outputs = self._bind_outputs(inputs, views, binding, out, like)
         if self._mutated or out:
             self._check_overlaps(views, outputs if out else [])
         return _Call.of(self, values, binding, views, outputs, results)
@@ -221,12 +232,16 @@ class CudaSession:
             check_indices(ranges, [found.owner for found in views])
 
     def _bind_outputs(
-        self, inputs: Mapping[str, Any], views: Sequence[DeviceView], binding: Binding, out: Mapping[str, Any]
+        self,
+        inputs: Mapping[str, Any],
+        views: Sequence[DeviceView],
+        binding: Binding,
+        out: Mapping[str, Any],
+        like: Any,
     ) -> tuple[dict[str, Any], list[DeviceView]]:
         """Results by name, and the memory of all outputs."""
         if out:
             self._shapes.check_out(inputs, out)
-        like = next(iter(inputs.values()), None)
         results: dict[str, Any] = {}
         found: list[DeviceView] = []
         for spec, shape in zip(self.plan.outputs, binding.output_shapes, strict=True):
