@@ -121,7 +121,7 @@ def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **change
     """A convolution with bias and ReLU on a small image of any batch."""
     size = {
         "channels": 16,
-        "features": 24,
+        "features": 32,
         "kernel": 3,
         "stride": 1,
         "padding": 1,
@@ -152,8 +152,8 @@ def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **change
 CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     "3x3": ("Winograd F(2x2, 3x3)", lambda draw: convolution_case(draw, height=4, width=4)),
     "5x5": ("implicit matmul", lambda draw: convolution_case(draw, kernel=5, padding=2)),
-    "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=40)),
-    "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2)),
+    "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=64)),
+    "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2, stride=2)),
     "3x3 dilated beyond the image": ("implicit matmul", lambda draw: convolution_case(draw, dilation=7, padding=7)),
     "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0)),
     "1x1 stride 2": ("direct convolution", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
@@ -168,12 +168,13 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     "grouped": ("direct convolution", lambda draw: convolution_case(draw, groups=4, height=4, width=5)),
     "grouped, deep": (
         "implicit matmul",
-        lambda draw: convolution_case(draw, groups=2, channels=140, features=6, height=5, width=4),
+        lambda draw: convolution_case(draw, groups=2, channels=140, features=64, stride=2, height=5, width=4),
     ),
     "strided, side by side": (
         "direct convolution",
         lambda draw: convolution_case(draw, kernel=2, stride=2, padding=0, features=20, channels=5, height=2, width=32),
     ),
+    "few columns": ("direct convolution", lambda draw: convolution_case(draw, kernel=5, padding=2, features=4)),
     "depthwise": ("depthwise", lambda draw: convolution_case(draw, groups=16, features=16)),
     "channels first": ("anchor alone", lambda draw: convolution_case(draw, "NCHW")),
 }

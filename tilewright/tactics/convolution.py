@@ -6,19 +6,20 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from tilewright.dtypes import float32
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.convolution import convolution, convolution_few_channels, depthwise_convolution
 from tilewright.kernels.packing import order_recipe, taps_recipe
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.blocks import Blocks, choose_blocks, row_ranges
 from tilewright.tactics.contraction import Problem, Slots, epilogue_slots, gemm_candidate
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
-from tilewright.tactics.generate import Result, elementwise_call
+from tilewright.tactics.generate import Result, elementwise_call, next_power_of_2
 from tilewright.tactics.pixel_runs import (
     depthwise_runs_candidate,
     direct_candidate,
@@ -37,6 +38,8 @@ FEW_CHANNELS = 8
 WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
 MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
 DEEP_CHANNELS = 64  # of one tap: a matrix product copies them faster than a direct convolution reads them
+DEEPEST_NARROW = 2304  # weights of a vector of columns, which come from level 2
+FULLER = 1.2  # times as full vectors outweigh what a direct convolution loses at the edges of the image
 CHANNEL_BLOCK = 256  # of the depth
 
 
@@ -50,19 +53,19 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
     slots = epilogue_slots(group, graph)
     groups = anchor.attributes["groups"]
     lanes = lanes_of(target)
+    found: list[Candidate] = []
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
         depthwise = depthwise_runs_candidate if lanes else depthwise_candidate
-        candidate = depthwise(group, slots, weights.operand, target)
-    elif lanes and is_direct(anchor, x, w):
-        width = direct_columns(w, groups, target)
-        weights = packed_weights(w, taps_recipe(width, groups), graph, target)
-        candidate = direct_candidate(group, slots, weights.operand, width, target)
-    else:
+        found.append(behind(weights, depthwise(group, slots, weights.operand, target)))
+    elif not lanes or not is_direct(anchor, x, w):
         weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
-        candidate = make(group, slots, weights.operand, target)
-    found = [behind(weights, candidate)]
+        found.append(behind(weights, make(group, slots, weights.operand, target)))
+    if lanes and (not found or is_narrow(anchor, x, w, target)):
+        width = direct_columns(w, groups, target)
+        weights = packed_weights(w, taps_recipe(width, groups), graph, target)
+        found.append(behind(weights, direct_candidate(group, slots, weights.operand, width, target)))
     if lanes and is_winograd(anchor, x, w, graph):
         found.append(winograd_candidate(group, slots, target))
     return [behind(moves, candidate) for candidate in found]
@@ -106,6 +109,16 @@ def is_direct(anchor: Node, x: Value, w: Value) -> bool:
     inside = not any(low or high for low, high in attributes["padding"])
     few = channels <= FEW_CHANNELS and across <= WIDEST_DIRECT
     return attributes["groups"] > 1 or few or inside
+
+
+def is_narrow(anchor: Node, x: Value, w: Value, target: Target) -> bool:
+    """Whether columns fill the vectors of a direct convolution better than the wide tiles of a matrix product."""
+    columns, depth = simplify(lift(w.shape[0]) // anchor.attributes["groups"]), product(w.shape[1:])
+    assert isinstance(columns, int) and isinstance(depth, int)
+    if w.shape[1] == 1 or is_pointwise(anchor, w) or x.dtype is not float32 or depth > DEEPEST_NARROW:
+        return False
+    vector, width = min(lanes_of(target), next_power_of_2(columns)), target.microtile(x.dtype)[1]
+    return FULLER * vector * ceil(columns / vector) <= width * ceil(columns / width)
 
 
 def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
@@ -220,7 +233,8 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
     if tile is not None:
         reasons["tiles"] = f"{tile.height} x {tile.width} pixels, which have {tile.share:.0%} of the taps"
         depth = ceil(depth * tile.share) if isinstance(depth, int) else depth
-    flops = simplify(lift(product([pixels, columns, groups, depth])) * 2 + chain_operations(group.epilogue))
+    padded = round_up(columns, width)
+    flops = simplify(lift(product([pixels, padded, groups, depth])) * 2 + chain_operations(group.epilogue))
     cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid), x.dtype, 0.75)
     return Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)
 

@@ -10,7 +10,7 @@ from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.depthwise import depthwise_runs
 from tilewright.kernels.direct import direct_convolution
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Slots
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
@@ -110,10 +110,12 @@ def _candidate(
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     call = KernelCall(kernel, operands, types, constants, grid)
-    flops = simplify(lift(product(anchor.output.shape)) * depth * 2 + chain_operations(group.epilogue))
-    cost = estimate(
-        machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, efficiency
-    )
+    efficiency *= min(1, block / lanes_of(target))
+    efficiency /= 1.5 if constants["EDGES"] == "any" else 1  # where windows leave a line only the run knows
+    sums = product([*anchor.output.shape[:-2], round_up(across, run), round_up(columns, block)])
+    flops = simplify(lift(sums) * depth * 2 * (groups if direct else 1) + chain_operations(group.epilogue))
+    moved = total_bytes(group.inputs, group.outputs)
+    cost = estimate(machine_of(target), moved, flops, product(grid), x.dtype, efficiency)
     reasons = {"block": f"{rows} runs of {run} pixels, {block} channels at once"}
     return Candidate(name, (Stage((call,)),), cost, (), reasons)
 

@@ -18,6 +18,7 @@ from tilewright.symbolic import Expression, product
 
 _DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
 _SHARE = 32  # of a model's constants that one folded tensor may add at the end
+_GROWTH = 4  # times their size that weights may take with zeros between them
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
@@ -37,9 +38,12 @@ def fold_tables(graph: Graph) -> Graph:
     """The same for what must lie in memory (biases of attention, by position or window), with a limit that follows
     the size of the model."""
     limit = max(SIZE_LIMIT, sum(data.nbytes for data in graph.constants.values()) // _SHARE)
-    stored = _stored(graph)
+    stored, weights = _stored(graph), _weights(graph)
 
     def fold(node: Node, rewriter: Rewriter) -> Value | None:
+        if node.output in weights:
+            data = rewriter.constant(node.inputs[0])
+            return _fold(node, rewriter, max(limit, 0 if data is None else _GROWTH * data.nbytes))
         return _fold(node, rewriter, limit) if node.output in stored else None
 
     return fold_constants(apply_rules(graph, {node.op: [fold] for node in graph.nodes}))
@@ -52,6 +56,18 @@ def _stored(graph: Graph) -> set[Value]:
         if kind_of(node.op) in ("attention", "contraction") or (node.op == "reshape" and node.output in stored):
             stored.update(item for item in node.inputs if item is not None)
     return stored
+
+
+def _weights(graph: Graph) -> set[Value]:
+    """Constants that are padded on the way to a contraction: the taps of transposed convolutions, by phases."""
+    read: set[Value] = set()
+    found: set[Value] = set()
+    for node in reversed(graph.nodes):
+        if kind_of(node.op) == "contraction" or (kind_of(node.op) in ("movement", "view") and node.output in read):
+            read.update(item for item in node.inputs if item is not None)
+            if node.op == "pad" and node.inputs[0] in graph.constants:
+                found.add(node.output)
+    return found
 
 
 def _fold(node: Node, rewriter: Rewriter, limit: int) -> Value | None:
