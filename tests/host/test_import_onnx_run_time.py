@@ -14,6 +14,7 @@ import pytest
 import tilewright
 from tilewright.engine.engine import Engine
 from tilewright.errors import ShapeError
+from tilewright.graph import host_ops
 
 Call = dict[str, Any]
 
@@ -314,3 +315,15 @@ def test_elements_at_as_many_indices_as_only_the_run_knows() -> None:
     check(engine, session, {"x": (4, 2), "s": ints(4, 2)})
     with pytest.raises(ShapeError):
         engine.run({"x": np.ones((4, 2), np.float32), "s": ints(5, 2)})
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_best_of_many_are_those_of_a_whole_sort(largest: bool) -> None:
+    """With ties, infinities and NaN."""
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 50, (3, 400, 2)).astype(np.float32)
+    x[0, ::7], x[1, 3] = np.nan, np.inf
+    k, attributes = np.array([20]), {"axis": 1, "largest": largest, "what": "k", "gives": "positions"}
+    keys = np.where(np.isnan(x), 1e30, np.where(np.isinf(x), 1e20, x))  # NaN is greater than all
+    wanted = np.argsort(-keys if largest else keys, axis=1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(host_ops.top_k([x, k], attributes), wanted)

@@ -327,13 +327,30 @@ def top_k(inputs: Arrays, attributes: Attributes) -> Array:
     x, axis, k = inputs[0], attributes["axis"], int(np.asarray(inputs[1]).reshape(-1)[0])
     if not 0 <= k <= x.shape[axis]:
         raise ShapeError(f"{attributes['what']} is {k}, and dimension {axis} has {x.shape[axis]} elements")
-    keys = x.astype(np.float32) if x.dtype.kind == "V" else x
-    if attributes["largest"]:  # from the end, so that equal ones keep their order
-        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis=axis, kind="stable"), axis)
-    else:
-        order = np.argsort(keys, axis=axis, kind="stable")
-    order = np.take(order, np.arange(k), axis=axis)
+    keys = np.moveaxis(x.astype(np.float32) if x.dtype.kind == "V" else x, axis, -1)
+    best = _best_of_many if 0 < k < keys.shape[-1] // 8 else _sorted
+    order = np.moveaxis(best(keys, attributes["largest"], k), -1, axis)
     return order.astype(np.int64) if attributes["gives"] == "positions" else np.take_along_axis(x, order, axis)
+
+
+def _sorted(keys: Array, largest: bool, k: int) -> Array:
+    if not largest:
+        return np.argsort(keys, axis=-1, kind="stable")[..., :k]
+    # From the end, so that equal ones keep their order.
+    order = keys.shape[-1] - 1 - np.flip(np.argsort(np.flip(keys, -1), axis=-1, kind="stable"), -1)
+    return order[..., :k]
+
+
+def _best_of_many(keys: Array, largest: bool, k: int) -> Array:
+    """As `_sorted`: of each row only those are sorted that are as good as the k-th."""
+    rows = keys.reshape(-1, keys.shape[-1])
+    order = np.empty((len(rows), k), np.int64)
+    for row, found in zip(rows, order, strict=True):
+        place = len(row) - k if largest else k - 1
+        last = np.partition(row, place)[place]
+        places = np.flatnonzero(~(row < last) if largest else ~(row > last))  # NaN too, which is sorted last
+        found[:] = places[_sorted(row[places], largest, k)]
+    return order.reshape(*keys.shape[:-1], k)
 
 
 def coupled_type(inputs: Inputs, attributes: Attributes) -> Types:
@@ -385,15 +402,32 @@ def non_max_suppression(inputs: Arrays, attributes: Attributes) -> Array:
     for batch in range(scores.shape[0]):
         for kind in range(scores.shape[1]):
             row = scores[batch, kind].astype(np.float64)
-            order = [int(n) for n in np.argsort(-row, kind="stable") if row[n] > floor]
-            kept: list[int] = []
-            for box in order:
-                if len(kept) >= limit:
-                    break
-                if not kept or _overlaps(corners[batch], box, kept).max() <= threshold:
-                    kept.append(box)
-            found += [(batch, kind, box) for box in kept]
+            above = np.flatnonzero(row > floor)
+            order = above[np.argsort(-row[above], kind="stable")]
+            found += [(batch, kind, box) for box in _kept(corners[batch], order, limit, threshold)]
     return np.array(found, np.int64).reshape(-1, 3)
+
+
+_BOXES = 64  # that are compared with each other at once
+_CORNERS = ((np.maximum, slice(0, 2)), (np.minimum, slice(2, 4)))  # of an intersection: its low one, its high one
+
+
+def _kept(corners: Array, order: Array, limit: int, threshold: float) -> list[int]:
+    """The boxes in this order that overlap none kept before by more than a share, at most `limit`."""
+    kept: list[int] = []
+    for begin in range(0, len(order), _BOXES):
+        if len(kept) >= limit:
+            break
+        block = order[begin : begin + _BOXES]
+        if kept:
+            block = block[(_overlaps(corners[block], corners[kept]) <= threshold).all(1)]
+        apart = _overlaps(corners[block], corners[block]) <= threshold
+        free = np.ones(len(block), bool)
+        for place, box in enumerate(block.tolist()):
+            if free[place] and len(kept) < limit:
+                kept.append(box)
+                free &= apart[place]
+    return kept
 
 
 def _corners(boxes: Array, center: bool) -> Array:
@@ -405,13 +439,14 @@ def _corners(boxes: Array, center: bool) -> Array:
     return np.concatenate([np.minimum(first, second), np.maximum(first, second)], -1)
 
 
-def _overlaps(corners: Array, box: int, kept: list[int]) -> Array:
-    """Intersection over union of a box with others."""
-    others, own = corners[kept], corners[box]
-    sides = np.maximum(0.0, np.minimum(others[:, 2:], own[2:]) - np.maximum(others[:, :2], own[:2]))
-    common = sides.prod(-1)
-    total = (others[:, 2:] - others[:, :2]).prod(-1) + (own[2:] - own[:2]).prod() - common
-    return np.where(total > 0, common / np.where(total > 0, total, 1.0), 0.0)
+def _overlaps(boxes: Array, others: Array) -> Array:
+    """Intersection over union of each box with each of others."""
+    low, high = (function(boxes[:, None, part], others[:, part]) for function, part in _CORNERS)
+    sides = np.maximum(0.0, high - low)
+    common = sides[..., 0] * sides[..., 1]
+    areas = [(each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1]) for each in (boxes, others)]
+    total = areas[0][:, None] + areas[1] - common
+    return np.divide(common, total, out=np.zeros_like(common), where=total > 0)
 
 
 # Parts and bodies ------------------------------------------------------------------------------------

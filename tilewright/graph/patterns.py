@@ -12,12 +12,14 @@ import functools
 import re
 import string
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Union
 
 LONGEST = 10_000  # letters of a pattern
 LARGEST = 20_000  # instructions of a program
+_MOST_STEPS = 4096  # that a pattern remembers
+_FIRST = frozenset([0])
 _MOST_REPEATS = 1000  # as in RE2
 _DEEPEST = 100  # groups inside each other
 
@@ -386,53 +388,77 @@ def _write_loop(part: Tree, program: list[Instruction]) -> None:
     program[start] = _Ways((start + 1, len(program)))
 
 
+_Groups = tuple[frozenset[int], ...]
+
+
 class Pattern:
-    """A compiled pattern."""
+    """A compiled pattern.
+
+    A state is the places of the program that are reached, in groups: those of matches that begin earlier come first.
+    The steps between states are remembered, so that a letter mostly costs one look into a table.
+    """
 
     def __init__(self, program: list[Instruction]) -> None:
         self._program = program
+        self._looks_back = any(isinstance(instruction, Check) for instruction in program)
+        self._steps: dict[tuple[_Groups, str | None, str | None], tuple[int, tuple[int, ...], _Groups]] = {}
 
     def matches(self, text: str) -> bool:
         """Whether the whole text is one that the pattern describes."""
-        places = {0}
+        groups: _Groups = (_FIRST,)
         before: str | None = None
         for letter in text:
-            places = self._after(self._reached(places, before, letter), letter)
-            if not places:
+            _, _, groups = self._step(groups, before, letter)
+            if not groups:
                 return False
             before = letter
-        return len(self._program) in self._reached(places, before, None)
+        return self._step(groups, before, None)[0] >= 0
 
     def find(self, text: str, begin: int = 0) -> tuple[int, int] | None:
         """Where the first part of a text from `begin` on that the pattern describes begins and ends, the longest of
         those that begin there; None where there is none."""
         found: tuple[int, int] | None = None
-        starts: dict[int, int] = {}  # the earliest begin by which each place is reached
+        groups: _Groups = ()
+        starts: list[int] = []  # of each group
+        before = text[begin - 1] if 0 < begin <= len(text) else None
         for position in range(begin, len(text) + 1):
-            before = text[position - 1] if position else None
             after = text[position] if position < len(text) else None
             if found is None:
-                starts.setdefault(0, position)
-            reached: dict[int, int] = {}
-            for start in sorted(set(starts.values())):
-                here = {place for place, first in starts.items() if first == start}
-                for place in self._reached(here, before, after):
-                    reached.setdefault(place, start)
-            start = reached.get(len(self._program), -1)
-            if start >= 0 and (found is None or start <= found[0]):
-                found = (start, position)
-            if found is not None:
-                reached = {place: start for place, start in reached.items() if start <= found[0]}
-            starts = {}
-            if after is not None:
-                for place, start in sorted(reached.items(), key=lambda item: item[1]):
-                    for following in self._after({place}, after):
-                        starts.setdefault(following, start)
-            if found is not None and not starts:
+                groups, starts = (*groups, _FIRST), [*starts, position]
+            matched, origins, groups = self._step(groups, before, after)
+            if matched >= 0:
+                found = (starts[matched], position)
+            if found is not None and not groups:
                 break
+            starts = [starts[origin] for origin in origins]
+            before = after
         return found
 
-    def _reached(self, places: set[int], before: str | None, after: str | None) -> set[int]:
+    def _step(self, groups: _Groups, before: str | None, after: str | None) -> tuple[int, tuple[int, ...], _Groups]:
+        """The first group that has reached the program's end before `after` (-1: none), the groups after that letter,
+        and which one each of them was; a place belongs to the first group that reaches it."""
+        key = (groups, before if self._looks_back else None, after)
+        if key in self._steps:
+            return self._steps[key]
+        matched, seen, following = -1, set[int](), set[int]()
+        origins, left = [], []
+        for number, group in enumerate(groups):
+            reached = self._reached(group, before, after) - seen
+            seen |= reached
+            places = frozenset(self._after(reached, after) - following) if after is not None else frozenset[int]()
+            if places:
+                following |= places
+                origins.append(number)
+                left.append(places)
+            if len(self._program) in reached:
+                matched = number
+                break  # what begins later is no longer of interest
+        if len(self._steps) >= _MOST_STEPS:
+            self._steps.clear()
+        self._steps[key] = found = matched, tuple(origins), tuple(left)
+        return found
+
+    def _reached(self, places: Iterable[int], before: str | None, after: str | None) -> set[int]:
         """The places that are reached from these without a letter."""
         found, waiting = set[int](), list(places)
         while waiting:
