@@ -16,7 +16,7 @@ from unittest import mock
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-_MOST_SIZES = 256  # combinations that are tried
+_MOST_SIZES = 1024  # combinations that are tried
 
 
 @contextmanager
@@ -37,13 +37,14 @@ def proving() -> Iterator[None]:
 
 
 def _constant(env: ShapeEnv, expression: Any) -> Any:
-    """What an expression is for all sizes; None where it differs, or where there are too many of them."""
+    """What an expression is for all sizes; None where it differs (mostly at the ends), or where there are too many."""
     symbols = sorted(getattr(expression, "free_symbols", ()), key=str)
     sizes = [_sizes(env, symbol) for symbol in symbols]
     if not symbols or any(choice is None for choice in sizes) or math.prod(map(len, sizes)) > _MOST_SIZES:  # type: ignore[arg-type]
         return None
     found: Any = None
-    for values in itertools.product(*sizes):  # type: ignore[arg-type]
+    ends = zip(*((choice[-1], choice[0]) for choice in sizes), strict=True)  # type: ignore[index]
+    for values in itertools.chain(ends, itertools.product(*sizes)):  # type: ignore[arg-type]
         value = expression.xreplace({symbol: sympy.Integer(size) for symbol, size in zip(symbols, values, strict=True)})
         if value.free_symbols or not (value in (sympy.true, sympy.false) or value.is_Integer):
             return None

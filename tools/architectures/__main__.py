@@ -22,9 +22,9 @@ from tools.architectures.trial import WAYS, attempt
 
 
 def _of_transformers() -> list[Entry]:
-    from tools.architectures.entries import sequence, sound, text, vision
+    from tools.architectures.entries import newest, sequence, sound, text, vision
 
-    return [*text.ENTRIES, *sequence.ENTRIES, *vision.ENTRIES, *sound.ENTRIES]
+    return [*text.ENTRIES, *sequence.ENTRIES, *vision.ENTRIES, *sound.ENTRIES, *newest.ENTRIES]
 
 
 def _of_timm() -> list[Entry]:
