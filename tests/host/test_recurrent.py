@@ -8,6 +8,7 @@ import pytest
 from tilewright.dtypes import DType, float16, float32, int64
 from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
+from tilewright.engine.tuning import Tuning
 from tilewright.errors import ShapeError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
@@ -71,6 +72,23 @@ def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -
     engine = build(graph, "cpu")
     for steps, batch in ((1, 1), (7, 3), (40, 2)):
         check(engine, graph, feeds(rng, graph, steps, batch))
+
+
+def test_a_single_row(rng: np.random.Generator) -> None:
+    """Batches of one, whose products are of vectors; hidden sizes of whole panels and not."""
+    b = GraphBuilder("single")
+    for cell, hidden in (("rnn", 64), ("lstm", 48), ("gru", 21)):
+        gates, slots = GATES[cell] * hidden, SLOTS[cell] * hidden
+        x, initial = (b.input(f"{name}_{cell}", float32, (5, 1, 1, n)) for name, n in (("x", gates), ("h", slots)))
+        initial = b.op("reshape", [initial], shape=(5, 1, slots))
+        initial = b.op("slice", [initial], axis=0, start=0, stop=1)
+        weight = b.constant((rng.standard_normal((1, hidden, gates)) / (4 * hidden**0.5)).astype(np.float32), "w")
+        b.output(b.op("recurrent", [x, weight, initial], cell=cell, functions=FUNCTIONS[cell], reverse=(False,)), cell)
+    graph = b.finish()
+    inputs = {x.name: rng.standard_normal(x.shape).astype(np.float32) for x in graph.inputs}
+    engine = build(graph, "cpu", tuning=Tuning(effort=0))
+    for found, wanted in zip(engine.run(inputs).values(), reference.run(graph, inputs).values(), strict=True):
+        assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_half_precision(rng: np.random.Generator) -> None:

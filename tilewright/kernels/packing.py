@@ -20,6 +20,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     runs     ("channels", C), ("fold", F), ("length", L)
              convolution weights [O, I, rows, columns] as [O][rows / F][L]: of F lines together the taps one after
              the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros
+    gates    ("width", W), ("gates", G)
+             weights of recurrent layers [directions, depth, G N] as [directions][N / W][G][depth][W]: the panels of a
+             run of units stand together, the last run filled with zeros
     lines    ("length", L)
              the last dimension filled with zeros up to L elements
     diagonal ("count", N)
@@ -72,6 +75,11 @@ def runs_recipe(channels: int, fold: int, length: int) -> Recipe:
     return (("kind", "runs"), ("channels", channels), ("fold", fold), ("length", length))
 
 
+def gates_recipe(width: int, gates: int) -> Recipe:
+    """The recipe of a recurrent layer's weights in panels, of all gates of the same units in turns."""
+    return (("kind", "gates"), ("width", width), ("gates", gates))
+
+
 def lines_recipe(length: int) -> Recipe:
     """The recipe of a tensor whose lines begin `length` elements apart."""
     return (("kind", "lines"), ("length", length))
@@ -101,6 +109,9 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape)
     if fields["kind"] == "runs":
         return (shape[0], -(-shape[2] // fields["fold"]), fields["length"])
+    if fields["kind"] == "gates":
+        units = -(-(shape[2] // fields["gates"]) // fields["width"])
+        return (shape[0], units, fields["gates"], shape[1], fields["width"])
     if fields["kind"] == "lines":
         return (*shape[:-1], fields["length"])
     if fields["kind"] == "diagonal":
@@ -133,6 +144,10 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         runs = np.zeros((outputs, together.shape[1], fields["length"]), array.dtype)
         runs[..., :width] = together.reshape(outputs, -1, width)
         return runs
+    if fields["kind"] == "gates":
+        parts = np.split(array, fields["gates"], axis=2)
+        sides = [np.stack([_to_panels(part[side], fields["width"]) for part in parts], 1) for side in range(len(array))]
+        return np.ascontiguousarray(np.stack(sides))
     if fields["kind"] == "lines":
         lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
         lines[..., : array.shape[-1]] = array
@@ -174,6 +189,10 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         together = array[..., : shape[3] * fold * channels].reshape(shape[0], -1, shape[3], fold, channels)
         lines = together.swapaxes(2, 3).reshape(shape[0], -1, shape[3], channels)
         return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
+    if fields["kind"] == "gates":
+        units, numbers = shape[2] // fields["gates"], range(fields["gates"])
+        whole = [np.concatenate([_from_panels(side[:, gate], units) for gate in numbers], axis=1) for side in array]
+        return np.ascontiguousarray(np.stack(whole))
     if fields["kind"] == "lines":
         return np.ascontiguousarray(array[..., : shape[-1]])
     if fields["kind"] == "diagonal":
