@@ -71,10 +71,11 @@ def emit_product(
     known_right_stride: int | None = None,
     whole: bool = False,
     starts: bool | None = None,
+    narrow: bool = False,
 ) -> tuple[str, tuple[int, int], int]:
     """LLVM text of a function `product` around one `emit_dot`; accumulator extents; scratch bytes.
 
-    `starts`: whether it accumulates, where the code is to know it.
+    `starts`: whether it accumulates, where the code is to know it.  `narrow` as `emit_dot` has it.
     """
     module = Module()
     names = ["left", "right", "accumulator", "scratch"]
@@ -105,6 +106,7 @@ def emit_product(
         columns=columns,
         depth=depth,
         accumulate=accumulate if starts is None else starts,
+        narrow=narrow,
     )
     b.finish()
     return module.text, extents, scratch_bytes(target, shape, *types[:2], layout, types[2])

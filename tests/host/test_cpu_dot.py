@@ -47,6 +47,7 @@ class Case:
     limits: tuple[int, int, int] = (0, 0, 0)
     left: str = "rows"
     accumulate: bool = True
+    narrow: bool = False
 
 
 def run_case(case: Case, rng: np.random.Generator, target: CPUTarget | None = None) -> None:
@@ -63,6 +64,7 @@ def run_case(case: Case, rng: np.random.Generator, target: CPUTarget | None = No
     text, extents, scratch_size = emit_product(
         *(target, shape, case.layout, case.types, limited, *known, known_right),
         starts=case.accumulate if case.left == "known rows" else None,
+        narrow=case.narrow,
     )
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
     product = load(assemble(text, target), "product", arguments)
@@ -113,6 +115,12 @@ def test_limits(layout: str, limits: tuple[int, int, int], rng: np.random.Genera
     run_case(Case(DotShape(33, 80, 129), layout, limits=limits), rng)
     few = tuple(min(pair) for pair in zip(limits, (4, 150, 129), strict=True))
     run_case(Case(DotShape(4, 150, 129), layout, limits=few), rng)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("columns", [1, 16, 33, 81, 95, 96])
+def test_columns_that_end_in_one_vector_of_a_panel(columns: int, rng: np.random.Generator) -> None:
+    run_case(Case(DotShape(29, 96, 70), "panels", limits=(0, columns, 0), narrow=True), rng)
+    run_case(Case(DotShape(3, 192, 70), "panels", limits=(2, 96 + columns, 0), accumulate=False, narrow=True), rng)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -155,7 +155,7 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=64)),
     "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2, stride=2)),
     "3x3 dilated beyond the image": ("implicit matmul", lambda draw: convolution_case(draw, dilation=7, padding=7)),
-    "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0)),
+    "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0, features=40)),
     "1x1 stride 2": ("direct convolution", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
     "1x1 stride 2, deep": (
         "implicit matmul",

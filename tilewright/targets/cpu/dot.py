@@ -124,17 +124,20 @@ def emit_dot(
     columns: LLVMValue | None = None,
     depth: LLVMValue | None = None,
     accumulate: LLVMValue | bool = True,
+    narrow: bool = False,
 ) -> None:
     """Emit one product at the builder's position, as a call of a function made once per kind.
 
     `rows`, `columns`, `depth` (i64 values, at most the extents of `shape`) are run-time limits:
     operands are not read beyond them (panels of `right`: whole panels are), results outside are
     unspecified; panels in groups take no limit on the depth.  `accumulate` false (a constant or an i1
-    value) starts from zero instead of reading the accumulator.
+    value) starts from zero instead of reading the accumulator.  `narrow` says that a run-time number of columns may
+    end in a panel of which it has one vector at most.
 
     Element types (left, right, accumulator): (f32, f32, f32), (f64, f64, f64), (bf16 or f16, same,
     f32), (i8 or u8, i8 or u8, i32).
     """
+    width = target.microtile(accumulator.dtype)[1]
     plan = DotPlan(
         shape,
         left.dtype,
@@ -148,6 +151,7 @@ def emit_dot(
         left.whole,
         (rows is not None, columns is not None, depth is not None),
         accumulate if isinstance(accumulate, bool) else _truth(accumulate),
+        narrow and columns is not None and right.layout == "panels" and shape.columns % width == 0,
     )
     if plan.name not in builder.module.defined:
         emit = emit_tile_function if uses_tiles(target, shape, left.dtype, right.dtype) else emit_function

@@ -236,14 +236,26 @@ class _DotFunction:
             end = builder.minimum(limit, last)
             if count > 1 and self.plan.limits[1]:
                 end = builder.multiply(builder.binary("sdiv", end, builder.integer(step)), step)
+            elif self.plan.narrow:  # those of which there is more than one vector
+                end = builder.subtract(end, blocking.lanes)
             with builder.loop(first, end, step, hint="panels") as loop:
                 self._columns(run, loop.index, blocking.width, count)
             first, done = end, last
+        if self.plan.narrow:
+            self._narrow_panel(run)
         rest = columns % blocking.width
         if rest:
             narrow = blocking.lanes if rest <= blocking.lanes else blocking.width
             with builder.when(builder.compare("sgt", self.columns, columns - rest), hint="narrow"):
                 self._columns(run, builder.integer(columns - rest), narrow, 1)
+
+    def _narrow_panel(self, run: _Run) -> None:
+        """The last panel, where the columns end in one vector of it."""
+        builder, width = self.builder, self.blocking.width
+        over = builder.binary("urem", self.columns, builder.integer(width))
+        few = builder.binary("and", builder.compare("sgt", over, 0), builder.compare("sle", over, self.blocking.lanes))
+        with builder.when(few, hint="narrow"):
+            self._columns(run, builder.subtract(self.columns, over), self.blocking.lanes, 1)
 
     def _inner_products(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue) -> None:
         """One run of the depth without panels: each row times one vector of columns after the other."""

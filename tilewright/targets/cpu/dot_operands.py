@@ -14,6 +14,7 @@ from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, op
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
+from tilewright.targets.cpu.distinct import plain
 from tilewright.targets.cpu.dot import (
     Accumulator,
     DotShape,
@@ -255,7 +256,8 @@ class DotEmitter:
         left, right, _ = operation.operands
         result = self.storage[operation.result]
         shape = dot_shape(operation)
-        limits = self._limits(operation)
+        narrow = self._ends_narrow(operation)
+        limits = self._limits(operation, narrow)
         if zero and limits[1] is not None and panels_of(self.placement, right) is not None:
             self._clear(result)
             zero = False
@@ -271,6 +273,7 @@ class DotEmitter:
             columns=limits[1],
             depth=limits[2],
             accumulate=not zero,
+            narrow=narrow,
         )
 
     def _clear(self, storage: Storage) -> None:
@@ -280,8 +283,8 @@ class DotEmitter:
         self.builder.call("llvm.memset.p0.i64", "void", [LLVMValue("ptr align 64", address.text), zero, size, false],
                           declared=["ptr", "i8", "i64", "i1 immarg"])  # fmt: skip
 
-    def _limits(self, operation: Operation) -> list[LLVMValue | None]:
-        """Run-time rows, columns and depth."""
+    def _limits(self, operation: Operation, narrow: bool) -> list[LLVMValue | None]:
+        """Run-time rows, columns and depth; `narrow`: columns may end within a panel."""
         limits: list[LLVMValue | None] = [None, None, None]
         for side, operand in (("left", operation.operands[0]), ("right", operation.operands[1])):
             if shape_source(self.placement, operand) in self.placement.stored:
@@ -296,11 +299,26 @@ class DotEmitter:
                 known = limits[place]
                 limits[place] = count if known is None else self.builder.minimum(known, count)
         for place in (0, 1):
-            limits[place] = limits[place] or self._demanded(operation, place)
+            known = limits[place]
+            demanded = self._demanded(operation, place) if known is None or place == 1 and narrow else None
+            if demanded is not None:
+                index, extent = demanded.index, operation.result.type.shape[operation.result.type.rank - 2 + place]
+                count = count_of_prefix(self.evaluator, index, demanded.limit, demanded.inclusive, extent)
+                limits[place] = count if known is None else self.builder.minimum(known, count)
         return limits
 
-    def _demanded(self, operation: Operation, place: int) -> LLVMValue | None:
-        """How many leading rows (0) or columns (1) of the result anyone uses, when a later mask says so."""
+    def _ends_narrow(self, operation: Operation) -> bool:
+        """Whether the columns that anyone uses end in a panel of which they take one vector at most."""
+        prefix, dtype = self._demanded(operation, 1), operation.result.type.dtype
+        limit = None if prefix is None else plain(prefix.limit).definition
+        if prefix is None or limit is None or limit.opcode != "constant":
+            return False
+        width, first = self.target.microtile(dtype)[1], self.placement.analysis.along(prefix.index, prefix.axis)
+        end = integer(limit, "value") + prefix.inclusive
+        return first.run == 0 and first.multiple % width == 0 and 0 < end % width <= self.target.lanes(dtype) < width
+
+    def _demanded(self, operation: Operation, place: int) -> Prefix | None:
+        """The later mask, if any, that says how many leading rows (0) or columns (1) of the result anyone uses."""
         result = operation.result
         axis = result.type.rank - 2 + place
         extent = result.type.shape[axis]
@@ -308,7 +326,7 @@ class DotEmitter:
             if prefix.index.type.shape[prefix.axis] != extent or not self._is_known(prefix):
                 continue
             if unneeded_outside(self.placement.program, self.placement.analysis, result, axis, key):
-                return count_of_prefix(self.evaluator, prefix.index, prefix.limit, prefix.inclusive, extent)
+                return prefix
         return None
 
     def _is_known(self, prefix: Prefix) -> bool:

@@ -38,6 +38,7 @@ class DotPlan:
     left_whole: bool  # all rows of `left` may be read, whatever the limit
     limits: tuple[bool, bool, bool]  # run-time limits on rows, columns, depth
     accumulate: bool | None  # whether the accumulator is read; None: known only at run time
+    narrow: bool = False  # whether the limit on columns may leave one vector of a panel
 
     # Strides are in elements.
     parameters: ClassVar[tuple[tuple[str, str, str], ...]] = (
@@ -63,6 +64,6 @@ class DotPlan:
         strides = "x".join("n" if stride is None else str(stride) for stride in known)
         types = f"{self.left}.{self.right}.{self.accumulator}"
         sizes = f"{shape.rows}x{shape.columns}x{shape.depth}"
-        whole = "w" if self.left_whole else ""
+        whole = ("w" if self.left_whole else "") + ("n" if self.narrow else "")
         start = {True: "a", False: "z", None: ""}[self.accumulate]
         return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}{start}"
