@@ -130,6 +130,25 @@ def test_bounds_of_numbers_that_may_be_negative() -> None:
             engine(x, torch.tensor(numbers))
 
 
+class Routed(nn.Module):
+    """As JetMoe splits its tokens: the numbers follow from weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        counts = nn.functional.one_hot(self.router(x).argmax(-1), 3).sum(0).tolist()
+        return torch.cat([part * (number + 2) for number, part in enumerate(x.split(counts)) if len(part)])
+
+
+def test_ways_that_follow_from_weights() -> None:
+    x, module = torch.rand(7, 4) - 0.5, Routed()
+    graph = import_module(module.eval(), (x,))
+    found = reference.run(graph, {"x": x.numpy()})["output"]
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-6)
+
+
 class Kernel(nn.Module):
     """As Encodec keeps its kernel sizes and strides."""
 

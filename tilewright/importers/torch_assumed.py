@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._functorch import config
+from torch._subclasses import meta_utils
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
@@ -89,11 +90,26 @@ def assuming(fixed: bool = False) -> Iterator[list[Assumption]]:
             found.append(Assumption(condition, _asking_line()))
         return defer(self, condition, message, *rest, **named)
 
-    with mock.patch.object(ShapeEnv, "guard_or_defer_runtime_assert", noting):
+    with mock.patch.object(ShapeEnv, "guard_or_defer_runtime_assert", noting), _copied_parameters():
         # Where PyTorch's own rules for the sizes of results are wrong, sizes are left open: the import asks for them.
         with config.patch(fake_tensor_propagate_real_tensors=True, generate_fake_kernels_from_real_mismatches=True):
             with _Fixed() if fixed else nullcontext():
                 yield found
+
+
+@contextmanager
+def _copied_parameters() -> Iterator[None]:
+    """The example's numbers of parameters: PyTorch copies those of plain tensors only, and leaves memory as it was."""
+    copy, clone = meta_utils._safe_copy, meta_utils._safe_clone
+
+    def plain(source: Any) -> Any:
+        return source.data if type(source) is torch.nn.Parameter else source
+
+    with (
+        mock.patch.object(meta_utils, "_safe_copy", lambda target, source: copy(target, plain(source))),
+        mock.patch.object(meta_utils, "_safe_clone", lambda source: clone(plain(source))),
+    ):
+        yield
 
 
 def _asking_line() -> str:
