@@ -11,6 +11,7 @@ the three has grown between the first quarter of the time and the end.  Linux on
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import signal
@@ -266,6 +267,8 @@ def soak(seconds: float, threads: int, engines: int) -> bool:
         for worker in workers:
             worker.join(60)
         alive = sum(worker.is_alive() for worker in workers)
+        if alive:
+            faulthandler.dump_traceback()  # where they wait
     signal.setitimer(signal.ITIMER_REAL, 0)
     first = [state for passed, state in states if passed >= seconds / 4] or [states[0][1]]
     grown = [
