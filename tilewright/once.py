@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
+
+from tilewright import forks
 
 Value = TypeVar("Value")
 
@@ -32,7 +33,7 @@ class once(Generic[Value]):
         if instance is None:
             return self
         values, lock_name = vars(instance), f"{self._name} is being made"
-        with values.setdefault(lock_name, threading.RLock()):
+        with values.setdefault(lock_name, forks.lock()):
             if self._name not in values:  # nobody was faster
                 values[self._name] = self._make(instance)
             # Who took this lock finds the value from here on, and so does who makes a new one.

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any, Union
+
+from tilewright.forks import cached_property
 
 Size = Union[int, "Expression"]
 

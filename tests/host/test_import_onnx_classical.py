@@ -13,6 +13,8 @@ pytest.importorskip("onnxruntime")
 from onnx import numpy_helper
 
 from tests.host.test_import_onnx_runtime import check, model_of
+from tilewright.errors import UnsupportedOperationError
+from tilewright.importers import import_model
 
 X = np.array([[0.5, -1, 2], [0, 0, 0], [3, -2, 0.25], [-0.5, 4, 1]], np.float32)
 
@@ -97,6 +99,14 @@ def test_trees_for_numbers(function: str, rng: np.random.Generator) -> None:
     nodes = trees("target", [0] * 5, [1.0, 2.0, -3.0, 0.5, 4.0])
     x = rng.standard_normal((20, 3), dtype=np.float32)
     own("TreeEnsembleRegressor", x, n_targets=1, aggregate_function=function, **nodes)
+
+
+def test_trees_with_more_results_than_memory() -> None:
+    nodes = trees("target", [0] * 5, [1.0, 2.0, -3.0, 0.5, 4.0])
+    named = [("x", X, False)]
+    model, _ = model_of("TreeEnsembleRegressor", named, ["y"], domain="ai.onnx.ml", n_targets=2**31 - 1, **nodes)
+    with pytest.raises(UnsupportedOperationError, match="trees of 8 nodes with 2147483647 results"):
+        import_model(model)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])

@@ -303,6 +303,20 @@ def test_names_that_are_no_text(path: str, tmp_path: Path) -> None:
         import_model(file)
 
 
+def test_large_numbers_cost_nothing_before_they_are_refused() -> None:
+    """Places of pixels, and neighbours that there are not."""
+    resize = single("Resize", (1, 1, 4), {"roi": np.zeros(0, np.float32), "scales": np.zeros(0, np.float32),
+                                          "sizes": ints(1, 1, 2**45)}, mode="nearest")  # fmt: skip
+    with pytest.raises((ImportModelError, UnsupportedOperationError), match="35184372088832"):
+        import_model(resize)
+    with pytest.raises(UnsupportedOperationError, match="sums over 65537 channels"):
+        import_model(single("LRN", ("n", "c", 3), size=2**16 + 1))
+    graph = import_model(single("LRN", (2, 3, 4), size=2**31 - 1, alpha=2.0**31, bias=1.0))
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    wanted = x / (1 + np.square(x).sum(axis=1, keepdims=True)) ** 0.75
+    np.testing.assert_allclose(reference.run(graph, {"x": x})["y"], wanted, rtol=1e-5)
+
+
 @pytest.mark.parametrize("operation", ["ArgMax", "ArgMin"])
 def test_the_last_position_in_a_scalar(operation: str) -> None:
     graph = import_model(single(operation, (), select_last_index=1, keepdims=0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,9 @@ import tilewright
 import tilewright.language as tl
 from tilewright.frontend import compiled
 from tilewright.once import once
+from tilewright.runtime import library
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm import optimize
 
 THREADS = 4
 
@@ -96,3 +101,56 @@ def test_first_launches_from_several_threads_load_the_code_once(monkeypatch: pyt
 
     assert ask_together(launch) == [list(range(0, 32, 2))] * THREADS
     assert len(loaded) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+def test_a_forked_child_waits_for_no_thread_that_did_not_come_along() -> None:
+    entered, going_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @once
+        def value(self) -> int:
+            if threading.current_thread() is not threading.main_thread():
+                entered.set()
+                going_on.wait(30)
+            return 7
+
+    def in_child(work: Any) -> bool:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that waits for ever
+            try:
+                work()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        return os.waitpid(child, 0)[1] == 0
+
+    slow = Slow()
+    maker = threading.Thread(target=lambda: slow.value)
+    maker.start()
+    assert entered.wait(30) and in_child(lambda: slow.value)
+    going_on.set()
+    maker.join()
+
+    host = CPUTarget.host()
+    options = optimize.MachineOptions(host.triple, host.cpu, "")
+    text = "define i32 @seven() {\n  ret i32 7\n}\n"
+    image = optimize.generate(text, options).image
+
+    def use_llvm() -> None:
+        optimize.generate(text, options)
+        library._load_with_llvm([image], ["seven"], {})
+
+    def many() -> None:
+        while not stop.is_set():
+            use_llvm()
+
+    stop = threading.Event()
+    user = threading.Thread(target=many)
+    user.start()
+    try:
+        assert all(in_child(use_llvm) for _ in range(10))
+    finally:
+        stop.set()
+        user.join()

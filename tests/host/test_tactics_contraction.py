@@ -5,6 +5,7 @@ Every case runs in the interpreter, the definition of meaning, and as machine co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.settings import settings
 from tilewright.tactics.contraction import epilogue_slots
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
+from tilewright.tactics.pixel_runs import run_edges
 from tilewright.tactics.select import candidates
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -381,3 +383,17 @@ def test_epilogues_of_tiles_are_cheaper(rng):
         exact = slots.function.function.__globals__["gelu"]
         assert (found.slots.function.function.__globals__["gelu"] is not exact) == rounded
         assert tile_epilogue(slots, 24).slots.function is found.slots.function
+
+
+def test_runs_of_pixels_whose_windows_leave_their_line():
+    """As looking at every run says, without looking at every run of a line that is absurdly long."""
+    for width, across, run, stride, size, pad in itertools.product(
+        (3, 8), (0, 1, 5, 9), (1, 4), (1, 2), (1, 3), (0, 2)
+    ):
+        windows = {"STRIDE_X": stride, "KERNEL_X": size, "DILATION_X": 1, "PAD_X": pad}
+        reach = (run - 1) * stride + size - 1
+        lefts = range(-pad, across * stride - pad, run * stride)
+        leaves = [left < 0 or left + reach >= width for left in lefts]
+        expected = "any" if any(leaves[1:-1]) else "ends" if any(leaves) else "none"
+        assert run_edges(width, across, run, windows) == expected
+    assert run_edges(2**40, 2**40, 1, {"STRIDE_X": 1, "KERNEL_X": 3, "DILATION_X": 1, "PAD_X": 1}) == "ends"

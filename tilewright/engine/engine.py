@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -29,6 +28,7 @@ from tilewright.errors import (
     out_of_memory,
     printable,
 )
+from tilewright.forks import cached_property
 from tilewright.host import host_cpu, missing_features
 from tilewright.once import once
 from tilewright.runtime.faults import load_kernels
@@ -412,17 +412,17 @@ class Engine:
             found.update(known or {name: value})
         return found
 
-    @functools.cached_property
+    @cached_property
     def _input_set(self) -> frozenset[str]:
         return frozenset(self._input_names)
 
-    @functools.cached_property
+    @cached_property
     def _input_names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self.inputs)
 
     # -- What is inside -------------------------------------------------------------------------
 
-    @functools.cached_property
+    @cached_property
     def plan(self) -> Plan:
         """The whole plan, with its steps and the evidence for each choice; of an engine in parts those of all."""
         with self.reading():

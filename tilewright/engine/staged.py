@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright import dtypes
+from tilewright import dtypes, forks
 from tilewright.dtypes import int1
 from tilewright.engine.schedule import Call, Parts, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
@@ -57,7 +56,7 @@ class StagedSession:
         self._ordinal = next((session.device.ordinal for session in sessions if not isinstance(session, Session)), None)
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None

@@ -8,13 +8,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tilewright import dtypes
 from tilewright.errors import DeviceError, LaunchError, brief
+from tilewright.forks import cached_property
 from tilewright.frontend import hooks, recompile
 from tilewright.frontend.arguments import classify, is_writable, stored_array
 from tilewright.frontend.bounds import Extent, failed_operation

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from tilewright.errors import LaunchError
+from tilewright.forks import cached_property
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, classify, places_of
 from tilewright.frontend.bounds import Extent

@@ -14,11 +14,13 @@ import hashlib
 import linecache
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import FunctionType
 from typing import Any, overload
 
+from tilewright import forks
 from tilewright.errors import CompilationError, DeviceError, LaunchError, a_kind, user_errors
+from tilewright.forks import cached_property
 from tilewright.frontend import binaries, hooks, recompile
 from tilewright.frontend.arguments import (
     as_tensor_map,
@@ -117,7 +119,7 @@ class JITFunction(KernelSource):
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
         self._option_keys: dict[Any, tuple[Any, ...]] = {}
         self.pre_run_hooks: list[Callable[..., Any]] = []
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         self._warming = _Warming()
         KERNELS.add(self)
         self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls

@@ -12,11 +12,11 @@ import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind, brief
+from tilewright.forks import cached_property
 from tilewright.frontend.arguments import ArgumentClass, argument_class
 from tilewright.ir.core import Function
 from tilewright.ir.parser import parse_function, parse_type

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.errors import ExecutionError
+from tilewright.forks import cached_property
 from tilewright.frontend import hooks
 from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
 from tilewright.frontend.bounds import Extent
@@ -259,6 +260,6 @@ class CPULaunch:
         """A launch of arrays that overlap in a way that the kernel's loops do not bear."""
         self._careful(packed, total)
 
-    @functools.cached_property
+    @cached_property
     def _careful(self) -> Callable[..., int | None]:
         return _starter(self.kernel.careful)

@@ -77,10 +77,11 @@ def inverse_hyperbolic_sine(emit: Emitter, x: Value) -> Value:
 
 
 def inverse_hyperbolic_cosine(emit: Emitter, x: Value) -> Value:
-    """log1p(d + sqrt(d (x + 1))) with d = x - 1."""
+    """log1p(d + sqrt(d (x + 1))) with d = x - 1; NaN below 1, also where the product of both is positive."""
     distance = emit.op("subtract", x, 1.0)
     root = emit.op("sqrt", emit.op("multiply", distance, emit.op("add", x, 1.0)))
-    return _inverse_of_large(emit, x, log1p(emit, emit.op("add", distance, root)))
+    found = _inverse_of_large(emit, x, log1p(emit, emit.op("add", distance, root)))
+    return emit.op("where", emit.op("less", x, 1.0), math.nan, found)
 
 
 def with_sign_of(emit: Emitter, size: Value, x: Value) -> Value:

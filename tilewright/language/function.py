@@ -15,11 +15,11 @@ import linecache
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tilewright.errors import CompilationError, brief
+from tilewright.forks import cached_property
 from tilewright.ir.core import Location
 from tilewright.ir.diagnostics import render
 from tilewright.language.records import contents, is_record, is_users

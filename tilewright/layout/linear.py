@@ -23,12 +23,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.forks import cached_property
 from tilewright.layout.gf2 import Span, combine
 
 IntArray = npt.NDArray[np.int64]

@@ -9,7 +9,6 @@ another, or which an operation drops, so that a result has fewer dimensions.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
+from tilewright import forks
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import BY_NAME, string
 from tilewright.engine.engine import Engine
@@ -47,7 +47,7 @@ class SpecializedEngine:
         self.outputs = list(map(_spec, model.graph.output))
         self._bound = [entry.name for entry in entries if _is_small(entry)]
         self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
@@ -130,7 +130,7 @@ class EnginesOfSizes:
     def __init__(self, model: ModelProto | Path | bytes, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
         self._model, self._target, self._shapes = model, target, dynamic_shapes
         self._engines: OrderedDict[tuple[tuple[int, ...], ...], Engine | None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: ShapeError) -> Engine:
         """The engine for these inputs, compiled when their sizes first come; raises `error` where there is none."""
@@ -184,7 +184,7 @@ class EnginesOfRanks:
             if entry.type.WhichOneof("value") == "tensor_type" and not entry.type.tensor_type.HasField("shape")
         ]
         self._engines: OrderedDict[tuple[int, ...], tuple[Engine, EnginesOfSizes]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None

@@ -8,14 +8,13 @@ run = plan.bind(x, weight.T, out=out)        # a call on these arrays, for graph
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tilewright.language as tl
-from tilewright import dtypes
+from tilewright import dtypes, forks
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.frontend.arguments import stored_array
@@ -291,7 +290,7 @@ class MatmulPlan:
         self.ranked: list[Candidate] = []
         self.choice: choices.Choice | None = None
         self.seconds = 0.0  # that choosing took
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._kernels: dict[MatmulForm, Any] = {}
         gpu = device(ordinal) if ordinal is not None else None
         self.gpu = Gpu() if gpu is None else Gpu(processors=gpu.multiprocessors)

@@ -27,10 +27,10 @@ import platform
 import signal
 import struct
 import sys
-import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
+from tilewright import forks
 from tilewright.runtime.glue import kept_object
 from tilewright.runtime.library import NativeLibrary, load_objects, system_address
 
@@ -529,7 +529,7 @@ class _Watch:
         self._state = ctypes.addressof(self._words)
         self._words[_CODE] = ctypes.addressof(self._code)
         self._free: list[int] = []
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         names = ("write", "sigaction", "raise", "poll", "pthread_self")
         imports = {name: address for name in names if (address := system_address(name)) is not None}
         self._library = load_objects([kept_object(handler_text(), "faults")], ["tilewright_fault"], imports)
@@ -565,7 +565,7 @@ class _Watch:
 
 
 _watch: _Watch | None = None
-_first = threading.Lock()
+_first = forks.lock()
 
 
 def load_kernels(

@@ -13,12 +13,12 @@ import functools
 import itertools
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from tilewright import forks
 from tilewright.runtime import elf
 from tilewright.runtime.objects import check_object
 
@@ -41,7 +41,7 @@ _LIBRARIES = {
     "win32": ("ucrtbase", "vcruntime140", "kernel32"),
 }
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _numbers = itertools.count()
 
 

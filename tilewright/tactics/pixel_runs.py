@@ -133,7 +133,11 @@ def run_edges(width: Size, across: Size, run: int, windows: dict[str, Any]) -> s
         return "any"
     reach = (run - 1) * windows["STRIDE_X"] + (windows["KERNEL_X"] - 1) * windows["DILATION_X"]
     starts = range(-windows["PAD_X"], across * windows["STRIDE_X"] - windows["PAD_X"], run * windows["STRIDE_X"])
-    outside = [left < 0 or left + reach >= width for left in starts]
-    if not any(outside):
+
+    def outside(left: int) -> bool:
+        return left < 0 or left + reach >= width
+
+    if not starts or not (outside(starts[0]) or outside(starts[-1])):  # the others lie between these two
         return "none"
-    return "any" if any(outside[1:-1]) else "ends"
+    inner = starts[1:-1]
+    return "any" if inner and (outside(inner[0]) or outside(inner[-1])) else "ends"

@@ -53,6 +53,7 @@ def scaler(call: Call) -> Value:
 
 
 _SCALING = (("offset", 0.0), ("scale", 1.0))
+_LARGEST_TABLE = 1 << 25  # numbers of all nodes of trees
 
 
 @rule("Normalizer")
@@ -379,6 +380,15 @@ def _numbers(call: Call, name: str) -> np.ndarray:
     return np.asarray(tensor) if tensor is not None else np.array(given or [], np.float32)
 
 
+def _tree_table(nodes: int, columns: int, filled: float | bool) -> np.ndarray:
+    """A row for each node of trees, of numbers or of truth values."""
+    if nodes * columns > _LARGEST_TABLE:
+        raise Unsupported(
+            f"trees of {nodes} nodes with {columns} results or members each", f"keep the product below {_LARGEST_TABLE}"
+        )
+    return np.full((nodes, columns), filled)
+
+
 def _trees(call: Call, side: str, results: int) -> _Trees:
     """The trees of a TreeEnsembleRegressor (`side` target) or -Classifier (class)."""
     trees, nodes = call.attribute("nodes_treeids"), call.attribute("nodes_nodeids")
@@ -394,7 +404,7 @@ def _trees(call: Call, side: str, results: int) -> _Trees:
         if -1 in leads:
             raise Invalid("a node of a tree leads to one that the tree does not have")
         branches[name] = np.array(leads, np.int64)
-    weights, given = np.zeros((len(modes), results), np.float64), np.zeros((len(modes), results), np.bool_)
+    weights, given = _tree_table(len(modes), results, 0.0), _tree_table(len(modes), results, False)
     found = zip(call.attribute(f"{side}_treeids"), call.attribute(f"{side}_nodeids"), strict=True)
     for pair, target, weight in zip(
         found, call.attribute(f"{side}_ids"), _numbers(call, f"{side}_weights"), strict=True
@@ -557,7 +567,7 @@ def _ensemble(call: Call) -> _Trees:
         raise Invalid("the lists of nodes, leaves and roots do not fit together")
     if (codes >= len(_MODES)).any():
         raise Invalid(f"the modes of nodes are {sorted(set(codes.tolist()))}; they must be 0 to {len(_MODES) - 1}")
-    table, given = np.zeros((count + leaves, results)), np.zeros((count + leaves, results), np.bool_)
+    table, given = _tree_table(count + leaves, results, 0.0), _tree_table(count + leaves, results, False)
     table[place[count:], targets], given[place[count:], targets] = weights, True
     call.attribute("nodes_hitrates")
     filled = np.zeros(leaves, np.int64)
@@ -582,7 +592,7 @@ def _members(call: Call, codes: np.ndarray, leaves: int) -> np.ndarray | None:
     sets = [part[~np.isnan(part)] for part in np.split(numbers, ends + 1)][: len(asking)]
     if len(sets) < len(asking):
         raise Invalid(f"there are {len(sets)} sets in 'membership_values' for {len(asking)} nodes")
-    found = np.full((len(codes) + leaves, max(1, *map(len, sets))), np.nan)
+    found = _tree_table(len(codes) + leaves, max(1, *map(len, sets)), np.nan)
     for node, part in zip(asking, sets, strict=True):
         found[node, : len(part)] = part
     return found

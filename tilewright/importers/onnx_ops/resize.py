@@ -25,6 +25,7 @@ rule = TABLE.rule
 _COORDINATES = ("pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_crop_and_resize",
                 "tf_half_pixel_for_nn")  # fmt: skip
 _LARGEST_MATRIX = 1 << 24  # elements of the weights between two sizes
+_LONGEST_LINE = 1 << 20  # pixels whose places are constants; those of longer lines are computed by each run
 _LARGEST_DENOMINATOR = 64  # of the scale of a dynamic size
 
 
@@ -106,7 +107,7 @@ def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Valu
     if size == extent and target.factor in (None, 1.0) and target.region in (None, (0.0, 1.0)):
         return x
     told = isinstance(target.factor, Value) or any(isinstance(item, Value) for item in target.region or ())
-    if told or not (isinstance(extent, int) and isinstance(size, int)):
+    if told or not (isinstance(extent, int) and isinstance(size, int)) or max(extent, size) > _LONGEST_LINE:
         return _resized_at_run_time(call, x, target, settings)
     if extent < 1 or size < 1:
         if size == 0 and extent > 0:
@@ -136,7 +137,7 @@ def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Valu
 
 
 def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
-    """One dimension with a new size, one of which is dynamic: whole factors repeat pixels, others are gathered."""
+    """One dimension with a new size, dynamic or long: whole factors repeat pixels, others are gathered."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
     whole = simplify(lift(size) // extent) if lower_bound(extent) > 0 else 0
     exact = isinstance(whole, int) and simplify(lift(extent) * whole) == size

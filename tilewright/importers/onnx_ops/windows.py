@@ -23,6 +23,7 @@ TABLE = RuleTable("Windows")
 rule = TABLE.rule
 
 LARGEST_TABLE = 1 << 24  # elements of the positions of blocks
+_MOST_NEIGHBOURS = 1024  # channels beside a channel that LRN sums over
 
 
 def pool_window(call: Call, x: Value) -> dict[str, Any]:
@@ -183,10 +184,13 @@ def local_response_norm(call: Call) -> Value:
     call.require_rank(x, 2)
     alpha, beta, bias = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75), call.attribute("bias", 1.0)
     channels = x.shape[1]
-    low, high = (size - 1) // 2, size // 2
+    beyond = max(channels - 1, 0) if isinstance(channels, int) else size  # from there on there is no channel
+    low, high = min((size - 1) // 2, beyond), min(size // 2, beyond)
+    if low + high > _MOST_NEIGHBOURS:
+        raise Unsupported(f"sums over {low + high + 1} channels", f"sum over at most {_MOST_NEIGHBOURS + 1}")
     pads = [(low, high) if axis == 1 else (0, 0) for axis in range(x.rank)]
     squares = call.op("pad", call.op("multiply", x, x), pads=pads)
-    parts = [call.slice(squares, 1, start, simplify(lift(channels) + start)) for start in range(size)]
+    parts = [call.slice(squares, 1, start, simplify(lift(channels) + start)) for start in range(low + high + 1)]
     total = call.op("add", call.op("multiply", weighted_sum(call, parts), alpha / size), bias)
     return call.op("divide", x, call.op("power", total, call.builder.number(beta, x.dtype)))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tilewright import forks
 from tilewright.ir.core import Function
 from tilewright.ir.diagnostics import explicit_error, inline_asm_error
 from tilewright.ir.explicit import is_explicit
@@ -126,7 +126,7 @@ class _DeepRecursion:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._inside = 0
         self._usual = 0
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import TargetError
+from tilewright.forks import cached_property
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary

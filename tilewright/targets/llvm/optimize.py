@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
 
+from tilewright import forks
+
 # An attribute of internal functions that are written as they should run, loops and all: LLVM puts their instructions
 # into its own forms, and leaves out its other passes, which take most of its time and find nothing there.
 FEW_PASSES = '"passes"="few"'
 
 # LLVM modules made by one thread share a context, so one compilation runs at a time in a process.
-_lock = threading.Lock()
-if hasattr(os, "register_at_fork"):  # a child that compiles must not find it held by a thread that did not come along
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = forks.lock()
 
 
 @dataclass(frozen=True)
