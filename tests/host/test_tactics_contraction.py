@@ -20,6 +20,7 @@ from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.settings import settings
 from tilewright.tactics.contraction import epilogue_slots
+from tilewright.tactics.convolution import is_direct
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
 from tilewright.tactics.pixel_runs import run_edges
 from tilewright.tactics.select import candidates
@@ -397,3 +398,14 @@ def test_runs_of_pixels_whose_windows_leave_their_line():
         expected = "any" if any(leaves[1:-1]) else "ends" if any(leaves) else "none"
         assert run_edges(width, across, run, windows) == expected
     assert run_edges(2**40, 2**40, 1, {"STRIDE_X": 1, "KERNEL_X": 3, "DILATION_X": 1, "PAD_X": 1}) == "ends"
+
+
+@pytest.mark.parametrize(("taps", "wanted"), [(32, True), (400, False)])
+def test_long_lines_of_taps_are_not_written_out(taps: int, wanted: bool) -> None:
+    """The window of a Fourier transform that an exporter wrote as a convolution: code for each tap takes minutes."""
+    b = GraphBuilder("frames")
+    x, w = b.input("x", float32, (1, 1, 1600, 1)), b.constant(np.zeros((16, 1, 1, taps), np.float32))
+    padding, ones = ((0, 0), (0, 0)), (1, 1)
+    b.output(b.op("conv", [x, w], strides=(1, 160), padding=padding, dilation=ones, groups=1, layout="NHWC"))
+    (node,) = b.finish().nodes
+    assert is_direct(node, x, w) is wanted

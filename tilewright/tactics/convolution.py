@@ -36,6 +36,7 @@ from tilewright.tune.cost import estimate, machine_of
 
 FEW_CHANNELS = 8
 WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
+LONGEST_LINE = 32  # taps: kernels that run along lines of pixels write out those of a line, at edges of the image
 MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
 DEEP_CHANNELS = 64  # of one tap: a matrix product copies them faster than a direct convolution reads them
 DEEPEST_NARROW = 2304  # weights of a vector of columns, which come from level 2
@@ -56,7 +57,8 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
     found: list[Candidate] = []
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
-        depthwise = depthwise_runs_candidate if lanes else depthwise_candidate
+        short = isinstance(w.shape[-1], int) and w.shape[-1] <= LONGEST_LINE
+        depthwise = depthwise_runs_candidate if lanes and short else depthwise_candidate
         found.append(behind(weights, depthwise(group, slots, weights.operand, target)))
     elif not lanes or not is_direct(anchor, x, w):
         weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
@@ -102,7 +104,13 @@ def is_direct(anchor: Node, x: Value, w: Value) -> bool:
     """
     depth, channels, across, attributes = product(w.shape[1:]), w.shape[1], w.shape[-1], anchor.attributes
     assert isinstance(depth, int) and isinstance(channels, int) and isinstance(across, int)
-    if is_pointwise(anchor, w) or depth > MOST_DIRECT_DEPTH or not x.dtype.is_float or x.dtype.itemsize < 4:
+    if (
+        is_pointwise(anchor, w)
+        or depth > MOST_DIRECT_DEPTH
+        or across > LONGEST_LINE
+        or not x.dtype.is_float
+        or x.dtype.itemsize < 4
+    ):
         return False
     if attributes["groups"] == 1 and depth == channels >= DEEP_CHANNELS:
         return False  # one tap: a product whose rows are pixels that lie apart
@@ -116,6 +124,8 @@ def is_narrow(anchor: Node, x: Value, w: Value, target: Target) -> bool:
     columns, depth = simplify(lift(w.shape[0]) // anchor.attributes["groups"]), product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(depth, int)
     if w.shape[1] == 1 or is_pointwise(anchor, w) or x.dtype is not float32 or depth > DEEPEST_NARROW:
+        return False
+    if not isinstance(w.shape[-1], int) or w.shape[-1] > LONGEST_LINE:
         return False
     vector, width = min(lanes_of(target), next_power_of_2(columns)), target.microtile(x.dtype)[1]
     return FULLER * vector * ceil(columns / vector) <= width * ceil(columns / width)
