@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from tilewright.settings import settings
 from tilewright.targets.cpu.assemble import assemble, function_attributes, machine_options
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import ObjectCache
+from tilewright.targets.llvm.optimize import generate
 
 NAMES = [
     "x86-64",
@@ -118,3 +122,20 @@ def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
         binary = other.compile(function, {})
     assert binary.key != first.key and "avx2" in binary.features
     assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".tile", ".ll", ".s", ".txt"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_compiling_leaves_no_memory_behind() -> None:
+    """LLVM's passes of one compilation take some 60 KB."""
+
+    def pages() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    options = machine_options(CPUTarget.host())
+    text = "define i32 @seven() {\n  ret i32 7\n}\n"
+    for _ in range(2):
+        before = pages()
+        for _ in range(30):
+            generate(text, options)
+    assert (pages() - before) * os.sysconf("SC_PAGE_SIZE") < 1 << 20

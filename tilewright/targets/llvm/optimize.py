@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
+from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilewright import forks
 
@@ -140,7 +141,16 @@ def _optimize_little(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> Non
     passes.add_simplify_cfg_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    _run(passes, module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+
+
+def _run(passes: NewPassManager, module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
+    """Run passes once and free them, which llvmlite 0.50 leaves undone: its own class of references comes first."""
+    try:
+        passes.run(module, builder)
+    finally:
+        NewPassManager._dispose(passes)
+        passes.detach()
 
 
 def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, options: MachineOptions) -> None:
@@ -150,4 +160,4 @@ def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, options: Mach
     tuning.loop_interleaving = False
     tuning.loop_unrolling = options.unroll
     builder = llvm.create_pass_builder(machine, tuning)
-    builder.getModulePassManager().run(module, builder)
+    _run(builder.getModulePassManager(), module, builder)
