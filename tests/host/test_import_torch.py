@@ -578,6 +578,18 @@ def test_last_states_of_recurrent_layers(options: dict[str, Any], bias: bool) ->
             np.testing.assert_allclose(mine, theirs.detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_of_any_length(kind: str) -> None:
+    """One operation for each layer, whatever the length."""
+    layer = getattr(nn, kind)(3, 4, 2, bidirectional=True).eval()
+    graph = import_model(layer, (torch.randn(5, 2, 3),), {"input": {0: ("steps", 1, 500), 1: ("batch", 1, 8)}})
+    assert [node.op for node in graph.nodes].count("recurrent") == 2
+    x = torch.randn(11, 3, 3)
+    found = list(reference.run(graph, {"input": x.numpy()}).values())
+    for mine, theirs in zip(found, torch.utils._pytree.tree_leaves(layer(x)), strict=True):
+        np.testing.assert_allclose(mine, theirs.detach(), rtol=1e-4, atol=1e-6)
+
+
 class Halves(nn.Module):
     """Numbers of parts and of rows that PyTorch alone takes for conditions on the batch."""
 

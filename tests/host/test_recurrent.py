@@ -13,7 +13,9 @@ from tilewright.errors import ShapeError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.recurrent import GATES, SLOTS
+from tilewright.graph.specialize import with_sizes
 
 FUNCTIONS = {
     "rnn": ("tanh",),
@@ -89,6 +91,18 @@ def test_a_single_row(rng: np.random.Generator) -> None:
     engine = build(graph, "cpu", tuning=Tuning(effort=0))
     for found, wanted in zip(engine.run(inputs).values(), reference.run(graph, inputs).values(), strict=True):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
+def test_few_steps_as_nodes(cell: str, rng: np.random.Generator) -> None:
+    """What targets take that have no kernel for blocks of rows."""
+    graph = layer(rng, cell, 3, (False, True), lengths=False)
+    fixed = with_sizes(graph, {"steps": 4})
+    apart = unrolled(fixed)
+    assert "recurrent" not in {node.op for node in apart.nodes}
+    inputs = feeds(rng, graph, 4, 2)
+    (found,), (wanted,) = (list(reference.run(each, inputs).values()) for each in (apart, graph))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_half_precision(rng: np.random.Generator) -> None:

@@ -30,7 +30,7 @@ from tilewright.importers.torch_assumed import assumed_of, assuming, check_kept,
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
 from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
-from tilewright.importers.torch_exportable import exportable, right_decompositions
+from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
@@ -51,6 +51,10 @@ KEPT = (
     "instance_norm",
     "linear",
     "matmul",
+    "lstm",
+    "gru",
+    "rnn_tanh",
+    "rnn_relu",
     "softmax",
     "log_softmax",
     "_softmax",
@@ -423,7 +427,7 @@ def import_program(
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
-        with torch.no_grad(), right_decompositions(), warnings.catch_warnings():
+        with torch.no_grad(), whole_layers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             given, program = program, program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files

@@ -30,7 +30,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         # The length of a tensor would be a number, and its first size that of the example in every call.
         stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(_plain_layers(module))
-        stack.enter_context(right_decompositions())
+        stack.enter_context(whole_layers())
         yield
 
 
@@ -50,29 +50,22 @@ def _refuse_packing(*_: Any) -> Any:
 
 
 @contextmanager
-def right_decompositions() -> Iterator[None]:
-    """PyTorch's rules for layers without the fault of version 2.11, whose last states have an axis too many."""
-    with mock.patch.object(decompositions, "one_layer_lstm", _one_layer_lstm):
+def whole_layers() -> Iterator[None]:
+    """Recurrent layers as one operation each, of any length: what PyTorch would take apart, step by step, to learn the
+    shapes of their results."""
+    with mock.patch.object(decompositions, "_rnn_helper", _shapes_of_layers):
         yield
 
 
-def _one_layer_lstm(
-    x: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], has_biases: bool, reverse: bool = False
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """The outputs [steps, batch, width] and the last states [batch, width] of one direction of one layer.
-
-    `weights`: of the input, of the state, both biases if there are any, and of a projection if there is one.
-    """
-    of_input, of_state, *rest = weights
-    input_bias, state_bias = rest[:2] if has_biases else (None, None)
-    projection = rest[-1] if len(rest) % 2 else None
-    gates = torch.nn.functional.linear(x, of_input, input_bias)
-    outputs = []
-    hidden, memory = states
-    for step in gates.flip(0) if reverse else gates:
-        hidden, memory = decompositions.lstm_cell(step, hidden, memory, of_state, state_bias, projection, chunk_dim=1)
-        outputs.append(hidden)
-    return torch.stack(outputs[::-1] if reverse else outputs), (hidden, memory)
+def _shapes_of_layers(
+    x: torch.Tensor, states: Sequence[Any], params: Any, has_biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool, layer: Any,
+) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
+    """Tensors in the shapes of the outputs and of each last state; `states` are tensors or pairs, [batch, width]."""
+    first = states[0][0] if isinstance(states[0], tuple) else states[0]
+    outputs = x.new_empty((*x.shape[:2], first.shape[-1] * (2 if bidirectional else 1)))
+    last = [tuple(map(torch.empty_like, s)) if isinstance(s, tuple) else torch.empty_like(s) for s in states]
+    return outputs, last
 
 
 _to = torch.nn.Module.to

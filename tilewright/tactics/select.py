@@ -12,6 +12,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fourier import transforms_as_products
+from tilewright.graph.passes.recurrent import unrolled
 from tilewright.tactics.attention import attention_candidates
 from tilewright.tactics.contraction import gate_halves, matmul_candidates
 from tilewright.tactics.convolution import convolution_candidates
@@ -88,9 +89,10 @@ MAKERS: dict[str, dict[str, Maker]] = {
 
 
 def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
-    """A graph without the ops for which not all of its targets have kernels, before its passes."""
-    has_transforms = all("transform" in MAKERS[target.name] for target in targets)
-    return graph if has_transforms else transforms_as_products(graph)
+    """A graph without the ops for which not all of its targets have (fast) kernels, before its passes."""
+    if all("transform" in MAKERS[target.name] for target in targets):
+        return graph
+    return unrolled(transforms_as_products(graph))
 
 
 def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:

@@ -1,16 +1,21 @@
-"""Cells of recurrent layers, as PyTorch runs them on GPUs: products done, gates and states in one operation.
+"""Recurrent layers over whole sequences, and their cells as PyTorch runs them on GPUs: products done, gates and states
+in one operation.
 
-Layers over whole sequences are decomposed by PyTorch.  Gates stand beside each other: reset, update, new (GRU);
-input, forget, new, output (LSTM).
+Gates stand beside each other: reset, update, new (GRU); input, forget, new, output (LSTM).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from tilewright.graph.core import Value
+from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import Size, lift, simplify
 
-TABLE = RuleTable("Recurrent cells", "aten.")
+TABLE = RuleTable("Recurrent layers and cells", "aten.")
 rule = TABLE.rule
 
 
@@ -42,3 +47,166 @@ def lstm_cell(
     kept = call.op("multiply", call.op("sigmoid", forget), memory)
     memory = call.op("add", kept, call.op("multiply", call.op("sigmoid", into), call.op("tanh", new)))
     return call.op("multiply", call.op("sigmoid", out), call.op("tanh", memory)), memory, None
+
+
+# Whole layers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """How the graph's op has a cell: its name, its functions, and the places of its gates among PyTorch's."""
+
+    name: str
+    functions: tuple[str, ...]
+    gates: tuple[int, ...]
+
+
+_LSTM = _Cell("lstm", ("sigmoid", "tanh", "tanh"), (0, 3, 1, 2))
+_GRU = _Cell("gru", ("sigmoid", "tanh"), (1, 0, 2))
+
+
+@rule("lstm.input")
+def lstm(
+    call: Call, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """Outputs, last states and last memories."""
+    found = _layers(call, _LSTM, x, states, params, has_biases, layers, bidirectional, batch_first)
+    return found[0], found[1], found[2]
+
+
+@rule("gru.input")
+def gru(
+    call: Call, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Outputs and last states."""
+    found = _layers(call, _GRU, x, [state], params, has_biases, layers, bidirectional, batch_first)
+    return found[0], found[1]
+
+
+@rule("rnn_tanh.input")
+def rnn_tanh(
+    call: Call, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Outputs and last states."""
+    cell = _Cell("rnn", ("tanh",), (0,))
+    found = _layers(call, cell, x, [state], params, has_biases, layers, bidirectional, batch_first)
+    return found[0], found[1]
+
+
+@rule("rnn_relu.input")
+def rnn_relu(
+    call: Call, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Outputs and last states."""
+    cell = _Cell("rnn", ("relu",), (0,))
+    found = _layers(call, cell, x, [state], params, has_biases, layers, bidirectional, batch_first)
+    return found[0], found[1]
+
+
+def _layers(
+    call: Call, cell: _Cell, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int,
+    bidirectional: bool, batch_first: bool,
+) -> list[Value]:  # fmt: skip
+    """Outputs [steps, batch, directions * width] (batch first, if so) and each last state [layers * directions, batch,
+    width]."""
+    directions = 2 if bidirectional else 1
+    each = len(params) // (layers * directions)
+    x = call.transpose(x, 0, 1) if batch_first else x
+    ends: list[list[Value]] = [[] for _ in states]
+    for layer in range(layers):
+        first = layer * directions
+        sides = [params[number * each : (number + 1) * each] for number in range(first, first + directions)]
+        begin = [[call.select(state, 0, first + number) for state in states] for number in range(directions)]
+        walk = _projected_layer if each > 2 + 2 * has_biases else _layer
+        x, last = walk(call, cell, x, begin, sides, has_biases)
+        for state, values in zip(ends, last, strict=True):
+            state += values
+    x = call.transpose(x, 0, 1) if batch_first else x
+    return [x, *(_joined(call, [call.unsqueeze(value, 0) for value in values], 0) for values in ends)]
+
+
+def _joined(call: Call, values: Sequence[Value], axis: int) -> Value:
+    return values[0] if len(values) == 1 else call.op("concat", *values, axis=axis)
+
+
+def _ordered(call: Call, value: Value, cell: _Cell) -> Value:
+    """Weights or a bias with the gates in the graph's order."""
+    size = value.shape[0]
+    assert isinstance(size, int)
+    step = size // len(cell.gates)
+    return _joined(call, [call.slice(value, 0, gate * step, (gate + 1) * step) for gate in cell.gates], 0)
+
+
+def _layer(
+    call: Call, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
+    has_biases: bool,
+) -> tuple[Value, list[list[Value]]]:  # fmt: skip
+    """The outputs of a layer, and by state those of each direction behind its last step."""
+    steps, inputs, weights, biases = x.shape[0], [], [], []
+    for side in sides:
+        of_input, of_state, *added = (_ordered(call, value, cell) for value in side)
+        if has_biases and cell is _GRU:
+            biases.append(call.unsqueeze(added.pop(), 0))  # stays with the state's product, which a gate multiplies
+        total = call.op("matmul", x, of_input, transpose_b=True)
+        if added:
+            total = call.op("add", total, added[0] if len(added) == 1 else call.op("add", *added))
+        inputs.append(call.unsqueeze(total, 1))
+        weights.append(call.unsqueeze(call.transpose(of_state, 0, 1), 0))
+    initial = [call.unsqueeze(_joined(call, states, 1), 0) for states in begin]
+    rows = call.op(
+        "recurrent", _joined(call, inputs, 1), _joined(call, weights, 0), _joined(call, initial, 0),
+        *([_joined(call, biases, 0)] if biases else []),
+        cell=cell.name, functions=cell.functions, reverse=tuple(number == 1 for number in range(len(sides))),
+    )  # fmt: skip
+    hidden = begin[0][0].shape[1]
+    outputs: list[Value] = []
+    ends: list[list[Value]] = [[] for _ in begin[0]]
+    for number in range(len(sides)):
+        mine = call.select(rows, 1, number)
+        start, last = (0, 0) if number else (1, steps)
+        shown = call.slice(mine, 0, start, simplify(lift(steps) + start))
+        outputs.append(_part(call, shown, 0, hidden))
+        end = call.select(mine, 0, last)
+        for place, state in enumerate(ends):
+            state.append(_part(call, end, place, hidden))
+    return _joined(call, outputs, 2), ends
+
+
+def _part(call: Call, x: Value, place: int, hidden: Size) -> Value:
+    """One of the states that stand beside each other."""
+    assert isinstance(hidden, int)
+    return call.slice(x, x.rank - 1, place * hidden, (place + 1) * hidden)
+
+
+def _projected_layer(
+    call: Call, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
+    has_biases: bool,
+) -> tuple[Value, list[list[Value]]]:  # fmt: skip
+    """The same of an LSTM whose state is projected, step by step."""
+    steps = x.shape[0]
+    if not isinstance(steps, int):
+        raise Unsupported(f"an LSTM with projections of {steps} steps", "fix the length, or leave out proj_size")
+    outputs: list[Value] = []
+    ends: list[list[Value]] = [[], []]
+    for number, (states, side) in enumerate(zip(begin, sides, strict=True)):
+        hidden, memory = states
+        of_input, of_state, *added, projection = side
+        total = call.op("matmul", x, of_input, transpose_b=True)
+        for bias in added:
+            total = call.op("add", total, bias)
+        rows: dict[int, Value] = {}
+        for step in range(steps)[:: -1 if number else 1]:
+            product = call.op("matmul", hidden, of_state, transpose_b=True)
+            into, forget, new, out = call.equal_parts(call.op("add", call.select(total, 0, step), product), 4)
+            kept = call.op("multiply", call.op("sigmoid", forget), memory)
+            memory = call.op("add", kept, call.op("multiply", call.op("sigmoid", into), call.op("tanh", new)))
+            shown = call.op("multiply", call.op("sigmoid", out), call.op("tanh", memory))
+            hidden = rows[step] = call.op("matmul", shown, projection, transpose_b=True)
+        outputs.append(_joined(call, [call.unsqueeze(rows[step], 0) for step in range(steps)], 0))
+        ends[0].append(hidden)
+        ends[1].append(memory)
+    return _joined(call, outputs, 2), ends
