@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,19 +27,33 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
         stack.enter_context(mock.patch.object(torch._VF, "_pack_padded_sequence", _refuse_packing))
-        # The length of a tensor would be a number, and its first size that of the example in every call.
-        stack.enter_context(mock.patch.object(builtins, "len", _length))
+        stack.enter_context(_sizes_as_lengths(module))
         stack.enter_context(_plain_layers(module))
         stack.enter_context(whole_layers())
         yield
 
 
-_len = len
-
-
 def _length(items: Any) -> Any:
     """`len`; of a tensor its first size, which may be symbolic."""
-    return items.shape[0] if isinstance(items, torch.Tensor) and items.dim() else _len(items)
+    return items.shape[0] if isinstance(items, torch.Tensor) and items.dim() else len(items)
+
+
+@contextmanager
+def _sizes_as_lengths(module: torch.nn.Module) -> Iterator[None]:
+    """`_length` as `len` in the files of the modules: the length of a tensor would be a number, and its first size that
+    of the example in every call. PyTorch's own files, which it traces in other ways too, keep Python's."""
+    spaces: dict[int, dict[str, Any]] = {}
+    for child in module.modules():
+        space = getattr(inspect.unwrap(child.forward), "__globals__", {})
+        if "len" not in space and str(space.get("__name__", "torch")).partition(".")[0] != "torch":
+            spaces[id(space)] = space
+    for space in spaces.values():
+        space["len"] = _length
+    try:
+        yield
+    finally:
+        for space in spaces.values():
+            space.pop("len", None)
 
 
 def _refuse_packing(*_: Any) -> Any:
