@@ -154,10 +154,16 @@ def convolution_case(draw: Draw, layout: str = "NHWC", groups: int = 1, **change
 
 CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     "3x3": ("Winograd F(2x2, 3x3)", lambda draw: convolution_case(draw, height=4, width=4)),
-    "5x5": ("implicit matmul", lambda draw: convolution_case(draw, kernel=5, padding=2)),
-    "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, features=64)),
-    "3x3 dilated": ("implicit matmul", lambda draw: convolution_case(draw, dilation=2, padding=2, stride=2)),
-    "3x3 dilated beyond the image": ("implicit matmul", lambda draw: convolution_case(draw, dilation=7, padding=7)),
+    "5x5": ("implicit matmul", lambda draw: convolution_case(draw, kernel=5, padding=2, channels=40)),
+    "3x3 stride 2": ("implicit matmul", lambda draw: convolution_case(draw, stride=2, channels=40, features=64)),
+    "3x3 dilated": (
+        "implicit matmul",
+        lambda draw: convolution_case(draw, dilation=2, padding=2, stride=2, channels=40),
+    ),
+    "3x3 dilated beyond the image": (
+        "implicit matmul",
+        lambda draw: convolution_case(draw, dilation=7, padding=7, channels=40),
+    ),
     "1x1": ("pointwise convolution as matmul", lambda draw: convolution_case(draw, kernel=1, padding=0, features=40)),
     "1x1 stride 2": ("direct convolution", lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2)),
     "1x1 stride 2, deep": (
@@ -165,7 +171,7 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
         lambda draw: convolution_case(draw, kernel=1, padding=0, stride=2, channels=64),
     ),
     "7x7 of 3 channels": (
-        "implicit matmul",
+        "direct convolution",
         lambda draw: convolution_case(draw, channels=3, kernel=7, stride=2, padding=3, height=20, width=22),
     ),
     "grouped": ("direct convolution", lambda draw: convolution_case(draw, groups=4, height=4, width=5)),
@@ -177,6 +183,7 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
         "direct convolution",
         lambda draw: convolution_case(draw, kernel=2, stride=2, padding=0, features=20, channels=5, height=2, width=32),
     ),
+    "few channels to a tap": ("direct convolution", lambda draw: convolution_case(draw, stride=2)),
     "few columns": ("direct convolution", lambda draw: convolution_case(draw, kernel=5, padding=2, features=4)),
     "depthwise": ("depthwise", lambda draw: convolution_case(draw, groups=16, features=16)),
     "channels first": ("anchor alone", lambda draw: convolution_case(draw, "NCHW")),

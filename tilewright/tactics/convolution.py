@@ -40,6 +40,8 @@ LONGEST_LINE = 32  # taps: kernels that run along lines of pixels write out thos
 MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
 DEEP_CHANNELS = 64  # of one tap: a matrix product copies them faster than a direct convolution reads them
 DEEPEST_NARROW = 2304  # weights of a vector of columns, which come from level 2
+SHALLOW = 32  # channels: a matrix product adds its sums to memory after each tap
+TAP_START = 8  # channels that the time of doing so is worth
 FULLER = 1.2  # times as full vectors outweigh what a direct convolution loses at the edges of the image
 CHANNEL_BLOCK = 256  # of the depth
 
@@ -120,7 +122,7 @@ def is_direct(anchor: Node, x: Value, w: Value) -> bool:
 
 
 def is_narrow(anchor: Node, x: Value, w: Value, target: Target) -> bool:
-    """Whether columns fill the vectors of a direct convolution better than the wide tiles of a matrix product."""
+    """Whether a direct convolution may beat a matrix product: taps are shallow, or columns leave wide tiles empty."""
     columns, depth = simplify(lift(w.shape[0]) // anchor.attributes["groups"]), product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(depth, int)
     if w.shape[1] == 1 or is_pointwise(anchor, w) or x.dtype is not float32 or depth > DEEPEST_NARROW:
@@ -128,7 +130,9 @@ def is_narrow(anchor: Node, x: Value, w: Value, target: Target) -> bool:
     if not isinstance(w.shape[-1], int) or w.shape[-1] > LONGEST_LINE:
         return False
     vector, width = min(lanes_of(target), next_power_of_2(columns)), target.microtile(x.dtype)[1]
-    return FULLER * vector * ceil(columns / vector) <= width * ceil(columns / width)
+    channels = w.shape[1]
+    assert isinstance(channels, int)
+    return channels <= SHALLOW or FULLER * vector * ceil(columns / vector) <= width * ceil(columns / width)
 
 
 def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
@@ -226,7 +230,8 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
     assert x is not None and w is not None
     machine = machine_of(target)
     groups = anchor.attributes["groups"]
-    columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
+    columns, depth, channels = simplify(lift(w.shape[0]) // groups), product(w.shape[1:]), w.shape[1]
+    assert isinstance(channels, int)
     width = target.microtile(x.dtype)[1]
     pixels = product(anchor.output.shape[:-1])
     windows = window_constants(w.shape[2:], anchor.attributes)
@@ -245,7 +250,9 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
         depth = ceil(depth * tile.share) if isinstance(depth, int) else depth
     padded = round_up(columns, width)
     flops = simplify(lift(product([pixels, padded, groups, depth])) * 2 + chain_operations(group.epilogue))
-    cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid), x.dtype, 0.75)
+    efficiency = 0.75 * channels / (channels + TAP_START)
+    moved = total_bytes(group.inputs, group.outputs)
+    cost = estimate(machine, moved, flops, product(calls[-1].grid), x.dtype, efficiency)
     return Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)
 
 
