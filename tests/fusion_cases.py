@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.dtypes import DType, float32, int32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.fourier import roots_of_unity
 from tilewright.graph.fusion import FusedGraph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
@@ -414,13 +415,27 @@ def pooled(b: Builder) -> Groups:
     return [("pool", ["average_pool", "subtract"]), ("pool", ["max_pool", "multiply", "add", "relu"])]
 
 
+def power_spectrum(b: Builder) -> Groups:
+    """The squared lengths of the numbers of a transform, moved to where frames come last."""
+    length = 240
+    rows = b.op("cast", [b.x(3, 5, length)], dtype=float32)
+    found = b.op("fourier", [rows, b.constant(roots_of_unity(length, float32))], form="half")
+    count = length // 2 + 1
+    parts = [
+        b.op("permute", [b.op("slice", [found], axis=2, start=start, stop=start + count, step=1)], order=(0, 2, 1))
+        for start in (0, count)
+    ]
+    b.output(b.op("add", [b.op("multiply", [part, part]) for part in parts]), "y")
+    return [("transform", ["fourier", "multiply", "multiply", "add"]), ("movement", [])]
+
+
 CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
         projections, gate, gate_of_halves, rotary_positions, decode_step, partial_rotary, residual_norm,
         residual_stream, embedding_norm, decomposed_attention, single_softmax, sequence_first_attention,
         window_attention, excitation, several_loops, cross_entropy, experts, chain, residual_convolution,
-        written_out, norms_written_out, position_bias, many_outputs, pooled,
+        written_out, norms_written_out, position_bias, many_outputs, pooled, power_spectrum,
     )
 }  # fmt: skip
 

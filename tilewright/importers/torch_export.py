@@ -187,8 +187,10 @@ def _export(
             except Exception as other:  # the first error says more
                 if "Constraints violated" in str(other):
                     error = other
+        older = torch.__version__.startswith("2.11.") and depends_on_data(error)
         raise ImportModelError(
             f"PyTorch cannot export {type(module).__name__}: {error}\n"
+            f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
             "Make the module exportable (see the PyTorch guide on torch.export), or use "
             "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
         ) from error

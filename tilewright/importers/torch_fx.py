@@ -75,6 +75,9 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(carrier).numpy().view(dtype_of(tensor.dtype).numpy)
 
 
+_MOST_FIXED = 1 << 20  # elements of what PyTorch computes when a model is imported
+
+
 class Call(Emitter):
     """The call that a rule is to express: an `Emitter`, and what PyTorch says of the result."""
 
@@ -234,6 +237,8 @@ class Walker:
                 return  # used by assertions only; a use as a value is reported there
             elif name == "getitem":
                 self._getitem(node)
+            elif rule is None and callable(node.target) and _is_fixed(node):
+                self.values[node] = self.constant(node.target(*node.args, **node.kwargs), name)
             elif rule is None:
                 raise without_rule(name, name in self.rules)
             elif all(argument in self.values for argument in node.all_input_nodes):
@@ -422,3 +427,12 @@ def source_of(node: fx.Node) -> str:
         name = file.replace("\\", "/").rsplit("/", 1)[-1]
         parts.append(f"{name}:{line}")
     return ", ".join(parts)
+
+
+def _is_fixed(node: fx.Node) -> bool:
+    """Whether an operation of PyTorch gives one small tensor that follows from numbers alone, as a window does."""
+    found, target = node.meta.get("val"), node.target
+    if node.all_input_nodes or not isinstance(found, torch.Tensor) or not isinstance(target, torch._ops.OpOverload):
+        return False
+    fixed = not ({torch.Tag.nondeterministic_seeded, torch.Tag.nondeterministic_bitwise} & set(target.tags))
+    return fixed and not target._schema.is_mutable and "empty" not in target.__name__ and found.numel() <= _MOST_FIXED

@@ -202,7 +202,7 @@ def with_zeros_around(group: Group, target: Target) -> Group:
     across, channels, width = anchor.output.shape[-2], w.shape[1], x.shape[-2]
     if not isinstance(across, int) or not isinstance(width, int) or not isinstance(channels, int):
         return group
-    if not lanes_of(target) or not copied or channels > FEW_CHANNELS:
+    if not lanes_of(target) or not copied or channels > FEW_CHANNELS or len(w.shape) > 4:
         return group
     attributes = anchor.attributes
     run = direct_pixels(across, direct_columns(w, attributes["groups"], target), target)
