@@ -149,11 +149,17 @@ class Target(Base):
         try:
             if self.compiled:
                 rep = backend.prepare(test.model)
-                feeds = {spec.name: arrays[names.index(spec.name)] for spec in rep.engine.inputs}
+                known = [spec.name for spec in rep.engine.inputs if spec.name in names]  # a seed may be left out
+                feeds = {name: arrays[names.index(name)] for name in known}
                 results = rep.engine.run(feeds)
             else:
                 graph = _imported(test.model, dict(zip(names, arrays, strict=False)))
-                feeds = {value.name: arrays[names.index(value.name)] for value in graph.inputs}
+                feeds = {
+                    value.name: arrays[names.index(value.name)]
+                    if value.name in names
+                    else np.zeros([int(size) for size in value.shape], value.dtype.numpy)  # type: ignore[call-overload]
+                    for value in graph.inputs
+                }
                 results = reference.run(graph, feeds, dtype=None)
         except TilewrightError as error:
             self.reason = str(error)
