@@ -523,6 +523,13 @@ for _order in (0.0, 1.0, 2.0, 3.0, math.inf):
     add("_pdist_forward", floats(5, 3), _order)
 add("_euclidean_dist", floats(5, 3), floats(4, 3))
 
+for name, gates in (("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
+    weights = [floats(3 * gates, 5), floats(3 * gates, 3), floats(3 * gates), floats(3 * gates)]
+    add(f"{name}.input", floats(4, 2, 5), floats(1, 2, 3), weights, True, 1, 0.0, False, False, False)
+state = [floats(2, 4, 3), floats(2, 4, 3)]
+weights = [floats(12, 5), floats(12, 3)] * 2
+add("lstm.input", floats(4, 2, 5), state, weights, False, 1, 0.0, False, True, True)
+
 # Results without a defined value, or none at all: checked below, not compared.
 SHAPE_ONLY = {
     "aten.empty.memory_format": ([2, 3],),
