@@ -25,7 +25,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
 }  # fmt: skip
 UNARY = [name for name in REFERENCES if name != "power"]
 # units in the last place that a function may be off; sigmoid divides two rounded numbers
-LIMITS = {"exp": 1.0, "exp2": 1.0, "log": 1.0, "log2": 1.75, "sin": 1.75, "cos": 1.75, "tanh": 1.5, "erf": 1.5,
+LIMITS = {"exp": 1.05, "exp2": 1.0, "log": 1.0, "log2": 1.75, "sin": 1.75, "cos": 1.75, "tanh": 1.5, "erf": 1.5,
           "sigmoid": 2.5, "power": 0.55}  # fmt: skip
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 1e38,
            -1e38, 2.5, -2.5, 1e10, 16777217.0, -7.0, 88.8, -104.0, 128.0, -150.0, 2.0**-126, 3.4e38]  # fmt: skip
