@@ -16,6 +16,8 @@ from tilewright.graph.core import Graph
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.recurrent import GATES, SLOTS
 from tilewright.graph.specialize import with_sizes
+from tilewright.settings import settings
+from tilewright.tactics import recurrent
 
 FUNCTIONS = {
     "rnn": ("tanh",),
@@ -74,6 +76,26 @@ def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -
     engine = build(graph, "cpu")
     for steps, batch in ((1, 1), (7, 3), (40, 2)):
         check(engine, graph, feeds(rng, graph, steps, batch))
+
+
+@pytest.mark.parametrize("cell", ["gru", "gru_first", "lstm", "rnn"])
+@pytest.mark.parametrize("reverse", [(True,), (False, True)])
+def test_threads_that_share_the_units(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The same bits from any number of threads; both ways to walk the directions, blocks of rows, lengths."""
+    monkeypatch.setattr(recurrent, "_MEETING", -1.0)  # no way to compute it is cheaper
+    graph = layer(rng, cell, 85, reverse, lengths=len(reverse) == 2)
+    for side_by_side in (1, len(reverse)):
+        monkeypatch.setattr(recurrent, "_sides", lambda directions, chosen=side_by_side: [chosen])
+        with settings.scope(threads=4):
+            engine = build(graph, "cpu")
+        assert [step.evidence["chosen"] for step in engine.plan.steps] == ["recurrent planes"]
+        for steps, batch in ((1, 1), (13, 3), (5, 60)):
+            inputs = feeds(rng, graph, steps, batch)
+            check(engine, graph, inputs)
+            once = engine.run(inputs, threads=1)["y"]
+            for threads in (2, 3, 5, 8):
+                assert engine.run(inputs, threads=threads)["y"].tobytes() == once.tobytes()
 
 
 def test_a_single_row(rng: np.random.Generator) -> None:

@@ -63,6 +63,25 @@ def times_out(number: int, frame: object) -> None:
     raise TimeoutError("enough")
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_handler_that_raises_ends_a_walk_of_planes(threads: int) -> None:
+    """The steps of a recurrent layer, whose threads wait for each other; a further run is whole again."""
+    b = GraphBuilder("walk")
+    steps, hidden = b.symbol("steps"), 1024
+    x = b.input("x", dtypes.float32, (steps, 1, 1, hidden))
+    inputs = [x, b.constant(np.eye(hidden, dtype=np.float32)[None]), b.constant(np.zeros((1, 1, hidden), np.float32))]
+    b.output(b.op("recurrent", inputs, cell="rnn", functions=("tanh",), reverse=(False,)), "y")
+    with settings.scope(threads=2):
+        engine = build(b.finish(), "cpu")
+    assert [step.evidence["chosen"] for step in engine.plan.steps] == ["recurrent planes"]
+    begun = time.monotonic()
+    with alarm(times_out), pytest.raises(TimeoutError, match="enough"):
+        engine.run({"x": np.zeros((30_000, 1, 1, hidden), np.float32)}, threads=threads)
+    assert time.monotonic() - begun < 5
+    short = np.ones((3, 1, 1, hidden), np.float32)
+    assert np.ptp(engine.run({"x": short}, threads=threads)["y"], axis=-1).max() == 0
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize(
     ("number", "handler", "error"),

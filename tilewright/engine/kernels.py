@@ -62,8 +62,8 @@ class KernelSet:
             for name, text in zip(names, types, strict=True)
         )
         if call.condition is None:
-            return Choice(key, arguments, call.grid)
-        return Choice(key, arguments, call.grid, *call.condition)
+            return Choice(key, arguments, call.grid, planes=call.planes)
+        return Choice(key, arguments, call.grid, *call.condition, planes=call.planes)
 
     def compile_ahead(self, calls: Sequence[tuple[KernelCall, Place]]) -> None:
         """Compile the kernels of calls that the object cache has not, several at once, so that `choice` finds them."""

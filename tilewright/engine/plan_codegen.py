@@ -3,8 +3,8 @@
     void plan(ptr team, ptr context)
 
 For each step it evaluates the sizes that it needs, fills the kernel's argument slots, picks the first
-choice that applies, and hands the grid to `parallel_for` (or runs it in place when it is too small to
-share).  `context` is laid out by `runtime.plan.ContextLayout`.
+choice that applies, and hands the grid to `parallel_for` or `parallel_planes` (or runs it in place when it is too
+small to share).  `context` is laid out by `runtime.plan.ContextLayout`.
 """
 
 from __future__ import annotations
@@ -130,9 +130,15 @@ class _PlanWriter:
         grid = [self.size(extent) for extent in choice.grid]
         for number, value in enumerate([*values, *grid]):
             builder.store(value, builder.gep(self.slots, number, "i64"), align=8)
-        total = builder.multiply(builder.multiply(grid[0], grid[1]), grid[2])
+        plane = builder.multiply(grid[0], grid[1])
         symbol = self.kernels[choice.kernel]
         self.module.declare(symbol, "void", ["ptr", "ptr", "i64", "i64"])
+        if choice.planes:
+            self.module.declare("parallel_planes", "void", ["ptr", "ptr", "ptr", "i64", "i64"])
+            operands = f"{self.team}, ptr @{symbol}, {self.slots}, {plane}, {grid[2]}"
+            builder.line(f"call void @parallel_planes({operands})")
+            return
+        total = builder.multiply(plane, grid[2])
         runner = self._runner(nanoseconds)
         builder.line(f"call void {runner.text}({self.team}, ptr @{symbol}, {self.slots}, {total})")
 

@@ -136,6 +136,8 @@ def _choice_to_json(choice: Choice) -> dict[str, Any]:
         "grid": [to_json(extent) for extent in choice.grid],
         "arguments": [_argument_to_json(argument) for argument in choice.arguments],
     }
+    if choice.planes:
+        data["planes"] = True
     if choice.at_most is not None:
         data |= {"size": to_json(choice.size), "at_most": choice.at_most}
     return data
@@ -144,10 +146,11 @@ def _choice_to_json(choice: Choice) -> dict[str, Any]:
 def _choice_from_json(data: Any, sizes: SizeReader) -> Choice:
     x, y, z = (sizes.read(extent) for extent in data["grid"])
     arguments = tuple(_argument_from_json(argument, sizes) for argument in data["arguments"])
+    planes = data.get("planes", False) is True
     if "at_most" not in data:
-        return Choice(_text(data["kernel"]), arguments, (x, y, z))
+        return Choice(_text(data["kernel"]), arguments, (x, y, z), planes=planes)
     size, at_most = sizes.read(data["size"]), _natural(data["at_most"])
-    return Choice(_text(data["kernel"]), arguments, (x, y, z), size, at_most)
+    return Choice(_text(data["kernel"]), arguments, (x, y, z), size, at_most, planes)
 
 
 def _argument_to_json(argument: Argument) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The steps of a recurrent layer in one launch on CPUs: a program walks the sequence of a block of rows of the batch.
+"""The steps of a recurrent layer in one launch on CPUs, by matrix products of blocks of rows of the batch.
 
-The state's product of a step is a matrix product of the block, whose weights are read once for all of its rows.
+A step takes the hidden units in panels: a product of the block's states with the panel's weights of all gates, then
+the new states of its units.  A program walks the sequence of its block alone (`recurrent_rows`), or it is one panel of
+one step, and the grid is run plane by plane (`recurrent_planes`), so that threads share the units of a step.
 """
 
 # mypy: ignore-errors
@@ -15,62 +17,108 @@ from tilewright.kernels.recurrent import activation
 
 
 @tilewright.jit
-def gates_of(x, sums, row, unit, mask, hidden: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr):
-    """What the input and the state add to each gate of a block of units."""
+def gates_of(x, sums, bias, row, unit, mask, hidden: tl.constexpr, GATES: tl.constexpr, FIRST: tl.constexpr,
+             COUNT: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """What the input and the state, with the bias of its products, add to gates of a block of units."""
     lane = tl.arange(0, WIDTH)[None, :]
     found = ()
-    for gate in tl.static_range(GATES):
+    for number in tl.static_range(COUNT):
+        gate: tl.constexpr = FIRST + number
         own = tl.load(x + row * (GATES * hidden) + gate * hidden + unit, mask=mask, other=0.0)
-        state = tl.load(sums + row * (GATES * WIDTH) + gate * WIDTH + lane, mask=mask, other=0.0)
+        state = tl.load(sums + row * (COUNT * WIDTH) + number * WIDTH + lane, mask=mask, other=0.0)
+        if BIAS:
+            state += tl.load(bias + gate * hidden + unit, mask=unit < hidden, other=0.0)
         found = found + ((own, state),)
     return found
 
 
 @tilewright.jit
-def update_units(x, sums, bias, old, new, row, unit, mask, running, hidden: tl.constexpr, CELL: tl.constexpr,
-                 GATES: tl.constexpr, SLOTS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-                 BIAS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """The new states of a block of units; rows that are not `running` (None: all are) keep the old ones."""
-    parts = gates_of(x, sums, row, unit, mask, hidden, GATES, WIDTH)
-    place = row * (SLOTS * hidden) + unit
-    if CELL == "rnn":
-        state = activation(parts[0][0] + parts[0][1], F)
-    elif CELL == "lstm":
-        kept = tl.load(old + place + hidden, mask=mask, other=0.0)
-        memory = activation(parts[2][0] + parts[2][1], F) * kept
-        memory += activation(parts[0][0] + parts[0][1], F) * activation(parts[3][0] + parts[3][1], G)
-        state = activation(parts[1][0] + parts[1][1], F) * activation(memory, H)
-        if running is not None:
-            memory = tl.where(running, memory, kept)
-        tl.store(new + place + hidden, memory, mask=mask)
-    else:
-        added = (0.0, 0.0, 0.0)
-        if BIAS:
-            inside = unit < hidden
-            added = (tl.load(bias + unit, mask=inside, other=0.0),
-                     tl.load(bias + hidden + unit, mask=inside, other=0.0),
-                     tl.load(bias + 2 * hidden + unit, mask=inside, other=0.0))  # fmt: skip
-        before = tl.load(old + place, mask=mask, other=0.0)
-        update = activation(parts[0][0] + (parts[0][1] + added[0]), F)
-        reset = activation(parts[1][0] + (parts[1][1] + added[1]), F)
-        fresh = activation(parts[2][0] + reset * (parts[2][1] + added[2]), G)
-        state = fresh + update * (before - fresh)
+def keep(slot, state, old, new, place, mask, running, hidden: tl.constexpr):
+    """Store one of the states; rows that are not `running` (None: all are) keep the old one."""
+    place += slot * hidden
     if running is not None:
         state = tl.where(running, state, tl.load(old + place, mask=mask, other=0.0))
     tl.store(new + place, state, mask=mask)
 
 
 @tilewright.jit
+def update_units(x, sums, bias, old, new, row, unit, mask, running, hidden: tl.constexpr, CELL: tl.constexpr,
+                 GATES: tl.constexpr, SLOTS: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, F: tl.constexpr,
+                 G: tl.constexpr, H: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """The new states of a block of units after the gates from `FIRST` on."""
+    parts = gates_of(x, sums, bias, row, unit, mask, hidden, GATES, FIRST, COUNT, BIAS, WIDTH)
+    place = row * (SLOTS * hidden) + unit
+    if CELL == "rnn":
+        keep(0, activation(parts[0][0] + parts[0][1], F), old, new, place, mask, running, hidden)
+    elif CELL == "lstm":
+        memory = activation(parts[2][0] + parts[2][1], F) * tl.load(old + place + hidden, mask=mask, other=0.0)
+        memory += activation(parts[0][0] + parts[0][1], F) * activation(parts[3][0] + parts[3][1], G)
+        state = activation(parts[1][0] + parts[1][1], F) * activation(memory, H)
+        keep(1, memory, old, new, place, mask, running, hidden)
+        keep(0, state, old, new, place, mask, running, hidden)
+    elif CELL == "gru":
+        before = tl.load(old + place, mask=mask, other=0.0)
+        update = activation(parts[0][0] + parts[0][1], F)
+        reset = activation(parts[1][0] + parts[1][1], F)
+        fresh = activation(parts[2][0] + reset * parts[2][1], G)
+        keep(0, fresh + update * (before - fresh), old, new, place, mask, running, hidden)
+    elif FIRST == 0:
+        reset = activation(parts[1][0] + parts[1][1], F) * tl.load(old + place, mask=mask, other=0.0)
+        keep(1, reset, old, new, place, mask, running, hidden)
+        keep(2, activation(parts[0][0] + parts[0][1], F), old, new, place, mask, running, hidden)
+    else:
+        before = tl.load(old + place, mask=mask, other=0.0)
+        update = tl.load(new + place + 2 * hidden, mask=mask, other=0.0)
+        fresh = activation(parts[0][0] + parts[0][1], G)
+        keep(0, fresh + update * (before - fresh), old, new, place, mask, running, hidden)
+
+
+@tilewright.jit
+def update_panel(panel, x, weight, bias, old, new, sums, live, running, hidden: tl.constexpr, CELL: tl.constexpr,
+                 GATES: tl.constexpr, SLOTS: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, F: tl.constexpr,
+                 G: tl.constexpr, H: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr,
+                 BLOCK_B: tl.constexpr):  # fmt: skip
+    """The new states of a panel of units after the `COUNT` gates from `FIRST` on: all of them, or, of a cell whose
+    last gate multiplies what the others have made (`gru_first`), the others or the last."""
+    kept: tl.constexpr = SLOTS * hidden
+    panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
+    row, lane = tl.arange(0, BLOCK_B)[:, None], tl.arange(0, WIDTH)[None, :]
+    source = old
+    if FIRST > 0:
+        source = new + hidden
+    states = tl.load(source + row * kept + tl.arange(0, hidden)[None, :], mask=live, other=0.0)
+    taken = load_panels(weight, panel * GATES + FIRST, 0, hidden, panels * GATES, COUNT, hidden, WIDTH, False, False)
+    product = tl.dot(states, taken, input_precision="ieee")
+    tl.store(sums + row * (COUNT * WIDTH) + tl.arange(0, COUNT * WIDTH)[None, :], product, mask=live)
+    unit = panel * WIDTH + lane
+    mask = live
+    if hidden % WIDTH != 0:
+        mask = live & (unit < hidden)
+    update_units(x, sums, bias, old, new, row, unit, mask, running, hidden, CELL, GATES, SLOTS, FIRST, COUNT, F, G, H,
+                 BIAS, WIDTH)  # fmt: skip
+
+
+@tilewright.jit
+def running_rows(lengths, place, first, row, live, LENGTHS: tl.constexpr):
+    """Which sequences have a step `place`; None: all."""
+    running = None
+    if LENGTHS:
+        running = place < tl.load(lengths + first + row, mask=live, other=0)
+    return running
+
+
+@tilewright.jit
 def recurrent_rows(
     x, weight, initial, bias, lengths, out, sums, steps, directions, batch, hidden: tl.constexpr, CELL: tl.constexpr,
-    GATES: tl.constexpr, SLOTS: tl.constexpr, REVERSE: tl.constexpr, F: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    BIAS: tl.constexpr, LENGTHS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_B: tl.constexpr,
+    GATES: tl.constexpr, SLOTS: tl.constexpr, LAST: tl.constexpr, REVERSE: tl.constexpr, F: tl.constexpr,
+    G: tl.constexpr, H: tl.constexpr, BIAS: tl.constexpr, LENGTHS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """The graph op `recurrent` (see graph.recurrent) of the cells rnn, lstm and gru.  Grid: (blocks of rows,
+    """The graph op `recurrent` (see graph.recurrent) of the cells rnn, lstm, gru and gru_first.  Grid: (blocks of rows,
     directions).
 
     `weight` is [directions][hidden / WIDTH][GATES][hidden][WIDTH] (`kernels.packing`, recipe `gates`).  `sums` has
-    BLOCK_B x GATES x WIDTH elements for each program.
+    BLOCK_B x GATES x WIDTH elements for each program.  `LAST` gates multiply what the others have made.
     """
     direction = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_B
@@ -78,7 +126,7 @@ def recurrent_rows(
     panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
     wide: tl.constexpr = GATES * hidden
     kept: tl.constexpr = SLOTS * hidden
-    row, lane = tl.arange(0, BLOCK_B)[:, None], tl.arange(0, WIDTH)[None, :]
+    row = tl.arange(0, BLOCK_B)[:, None]
     live = first + row < batch
     sums += (direction * tl.num_programs(0) + tl.program_id(0)) * (BLOCK_B * GATES * WIDTH)
     weight += direction * (panels * GATES * hidden * WIDTH)
@@ -92,17 +140,63 @@ def recurrent_rows(
         place = step + backwards * (steps - 1 - 2 * step)
         old = out + ((place + backwards) * rows + top) * kept
         new = out + ((place + 1 - backwards) * rows + top) * kept
-        running = None
-        if LENGTHS:
-            running = place < tl.load(lengths + first + row, mask=live, other=0)
+        own = x + (place * rows + top) * wide
+        running = running_rows(lengths, place, first, row, live, LENGTHS)
         for panel in range(0, panels):
-            states = tl.load(old + row * kept + tl.arange(0, hidden)[None, :], mask=live, other=0.0)
-            taken = load_panels(weight, panel * GATES, 0, hidden, panels * GATES, GATES, hidden, WIDTH, False, False)
-            product = tl.dot(states, taken, input_precision="ieee")
-            tl.store(sums + row * (GATES * WIDTH) + tl.arange(0, GATES * WIDTH)[None, :], product, mask=live)
-            unit = panel * WIDTH + lane
-            mask = live
-            if hidden % WIDTH != 0:
-                mask = live & (unit < hidden)
-            update_units(x + (place * rows + top) * wide, sums, bias, old, new, row, unit, mask, running, hidden, CELL,
-                         GATES, SLOTS, F, G, H, BIAS, WIDTH)  # fmt: skip
+            update_panel(panel, own, weight, bias, old, new, sums, live, running, hidden, CELL, GATES, SLOTS, 0,
+                         GATES - LAST, F, G, H, BIAS, WIDTH, BLOCK_B)  # fmt: skip
+        if LAST > 0:
+            for panel in range(0, panels):
+                update_panel(panel, own, weight, bias, old, new, sums, live, running, hidden, CELL, GATES, SLOTS,
+                             GATES - LAST, LAST, F, G, H, BIAS, WIDTH, BLOCK_B)  # fmt: skip
+
+
+@tilewright.jit
+def recurrent_planes(
+    x, weight, initial, bias, lengths, out, sums, steps, directions, batch, hidden: tl.constexpr, CELL: tl.constexpr,
+    GATES: tl.constexpr, SLOTS: tl.constexpr, LAST: tl.constexpr, REVERSE: tl.constexpr, F: tl.constexpr,
+    G: tl.constexpr, H: tl.constexpr, BIAS: tl.constexpr, LENGTHS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_B: tl.constexpr, IN_TURN: tl.constexpr,
+):  # fmt: skip
+    """As `recurrent_rows`, by programs of one panel and one step.  Grid: (panels x blocks of rows, directions, planes),
+    run plane by plane: one that copies the initial states, then one for each step, two with `LAST` gates.  Directions
+    `IN_TURN` have their planes one after the other, in a grid (panels x blocks, 1, directions x planes).
+    """
+    phases: tl.constexpr = 2 if LAST > 0 else 1
+    direction, plane = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    if IN_TURN:
+        direction, plane = (plane // (steps * phases + 1)).to(tl.int64), plane % (steps * phases + 1)
+    blocks = tl.cdiv(batch, BLOCK_B)
+    panel = tl.program_id(0) // blocks
+    first = (tl.program_id(0) % blocks) * BLOCK_B
+    backwards = (REVERSE >> direction) & 1
+    panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
+    wide: tl.constexpr = GATES * hidden
+    kept: tl.constexpr = SLOTS * hidden
+    row = tl.arange(0, BLOCK_B)[:, None]
+    live = first + row < batch
+    sums += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (BLOCK_B * GATES * WIDTH)
+    weight += direction * (panels * GATES * hidden * WIDTH)
+    bias += direction * wide
+    top = (direction * batch + first).to(tl.int64)
+    rows = (directions * batch).to(tl.int64)
+    if plane == 0:
+        unit = panel * WIDTH + tl.arange(0, WIDTH)[None, :]
+        inside = live & (unit < hidden)
+        for slot in tl.static_range(SLOTS):
+            element = row * kept + slot * hidden + unit
+            begin = tl.load(initial + top * kept + element, mask=inside, other=0.0)
+            tl.store(out + (backwards * steps * rows + top) * kept + element, begin, mask=inside)
+    else:
+        step = (plane - 1) // phases
+        place = step + backwards * (steps - 1 - 2 * step)
+        old = out + ((place + backwards) * rows + top) * kept
+        new = out + ((place + 1 - backwards) * rows + top) * kept
+        own = x + (place * rows + top) * wide
+        running = running_rows(lengths, place, first, row, live, LENGTHS)
+        if (plane - 1) % phases == 0:
+            update_panel(panel, own, weight, bias, old, new, sums, live, running, hidden, CELL, GATES, SLOTS, 0,
+                         GATES - LAST, F, G, H, BIAS, WIDTH, BLOCK_B)  # fmt: skip
+        elif LAST > 0:
+            update_panel(panel, own, weight, bias, old, new, sums, live, running, hidden, CELL, GATES, SLOTS,
+                         GATES - LAST, LAST, F, G, H, BIAS, WIDTH, BLOCK_B)  # fmt: skip

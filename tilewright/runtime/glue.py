@@ -13,6 +13,7 @@ that delivers fewer threads, or delivers them late or one after another, only ma
     words 96…  a lock, a condition, the numbers of sleepers and of members, whether they shall leave: only for a team of
                our own threads
     words 136… stopped: 1 when the run shall end early; when signals were last asked for; where an exception is left
+    words 144… claimed and ended: of a job whose grid is walked plane by plane
 
 A run that takes long asks several times a second for signals (`runtime.signals`): the thread that runs the body does.
 When a handler raises, parts end at their next slice of instances.  Slices begin with one instance and grow as long as
@@ -21,6 +22,8 @@ they take less than about a millisecond.
 The job is read only after a part of it was taken, and it can't change before that part is done, so a
 thread that slept through several jobs does no harm.  Parts shrink as the job empties (guided
 self-scheduling, Polychronopoulos and Kuck 1987).  Counters lie 128 bytes apart: no false sharing.
+
+Grids whose planes follow from each other are jobs too: `runtime.planes`.
 """
 
 from __future__ import annotations
@@ -36,18 +39,18 @@ from dataclasses import dataclass
 import llvmlite
 import llvmlite.binding as llvm
 
-from tilewright.runtime import cache_files, signals, tape
+from tilewright.runtime import cache_files, planes, signals, tape
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
 from tilewright.settings import settings
 
 _log = logging.getLogger("tilewright")
 
-TEAM_BYTES = 1152
+TEAM_BYTES = 1408
 _WORDS = {
     "remaining": 0, "done": 16, "entered": 32, "closed": 48, "function": 64, "arguments": 65, "total": 66,
-    "workers": 67, "scratch": 68, "stride": 69, "body": 70, "context": 71,
+    "workers": 67, "scratch": 68, "stride": 69, "body": 70, "context": 71, "planes": 72, "plane": 73,
     "lock": 96, "condition": 112, "sleepers": 128, "members": 129, "dismissed": 130,
-    "stopped": 136, "asked": 137, "raised": 138,
+    "stopped": 136, "asked": 137, "raised": 138, "claimed": 144, "ended": 160,
 }  # fmt: skip
 
 # Spins before a waiting thread offers its CPU to others, and between two such offers.
@@ -176,7 +179,16 @@ run:
   %mine = getelementptr i8, ptr %scratch, i64 %place
   %begin = sub i64 %total, %remaining
   %end = add i64 %begin, %count
+  {planes_l}
+  %flat = icmp eq i64 %planes, 0
+  br i1 %flat, label %part, label %walks
+part:
   call void @run_part(ptr %team, i64 %index, ptr %function, ptr %arguments, ptr %mine, i64 %begin, i64 %end)
+  br label %ran
+walks:  ; shares are at most as many as workers, so that it is one
+  call void @walk(ptr %team, i64 %index, ptr %function, ptr %arguments, ptr %mine, i64 %begin, i64 %total)
+  br label %ran
+ran:
   {done_p}
   %before = atomicrmw add ptr %done.p, i64 %count acq_rel, align 8
   ret i1 true
@@ -198,9 +210,19 @@ here:
   call void @run_part(ptr %team, i64 0, ptr %function, ptr %arguments, ptr %scratch, i64 0, i64 %total)
   ret void
 publish:
+  call void @share(ptr %team, ptr %function, ptr %arguments, i64 %total, i64 0)
+  br label %out
+out:
+  ret void
+}}
+
+; Publishes a job, takes parts of it, and waits for the rest.
+define internal void @share(ptr %team, ptr %function, ptr %arguments, i64 %total, i64 %planes) nounwind {{
+entry:
   {function_s}
   {arguments_s}
   {total_s}
+  {planes_s}
   {done_p}
   store atomic i64 0, ptr %done.p monotonic, align 8
   {remaining_p}
@@ -496,6 +518,7 @@ run:
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i64 @llvm.umax.i64(i64, i64)
+{walks}
 {clock}
 {ticks}
 {signals}
@@ -600,9 +623,10 @@ define internal void @tilewright_wake(ptr %condition) nounwind {
 """
 
 _EXPORTS = (
-    "parallel_for", "run_here", "tilewright_clock", "launch_body", "run_alone", "run_tape",
+    "parallel_for", "parallel_planes", "run_here", "tilewright_clock", "launch_body", "run_alone", "run_tape",
     "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team", "dismiss_team",
 )  # fmt: skip
+_IMPORTS = ("parallel_for", "parallel_planes", "run_here", "tilewright_clock")
 _SYSTEM = (
     "clock_gettime", "pthread_mutex_init", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_init",
     "pthread_cond_wait", "pthread_cond_timedwait", "pthread_cond_broadcast", "AcquireSRWLockExclusive",
@@ -667,6 +691,7 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None, can_ask: bool)
         if family == "x86"
         else _TICKS.format(source="tilewright_clock"),
         signals=signals.TEXT if can_ask else signals.TEXT_WITHOUT_PYTHON,
+        walks=planes.TEXT.format(**pieces),
         tape=tape.TEXT.replace("STOPPED", str(_WORDS["stopped"])),
         ask_ticks=_ASK_TICKS,
         short_ticks=_SHORT_TICKS,
@@ -725,7 +750,7 @@ def _load_glue() -> Glue:
     start = {name: kind(library.address(name)) for name, kind in kinds.items()}
     return Glue(
         library=library,
-        imports={name: library.address(name) for name in ("parallel_for", "run_here", "tilewright_clock")},
+        imports={name: library.address(name) for name in _IMPORTS},
         has_clock=clock_id is not None,
         launch_body=library.address("launch_body"),
         run_tape=library.address("run_tape"),

@@ -74,13 +74,17 @@ class Argument:
 
 @dataclass(frozen=True)
 class Choice:
-    """One kernel launch. It is taken when `size` <= `at_most` (always, when `at_most` is None)."""
+    """One kernel launch. It is taken when `size` <= `at_most` (always, when `at_most` is None).
+
+    With `planes`, the instances of one z run when those of the z before have ended (`runtime.planes`; CPUs alone).
+    """
 
     kernel: str  # key of a binary in the engine
     arguments: tuple[Argument, ...]
     grid: tuple[Size, Size, Size]
     size: Size = 0
     at_most: int | None = None
+    planes: bool = False
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ class KernelCall:
 
     `types` gives the IR text of scalar parameters ("i32", "i64", "f32"); tensors get a pointer to
     their dtype. `condition` is (size, at_most): the call applies while size <= at_most. `options` go to the
-    target's compiler (``num_warps``).
+    target's compiler (``num_warps``). With `planes`, which CPUs know, the instances of one z run when those of the z
+    before have ended.
     """
 
     kernel: Union[JITFunction, ExternKernel]
@@ -99,6 +100,7 @@ class KernelCall:
     grid: tuple[Size, Size, Size]
     condition: tuple[Size, int] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    planes: bool = False
 
 
 @dataclass(frozen=True)

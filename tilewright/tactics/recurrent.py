@@ -11,7 +11,7 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.recurrent import GATES, SLOTS
 from tilewright.kernels.packing import gates_recipe
 from tilewright.kernels.recurrent import gru_first_step, gru_step, lstm_8bit_step, lstm_step, recurrent, rnn_step
-from tilewright.kernels.recurrent_rows import recurrent_rows
+from tilewright.kernels.recurrent_rows import recurrent_planes, recurrent_rows
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
@@ -24,6 +24,7 @@ _STEPS = {
 }  # fmt: skip
 _SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
 _GPU_BLOCK = 128
+_MEETING = 1e-6  # seconds until threads that share a step know of each other's end
 MOST_ROWS = 56  # of a block: four register tiles, which use each panel of the weights that level 1 holds
 
 
@@ -34,8 +35,8 @@ def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Can
     found = [_row_by_row(group, target)]
     x, weight = anchor.inputs[:2]
     known = weight in graph.constants and x is not None and x.dtype == float32
-    if known and target.name == "cpu" and anchor.attributes["cell"] in ("rnn", "lstm", "gru"):
-        found.append(_in_blocks(group, target))
+    if known and target.name == "cpu" and anchor.attributes["cell"] != "lstm_8bit":
+        found += _in_blocks(group, target)
     return found
 
 
@@ -79,44 +80,121 @@ def _row_by_row(group: Group, target: Target) -> Candidate:
     return Candidate("recurrent", (Stage((call,)),), cost, (), {"cell": cell, "block": block})
 
 
-def _in_blocks(group: Group, target: Target) -> Candidate:
-    """A program for a block of rows: the state's product is one of matrices."""
+def _in_blocks(group: Group, target: Target) -> list[Candidate]:
+    """Programs for a block of rows: the state's product is one of matrices.  A program walks the sequence of its block,
+    or the programs of a step share its units."""
+    anchor, threads = group.anchor, machine_of(target).threads
+    assert anchor is not None
+    _, _, sizes = _common(anchor)
+    batch, panels = sizes["batch"], ceil_divide(sizes["hidden"], target.microtile(float32)[1])
+    found = [_walk(group, target, _block(batch, threads))]
+    if threads > 1:
+        for side_by_side in _sides(len(anchor.attributes["reverse"])):
+            block = _block(batch, ceil(threads / expected(product((panels, side_by_side)))))
+            found.append(_share(group, target, block, panels, side_by_side))
+    return found
+
+
+def _sides(directions: int) -> list[int]:
+    """How many directions may be walked side by side."""
+    return sorted({1, directions})
+
+
+def _block(batch: Size, blocks: int) -> int:
+    """Rows of a block, so that there are `blocks` if the batch has as many rows, or more."""
+    if not isinstance(batch, int):
+        return MOST_ROWS
+    return ceil(batch / max(ceil(batch / MOST_ROWS), min(batch, blocks)))
+
+
+def _call(kernel: Any, group: Group, target: Target, block: int, grid: tuple[Size, Size, Size],
+          **own: Any) -> tuple[KernelCall, Value]:  # fmt: skip
+    """The launch of a kernel that takes blocks of rows, with constants of its `own`, and the temporary in which its
+    programs keep the sums of a step."""
     anchor = group.anchor
     assert anchor is not None
     constants, operands, sizes = _common(anchor)
-    x, weight, cell = anchor.inputs[0], anchor.inputs[1], anchor.attributes["cell"]
-    assert x is not None and weight is not None
-    width, gates = target.microtile(x.dtype)[1], GATES[cell]
-    batch, threads = sizes["batch"], machine_of(target).threads
-    block = MOST_ROWS
-    if isinstance(batch, int):
-        block = ceil(batch / max(ceil(batch / MOST_ROWS), min(batch, threads)))
-    grid = (simplify(ceil_divide(batch, block)), sizes["directions"], 1)
-    constants |= {"CELL": cell, "WIDTH": width, "BLOCK_B": block}
+    weight, cell = anchor.inputs[1], anchor.attributes["cell"]
+    assert weight is not None
+    width, gates = target.microtile(weight.dtype)[1], GATES[cell]
+    constants |= {"CELL": cell, "WIDTH": width, "BLOCK_B": block, "LAST": 1 if cell == "gru_first" else 0, **own}
     operands["weight"] = PackedConstant(weight, gates_recipe(width, gates))
-    sums = Value(f"{anchor.output.name}.sums", x.dtype, (product(grid), block * gates * width))
-    operands["sums"] = sums
+    operands["sums"] = sums = Value(f"{anchor.output.name}.sums", float32, (product(grid[:2]), block * gates * width))
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
-    call = KernelCall(recurrent_rows, operands, types, constants, grid)
-    passes = simplify(lift(sizes["steps"]) * product(grid))
-    flops = simplify(lift(product(x.shape[:3])) * product(weight.shape[1:]) * 2)
+    return KernelCall(kernel, operands, types, constants, grid, planes=kernel is recurrent_planes), sums
+
+
+def _walk(group: Group, target: Target, block: int) -> Candidate:
+    """A program for each block of rows."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    steps, directions, batch, _ = anchor.inputs[0].shape
+    grid = (simplify(ceil_divide(batch, block)), directions, 1)
+    call, sums = _call(recurrent_rows, group, target, block, grid)
+    passes = simplify(lift(steps) * product(grid))
+    cost = _cost(group, target, _flops(anchor), passes, product(grid), _efficiency(batch, block), 1.0)
+    return Candidate("recurrent rows", (Stage((call,)),), cost, (sums,), _reasons(anchor, block))
+
+
+def _share(group: Group, target: Target, block: int, panels: Size, side_by_side: int) -> Candidate:
+    """A program for each panel of units and each step, of each block of rows; the directions are walked side by side,
+    or in turn, so that the weights of one have level 2 for themselves."""
+    anchor, machine = group.anchor, machine_of(target)
+    assert anchor is not None and anchor.inputs[0] is not None
+    steps, directions, batch, _ = anchor.inputs[0].shape
+    turns = len(anchor.attributes["reverse"]) // side_by_side
+    blocks, phases = simplify(ceil_divide(batch, block)), 2 if anchor.attributes["cell"] == "gru_first" else 1
+    planes = simplify((lift(steps) * phases + 1) * turns)
+    grid = (simplify(lift(panels) * blocks), side_by_side, planes)
+    call, sums = _call(recurrent_planes, group, target, block, grid, IN_TURN=turns > 1)
+    programs = product(grid[:2])
+    threads = max(1, min(machine.threads, expected(programs)))
+    passes = simplify(lift(steps) * product((blocks, directions)))
+    streaming = 1.0 if side_by_side == 1 else 0.7
+    cost = _cost(group, target, _flops(anchor), passes, programs, _efficiency(batch, block), streaming,
+                 threads // side_by_side)  # fmt: skip
+    between = expected(planes) * (_MEETING + ceil(expected(programs) / threads) * machine.program)
+    cost = Cost(cost.bytes, cost.flops, cost.seconds + between)
+    reasons = {**_reasons(anchor, block), "directions": side_by_side}
+    return Candidate("recurrent planes", (Stage((call,)),), cost, (sums,), reasons)
+
+
+def _flops(anchor: Node) -> Size:
+    x, weight = anchor.inputs[0], anchor.inputs[1]
+    assert x is not None and weight is not None
+    return simplify(lift(product(x.shape[:3])) * product(weight.shape[1:]) * 2)
+
+
+def _efficiency(batch: Size, block: int) -> float:
+    """Of a product with so few rows."""
     rows = min(expected(batch), block)
-    cost = _cost(group, target, flops, passes, product(grid), 0.6 * rows / (rows + 1.5), 1.0)
-    return Candidate("recurrent rows", (Stage((call,)),), cost, (sums,), {"cell": cell, "rows": block})
+    return 0.6 * rows / (rows + 1.5)
+
+
+def _reasons(anchor: Node, block: int) -> dict[str, Any]:
+    return {"cell": anchor.attributes["cell"], "rows": block}
 
 
 def _cost(
-    group: Group, target: Target, flops: Size, passes: Size, programs: Size, efficiency: float, streaming: float
+    group: Group,
+    target: Target,
+    flops: Size,
+    passes: Size,
+    programs: Size,
+    efficiency: float,
+    streaming: float,
+    sharers: int = 1,
 ) -> Cost:
     """Of a launch that reads the weights of a direction `passes` times, from beyond level 2 with a part `streaming` of
-    the bandwidth there is."""
+    the bandwidth there is; `sharers` threads keep a part of them each."""
     anchor, machine = group.anchor, machine_of(target)
     assert anchor is not None and anchor.inputs[1] is not None
     weight = anchor.inputs[1]
     size = product(weight.shape[1:])
     held = expected(size) * weight.dtype.itemsize
-    bandwidth = machine.cache_bandwidth if held <= machine.l2_bytes else streaming * machine.memory_bandwidth
+    near = held <= max(1, sharers) * machine.l2_bytes
+    bandwidth = machine.cache_bandwidth if near else streaming * machine.memory_bandwidth
     moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + lift(passes) * size * weight.dtype.itemsize)
     cost = estimate(machine, 0, flops, programs, weight.dtype, efficiency)
     used = balance(max(1, expected(programs)), machine.threads)
