@@ -160,8 +160,8 @@ _op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_ma
     transpose_b=False)
 _op("contraction", "conv", (2, 3), infer.conv, compute.conv,
     "x [N, C, *spatial] (NCHW) or [N, *spatial, C] (NHWC), w [O, C/groups, *kernel], optional bias [O] of x's type or "
-    "float32; padding ((low, high), ...)",
-    strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW")
+    "float32; padding ((low, high), ...); `exact`: of integers, whose sums have no other rounding than the type's",
+    strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW", exact=False)
 _op("attention", "attention", (3, 4), infer.attention, compute.attention,
     "softmax(scale q k^T + bias) v: q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G divides H; additive bias "
     "broadcasts to [B, H, S, T]; causal: key j is seen by query i when j <= i + T - S; "

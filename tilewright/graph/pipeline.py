@@ -11,6 +11,7 @@ from tilewright.graph.passes.channels_last import to_channels_last
 from tilewright.graph.passes.common_subexpressions import share_common_subexpressions
 from tilewright.graph.passes.dead_code import eliminate_dead_code
 from tilewright.graph.passes.decompose import decompose
+from tilewright.graph.passes.exact_products import exact_products
 from tilewright.graph.passes.fold_constants import fold_constants, fold_tables
 from tilewright.graph.passes.fold_scales import fold_scales
 from tilewright.graph.passes.fourier import join_parts
@@ -35,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     share_common_subexpressions,  # patterns compare values by identity: equal ones must be the same
     canonicalize,  # folding and sharing uncover identities
     fold_constants,  # numbers that stood in large constants
+    exact_products,  # now that weights without their zero points are constants; scales are not in them yet
     canonicalize,
     join_parts,  # of Fourier transforms, before anything else looks at what is computed of them
     recognise_activations,  # softmax first of all: attention is found around it

@@ -29,11 +29,11 @@ EFFICIENCY = 0.75
 
 
 def is_winograd(anchor: Node, x: Value, w: Value, graph: Graph) -> bool:
-    """Whether a convolution has the form: 3x3 taps that are known, strides of 1, float32."""
+    """Whether a convolution has the form: 3x3 taps that are known, strides of 1, float32 that may be rounded."""
     attributes = anchor.attributes
     square = w.rank == 4 and tuple(w.shape[2:]) == (3, 3) and all(step == 1 for step in attributes["strides"])
     few = not isinstance(w.shape[1], int) or w.shape[1] < FEWEST_CHANNELS
-    return square and not few and x.dtype == float32 and w in graph.constants
+    return square and not few and x.dtype == float32 and w in graph.constants and not attributes["exact"]
 
 
 def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:

@@ -86,7 +86,8 @@ def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
     image = rewriter.op("reshape", [joined], shape=images)
     features, depth_of, _, *kernel = weight.shape
     flat = rewriter.op("reshape", [weight], shape=(features, simplify(lift(depth_of) * taps), *kernel))
-    options = {"strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation)}
+    options = {"strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation),
+               "exact": node.attributes["exact"]}  # fmt: skip
     inputs = [image, flat] if bias is None else [image, flat, bias]
     result = rewriter.op("conv", inputs, groups=node.attributes["groups"], layout="NCHW", **options)
     shape = (batch, depth, *result.shape[1:])

@@ -18,7 +18,7 @@ from tilewright.symbolic import Expression, product
 
 _DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
 _SHARE = 32  # of a model's constants that one folded tensor may add at the end
-_GROWTH = 4  # times their size that weights may take with zeros between them
+_GROWTH = 4  # times their size that weights may take with zeros between them, or as floats in place of 8 bits
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
@@ -28,8 +28,10 @@ def fold_constants(graph: Graph) -> Graph:
     Arithmetic is done in float64 and rounded once to the value's element type.
     """
 
+    weights = _operands(graph)
+
     def fold(node: Node, rewriter: Rewriter) -> Value | None:
-        return _fold(node, rewriter, SIZE_LIMIT)
+        return _fold(node, rewriter, SIZE_LIMIT, _GROWTH if node.output in weights else 1)
 
     return apply_rules(graph, {node.op: [fold] for node in graph.nodes})
 
@@ -58,6 +60,16 @@ def _stored(graph: Graph) -> set[Value]:
     return stored
 
 
+def _operands(graph: Graph) -> set[Value]:
+    """The values that contractions and recurrent layers read, through elementwise ops and views."""
+    found: set[Value] = set()
+    for node in reversed(graph.nodes):
+        passes = kind_of(node.op) in ("elementwise", "movement", "view") and node.output in found
+        if passes or kind_of(node.op) in ("contraction", "recurrent"):
+            found.update(item for item in node.inputs if item is not None)
+    return found
+
+
 def _weights(graph: Graph) -> set[Value]:
     """Constants that are padded on the way to a contraction: the taps of transposed convolutions, by phases."""
     read: set[Value] = set()
@@ -70,13 +82,15 @@ def _weights(graph: Graph) -> set[Value]:
     return found
 
 
-def _fold(node: Node, rewriter: Rewriter, limit: int) -> Value | None:
-    whole = node.op != "broadcast_to" and (limit > SIZE_LIMIT or kind_of(node.op) in ("movement", "reduction"))
+def _fold(node: Node, rewriter: Rewriter, limit: int, growth: int = 1) -> Value | None:
+    whole = node.op != "broadcast_to" and (
+        growth > 1 or limit > SIZE_LIMIT or kind_of(node.op) in ("movement", "reduction")
+    )
     arrays = [_known(item, rewriter, limit) if whole else rewriter.constant(item) for item in node.inputs]
     if any(array is None and item is not None for array, item in zip(arrays, node.inputs, strict=True)):
         return None
     size = _bytes(node)
-    if size is None or size > max(limit, sum(array.nbytes for array in arrays if array is not None)):
+    if size is None or size > max(limit, growth * sum(array.nbytes for array in arrays if array is not None)):
         return None
     if node.op == "broadcast_to" and size > sum(array.nbytes for array in arrays if array is not None):
         return None  # the reader broadcasts; repeated elements say nothing new

@@ -150,13 +150,14 @@ def _padding_to_size(
     return padding
 
 
-def convolve(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
-    """A convolution by the attributes of Conv and its kin."""
+def convolve(call: Call, x: Value, weight: Value, bias: Value | None, exact: bool = False) -> Value:
+    """A convolution by the attributes of Conv and its kin; an `exact` one is of integers."""
     kernel = _kernel(call, x, weight)
     x = padded_as_same(call, x, kernel, 0)
     strides, padding, dilation = window(call, x, kernel)
     groups = call.positive("group", 1)
-    return call.op("conv", x, weight, bias, strides=strides, padding=padding, dilation=dilation, groups=groups)
+    windows = {"strides": strides, "padding": padding, "dilation": dilation}
+    return call.op("conv", x, weight, bias, **windows, groups=groups, exact=exact)
 
 
 @rule("Conv")

@@ -155,14 +155,12 @@ def quantized_matmul(call: Call) -> Value:
     return quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)
 
 
-def _convolve_integers(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+def _convolve_integers(call: Call, x: Value, weight: Value) -> Value:
     """A convolution of int32 values that stem from 8 bits, exact: as floats that hold every sum; int32."""
     depth = math.prod(size for size in weight.shape[1:] if isinstance(size, int))
-    exact = depth <= LARGEST_EXACT_DEPTH and bias is None and all(isinstance(size, int) for size in weight.shape[1:])
-    dtype = float32 if exact else float64
-    parts = [None if item is None else call.cast(item, dtype) for item in (x, weight, bias)]
-    assert parts[0] is not None and parts[1] is not None
-    return call.cast(convolve(call, parts[0], parts[1], parts[2]), int32)
+    exact = depth <= LARGEST_EXACT_DEPTH and all(isinstance(size, int) for size in weight.shape[1:])
+    dtype = float32 if exact else float64  # the pass `exact_products` takes float32 where the weights are small
+    return call.cast(convolve(call, call.cast(x, dtype), call.cast(weight, dtype), None, exact=True), int32)
 
 
 def _for_channels(weight_rank: int) -> list[int]:
@@ -172,7 +170,7 @@ def _for_channels(weight_rank: int) -> list[int]:
 @rule("ConvInteger")
 def convolution_integer(call: Call) -> Value:
     weight = centred(call, 1, 3, _for_channels(len(call.tensor(1).shape)))
-    return _convolve_integers(call, centred(call, 0, 2), weight, None)
+    return _convolve_integers(call, centred(call, 0, 2), weight)
 
 
 @rule("QLinearConv")
@@ -180,7 +178,9 @@ def quantized_convolution(call: Call) -> Value:
     """Inputs: x, its scale and zero point, w, its scale and zero point, the result's two, an int32 bias."""
     rank = len(call.tensor(3).shape)
     weight = centred(call, 3, 5, _for_channels(rank))
-    found = _convolve_integers(call, centred(call, 0, 2), weight, call.optional(8))
+    found = _convolve_integers(call, centred(call, 0, 2), weight)
+    if call.has(8):
+        found = call.op("add", found, call.reshape(call[8], (-1, *[1] * (rank - 2))))
     scale = call.op("multiply", call.reshape(call[1], ()), call[4])
     if scale.rank == 1:
         scale = call.reshape(scale, () if scale.shape == (1,) else (1, -1, *[1] * (rank - 2)))

@@ -208,6 +208,8 @@ def _convolution(group: Group, graph: Graph) -> KernelCall:
     if group.nodes != [anchor] or x.rank != 4 or w not in graph.constants or len(anchor.inputs) > 2:
         raise NotImplementedError("the library's convolution has no neighbours")
     attributes = anchor.attributes
+    if attributes["exact"]:
+        raise NotImplementedError("the library chooses how it adds")
     padding = [low for low, _ in attributes["padding"]]
     if any(low != high for low, high in attributes["padding"]):
         raise NotImplementedError("the library pads both sides alike")
