@@ -12,6 +12,7 @@ import argparse
 import fnmatch
 import json
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("NUMBER", "OF"), help="every n-th entry")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # trials are forked and run on the CPU; CUDA cannot be used after a fork
     chosen = {
         name: entry
         for name, entry in entries().items()
