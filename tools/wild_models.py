@@ -21,6 +21,7 @@ import platform
 import re
 import resource
 import signal
+import string
 import subprocess
 import sys
 import tarfile
@@ -146,6 +147,8 @@ def tensor(
         if len(shape) == 2 and shape[-1] > 256:
             return sound(shape, generator).astype(dtype)
         return generator.standard_normal(shape).astype(dtype) * dtype(0.5)
+    if kind == "string":
+        return generator.choice(list(string.ascii_lowercase), shape).astype(object)
     dtype = np.dtype({"bool": "bool"}.get(kind, kind))
     if name in ("sr", "sample_rate"):
         return np.full(shape, 16000, dtype)

@@ -40,6 +40,7 @@ def test_scaling_and_encodings() -> None:
     own("OneHotEncoder", np.array([[1, 5], [2, 9]], np.int64), cats_int64s=[2, 5, 1])
     own("LabelEncoder", np.array([1, 5, 2], np.int64), keys_int64s=[2, 5], values_floats=[0.5, 1.5], default_float=-2.0)
     own("LabelEncoder", np.array([1, 5, 2], np.float32), keys_floats=[1.0, 5.0], values_int64s=[3, 4], default_int64=9)
+    own("LabelEncoder", np.array([2, 1, 3], np.int64), keys_int64s=[2, 3, 2], values_int64s=[5, 6, 7])  # the first 2
 
 
 def test_linear_models_and_kernels() -> None:

@@ -155,6 +155,7 @@ LABELS = {
     "texts to integers": ("string", "int64", 'keys_strings = ["a", "", "日本"], values_int64s = [1, 2, 3]'),
     "numbers to texts": ("int64", "string", 'keys_int64s = [3, 1], values_strings = ["three", "one"], '
                          'default_string = "many"'),
+    "texts to the first number": ("string", "int64", 'keys_strings = ["a", "bc", "a"], values_int64s = [1, 2, 3]'),
 }  # fmt: skip
 
 
@@ -165,12 +166,25 @@ def test_labels(name: str, rng: np.random.Generator) -> None:
     check(model, {"x": words(rng, 12) if takes == "string" else rng.integers(0, 4, 12)})
 
 
+def test_labels_of_version_1(rng: np.random.Generator) -> None:
+    """A list of texts, which become their last places, and places, which become their texts."""
+    for takes, gives, x in (("string", "int64", words(rng, 12)), ("int64", "string", np.array([0, 3, -1, 2, 1, 9]))):
+        for other in ("", ', default_int64 = -3, default_string = "?"'):
+            listed = f'classes_strings = ["a", "bc", "a"]{other}'
+            model = parsed(f"m ({takes}[n] x) => ({gives}[n] y) {{ y = ai.onnx.ml.LabelEncoder <{listed}> (x) }}")
+            next(entry for entry in model.opset_import if entry.domain == "ai.onnx.ml").version = 1
+            check(model, {"x": x})
+
+
 def test_categories_and_their_numbers(rng: np.random.Generator) -> None:
     pairs = 'cats_strings = ["a", "bc", "日本"], cats_int64s = [4, 2, 9], default_string = "?", default_int64 = -3'
     check(parsed(f"m (string[n] x) => (int64[n] y) {{ y = ai.onnx.ml.CategoryMapper <{pairs}> (x) }}"),
           {"x": words(rng, 12)})  # fmt: skip
     check(parsed(f"m (int64[n] x) => (string[n] y) {{ y = ai.onnx.ml.CategoryMapper <{pairs}> (x) }}"),
           {"x": rng.integers(1, 10, 12)})  # fmt: skip
+    pairs = 'cats_strings = ["a", "b", "c"], cats_int64s = [2, 3, 2]'  # the last of equal numbers
+    check(parsed(f"m (int64[n] x) => (string[n] y) {{ y = ai.onnx.ml.CategoryMapper <{pairs}> (x) }}"),
+          {"x": rng.integers(1, 5, 12)})  # fmt: skip
     check(
         parsed("""m (string[n] x) => (float[n, 2] y) {
         y = ai.onnx.ml.OneHotEncoder <cats_strings = ["a", "bc"], zeros = 1> (x) }"""),

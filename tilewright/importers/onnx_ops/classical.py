@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +122,9 @@ def one_hot_encoder(call: Call) -> Value:
 @rule("LabelEncoder")
 def label_encoder(call: Call) -> Value:
     """Labels by a table of numbers or texts; others become a default."""
+    classes = call.attribute("classes_strings")
+    if classes is not None:  # version 1: a text and its place in the list, either way
+        return _by_list(call, classes, range(len(classes)))
     keys, values = (_table(call, name) for name in ("keys", "values"))
     default = call.attribute("default_tensor")
     if default is None:
@@ -129,22 +134,24 @@ def label_encoder(call: Call) -> Value:
         call.attribute(name)
     if len(keys) != len(values) or not len(keys):
         raise Invalid(f"there are {len(keys)} keys and {len(values)} values")
-    x = call[0]
+    first: dict[Any, int] = {}
+    for place, key in enumerate(keys.tolist()):
+        first.setdefault(key, place)
+    order = np.array([*first.values()])
+    keys, values, x = keys[order], values[order], call[0]
     if (x.dtype == string) != (keys.dtype == object):
         raise Invalid(f"the keys are {'texts' if keys.dtype == object else 'numbers'}, and the labels are {x.dtype}")
     if x.dtype == string:
         place = call.op("text_position", x, keys=tuple(keys.tolist()))
         rows = call.constant(np.concatenate([values, default.reshape(-1)[:1].astype(values.dtype)]), "values")
         return call.op("gather", rows, place, axis=0)  # the last of which -1 stands for
-    last = {key: place for place, key in enumerate(keys.tolist())}
-    order = np.array(sorted(last.values()))
     column = call.unsqueeze(x, x.rank)
-    table = call.constant(keys[order].astype(x.dtype.numpy), "keys")
+    table = call.constant(keys.astype(x.dtype.numpy), "keys")
     match = call.op("equal", column, table)
-    if x.dtype.is_float and np.isnan(keys[order].astype(np.float64)).any():
+    if x.dtype.is_float and np.isnan(keys.astype(np.float64)).any():
         match = call.op("logical_or", match, call.op("logical_and", call.op("isnan", column), call.op("isnan", table)))
     place = call.op("argmax", call.cast(match, int64), axis=x.rank)
-    found = call.op("gather", call.constant(values[order], "values"), place, axis=0)
+    found = call.op("gather", call.constant(values, "values"), place, axis=0)
     known = call.op("greater", call.op("reduce_max", call.cast(match, int64), axes=(x.rank,)), 0)
     return call.op(
         "where", known, found, call.constant(default.reshape(-1)[:1].reshape(()).astype(values.dtype), "default")
@@ -157,17 +164,24 @@ def category_mapper(call: Call) -> Value:
     texts, numbers = call.attribute("cats_strings") or [], call.attribute("cats_int64s") or []
     if len(texts) != len(numbers) or not texts:
         raise Invalid(f"there are {len(texts)} texts and {len(numbers)} numbers; there must be as many")
-    names = np.array([*texts, call.attribute("default_string", "_Unused")], object)
-    codes = np.array([*numbers, call.attribute("default_int64", -1)], np.int64)
+    return _by_list(call, texts, numbers)
+
+
+def _by_list(call: Call, texts: Sequence[str], numbers: Sequence[int]) -> Value:
+    """Texts to their numbers or numbers to their texts, the last of equal ones; others become a default."""
+    other, code = call.attribute("default_string", "_Unused"), call.attribute("default_int64", -1)
     if call[0].dtype == string:
         place = call.op("text_position", call[0], keys=tuple(texts))
-        return call.op("gather", call.constant(codes, "numbers"), place, axis=0)
-    match = call.op("equal", call.unsqueeze(call[0], call[0].rank), call.constant(codes[:-1], "numbers"))
+        return call.op("gather", call.constant(np.array([*numbers, code], np.int64), "numbers"), place, axis=0)
+    known = dict(zip(numbers, texts, strict=True))
+    match = call.op(
+        "equal", call.unsqueeze(call[0], call[0].rank), call.constant(np.array([*known], np.int64), "numbers")
+    )
     hits = call.cast(match, int64)
     place = call.op("argmax", hits, axis=call[0].rank)
-    known = call.op("greater", call.op("reduce_max", hits, axes=(call[0].rank,)), 0)
-    place = call.op("where", known, place, len(texts))
-    return call.op("gather", call.constant(names, "texts"), place, axis=0)
+    found = call.op("greater", call.op("reduce_max", hits, axes=(call[0].rank,)), 0)
+    place = call.op("where", found, place, len(known))
+    return call.op("gather", call.constant(np.array([*known.values(), other], object), "texts"), place, axis=0)
 
 
 def _table(call: Call, name: str) -> np.ndarray:
