@@ -162,6 +162,19 @@ CASES: dict[str, tuple[str, list[Call]]] = {
         "m (float[n, 4] x, bool[n] c) => (float[k, 4] y) { t = Compress <axis = 0> (x, c) y = Exp(t) }",
         [{"x": (3, 4), "c": np.array(c)} for c in ((True, False, True), (False, False, False))],
     ),
+    "scatter at places of a mask": (  # as many as there are, though a slice says so in its own way
+        """m (float[n] x, float[n] u) => (float[n] y) {
+            p = NonZero(x) t = Transpose(p) o = Constant <value_ints = [0]> () e = Constant <value_ints = [1000000]> ()
+            i = Slice(t, o, e) v = GatherND(u, t) y = ScatterND(x, i, v) }""",
+        [{"x": np.array([1, 0, 2, 3], np.float32), "u": (4,)}, {"x": np.zeros(2, np.float32), "u": (2,)}],
+    ),
+    "scatter of elements at places of a mask": (
+        """m (float[n] x, float[n] u) => (float[n] y) {
+            p = NonZero(x) o = Constant <value_ints = [0]> () e = Constant <value_ints = [1000000]> ()
+            l = Constant <value_ints = [-1]> () q = Reshape(p, l)
+            i = Slice(q, o, e) v = Gather(u, q) y = ScatterElements(x, i, v) }""",
+        [{"x": np.array([1, 0, 2, 3], np.float32), "u": (4,)}],
+    ),
     "unique": (
         "m (int64[n] x) => (int64[k] y, int64[k] f, int64[n] i, int64[k] c) { y, f, i, c = Unique(x) }",
         [{"x": ints(3, 1, 3, 7, 1)}, {"x": ints(5)}],

@@ -96,12 +96,17 @@ def array_feature_extractor(call: Call) -> Value:
 
 @rule("FeatureVectorizer")
 def feature_vectorizer(call: Call) -> Value:
-    """Columns of several inputs side by side, each cut to its own width."""
-    parts = [_rows(call, call[index]) for index in range(len(call.inputs))]
+    """Numbers of several inputs side by side, a row for each sample; each is cut or filled with 0 to its own width."""
+    parts = [call.flatten(x, 1, x.rank) if x.rank > 2 else x for x in map(call.__getitem__, range(len(call.inputs)))]
+    parts = [call.cast(_rows(call, part), float32) for part in parts]
     widths = call.attribute("inputdimensions") or [part.shape[1] for part in parts]
     if len(widths) != len(parts):
         raise Invalid(f"the attribute 'inputdimensions' has {len(widths)} entries for {len(parts)} inputs")
-    cut = [call.cast(call.slice(part, 1, 0, width), float32) for part, width in zip(parts, widths, strict=True)]
+    cut = []
+    for part, width in zip(parts, widths, strict=True):
+        missing = width - part.shape[1] if isinstance(part.shape[1], int) else 0
+        part = call.op("pad", part, pads=[(0, 0), (0, missing)], value=0) if missing > 0 else part
+        cut.append(call.slice(part, 1, 0, width))
     return cut[0] if len(cut) == 1 else call.op("concat", *cut, axis=1)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -117,6 +118,7 @@ def gather_nd(call: Call) -> Value:
 def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
     """Leading dimensions shared by data and indices: their position becomes part of the flat index."""
     depth, lead = _depth(call, indices, x.rank - batch), x.shape[:batch]
+    indices = must_be(call, indices, (*lead, *indices.shape[batch:]))
     if indices.shape[:batch] != lead:
         raise Invalid(f"{x!r} and {indices!r} differ in their first {batch} dimensions")
     inner = x.shape[batch : batch + depth]
@@ -143,9 +145,10 @@ def _reduction(call: Call) -> str:
 
 @rule("ScatterND")
 def scatter_nd(call: Call) -> Value:
-    x, indices, updates = call[0], call[1], call[2]
+    x, indices = call[0], call[1]
     depth = _depth(call, indices, x.rank)
     wanted = (*indices.shape[:-1], *x.shape[depth:])
+    updates = must_be(call, call[2], wanted)
     if updates.shape != wanted:
         raise Invalid(f"the updates {updates!r} must have the shape {shape_text(wanted)}")
     flat = _flat_indices(call, x, indices, depth)
@@ -159,9 +162,10 @@ def scatter(call: Call) -> Value:
     x = call[0]
     axis = call.axis(x.rank, 0)
     _check_elements(call, x, axis)
-    if call[2].shape != call[1].shape:
-        raise Invalid(f"the updates {call[2]!r} and the indices {call[1]!r} must have one shape")
-    return scatter_elements(call, x, from_front(call, 1, x.shape[axis]), call[2], axis, _reduction(call))
+    updates = must_be(call, call[2], call[1].shape)
+    if updates.shape != call[1].shape:
+        raise Invalid(f"the updates {updates!r} and the indices {call[1]!r} must have one shape")
+    return scatter_elements(call, x, from_front(call, 1, x.shape[axis]), updates, axis, _reduction(call))
 
 
 @rule("TensorScatter")
@@ -170,6 +174,7 @@ def tensor_scatter(call: Call) -> Value:
     past, update = call[0], call[1]
     call.require_rank(update, past.rank, past.rank)
     axis = call.axis(past.rank, -2)
+    update = must_be(call, update, (*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]))
     if axis == 0 or any(
         a != b for place, (a, b) in enumerate(zip(past.shape, update.shape, strict=True)) if place != axis
     ):
