@@ -155,7 +155,9 @@ def tensor(
     if "len" in name:  # of the longest input beside it
         longest = max((other[-1] for other in shapes.values() if len(other) > 1), default=8)
         return np.full(shape, longest, dtype)
-    return generator.integers(0, 2 if kind == "bool" else most, shape).astype(dtype)
+    if kind == "bool" or "mask" in name or "type_ids" in name:
+        most = 2
+    return generator.integers(0, most, shape).astype(dtype)
 
 
 def sound(shape: list[int], generator: np.random.Generator) -> np.ndarray:
@@ -189,6 +191,18 @@ def started(model: str | bytes, level: str, threads: int) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def tensors(outputs: list[Any]) -> list[np.ndarray]:
+    """Outputs as tensors: the items of sequences one by one, of maps the keys and the values."""
+    found: list[np.ndarray] = []
+    for output in outputs:
+        for item in output if isinstance(output, list) else [output]:
+            if isinstance(item, dict):
+                found += [np.array([*item]), np.array([*item.values()], np.float32)]
+            else:
+                found.append(np.asarray(item))
+    return found
+
+
 def timed(session: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     """What a session computes; after `PATIENCE` seconds it gives up, as for sizes that the model does not take."""
     import onnxruntime
@@ -197,8 +211,7 @@ def timed(session: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     stop = threading.Timer(PATIENCE, setattr, (options, "terminate", True))
     stop.start()
     try:
-        found: list[np.ndarray] = session.run(None, feeds, options)
-        return found
+        return tensors(session.run(None, feeds, options))
     finally:
         stop.cancel()
 
@@ -231,7 +244,7 @@ class Reference:
             wide = {
                 name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in feeds.items()
             }
-            return session.run(None, wide)
+            return tensors(session.run(None, wide))
         except Exception:  # any class of ONNX Runtime
             return None
 
@@ -414,7 +427,7 @@ def examine(path: Path) -> dict[str, Any]:
     for feeds, answers in reference.cases():
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         try:
-            found = session.run(None, feeds)
+            found = tensors(session.run(None, feeds))
         except TilewrightError as error:
             return {**row, "outcome": "call refused", "reason": f"{type(error).__name__}: {error} ({shapes})"}
         what, ratio = difference(found, answers, depth, partial(reference.exact, feeds))

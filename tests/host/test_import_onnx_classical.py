@@ -37,6 +37,7 @@ def test_scaling_and_encodings() -> None:
     own("Imputer", X.astype(np.int64), imputed_value_int64s=[5], replaced_value_int64=0)
     own("ArrayFeatureExtractor", X, np.array([2, 0], np.int64))
     own("FeatureVectorizer", X, X[:, :2], inputdimensions=[3, 2])
+    own("FeatureVectorizer", X.reshape(2, 2, 3), X[:2], inputdimensions=[5, 4])  # cut, and filled with 0
     own("OneHotEncoder", np.array([[1, 5], [2, 9]], np.int64), cats_int64s=[2, 5, 1])
     own("LabelEncoder", np.array([1, 5, 2], np.int64), keys_int64s=[2, 5], values_floats=[0.5, 1.5], default_float=-2.0)
     own("LabelEncoder", np.array([1, 5, 2], np.float32), keys_floats=[1.0, 5.0], values_int64s=[3, 4], default_int64=9)
@@ -49,6 +50,12 @@ def test_linear_models_and_kernels() -> None:
     for transform in ("NONE", "SOFTMAX", "LOGISTIC"):
         options = {"coefficients": numbers, "intercepts": [0.1, 0.2, 0.3], "post_transform": transform}
         own("LinearClassifier", X, outputs=2, classlabels_ints=[4, 5, 6], **options)
+    for transform in ("NONE", "SOFTMAX", "LOGISTIC"):  # one score for two classes, or one target
+        options = {"coefficients": numbers[:3], "intercepts": [0.1], "post_transform": transform}
+        own("LinearClassifier", X, outputs=2, classlabels_ints=[4, 5], **options)
+        own("LinearRegressor", X, targets=1, **options)
+    options = {"coefficients": numbers[:8], "intercepts": [0.1, 0.2], "classlabels_ints": [4, 5]}
+    own("LinearClassifier", X, outputs=2, **options)  # the last two are not read
     for kind in ("LINEAR", "POLY", "RBF", "SIGMOID"):
         vectors = [1.0, 2.0, 3.0, -1.0, 0.5, 0.0]
         options = {"kernel_type": kind, "kernel_params": [0.3, 0.5, 2.0], "support_vectors": vectors, "n_supports": 2}
@@ -110,7 +117,16 @@ def test_trees_with_more_results_than_memory() -> None:
         import_model(model)
 
 
-@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+def test_trees_that_score_one_of_two_classes_refuse_more_base_values() -> None:
+    nodes = trees("class", [0] * 5, [1.0, 2.0, -3.0, 0.5, -4.0])
+    options = {"classlabels_int64s": [7, 8], "base_values": [0.1, 0.2]}
+    named, results = [("x", X, False)], ["y0", "y1"]
+    model, _ = model_of("TreeEnsembleClassifier", named, results, domain="ai.onnx.ml", **options, **nodes)
+    with pytest.raises(UnsupportedOperationError, match="2 base values where leaves score class 0 alone"):
+        import_model(model)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])
 def test_trees_for_classes(transform: str, rng: np.random.Generator) -> None:
     x = rng.standard_normal((20, 3), dtype=np.float32)
     options = {"outputs": 2, "post_transform": transform}
@@ -118,8 +134,9 @@ def test_trees_for_classes(transform: str, rng: np.random.Generator) -> None:
     own("TreeEnsembleClassifier", x, classlabels_int64s=[3, 1, 2], **options, **several)
     signed = trees("class", [0] * 5, [1.0, 2.0, -3.0, 0.5, -4.0])
     own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **signed)
-    shares = trees("class", [0] * 5, [0.1, 0.5, 0.3, 0.2, 0.4])
-    own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **shares)
+    for place in (0, 1):
+        shares = trees("class", [place] * 5, [0.1, 0.5, 0.3, 0.2, 0.4])
+        own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **shares)
 
 
 @pytest.mark.parametrize("function", range(4))

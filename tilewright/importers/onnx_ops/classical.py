@@ -31,13 +31,23 @@ def _rows(call: Call, x: Value) -> Value:
 
 
 def _transformed(call: Call, scores: Value, name: str | None = None) -> Value:
-    """Scores [N, E] after the transform of a name, or of the attribute `post_transform`."""
+    """Scores [N, E] after the transform of a name, or of the attribute `post_transform`; a single score stays as it
+    is, as in ONNX Runtime."""
     name = name or call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if name in ("SOFTMAX_ZERO", "PROBIT"):
         raise Unsupported(f"the post_transform {name!r}", "use NONE, SOFTMAX or LOGISTIC")
-    if name == "LOGISTIC":
-        return call.op("sigmoid", scores)
-    return call.op("softmax", scores, axis=1) if name == "SOFTMAX" else scores
+    if name == "NONE" or scores.shape[1] == 1:
+        return scores
+    return call.op("sigmoid", scores) if name == "LOGISTIC" else call.op("softmax", scores, axis=1)
+
+
+def _of_two(call: Call, score: Value, shares: bool) -> Value:
+    """Scores [N, 2] of two classes from that of the second [N, 1]: of shares, which a softmax leaves as they are, the
+    first has the rest."""
+    transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC")
+    other = call.op("subtract", 1.0, score) if shares and transform != "LOGISTIC" else call.op("negate", score)
+    both = call.op("concat", other, score, axis=1)
+    return call.op("sigmoid", both) if transform == "LOGISTIC" else both
 
 
 @rule("Binarizer")
@@ -209,12 +219,13 @@ def _classes(call: Call, name: str) -> np.ndarray:
 
 
 def _linear(call: Call, outputs: int) -> Value:
+    """Scores [N, outputs]; coefficients beyond the last row are not read, as in ONNX Runtime, which has such a file."""
     x = _rows(call, call[0])
     numbers = np.array(call.attribute("coefficients"), np.float32)
     width = x.shape[1]
-    if not isinstance(width, int) or numbers.size != outputs * width:
+    if not isinstance(width, int) or numbers.size < outputs * width:
         raise Invalid(f"there are {numbers.size} coefficients for {outputs} results of {x!r}")
-    matrix = call.constant(numbers.reshape(outputs, width).astype(x.dtype.numpy), "coefficients")
+    matrix = call.constant(numbers[: outputs * width].reshape(outputs, width).astype(x.dtype.numpy), "coefficients")
     scores = call.op("matmul", x, matrix, transpose_b=True)
     given = call.attribute("intercepts")
     if not given:
@@ -233,17 +244,17 @@ def linear_classifier(call: Call) -> tuple[Value, Value]:
     intercepts, labels = call.attribute("intercepts") or [], _classes(call, "classlabels_ints")
     width = call[0].shape[-1]
     size = len(call.attribute("coefficients"))
-    outputs = size // width if isinstance(width, int) and width else len(intercepts)
+    outputs = len(intercepts) or (size // width if isinstance(width, int) and width else 0)
     if outputs < 1 or len(labels) != max(outputs, 2):
         raise Unsupported(f"{len(labels)} classes for {outputs} rows of coefficients", "give one row for each class")
     scores = _linear(call, outputs)
-    if outputs == 1:
-        scores = call.op("concat", call.op("negate", scores), scores, axis=1)
-    best = call.op("argmax", scores, axis=1)
-    if outputs == 1 and call.attribute("post_transform", "NONE") == "SOFTMAX":
-        raise Unsupported("a softmax of one score", "use LOGISTIC")
-    label = call.op("gather", call.constant(labels, "classes"), best, axis=0)
-    return label, call.cast(_transformed(call, scores), float32)
+    names = call.constant(labels, "classes")
+    if outputs > 1:
+        label = call.op("gather", names, call.op("argmax", scores, axis=1), axis=0)
+        return label, call.cast(_transformed(call, scores), float32)
+    chosen = call.cast(call.op("greater", scores, 0.0), int64)
+    label = call.reshape(call.op("gather", names, chosen, axis=0), scores.shape[:1])
+    return label, call.cast(_of_two(call, scores, shares=True), float32)
 
 
 @rule("SVMRegressor")
@@ -532,18 +543,18 @@ def tree_classifier(call: Call) -> tuple[Value, Value]:
             total = call.op("add", total, call.constant(base.astype(x.dtype.numpy), "base"))
         label = call.op("gather", classes, call.op("argmax", total, axis=1), axis=0)
         return label, call.cast(_transformed(call, total), float32)
+    if base.size > 1 or (ids == [1] and base.size):
+        raise Unsupported(f"{base.size} base values where leaves score class {ids[0]} alone", "score both classes")
     score = call.slice(total, 1, ids[0], ids[0] + 1)
     if base.size:
         score = call.op("add", score, float(base[-1]))
     positive = bool((_numbers(call, "class_weights") >= 0).all())  # then scores are shares, of which a half decides
-    transform = call.attribute("post_transform", "NONE")
-    if transform not in ("NONE", "LOGISTIC"):
-        raise Unsupported(f"the post_transform {transform!r} of one score for two classes", "use LOGISTIC")
     chosen = call.op("greater", score, 0.5 if positive else 0.0)
     label = call.op("gather", classes, call.cast(chosen, int64), axis=0)
-    other = call.op("subtract", 1.0, score) if positive and transform == "NONE" else call.op("negate", score)
-    both = call.op("concat", other, score, axis=1)
-    return call.reshape(label, (x.shape[0],)), call.cast(_transformed(call, both), float32)
+    label = call.reshape(label, (x.shape[0],))
+    if ids == [1]:  # then the first class has a score of 0
+        return label, call.cast(_transformed(call, total), float32)
+    return label, call.cast(_of_two(call, score, positive), float32)
 
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
