@@ -150,8 +150,8 @@ def label_encoder(call: Call) -> Value:
     if len(keys) != len(values) or not len(keys):
         raise Invalid(f"there are {len(keys)} keys and {len(values)} values")
     first: dict[Any, int] = {}
-    for place, key in enumerate(keys.tolist()):
-        first.setdefault(key, place)
+    for index, key in enumerate(keys.tolist()):
+        first.setdefault(key, index)
     order = np.array([*first.values()])
     keys, values, x = keys[order], values[order], call[0]
     if (x.dtype == string) != (keys.dtype == object):
