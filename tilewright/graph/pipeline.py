@@ -13,6 +13,7 @@ from tilewright.graph.passes.dead_code import eliminate_dead_code
 from tilewright.graph.passes.decompose import decompose
 from tilewright.graph.passes.exact_products import exact_products
 from tilewright.graph.passes.fold_constants import fold_constants, fold_tables
+from tilewright.graph.passes.fold_pixels import fold_pixels
 from tilewright.graph.passes.fold_scales import fold_scales
 from tilewright.graph.passes.fourier import join_parts
 from tilewright.graph.passes.merge_matmuls import merge_matmuls
@@ -46,6 +47,7 @@ PASSES: tuple[Pass, ...] = (
     canonicalize,  # what the recognisers left around their ops (reshapes, masks)
     recognise_attention,  # keys and values that stand out as repeated only now
     fold_scales,  # batch norm into convolutions, now that it is a constant scale and shift
+    fold_pixels,  # with the scales inside, before channels are last
     to_channels_last,  # after scales are folded, so that few ops stand between convolutions
     canonicalize,  # the permutes that channels_last made cancel
     fold_constants,  # and those of constants are applied

@@ -19,6 +19,7 @@ from tilewright.symbolic import Expression, product
 _DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
 _SHARE = 32  # of a model's constants that one folded tensor may add at the end
 _GROWTH = 4  # times their size that weights may take with zeros between them, or as floats in place of 8 bits
+_COMPUTED = 4 << 20  # bytes of weights that are computed of anything, such as filters of a few numbers
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
@@ -31,7 +32,9 @@ def fold_constants(graph: Graph) -> Graph:
     weights = _operands(graph)
 
     def fold(node: Node, rewriter: Rewriter) -> Value | None:
-        return _fold(node, rewriter, SIZE_LIMIT, _GROWTH if node.output in weights else 1)
+        if node.output in weights:
+            return _fold(node, rewriter, _COMPUTED, _GROWTH)
+        return _fold(node, rewriter, SIZE_LIMIT)
 
     return apply_rules(graph, {node.op: [fold] for node in graph.nodes})
 
