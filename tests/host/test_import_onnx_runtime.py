@@ -89,6 +89,19 @@ def test_resize_of_dynamic_sizes(mode: str, coordinates: str, rng: np.random.Gen
         check(*model_of("Resize", inputs, ["y"], dynamic=True, **options), rtol=1e-3)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32])
+def test_resize_of_integers(kind: type, dynamic: bool, rng: np.random.Generator) -> None:
+    """Rounded to the nearest integer, as the standard's reference does; ONNX Runtime cuts off."""
+    for coordinates in ("half_pixel", "asymmetric"):
+        limits = np.iinfo(np.int8 if kind is np.int8 else np.uint8)
+        image = rng.integers(limits.min, limits.max, (1, 2, 5, 6)).astype(kind)
+        scales = np.array([1, 1, 1.5, 0.5], np.float32)
+        inputs = [("x", image, False), ("", image, True), ("s", scales, True)]
+        options = {"mode": "linear", "coordinate_transformation_mode": coordinates}
+        check(*model_of("Resize", inputs, ["y"], dynamic=dynamic, **options), steps=1)
+
+
 def test_largest_of_windows_and_their_positions(rng: np.random.Generator) -> None:
     for number in range(12):
         count = 1 + number % 3

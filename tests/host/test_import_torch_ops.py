@@ -176,10 +176,14 @@ add("glu", X, 1)
 # Reductions
 add("sum mean max min amax amin any all prod", positive(3, 4))
 add("sum prod", ints(5, 3, 4))
+add("any all", lambda: torch.tensor([0, 2, 3], dtype=torch.uint8))
 for kept in (False, True):
     add("sum.dim_IntList mean.dim amax amin", floats(2, 3, 4), [0, -1], kept)
     add("prod.dim_int max.dim min.dim argmax argmin any.dim all.dim", floats(2, 3, 4), 1, kept)
     add("any.dims all.dims", bools(2, 3, 4), [0, 2], kept)
+    add(
+        "any.dim all.dim", lambda: torch.tensor([[0, 2, 3], [0, 0, 0]], dtype=torch.uint8), 1, kept
+    )  # uint8, not boolean
     add("var.correction std.correction var_mean.correction", X, [1], correction=1, keepdim=kept)
     add("linalg_vector_norm", X, 2, [1], kept)
     add("logsumexp", X, [1], kept)
@@ -415,6 +419,10 @@ add("upsample_nearest1d.vec", floats(2, 3, 4), None, [2.0])
 add("upsample_nearest2d.vec", IMAGE, [16, 12], None)
 add("upsample_nearest3d.vec", floats(1, 2, 2, 2, 2), None, [2.0, 1.0, 3.0])
 add("upsample_nearest1d", floats(2, 3, 4), [8])
+add("upsample_nearest1d.vec", floats(2, 3, 4), None, [1.7])  # the factor decides, not 6 / 4
+add("upsample_nearest1d.vec", floats(2, 3, 2), None, [2.49])
+add("upsample_nearest2d.vec", floats(1, 2, 5, 7), None, [0.7, 2.9])
+add("upsample_nearest1d", floats(1, 1, 2), [82])  # where float32 and float64 disagree
 add("upsample_nearest2d", IMAGE, [16, 27])
 add("upsample_nearest3d", floats(1, 2, 2, 2, 2), [4, 2, 6])
 add("upsample_bilinear2d.vec", IMAGE, None, False, [2.0, 1.5])
@@ -628,6 +636,17 @@ def test_cells_of_gpus(kind: str, bias: bool) -> None:
     wanted, found = imported(f"aten._thnn_fused_{kind}_cell.default", args, {}, [*expected, None])
     for want, got in zip(wanted[:-1], found, strict=False):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["upsample_bilinear2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
+def test_resampling_of_bytes(name: str) -> None:
+    """Within two of PyTorch, whose weights have 16 bits; weights that are cut to whole numbers are far off."""
+    for sizes in ([7, 9], [3, 2], [4, 9]):
+        image = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+        for align in (False, True):
+            (want,), (got,) = imported(f"aten.{name}.default", (image, sizes, align), {})
+            assert got.dtype == np.uint8
+            assert np.abs(got.astype(int) - want.numpy()).max() <= 2
 
 
 # Operators that PyTorch no longer has in some versions; programs saved by others hold them.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import DType, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
@@ -168,15 +168,19 @@ def _averaging_matrix(extent: int, size: int) -> np.ndarray:
     return matrix
 
 
-def upsample_nearest(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
-    """Repeat pixels of [N, C, *spatial] by whole factors up to `sizes`; other static sizes by a gather."""
-    for axis, size in enumerate(sizes, start=2):
+def upsample_nearest(emit: Emitter, x: Value, targets: Iterable[tuple[int, Size, float | None]]) -> Value:
+    """New sizes for axes, each with its factor where one is given: whole ones repeat pixels, others gather them.
+
+    Places are computed in float32, as PyTorch does, by the factor rather than by the sizes that follow from it.
+    """
+    for axis, size, factor in targets:
         extent = x.shape[axis]
-        factor = simplify(lift(size) // extent)
-        if isinstance(factor, int) and simplify(lift(extent) * factor) == size:
-            x = repeat(emit, x, axis, factor)
+        times = simplify(lift(size) // extent)
+        if isinstance(times, int) and simplify(lift(extent) * times) == size and factor in (None, times):
+            x = repeat(emit, x, axis, times)
         elif isinstance(extent, int) and isinstance(size, int):
-            positions = (np.arange(size) * (extent / size)).astype(np.int64)
+            step = np.float32(1 / factor) if factor else np.float32(extent) / np.float32(size)
+            positions = np.minimum((np.arange(size, dtype=np.float32) * step).astype(np.int64), extent - 1)
             x = emit.op("gather", x, emit.constant(positions, "positions"), axis=axis)
         else:
             raise Unsupported(f"nearest resampling from {extent} to {size}", "use a whole factor or fixed sizes")
@@ -202,8 +206,16 @@ def tile(emit: Emitter, x: Value, repeats: Sequence[Size]) -> Value:
     return x
 
 
+def whole(emit: Emitter, x: Value, dtype: DType) -> Value:
+    """Real numbers as the nearest integers of a type, and its limits beyond them."""
+    limits = np.iinfo(dtype.numpy)
+    return emit.cast(emit.op("clip", emit.op("round", x), low=float(limits.min), high=float(limits.max)), dtype)
+
+
 def mix(emit: Emitter, x: Value, axis: int, matrix: np.ndarray) -> Value:
-    """A constant matrix [out, in] applied along one dimension."""
+    """A constant matrix [out, in] applied along one dimension of real numbers."""
+    if not x.dtype.is_float:
+        raise Unsupported(f"interpolation of {x.dtype}", "cast the image to float32 first")
     last = emit.transpose(x, axis, x.rank - 1)
     constant = emit.constant(matrix.astype(x.dtype.numpy), "interpolation")
     return emit.transpose(emit.op("matmul", last, constant, transpose_b=True), axis, x.rank - 1)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tilewright.dtypes import float64, int64
+from tilewright.dtypes import float32, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.onnx_call import Call
@@ -73,7 +73,15 @@ def resize(call: Call) -> Value:
         float(call.attribute("extrapolation_value", 0.0)),
     )
     axes = call.places(call.attribute("axes") or range(x.rank), x.rank)
-    for target in _with_regions(call, settings, _targets(call, x, axes, policy)):
+    targets = _with_regions(call, settings, _targets(call, x, axes, policy))
+    if mode == "nearest" or x.dtype.is_float:
+        return _all_resized(call, x, targets, settings)
+    exact = float32 if x.dtype.bits <= 16 else float64
+    return images.whole(call, _all_resized(call, call.cast(x, exact), targets, settings), x.dtype)
+
+
+def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _Settings) -> Value:
+    for target in targets:
         x = _resized(call, x, target, settings)
     return x
 
@@ -145,8 +153,6 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Setti
         return images.repeat(call, x, axis, whole)
     if settings.antialias or settings.exclude_outside:
         raise Unsupported(f"Resize from {extent} to {size} with antialias or exclude_outside", "fix the image size")
-    if not x.dtype.is_float and settings.mode != "nearest":
-        raise Unsupported(f"Resize of integers from {extent} to {size}", "fix the image size")
     place = _place_at_run_time(call, target, extent, settings)
     last = call.value(simplify(lift(extent) - 1), float64)
     taps: Sequence[tuple[Value, Value | None]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import float32, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.report import Unsupported
@@ -115,38 +116,58 @@ def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Valu
     "upsample_nearest2d.default",
     "upsample_nearest3d.default",
 )
-def upsample_nearest(call: Call, x: Value, *_: Any, **__: Any) -> Value:
-    return images.upsample_nearest(call, x, call.shape[2:])
+def upsample_nearest(call: Call, x: Value, sizes: Any, *scales: Any) -> Value:
+    factors = _factors(scales, x.rank - 2)
+    return images.upsample_nearest(call, x, zip(range(2, x.rank), call.shape[2:], factors, strict=True))
 
 
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
 def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
     """Linear interpolation as a product with a constant matrix for each spatial dimension."""
+    matrices = []
     for axis, extent, size, factor in _resampled(call, x, scales, "linear"):
         places = sample_places(extent, size, align_corners, factor)
-        x = images.mix(call, x, axis, images.interpolation_matrix(places, extent))
+        matrices.append((axis, images.interpolation_matrix(places, extent)))
+    return _mixed(call, x, matrices)
+
+
+def _mixed(call: Call, x: Value, matrices: list[tuple[int, np.ndarray]]) -> Value:
+    """Constant matrices applied along dimensions; uint8 is rounded after each, as in PyTorch, the last one first."""
+    if x.dtype != uint8:
+        for axis, matrix in matrices:
+            x = images.mix(call, x, axis, matrix)
+        return x
+    for axis, matrix in reversed(matrices):
+        x = images.whole(call, images.mix(call, call.cast(x, float32), axis, matrix), uint8)
     return x
+
+
+def _factors(scales: Sequence[Any], count: int) -> tuple[float | None, ...]:
+    """The scale of each spatial dimension, None where none is given; `.vec` overloads have them in one list."""
+    factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
+    return tuple(factors[place] if place < len(factors) else None for place in range(count))
 
 
 def _resampled(call: Call, x: Value, scales: Sequence[Any], kind: str) -> Iterator[tuple[int, int, int, float | None]]:
     """The axes of an image with their extents before and after, and the scales that are given; fixed sizes only."""
-    factors = scales[0] if len(scales) == 1 and isinstance(scales[0], (list, tuple)) else scales
-    for place, (extent, size) in enumerate(zip(x.shape[2:], call.shape[2:], strict=True)):
+    factors = _factors(scales, x.rank - 2)
+    for place, (extent, size, factor) in enumerate(zip(x.shape[2:], call.shape[2:], factors, strict=True)):
         if not (isinstance(extent, int) and isinstance(size, int)):
             raise Unsupported(f"{kind} resampling of a dynamic image size", "fix the image size")
-        yield 2 + place, extent, size, factors[place] if place < len(factors) else None
+        yield 2 + place, extent, size, factor
 
 
 def _smoothed(curve: Callable[[np.ndarray], np.ndarray], width: int) -> Callable[..., Value]:
     """The rule of a resampling whose curve is as wide as what one pixel of a smaller image stands for."""
 
     def apply(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
+        matrices = []
         for axis, extent, size, factor in _resampled(call, x, scales, "smoothed"):
             step = (extent - 1) / max(size - 1, 1) if align_corners else 1 / factor if factor else extent / size
             places = (np.arange(size) + 0.5) * step - 0.5
             matrix = images.curve_matrix(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
-            x = images.mix(call, x, axis, matrix)
-        return x
+            matrices.append((axis, matrix))
+        return _mixed(call, x, matrices)
 
     return apply
 

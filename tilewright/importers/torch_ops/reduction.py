@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewright.dtypes import float32, int1, int32
+from tilewright.dtypes import float32, int1, int32, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, sorting
 from tilewright.importers.emitter import Number
@@ -103,14 +103,18 @@ def is_any_true(call: Call, x: Value) -> Value:
 
 @rule("any.default", "any.dim", "any.dims")
 def any_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
-    counted = call.cast(call.cast(x, int1), int32)
-    return call.cast(reduce(call, "reduce_max", counted, dim, keepdim), int1)
+    return _truth(call, "reduce_max", x, dim, keepdim)
 
 
 @rule("all.default", "all.dim", "all.dims")
 def all_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
-    counted = call.cast(call.cast(x, int1), int32)
-    return call.cast(reduce(call, "reduce_min", counted, dim, keepdim), int1)
+    return _truth(call, "reduce_min", x, dim, keepdim)
+
+
+def _truth(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    """Of truth values, 0 or 1; PyTorch gives uint8 for uint8 and boolean for all other types."""
+    truth = reduce(call, op, call.cast(call.cast(x, int1), int32), dim, keepdim)
+    return call.cast(truth, x.dtype if x.dtype == uint8 else int1)
 
 
 @rule("sort.default", "sort.stable")
