@@ -40,18 +40,16 @@ class OneBatch(nn.Module):
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.recurrent = nn.GRU(3, 4, batch_first=True)
+        self.recurrent = nn.LSTM(3, 4, batch_first=True, proj_size=2)
 
     def forward(self, x: Any) -> Any:
-        lengths = torch.tensor([5, 2, 1])
+        lengths = x.shape[1] - torch.arange(x.shape[0]).clamp(max=2)
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         return self.recurrent(packed)[1]
 
 
 def quantized() -> nn.Module:
-    from torch.ao.quantization import quantize_dynamic
-
-    return quantize_dynamic(nn.Sequential(nn.LSTM(3, 4)).eval(), {nn.LSTM}, dtype=torch.qint8)
+    return nn.Sequential(torch.ao.nn.quantized.Conv1d(5, 2, 1))
 
 
 REASONS = {

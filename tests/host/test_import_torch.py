@@ -325,14 +325,6 @@ def test_dynamic_quantized_layers(bias: bool) -> None:
     assert np.median(differences) < 1e-5 and max(differences) < 0.05
 
 
-def test_quantized_modules_that_are_not_taken() -> None:
-    from torch.ao.quantization import quantize_dynamic
-
-    module = quantize_dynamic(nn.Sequential(nn.LSTM(4, 3)).eval(), {nn.LSTM}, dtype=torch.qint8)
-    with pytest.raises(ImportModelError, match=r"(?s)module '0' is a quantized .*LSTM.*before quantize_dynamic"):
-        import_model(module, (torch.randn(2, 1, 4),))
-
-
 def test_operations_without_a_line_of_the_user() -> None:
     """Export wraps what runs under autocast in a function of its own, whose code has no file."""
 

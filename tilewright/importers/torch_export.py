@@ -35,7 +35,7 @@ from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_proved import proving
-from tilewright.importers.torch_results import results_of
+from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
 logger = logging.getLogger("tilewright")
@@ -610,7 +610,7 @@ def output_names(structure: Any, count: int) -> list[str]:
     """Names from the keys of the returned structure: ``logits``, ``output`` or ``output_0``."""
     if structure is None:
         return [f"output_{index}" for index in range(count)]
-    tree = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)
+    _, tree = filled(structure, structure.num_leaves)
     try:
         leaves, _ = pytree.tree_flatten_with_path(tree)
     except ValueError:  # a class that was registered without keys

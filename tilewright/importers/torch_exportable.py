@@ -12,13 +12,14 @@ import torch
 from torch._decomp import decompositions
 from torch.nn.modules import transformer
 
-from tilewright.errors import ImportModelError
+from tilewright.importers.torch_packed import packed_sequences
+from tilewright.importers.torch_quantized import plain_layers
 
 
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
-    """Quantized linear layers as plain ones, conversions to the same type as nothing, masks as they are, and lengths of
-    tensors as sizes.
+    """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
+    masks as they are, and lengths of tensors as sizes.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -26,9 +27,9 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
-        stack.enter_context(mock.patch.object(torch._VF, "_pack_padded_sequence", _refuse_packing))
+        packed = stack.enter_context(packed_sequences())
         stack.enter_context(_sizes_as_lengths(module))
-        stack.enter_context(_plain_layers(module))
+        stack.enter_context(plain_layers(module, packed))
         stack.enter_context(whole_layers())
         yield
 
@@ -54,13 +55,6 @@ def _sizes_as_lengths(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for space in spaces.values():
             space.pop("len", None)
-
-
-def _refuse_packing(*_: Any) -> Any:
-    raise ImportModelError(
-        "packed sequences (pack_padded_sequence): their sizes follow from the numbers in the tensor of lengths; give "
-        "the recurrent layer the padded sequences, and take the states at the ends with gather"
-    )
 
 
 @contextmanager
@@ -97,49 +91,3 @@ def _converted(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     return is_causal is True
-
-
-@contextmanager
-def _plain_layers(module: torch.nn.Module) -> Iterator[None]:
-    """Every dynamic-quantized linear layer as one that rounds its input as the quantized one does."""
-    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
-    for path, child in list(module.named_modules()):
-        kind = type(child)
-        if not kind.__module__.startswith("torch.ao.nn.quantized") or not path:
-            continue
-        holder, _, name = path.rpartition(".")
-        if kind.__module__.endswith("dynamic.modules.linear"):
-            parent = module.get_submodule(holder)
-            replaced.append((parent, name, child))
-            setattr(parent, name, _RoundedLinear(child))
-        elif "linear" not in kind.__module__ and any(True for _ in child.children()):
-            raise ImportModelError(
-                f"module {path!r} is a quantized {kind.__name__}; only dynamic-quantized linear layers are taken: "
-                "give the module as it was before quantize_dynamic"
-            )
-    try:
-        yield
-    finally:
-        for parent, name, child in replaced:
-            setattr(parent, name, child)
-
-
-class _RoundedLinear(torch.nn.Module):
-    """y = x' w + b, with x' the input rounded to 7 bits between its least and greatest element and w whole numbers
-    times a scale: as PyTorch's dynamic-quantized layers compute it on x86."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        weight, bias = layer._weight_bias()
-        self.register_buffer("weight", weight.dequantize())
-        self.register_buffer("bias", None if bias is None else bias.detach())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
-        scale = (high - low).clamp(min=1e-30) / 127
-        zero = (-(low / scale)).round().clamp(0, 127)
-        rounded = ((x / scale).round() + zero).clamp(0, 127) - zero
-        return torch.nn.functional.linear(rounded * scale, self.weight, self.bias)

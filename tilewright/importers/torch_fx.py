@@ -75,6 +75,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(carrier).numpy().view(dtype_of(tensor.dtype).numpy)
 
 
+_OTHERS = re.compile("/torch/|/tilewright/importers/")  # files whose lines are not the user's
 _MOST_FIXED = 1 << 20  # elements of what PyTorch computes when a model is imported
 
 
@@ -422,7 +423,7 @@ def source_of(node: fx.Node) -> str:
     found = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     places = [(file, line) for file, line in found if not file.startswith("<eval_with_key>")]  # which FX made itself
     if places:
-        written = [(file, line) for file, line in places if "/torch/" not in file.replace("\\", "/")]
+        written = [(file, line) for file, line in places if not _OTHERS.search(file.replace("\\", "/"))]
         file, line = (written or places)[-1]  # the user's own line rather than one of PyTorch's
         name = file.replace("\\", "/").rsplit("/", 1)[-1]
         parts.append(f"{name}:{line}")

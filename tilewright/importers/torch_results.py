@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,13 +33,20 @@ class Results:
         return put_together(self._pattern, pytree.tree_unflatten(leaves, self._structure))
 
 
+def filled(structure: Any, count: int) -> tuple[list[torch.Tensor], Any]:
+    """A structure with other tensors in it, and these: classes such as packed sequences take nothing but tensors."""
+    items = [torch.empty(0) for _ in range(count)]
+    return items, pytree.tree_unflatten(list(items), structure)
+
+
 def results_of(structure: Any, leaves: Sequence[Any], pattern: Any) -> Results | None:
     """What makes a module's results; None where they are a tensor, or a tuple of several, as an engine gives them."""
     if structure is None:
         return None
     objects = pattern is not None and any(map(holds_tensors, pytree.tree_leaves(pattern)))
-    tree = pytree.tree_unflatten(list(range(len(leaves))), structure)
-    flat = tree == 0 or (type(tree) is tuple and len(tree) > 1 and tree == tuple(range(len(leaves))))
+    items, tree = filled(structure, len(leaves))
+    several = type(tree) is tuple and 1 < len(tree) == len(items)
+    flat = tree is items[0] if not several and items else several and all(map(operator.is_, tree, items))
     tensors = all(isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), torch.Tensor) for leaf in leaves)
     if flat and tensors and not objects:
         return None

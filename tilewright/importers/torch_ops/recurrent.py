@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -63,6 +64,12 @@ class _Cell:
 
 _LSTM = _Cell("lstm", ("sigmoid", "tanh", "tanh"), (0, 3, 1, 2))
 _GRU = _Cell("gru", ("sigmoid", "tanh"), (1, 0, 2))
+_CELLS = {
+    "LSTM": _LSTM,
+    "GRU": _GRU,
+    "RNN_TANH": _Cell("rnn", ("tanh",), (0,)),
+    "RNN_RELU": _Cell("rnn", ("relu",), (0,)),
+}
 
 
 @rule("lstm.input")
@@ -91,8 +98,7 @@ def rnn_tanh(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Outputs and last states."""
-    cell = _Cell("rnn", ("tanh",), (0,))
-    found = _layers(call, cell, x, [state], params, has_biases, layers, bidirectional, batch_first)
+    found = _layers(call, _CELLS["RNN_TANH"], x, [state], params, has_biases, layers, bidirectional, batch_first)
     return found[0], found[1]
 
 
@@ -102,17 +108,33 @@ def rnn_relu(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Outputs and last states."""
-    cell = _Cell("rnn", ("relu",), (0,))
-    found = _layers(call, cell, x, [state], params, has_biases, layers, bidirectional, batch_first)
+    found = _layers(call, _CELLS["RNN_RELU"], x, [state], params, has_biases, layers, bidirectional, batch_first)
     return found[0], found[1]
+
+
+def padded_layers(
+    call: Call, x: Value, lengths: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool,
+    layers: int, bidirectional: bool, kind: str,
+) -> tuple[Value, ...]:  # fmt: skip
+    """`importers.torch_packed.padded_layers`: outputs, zeros behind each sequence's end, and last states."""
+    found = _layers(call, _CELLS[kind], x, states, params, has_biases, layers, bidirectional, False, lengths)
+    return tuple(found)
+
+
+def known_lengths(call: Call, lengths: Value, steps: Size) -> Value:
+    """`importers.torch_packed.known_lengths`: every call checks them."""
+    least, most = (call.op(name, lengths, axes=(0,), keepdims=False) for name in ("reduce_min", "reduce_max"))
+    fits = call.op("logical_and", call.op("greater", least, 0), call.op("less_equal", most, call.value(steps, int64)))
+    call.op("condition", fits, what="the lengths of packed sequences are from 1 to the number of steps")
+    return lengths
 
 
 def _layers(
     call: Call, cell: _Cell, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int,
-    bidirectional: bool, batch_first: bool,
+    bidirectional: bool, batch_first: bool, lengths: Value | None = None,
 ) -> list[Value]:  # fmt: skip
     """Outputs [steps, batch, directions * width] (batch first, if so) and each last state [layers * directions, batch,
-    width]."""
+    width]; behind the ends of sequences of `lengths` outputs are zeros and states stay."""
     directions = 2 if bidirectional else 1
     each = len(params) // (layers * directions)
     x = call.transpose(x, 0, 1) if batch_first else x
@@ -122,7 +144,7 @@ def _layers(
         sides = [params[number * each : (number + 1) * each] for number in range(first, first + directions)]
         begin = [[call.select(state, 0, first + number) for state in states] for number in range(directions)]
         walk = _projected_layer if each > 2 + 2 * has_biases else _layer
-        x, last = walk(call, cell, x, begin, sides, has_biases)
+        x, last = walk(call, cell, x, begin, sides, has_biases, lengths)
         for state, values in zip(ends, last, strict=True):
             state += values
     x = call.transpose(x, 0, 1) if batch_first else x
@@ -143,7 +165,7 @@ def _ordered(call: Call, value: Value, cell: _Cell) -> Value:
 
 def _layer(
     call: Call, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
-    has_biases: bool,
+    has_biases: bool, lengths: Value | None,
 ) -> tuple[Value, list[list[Value]]]:  # fmt: skip
     """The outputs of a layer, and by state those of each direction behind its last step."""
     steps, inputs, weights, biases = x.shape[0], [], [], []
@@ -159,7 +181,7 @@ def _layer(
     initial = [call.unsqueeze(_joined(call, states, 1), 0) for states in begin]
     rows = call.op(
         "recurrent", _joined(call, inputs, 1), _joined(call, weights, 0), _joined(call, initial, 0),
-        *([_joined(call, biases, 0)] if biases else []),
+        _joined(call, biases, 0) if biases else None, lengths,
         cell=cell.name, functions=cell.functions, reverse=tuple(number == 1 for number in range(len(sides))),
     )  # fmt: skip
     hidden = begin[0][0].shape[1]
@@ -173,7 +195,11 @@ def _layer(
         end = call.select(mine, 0, last)
         for place, state in enumerate(ends):
             state.append(_part(call, end, place, hidden))
-    return _joined(call, outputs, 2), ends
+    joined = _joined(call, outputs, 2)
+    if lengths is not None:
+        inside = call.op("less", call.unsqueeze(call.iota(steps), 1), lengths)
+        joined = call.op("where", call.unsqueeze(inside, 2), joined, call.builder.number(0.0, joined.dtype))
+    return joined, ends
 
 
 def _part(call: Call, x: Value, place: int, hidden: Size) -> Value:
@@ -184,10 +210,12 @@ def _part(call: Call, x: Value, place: int, hidden: Size) -> Value:
 
 def _projected_layer(
     call: Call, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
-    has_biases: bool,
+    has_biases: bool, lengths: Value | None,
 ) -> tuple[Value, list[list[Value]]]:  # fmt: skip
     """The same of an LSTM whose state is projected, step by step."""
     steps = x.shape[0]
+    if lengths is not None:
+        raise Unsupported("an LSTM with projections of packed sequences", "give it padded ones, or leave out proj_size")
     if not isinstance(steps, int):
         raise Unsupported(f"an LSTM with projections of {steps} steps", "fix the length, or leave out proj_size")
     outputs: list[Value] = []
