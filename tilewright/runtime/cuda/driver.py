@@ -7,18 +7,46 @@ context = driver.check(cuda.cuCtxGetCurrent(), "asking for the current context")
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
-from tilewright.errors import DeviceError, MissingDependencyError
+from tilewright.errors import DeviceError, MissingDependencyError, TilewrightError
+
+_HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES without a device
 
 
-@functools.cache
 def api() -> Any:
     """The module ``cuda.bindings.driver``, with the driver initialised.
 
     Raises `MissingDependencyError` when the package is not installed, `DeviceError` when there is no driver or
-    no GPU.
+    no GPU, and in forks of a process that has started the driver: CUDA does not survive a fork.
     """
+    process, found = _started()
+    if isinstance(found, TilewrightError):
+        raise type(found)(*found.args)
+    if process != os.getpid():
+        raise DeviceError(
+            f"CUDA was started in process {process}, of which this one is a fork, and cannot be used here: start "
+            "processes that use a GPU with multiprocessing's start method 'spawn'"
+        )
+    return found
+
+
+@functools.cache
+def _started() -> tuple[int, Any]:
+    """The process that started the driver, and the driver or why it does not start.
+
+    Once, also where it fails: a fork of a process without a GPU that tries again can end in libcuda.
+    """
+    try:
+        return os.getpid(), _start()
+    except TilewrightError as error:
+        return os.getpid(), error.with_traceback(None)
+
+
+def _start() -> Any:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
+        raise DeviceError("CUDA_VISIBLE_DEVICES hides all GPUs")
     try:
         from cuda.bindings import driver
     except ImportError as error:
