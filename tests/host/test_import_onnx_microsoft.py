@@ -349,3 +349,37 @@ def test_layouts_of_one_processor_are_refused_with_the_reason(rng: np.random.Gen
     model, _ = model_of("ReorderInput", given(x=floats(rng, 1, 8, 4, 4)), ["y"], domain="com.microsoft.nchwc")
     with pytest.raises(UnsupportedOperationError, match="ORT_ENABLE_EXTENDED"):
         import_onnx(model)
+
+
+X = np.linspace(-3, 5, 120, dtype=np.float32).reshape(2, 3, 4, 5) ** 2 - 4
+ONLY_RUNTIME = (  # operation, its constants, attributes
+    ("Affine", [], {"alpha": 2.0, "beta": 0.3}),
+    ("Affine", [], {}),
+    ("Crop", [], {"border": [1, 0, 2, 1]}),
+    ("Crop", [], {"border": [1, 1, 1, 1], "scale": [2, 3]}),
+    ("DynamicSlice", [np.array([1, 0]), np.array([3, 1]), np.array([3, 0])], {}),
+    ("ImageScaler", [], {"scale": 0.5, "bias": [0.1, 0.2, 0.3]}),
+    ("LayerNormalization", [X[0, 0, 0], X[0, 0, 1]], {"epsilon": 1e-5}),
+    ("MeanVarianceNormalization", [], {}),
+    ("MeanVarianceNormalization", [], {"across_channels": 1}),
+    ("MeanVarianceNormalization", [], {"normalize_variance": 0}),
+    ("ParametricSoftplus", [], {"alpha": 2.0, "beta": 0.3}),
+    ("Scale", [], {"scale": 2.0}),
+    ("ScaledTanh", [], {"alpha": 2.0, "beta": 0.3}),
+    ("ThresholdedRelu", [], {"alpha": 0.3}),
+)
+
+
+@pytest.mark.parametrize("number", range(len(ONLY_RUNTIME)), ids=lambda number: f"{number} {ONLY_RUNTIME[number][0]}")
+def test_operations_of_the_runtime_in_early_opsets(number: int) -> None:
+    operation, parts, attributes = ONLY_RUNTIME[number]
+    inputs = given(x=X) + constants(**{f"c{place}": part for place, part in enumerate(parts)})
+    check(*model_of(operation, inputs, ["y"], opset=7, **attributes))
+
+
+def test_layer_normalization_that_the_runtimes_optimiser_writes() -> None:
+    for opset in (11, 16):
+        parts = given(x=X) + constants(s=X[0, 0, 0], b=X[0, 0, 1])
+        check(*model_of("LayerNormalization", parts, ["y", "mean", "spread"], opset=opset, epsilon=1e-5, axis=-1))
+    with pytest.raises(UnsupportedOperationError, match="no operation of this name is in any opset"):
+        import_onnx(model_of("ImageScaler", given(x=X), ["y"], opset=10, bias=[0.1, 0.2, 0.3])[0])

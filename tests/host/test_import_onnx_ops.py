@@ -15,11 +15,11 @@ from onnx import ModelProto, TensorProto, numpy_helper  # noqa: E402
 from tilewright.errors import ImportModelError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.onnx import import_onnx  # noqa: E402
-from tilewright.importers.onnx_ops import RULES, random  # noqa: E402
+from tilewright.importers.onnx_ops import RULES, early, random  # noqa: E402
 from tilewright.importers.onnx_schema import RUNTIME_DOMAIN, rule_name  # noqa: E402
 
 # Ops without a case of their own among the node cases, and those whose cases need more than one op.
-WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "Scatter", "SimplifiedLayerNormalization"}
+WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "Scatter", "SimplifiedLayerNormalization", *early.TABLE.rules}
 # Operations of which every case is right when small inputs are constants.
 WHOLE = (
     "BitCast",

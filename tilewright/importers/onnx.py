@@ -316,7 +316,7 @@ class _Importer:
             call = Call(self.builder, source_of(node) or scope.place, inputs, values, opset, len(node.output))
             self._store(node, scope, [of_sequences(call)])
             return
-        if has_schema(node):
+        if has_schema(node, opset):
             form = form_of(node.op_type, opset, node.domain)
             check_attributes(form, attributes)
             check_arity(form, inputs, len(node.output))

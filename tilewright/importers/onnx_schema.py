@@ -21,7 +21,14 @@ from tilewright.importers.report import Invalid, Unsupported
 NEWEST = onnx.defs.onnx_opset_version()
 DOMAINS = ("", "ai.onnx")
 OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")  # of which the onnx package has schemas
-RUNTIME_NAMES = ("SimplifiedLayerNormalization",)  # that ONNX Runtime puts into ONNX's own domain
+# What ONNX Runtime has in ONNX's own domain, up to an opset: names that ONNX dropped, or got later.
+RUNTIME_NAMES = {
+    **dict.fromkeys(("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"), 9),
+    "LayerNormalization": 16,
+    "MeanVarianceNormalization": 8,
+    "SimplifiedLayerNormalization": 1 << 30,
+    "ThresholdedRelu": 9,
+}
 RUNTIME_DOMAIN = "com.microsoft"  # of ONNX Runtime, whose optimiser and quantiser write its operations
 Option = onnx.defs.OpSchema.FormalParameterOption
 
@@ -72,9 +79,11 @@ class Form:
     outputs: tuple[int, int]
 
 
-def has_schema(node: NodeProto) -> bool:
+def has_schema(node: NodeProto, opset: int) -> bool:
     """Whether the onnx package should know an operation: ONNX Runtime's own have no description there."""
-    return node.domain != RUNTIME_DOMAIN and not (node.domain in DOMAINS and node.op_type in RUNTIME_NAMES)
+    return node.domain != RUNTIME_DOMAIN and not (
+        node.domain in DOMAINS and opset <= RUNTIME_NAMES.get(node.op_type, 0)
+    )
 
 
 def rule_name(node: NodeProto) -> str:

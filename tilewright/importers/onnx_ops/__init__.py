@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.importers.onnx_ops import (
     attention,
     classical,
+    early,
     elementwise,
     geometry,
     indexing,
@@ -47,6 +48,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     random.TABLE,
     training.TABLE,
     classical.TABLE,
+    early.TABLE,
     microsoft.TABLE,
     microsoft_attention.TABLE,
     microsoft_packed.TABLE,

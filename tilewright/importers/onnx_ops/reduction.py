@@ -229,7 +229,14 @@ def lp_normalization(call: Call) -> Value:
 
 @rule("MeanVarianceNormalization")
 def mean_variance_normalization(call: Call) -> Value:
+    """Before opset 9, as ONNX Runtime has it, over the channels too or not, and divided by the deviation or not."""
     x = call[0]
+    if call.opset < 9:
+        axes = range(x.rank) if call.attribute("across_channels", 0) else [axis for axis in range(x.rank) if axis != 1]
+        mean, variance = call.mean_and_variance(x, axes, 0)
+        centred = call.op("subtract", x, mean)
+        whole = call.attribute("normalize_variance", 1)
+        return call.op("divide", centred, call.op("sqrt", variance)) if whole else centred
     mean, variance = call.mean_and_variance(x, call.places(call.attribute("axes", [0, 2, 3]), x.rank), 0)
     deviation = call.op("add", call.op("sqrt", variance), 1e-9)
     return call.op("divide", call.op("subtract", x, mean), deviation)
