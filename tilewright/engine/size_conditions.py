@@ -22,6 +22,12 @@ def size_conditions(graph: Graph) -> list[Condition]:
             continue
         (source,), (result,) = node.inputs, node.outputs
         assert source is not None
+        if node.attributes["same"]:
+            for axis, (left, right) in enumerate(zip(source.shape, result.shape, strict=True)):
+                if simplify(lift(left) - right) != 0:
+                    key = str(simplify(lift(left) - right))
+                    found.setdefault(key, Condition(left, right, _equality(node, axis)))
+            continue
         left, right = product(source.shape), product(result.shape)
         if simplify(lift(left) - right) == 0:
             continue

@@ -210,7 +210,8 @@ _op("composite", "group_norm", (1, 3), infer.channel_norm, compute.group_norm,
     "x, scale, bias: channels are dimension 1, normalised in `groups`", groups=REQUIRED, epsilon=REQUIRED)
 
 # --------------------------------------------------------------------------------------------- movement
-_op("view", "reshape", 1, infer.reshape, compute.reshape, "same elements in row-major order", shape=REQUIRED)
+_op("view", "reshape", 1, infer.reshape, compute.reshape, "same elements in row-major order; `same`: dimensions are "
+    "the same ones, which `shape` spells in another way", shape=REQUIRED, same=False)
 _op("movement", "permute", 1, infer.permute, compute.permute, "output dimension i is input dimension order[i]",
     order=REQUIRED)
 _op("movement", "broadcast_to", 1, infer.broadcast_to, compute.broadcast_to, "repeat dimensions of size 1",

@@ -32,7 +32,9 @@ def may_be_equal(left: Size, right: Size) -> bool:
 def respelled(emit: Emitter, value: Value, shape: Sequence[Size]) -> Value:
     """The value with another spelling of its sizes; the value itself where one of them can never be equal."""
     fits = len(shape) == value.rank and all(map(may_be_equal, value.shape, shape))
-    return emit.reshape(value, shape) if fits else value
+    if not fits or value.shape == tuple(shape):
+        return value
+    return emit.op("reshape", value, shape=tuple(shape), same=True)
 
 
 def must_be(emit: Emitter, value: Value, shape: Sequence[Size]) -> Value:

@@ -163,6 +163,10 @@ class Tracer:
 
     def _reshape(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         source = _input(node, 0)
+        if node.attributes.get("same"):
+            pairs = zip(coordinates, node.output.shape, source.shape, strict=True)
+            moved = tuple(index if extent == spelled else bounded(index, extent) for index, spelled, extent in pairs)
+            return self.trace(source, moved, guards)
         moved = unflatten(flatten(coordinates, node.output.shape), source.shape)
         return self.trace(source, moved, guards)
 

@@ -27,7 +27,25 @@ def _nothing(node: Node, rewriter: Rewriter) -> Value | None:
 def _through(node: Node, rewriter: Rewriter) -> Value | None:
     """A reshape of a reshape, a broadcast of a broadcast: only the last counts."""
     inner = rewriter.producer(node.inputs[0], node.op)
-    return rewriter.op(node.op, inner.inputs, shape=node.output.shape) if inner is not None else None
+    if inner is None:
+        return None
+    source = inner.inputs[0]
+    assert source is not None
+    if node.attributes.get("same"):
+        if inner.attributes["same"]:
+            return rewriter.op("reshape", [source], shape=node.output.shape, same=True)
+        if follow_all(dense_view(source.shape), [Node("reshape", [source], node.outputs, node.attributes)]) is None:
+            return None  # which dimension became which could not be told any more
+    return rewriter.op(node.op, [source], shape=node.output.shape)
+
+
+def _permute_of_same(node: Node, rewriter: Rewriter) -> Value | None:
+    """Dimensions that are spelled in another way between two permutes are so behind both, which are one then."""
+    inner = rewriter.producer(node.inputs[0], "reshape")
+    if inner is None or not inner.attributes["same"] or rewriter.producer(inner.inputs[0], "permute") is None:
+        return None
+    moved = rewriter.op("permute", inner.inputs, **node.attributes)
+    return rewriter.op("reshape", [moved], shape=node.output.shape, same=True)
 
 
 def _permute_twice(node: Node, rewriter: Rewriter) -> Value | None:
@@ -286,6 +304,7 @@ MOVEMENT_RULES: dict[str, list[Rule]] = {
     "permute": [
         _nothing,
         _permute_twice,
+        _permute_of_same,
         _permute_of_ones,
         _permute_between_reshapes,
         _permute_below_merge,
