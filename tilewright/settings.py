@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import SettingsError
+from tilewright.errors import SettingsError, printable
 
 PREFIX = "TILEWRIGHT_"
 MOST_THREADS = 1024  # of one run: more workers than any machine has use for
@@ -129,7 +129,7 @@ def _warn_of_unknown(names: list[str]) -> None:
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, 1)
             meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-            _log.warning("the environment variable %s has no meaning; %s", variable, meant)
+            _log.warning("the environment variable %s has no meaning; %s", printable(variable), meant)
 
 
 def _parse(name: str, kind: str, text: str) -> Any:

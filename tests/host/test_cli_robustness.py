@@ -92,6 +92,26 @@ def test_one_message_and_a_code_for_odd_arguments(
     check(cli_support.tilewright(*arguments), code)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", "file.onnx", "-o", "\x1b[31m\u202e/new.engine"],
+        ["compile", "\x1b[31m\u202e.py", "-n", "kernel", "-s", ""],
+        ["run", "\x1b[31m\u202e.onnx", "--rebuild"],
+        ["build", "file.onnx", "--vendor", "\x1b[31m\u202e"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_wrong_usage_shows_control_characters_as_escapes(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file.onnx").write_bytes(b"text")
+    monkeypatch.chdir(tmp_path)
+    found = cli_support.tilewright(*arguments)
+    assert found.returncode == 2 and "\\u202e" in found.stderr
+    assert "\x1b" not in found.stderr and "\u202e" not in found.stderr
+
+
 def check(found: subprocess.CompletedProcess[str], code: tuple[int, ...]) -> None:
     assert found.returncode in code, found.stderr
     assert "tilewright/cli" not in found.stderr and "Traceback" not in found.stderr, found.stderr

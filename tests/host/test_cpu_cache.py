@@ -76,12 +76,22 @@ def test_cleaning_removes_the_least_recently_used(tmp_path: Path) -> None:
     assert [number for number in range(6) if cache.path(f"key{number}").exists()] == [0, 4, 5]
 
 
-def test_unwritable_directory_is_not_an_error(tmp_path: Path) -> None:
+def test_unwritable_directory_is_not_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    cache = ObjectCache(blocked)
+    for _ in range(3):
+        cache = ObjectCache(blocked)
+        assert not cache.put("key", METADATA, b"code")
+        assert cache.get("key") is None
+    (record,) = caplog.records  # one warning, which says what to do
+    assert str(blocked) in record.getMessage() and "TILEWRIGHT_CACHE_DIRECTORY" in record.getMessage()
+
+
+def test_what_lies_in_the_place_of_an_entry_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = ObjectCache(tmp_path)
+    cache.path("key").mkdir(parents=True)
     assert not cache.put("key", METADATA, b"code")
-    assert cache.get("key") is None
+    assert "key.kernel exists and is not a regular file" in caplog.text
 
 
 def _hammer(directory: str, seed: int) -> None:

@@ -192,6 +192,17 @@ def test_keys_are_never_overwritten(folder: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["half"]
     with pytest.raises(SigningKeyError, match="cannot write"):
         signing.create_key(tmp_path / "no folder" / "key")
+    for path in (Path(""), Path("."), Path(".."), Path("/"), tmp_path):
+        with pytest.raises(SigningKeyError, match="is a folder"):
+            signing.create_key(path)
+    assert sorted(os.listdir(tmp_path)) == ["half"] and not tmp_path.with_name(f"{tmp_path.name}.pub").exists()
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "folder", "a\0b", "none"])
+def test_keys_are_read_from_regular_files_alone(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SigningKeyError, match="cannot read the key file"):
+        load(folder / "signed.engine", trusted_keys=str(tmp_path / name))
 
 
 def test_malformed_keys_are_told(folder: Path, tmp_path: Path) -> None:
@@ -223,7 +234,7 @@ def test_malformed_keys_are_told(folder: Path, tmp_path: Path) -> None:
             signing.sign_engine(folder / "signed.engine", tmp_path / name)
     assert (folder / "signed.engine").read_bytes() == before
     for missing in (tmp_path / "absent", tmp_path):
-        with pytest.raises(SigningKeyError, match="there is no key file"):
+        with pytest.raises(SigningKeyError, match="cannot read the key file"):
             load(folder / "signed.engine", trusted_keys=missing)
     with pytest.raises(SettingsError, match="trusted_keys is empty"):
         load(folder / "signed.engine", trusted_keys=[])

@@ -246,6 +246,31 @@ def test_weights_stay_in_their_bytes(saved: Path, tmp_path: Path) -> None:
             load_program(str(rewritten(saved, tmp_path / "it.pt2", change)))
 
 
+def test_weights_of_another_byte_order_are_refused(saved: Path, tmp_path: Path) -> None:
+    path = rewritten(saved, tmp_path / "big.pt2", lambda members: members.update(byteorder=b"big"))
+    with pytest.raises(ImportModelError, match=r"big\.pt2: its weights are stored in another byte order"):
+        load_program(str(path))
+
+
+@pytest.mark.parametrize("member", ["models/model.json", "data/weights/weight_0"])
+def test_what_is_damaged_is_named_with_its_file(saved: Path, tmp_path: Path, member: str) -> None:
+    path = rewritten(saved, tmp_path / "damaged.pt2", lambda members: members.update({member: b"["}))
+    with pytest.raises(ImportModelError) as found:
+        load_program(str(path))
+    assert str(found.value).startswith(f"{path}: ") and str(found.value).count(str(path)) == 1
+
+
+def test_what_a_pickle_holds_is_named_without_the_advice_to_run_it(saved: Path, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save({"first.weight": Touch(tmp_path / "ran")}, buffer)
+    path = rewritten(
+        saved, tmp_path / "it.pt2", lambda members: members.update({"data/weights/model.pt": buffer.getvalue()})
+    )
+    with pytest.raises(ImportModelError, match=r"no pickle of tensors alone \(it names [\w.]+\)") as found:
+        load_program(str(path))
+    assert "Re-running" not in str(found.value)
+
+
 def test_archives_that_expand_are_refused(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "bomb.pt2"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -284,6 +309,6 @@ def test_the_format_of_earlier_versions(program: Any, tmp_path: Path) -> None:
     assert print_graph(found) == print_graph(import_program(program))
     buffer = io.BytesIO()
     torch.save({"first.weight": Touch(tmp_path / "ran")}, buffer)
-    with pytest.raises(ImportModelError, match="pickle of more than tensors"):
+    with pytest.raises(ImportModelError, match="no pickle of tensors alone"):
         load_program(str(write(tmp_path / "bad.pt2", {**parts, "state": buffer.getvalue()})))
     assert not (tmp_path / "ran").exists()

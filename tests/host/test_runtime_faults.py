@@ -81,6 +81,19 @@ def test_instance_and_distance_of_a_run_in_order(run):
     assert 256 <= int(distance) < 384  # somewhere in the third block of 32 numbers: by vectors of any width
 
 
+def test_array_may_lie_after_the_address(run):
+    _, text = run(
+        """
+@tilewright.jit
+def far(out, offset):
+    tl.store(out + offset, 1.0)
+
+far[(1,)](out, -(1 << 35))
+"""
+    )
+    assert f"which is {1 << 37} bytes after the address" in text and "bytes before" not in text
+
+
 def test_fault_in_a_function_of_the_c_library(run):
     status, text = run("fill[(4,)](out, BLOCK=1024)")  # becomes a call of memset
     assert status == -signal.SIGSEGV and len(told(text)) == 1 and "in kernel fill" in text
@@ -147,6 +160,7 @@ def test_file_that_was_cut_short_while_mapped(run, tmp_path):
         "no_mask[(2,)](mapped, out, 64, 1.5, BLOCK=32)"
     )
     assert status == -signal.SIGBUS and "bus error (SIGBUS)" in text and "in kernel no_mask" in text
+    assert "help: a file that an argument is mapped from (np.memmap) was cut short" in text
 
 
 def test_engine_names_the_kernel_of_its_step(run):
@@ -165,3 +179,4 @@ engine.run({"x": np.frombuffer(pages, np.float32)[:1024].reshape(8, 128)})
     assert status == -signal.SIGSEGV, text
     (line,) = told(text)
     assert "in kernel " in line
+    assert "help: shapes and strides fit" in text and "CHECK_BOUNDS" not in text  # which changes nothing in engines

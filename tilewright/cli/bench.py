@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.cli import loading, peers, placement, tensors
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.run import InputOption, ModelOption, SeedOption, SizeOption, TargetOption, ThreadsOption
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
@@ -78,7 +78,7 @@ def bench(
     names = [name.strip() for name in vs.split(",") if name.strip()]
     for name in names:
         if name not in ("torch", "onnxruntime"):
-            raise typer.BadParameter(f"--vs {name}: expected torch or onnxruntime")
+            raise wrong_usage(f"--vs {name}: expected torch or onnxruntime")
     if threads is not None:
         settings.threads = threads
     loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key)

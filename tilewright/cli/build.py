@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EffortOption
 from tilewright.cli.peers import remember_model
 from tilewright.cli.progress import BuildProgress
@@ -62,12 +62,12 @@ def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
         for part in dimensions.split("x"):
             match = _DIMENSION.fullmatch(part)
             if not (separator and name and match):
-                raise typer.BadParameter(f"{text!r}: expected NAME:SIZExSIZE…, where SIZE is 128 or a range 1..64")
+                raise wrong_usage(f"{text!r}: expected NAME:SIZExSIZE…, where SIZE is 128 or a range 1..64")
             low, high = int(match[1]), int(match[2] or match[1])
             if low < 1:
-                raise typer.BadParameter(f"{text!r}: in {part}, the range starts at {low}; sizes start at 1")
+                raise wrong_usage(f"{text!r}: in {part}, the range starts at {low}; sizes start at 1")
             if low > high:
-                raise typer.BadParameter(f"{text!r}: the range {part} is empty")
+                raise wrong_usage(f"{text!r}: the range {part} is empty")
             ranges.append((low, high))
         shapes[name] = ranges
     return shapes
@@ -99,7 +99,7 @@ def build(
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
     if vendor not in ("allow", "never"):
-        raise typer.BadParameter(f"--vendor {vendor}: expected allow or never")
+        raise wrong_usage(f"--vendor {vendor}: expected allow or never")
     ranges = parse_shapes(shapes or [])
     path = output or Path(f"{Path(os.path.realpath(model)).stem}.engine")
     _check_output(model, path, given=output is not None)
@@ -188,14 +188,14 @@ def _recorded(model: Path, timing_cache: Path | None, reproducible: bool) -> tup
 def _check_output(model: Path, path: Path, given: bool) -> None:
     """Refuse, before the build, what could not be written after it."""
     if model.suffix == ".engine" and not given:
-        raise typer.BadParameter("building an engine again needs -o NEW.engine")
+        raise wrong_usage("building an engine again needs -o NEW.engine")
     if not path.parent.is_dir():
-        raise typer.BadParameter(f"-o {path}: there is no folder {path.parent}")
+        raise wrong_usage(f"-o {path}: there is no folder {path.parent}")
     if path.is_dir():
-        raise typer.BadParameter(f"-o {path} is a folder; name a file")
+        raise wrong_usage(f"-o {path} is a folder; name a file")
     check_replaceable(path)
     if not os.access(path.parent, os.W_OK):
-        raise typer.BadParameter(f"-o {path}: the folder {path.parent} cannot be written to")
+        raise wrong_usage(f"-o {path}: the folder {path.parent} cannot be written to")
 
 
 def _read(model: Path, trust: bool) -> tuple[Graph, str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from tilewright.cli import peers
+from tilewright.cli.console import wrong_usage
 from tilewright.insight.difference import difference
 from tilewright.settings import settings
 
@@ -27,9 +27,9 @@ WITH_LAYERS = ("reference", "onnxruntime")
 def check_options(compare: str | None, layers: str | None) -> None:
     """Raise `typer.BadParameter` for an unknown peer, and for layers that cannot be compared with it."""
     if compare is not None and compare not in peers.NAMES:
-        raise typer.BadParameter(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
+        raise wrong_usage(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
     if layers is not None and (compare not in WITH_LAYERS or not re.fullmatch("all|[1-9][0-9]{0,5}", layers)):
-        raise typer.BadParameter(f"--layers takes all or a number, with --compare {' or '.join(WITH_LAYERS)}")
+        raise wrong_usage(f"--layers takes all or a number, with --compare {' or '.join(WITH_LAYERS)}")
 
 
 def show_layers(

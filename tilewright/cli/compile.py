@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.errors import CompilationError, TilewrightError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def compile(
 ) -> None:
     """Compile a kernel to an object file and a C header, for programs without Python."""
     if not file.is_file():
-        raise typer.BadParameter(f"there is no file {file}")
+        raise wrong_usage(f"there is no file {file}")
     from tilewright.frontend.ahead import build, parse_signature
 
     kernel = load_kernel(file, name)
@@ -57,7 +57,7 @@ def load_kernel(file: Path, name: str) -> JITFunction:
     shim.install()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        raise typer.BadParameter(f"{file} is no Python file")
+        raise wrong_usage(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.resolve().parent))
@@ -75,7 +75,7 @@ def load_kernel(file: Path, name: str) -> JITFunction:
     kernel = found.kernel if isinstance(found, KernelWrapper) else found
     if not isinstance(kernel, JITFunction):
         known = [key for key, value in vars(module).items() if isinstance(value, (JITFunction, KernelWrapper))]
-        raise typer.BadParameter(f"{file} defines no kernel {name!r}; it has {', '.join(known) or 'none'}")
+        raise wrong_usage(f"{file} defines no kernel {name!r}; it has {', '.join(known) or 'none'}")
     return kernel
 
 
@@ -87,6 +87,6 @@ def _parse_constants(texts: list[str]) -> dict[str, Any]:
     for text in (part for given in texts for part in given.split(",")):
         name, separator, value = text.strip().partition("=")
         if not separator or not name.isidentifier():
-            raise typer.BadParameter(f"{text!r}: expected NAME=VALUE")
+            raise wrong_usage(f"{text!r}: expected NAME=VALUE")
         found[name] = parse_constant(value.strip())
     return found

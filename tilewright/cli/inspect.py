@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.cli import loading, tensors
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.run import SizeOption, TargetOption
 from tilewright.cli.trust import DigestOption, TrustedKeyOption
@@ -41,9 +41,9 @@ def inspect(
     None of its code is run, but with --profile.
     """
     if profile and html is None:
-        raise typer.BadParameter("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
+        raise wrong_usage("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
     if html is not None and (as_json or evidence):
-        raise typer.BadParameter("--html writes all there is to the page; --json and --evidence go without it")
+        raise wrong_usage("--html writes all there is to the page; --json and --evidence go without it")
     # Read, not loaded: it may be for another machine.
     loaded = loading.load(engine, target, False, expect_sha256, trusted_key, linked=False)
     sizes = tensors.parse_sizes(size or [], loaded.plan)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.cli import peers
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.progress import BuildProgress
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load(
 
     if not is_model(path):
         if effort is not None:
-            raise typer.BadParameter(f"{path} is an engine; --effort goes with models")
+            raise wrong_usage(f"{path} is an engine; --effort goes with models")
         if linked:
             return Engine.load(
                 path,
@@ -59,7 +59,7 @@ def load(
             )
         return Engine.read(path, target, expect_sha256=expect_sha256, trusted_keys=trusted_keys)
     if rebuild or expect_sha256 or trusted_keys:
-        raise typer.BadParameter(f"{path} is a model; --rebuild, --expect-sha256 and --trusted-key go with engines")
+        raise wrong_usage(f"{path} is a model; --rebuild, --expect-sha256 and --trusted-key go with engines")
     from tilewright.api import compile
 
     with BuildProgress(f"Building {path.name}", terminal(stderr=True)) as progress:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.cli import comparison, loading, peers, tensors
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EffortOption, EngineArgument
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.settings import MOST_THREADS, settings
@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Run an engine or a model once. An engine is a program: run only those of people you trust, or with --rebuild."""
     if random and inputs:
-        raise typer.BadParameter("--random and --input exclude each other")
+        raise wrong_usage("--random and --input exclude each other")
     comparison.check_options(compare, layers)
     console = terminal()
     if threads is not None:

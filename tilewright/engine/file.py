@@ -104,7 +104,7 @@ def write_package(package: Package, path: Path) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise EngineError(f"cannot write the engine {path}: {error}") from error
+        raise EngineError(f"cannot write the engine {path}: {error.strerror or error}") from error
 
 
 def manifest_text(package: Package) -> bytes:
@@ -126,7 +126,7 @@ def check_replaceable(path: Path) -> None:
     """
     reason = why_not_replaceable(path)
     if reason is not None:
-        raise EngineError(f"cannot write {path}: {reason}")
+        raise EngineError(f"cannot write {path}: {reason}; give another name")
 
 
 def _write_member(archive: zipfile.ZipFile, position: int, name: str, data: Any) -> None:

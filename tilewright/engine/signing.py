@@ -27,6 +27,7 @@ from tilewright.errors import (
     SettingsError,
     SigningKeyError,
 )
+from tilewright.runtime.cache_files import why_not_readable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -35,6 +36,7 @@ MOST_SIGNATURES = 16
 _MESSAGE = b"tilewright engine manifest\n"  # what else the key may have signed is no signature of an engine
 _LINE = re.compile(r"ed25519 ([0-9a-f]{64}) ([0-9a-f]{128})")
 _LARGEST_KEY_FILE = 64 << 10
+_KINDS = "keys of OpenSSH and DER files are not taken; `tilewright keygen` and `openssl genpkey` write PEM files"
 
 
 def create_key(path: Path) -> Path:
@@ -46,6 +48,8 @@ def create_key(path: Path) -> Path:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if not path.name or path.is_dir():
+        raise SigningKeyError(f"{path} is a folder; name a file for the key")
     public_path = path.with_name(f"{path.name}.pub")
     _write_new(public_path, public, 0o644)
     try:
@@ -132,7 +136,7 @@ def read_public_key(source: PublicKey) -> bytes:
     try:
         key: Ed25519PublicKey | Any = serialization.load_pem_public_key(data)
     except Exception as error:  # of the package: ValueError, UnsupportedAlgorithm, …
-        kind = "it is a private key: give the .pub file next to it" if b"PRIVATE KEY" in data else str(error)[:200]
+        kind = "it is a private key: give the .pub file next to it" if b"PRIVATE KEY" in data else _KINDS
         raise SigningKeyError(f"{name} is no public key in PEM format ({kind})") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SigningKeyError(f"{name} is a key of another kind ({type(key).__name__}): engines are signed by Ed25519")
@@ -149,7 +153,7 @@ def _read_private_key(path: Path) -> Ed25519PrivateKey:
             f"{name} is encrypted with a passphrase; write it without one first, `openssl pkey -in KEY -out PLAIN`"
         ) from error
     except Exception as error:  # of the package: ValueError, UnsupportedAlgorithm, …
-        kind = "it is a public key" if b"PUBLIC KEY" in data else str(error)[:200]
+        kind = "it is a public key" if b"PUBLIC KEY" in data else _KINDS
         raise SigningKeyError(f"{name} is no private key in PEM format ({kind})") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise SigningKeyError(f"{name} is a key of another kind ({type(key).__name__}): engines are signed by Ed25519")
@@ -162,8 +166,11 @@ def _key_data(source: PublicKey) -> tuple[bytes, str]:
         return source, "the given key"
     if not isinstance(source, (str, Path)):
         raise SettingsError(f"a key is a file in PEM format or its contents as bytes, not {source!r}")
-    if not os.path.isfile(source):
-        raise SigningKeyError(f"there is no key file {source}: `tilewright keygen KEY` writes KEY and KEY.pub")
+    reason = why_not_readable(Path(source))
+    if reason is not None:
+        raise SigningKeyError(
+            f"cannot read the key file {source}: {reason}. `tilewright keygen KEY` writes KEY and KEY.pub"
+        )
     try:
         with open(source, "rb") as file:
             return file.read(_LARGEST_KEY_FILE), f"the key file {source}"

@@ -42,8 +42,8 @@ def read_program(path: str | Path) -> ExportedProgram:
             f"{path}: cannot be read without running it: {error}. A torch.export file of that kind is a program; if "
             "you trust who made it, allow it: tilewright.compile(path, trust=True), tilewright build --trust"
         ) from error
-    except ImportModelError:
-        raise
+    except ImportModelError as error:
+        raise ImportModelError(f"{path}: {error}") from error
     except Exception as error:  # PyTorch's reader meets anything that a file can say
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise ImportModelError(
@@ -93,6 +93,10 @@ class _Archive:
 
     def program(self) -> ExportedProgram:
         """The program, of PyTorch's present or earlier format."""
+        if "byteorder" in self.members and self.read("byteorder") != b"little":
+            raise ImportModelError(
+                "its weights are stored in another byte order than little endian; save it again on a CPU that is"
+            )
         if _EARLIER[0] in self.members:
             text, weights, constants = self.json(_EARLIER[0]), self._pickled(_EARLIER[1]), self._pickled(_EARLIER[2])
         else:
@@ -160,7 +164,13 @@ def _restricted(name: str, data: bytes) -> Any:
     except Refused:
         raise
     except Exception as error:  # what the restricted unpickler refuses, and what is damaged
-        raise Refused(f"{name} is a pickle of more than tensors ({str(error).splitlines()[0][:200]})") from error
+        raise Refused(f"{name} is no pickle of tensors alone{_what_else(str(error))}") from error
+
+
+def _what_else(message: str) -> str:
+    """What the restricted unpickler met, from its message, whose advice is how to run the pickle all the same."""
+    found = re.search(r"GLOBAL ([\w.]{1,100})", message)
+    return f" (it names {found[1]})" if found else ""
 
 
 def _is_plain(tensor: Any) -> bool:

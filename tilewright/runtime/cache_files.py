@@ -39,7 +39,7 @@ _LARGEST = 1 << 30  # bytes of a file that is read
 _substitutes: dict[str, Path] = {}  # folders that are not private -> the one used instead in this process
 _checked: dict[str, tuple[int, int, int, int]] = {}  # folders found private -> their state then
 _swept: set[str] = set()  # folders whose leftovers this process has removed
-_complained: set[str] = set()
+_complained: set[str] = set()  # what this process has warned of
 
 
 def private_folder(directory: Path, create: bool = False) -> Path:
@@ -167,6 +167,19 @@ def write(path: Path, data: bytes, durable: bool = True) -> None:
         replace(path, data, durable=durable)
 
 
+def complain(directory: Path, error: OSError) -> None:
+    """Warn, once for each folder and reason, that a file of the cache cannot be written."""
+    reason = error.strerror or str(error)
+    if f"{directory}: {reason}" in _complained:
+        return
+    _complained.add(f"{directory}: {reason}")
+    logger.warning(
+        "cannot write to the cache folder %s (%s). What is missing there is made again in each process; if that takes "
+        "too long, let TILEWRIGHT_CACHE_DIRECTORY name a folder that you may write to",
+        directory, reason,
+    )  # fmt: skip
+
+
 def replace(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
     """Write a file anywhere, in one step, and to the disk at once if `durable`.
 
@@ -205,7 +218,7 @@ def why_not_replaceable(path: Path) -> str | None:
         return str(error.strerror)
     except ValueError as error:  # a name with a NUL, or that the file system cannot spell
         return str(error)
-    return None if stat.S_ISREG(mode) else "it exists and is not a regular file; give another name"
+    return None if stat.S_ISREG(mode) else f"{path.name} exists and is not a regular file"
 
 
 def why_not_readable(path: Path) -> str | None:

@@ -45,6 +45,7 @@ _TRAMPOLINE = struct.Struct("<2sQ2sQ2s")  # mov rcx, state; mov rax, handler; jm
 _CODE, _COUNT, _BUSY, _SAID = range(4)  # the flags hold the thread that set them
 _ACTIONS, _TEXT, _STATE_BYTES = 64, 8192, 16384
 _MOST_LIBRARIES = 1 << 16
+_ENTRY_WORDS = 3  # of the table of code: start, bytes, whether it is an engine's
 
 _IR = """
 declare i64 @write(i32, ptr, i64)
@@ -53,8 +54,8 @@ declare i32 @raise(i32)
 declare i64 @pthread_self()
 declare i32 @poll(ptr, i64, i32)
 
-; Whether an address lies in code that was loaded for kernels.
-define internal i1 @in_code(ptr %state, i64 %address) nounwind {{
+; The entry of the table of code (start, bytes, whether it is an engine's) in which an address lies; null for none.
+define internal ptr @entry_of(ptr %state, i64 %address) nounwind {{
 entry:
   %table = load ptr, ptr %state
   %count.p = getelementptr i64, ptr %state, i64 {count}
@@ -65,7 +66,7 @@ next:
   %more = icmp ult i64 %index, %count
   br i1 %more, label %look, label %no
 look:
-  %following = add i64 %index, 2
+  %following = add i64 %index, {entry_words}
   %start.p = getelementptr i64, ptr %table, i64 %index
   %start = load i64, ptr %start.p
   %size.p = getelementptr i64, ptr %start.p, i64 1
@@ -74,7 +75,28 @@ look:
   %inside = icmp ult i64 %distance, %size
   br i1 %inside, label %yes, label %next
 yes:
-  ret i1 true
+  ret ptr %start.p
+no:
+  ret ptr null
+}}
+
+define internal i1 @in_code(ptr %state, i64 %address) nounwind {{
+  %entry = call ptr @entry_of(ptr %state, i64 %address)
+  %some = icmp ne ptr %entry, null
+  ret i1 %some
+}}
+
+define internal i1 @of_engine(ptr %state, ptr %kernel) nounwind {{
+entry:
+  %address = ptrtoint ptr %kernel to i64
+  %found = call ptr @entry_of(ptr %state, i64 %address)
+  %none = icmp eq ptr %found, null
+  br i1 %none, label %no, label %look
+look:
+  %flag.p = getelementptr i64, ptr %found, i64 2
+  %flag = load i64, ptr %flag.p
+  %set = icmp ne i64 %flag, 0
+  ret i1 %set
 no:
   ret i1 false
 }}
@@ -267,6 +289,8 @@ pointer:
 {pointer}
   %distance = sub i64 %address, %value
   %absolute = call i64 @llvm.abs.i64(i64 %distance, i1 false)
+  %above = icmp slt i64 %distance, 0
+  %side = select i1 %above, ptr @after, ptr @before
   %near = icmp ult i64 %absolute, 1099511627776
   br i1 %near, label %relative, label %pointer.end
 relative:
@@ -305,7 +329,7 @@ out:
   ret ptr %slot
 }}
 
-define internal void @report(ptr %buffer, i32 %signal, i64 %address, ptr %frame) nounwind {{
+define internal void @report(ptr %state, ptr %buffer, i32 %signal, i64 %address, ptr %frame) nounwind {{
 entry:
   %text.p = getelementptr i64, ptr %frame, i64 2
   %kernel = load ptr, ptr %text.p
@@ -330,11 +354,14 @@ entry:
   %is.bus = icmp eq i32 %signal, 7
   %is.illegal = icmp eq i32 %signal, 4
   %bounds = or i1 %is.memory, %is.bus
+  %engine = call i1 @of_engine(ptr %state, ptr %kernel)
   %name.1 = select i1 %is.illegal, ptr @illegal, ptr @arithmetic
   %name.2 = select i1 %is.bus, ptr @bus, ptr %name.1
   %name = select i1 %is.memory, ptr @memory, ptr %name.2
   %advice.1 = select i1 %is.illegal, ptr @other_cpu, ptr @no_advice
-  %advice = select i1 %bounds, ptr @checks, ptr %advice.1
+  %bus.advice = select i1 %is.bus, ptr @cut_short, ptr @checks
+  %memory.advice = select i1 %engine, ptr @of_engines, ptr %bus.advice
+  %advice = select i1 %bounds, ptr %memory.advice, ptr %advice.1
 {report}
   %listed = call i64 @parameters(ptr %buffer, i64 %{report_at}, ptr %kinds, ptr %arguments, i64 %address)
 {advise}
@@ -394,7 +421,7 @@ wait:
   br label %before
 say:
   %buffer = getelementptr i8, ptr %state, i64 {text}
-  call void @report(ptr %buffer, i32 %signal, i64 %address, ptr %frame)
+  call void @report(ptr %state, ptr %buffer, i32 %signal, i64 %address, ptr %frame)
   br label %leave
 leave:
   store atomic i64 0, ptr %busy.p release, align 8
@@ -444,8 +471,14 @@ _NAMES = {
     "bus": "bus error (SIGBUS)",
     "illegal": "illegal instruction (SIGILL)",
     "arithmetic": "arithmetic error (SIGFPE)",
+    "before": " bytes before the address",
+    "after": " bytes after the address",
     "checks": "  help: the kernel uses memory outside of its arguments; run it with TILEWRIGHT_CHECK_BOUNDS=1, or "
     "TILEWRIGHT_INTERPRET=check, which name line, argument and element",
+    "cut_short": "  help: a file that an argument is mapped from (np.memmap) was cut short; or the kernel uses memory "
+    "outside of its arguments: TILEWRIGHT_CHECK_BOUNDS=1, or TILEWRIGHT_INTERPRET=check, name line and argument",
+    "of_engines": "  help: shapes and strides fit, so memory of an input or output was freed too early, or a mapped "
+    "file (np.memmap, load(mmap=True)) was cut short; if neither is so, the engine is at fault: please report it",
     "other_cpu": "  help: its machine code was made for a CPU with other instructions; compile it on this machine",
     "no_advice": "  help: run it with TILEWRIGHT_INTERPRET=check, which names line and element",
 }
@@ -501,11 +534,12 @@ def handler_text() -> str:
         "advise": advise.write(("text", "%advice")),
     }  # fmt: skip
     relative.at = pointer.at
-    pieces["relative"] = relative.write(", which is ", ("signed", "%distance"), " bytes before the address")
+    pieces["relative"] = relative.write(", which is ", ("number", "%absolute"), ("text", "%side"))
     writers = {"pointer": pointer, "relative": relative, "integer": integer, "report": report, "advise": advise}
     body = _IR.format(
         count=_COUNT, busy=_BUSY, said=_SAID, actions=_ACTIONS, text=_TEXT, action_bytes=_ACTION.size,
-        room=_STATE_BYTES - _TEXT - 512, nearly=_STATE_BYTES - _TEXT - 1536, mark=MARK, seal=SEAL,
+        entry_words=_ENTRY_WORDS, room=_STATE_BYTES - _TEXT - 512, nearly=_STATE_BYTES - _TEXT - 1536,
+        mark=MARK, seal=SEAL,
         **pieces, **{f"{name}_at": writer.at for name, writer in writers.items()},
     )  # fmt: skip
     constants = [constant for writer in writers.values() for constant in writer.constants]
@@ -525,7 +559,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._words = _memory(_STATE_BYTES)
-        self._code = _memory(16 * _MOST_LIBRARIES)
+        self._code = _memory(8 * _ENTRY_WORDS * _MOST_LIBRARIES)
         self._state = ctypes.addressof(self._words)
         self._words[_CODE] = ctypes.addressof(self._code)
         self._free: list[int] = []
@@ -548,19 +582,19 @@ class _Watch:
             before = ctypes.c_void_p(self._state + _ACTIONS + number * _ACTION.size)
             system.sigaction(int(number), action, before)
 
-    def add(self, library: NativeLibrary) -> None:
+    def add(self, library: NativeLibrary, of_engine: bool) -> None:
         """Take a library's code for a kernel's as long as it is loaded."""
         start, size = library.extent
         with self._lock:
             place = self._free.pop() if self._free else self._words[_COUNT]
             if place >= len(self._code):
                 return
-            self._code[place], self._code[place + 1] = start, size
-            self._words[_COUNT] = max(self._words[_COUNT], place + 2)
+            self._code[place], self._code[place + 1], self._code[place + 2] = start, size, of_engine
+            self._words[_COUNT] = max(self._words[_COUNT], place + _ENTRY_WORDS)
         weakref.finalize(library, self._remove, place).atexit = False
 
     def _remove(self, place: int) -> None:
-        self._code[place] = self._code[place + 1] = 0
+        self._code[place] = self._code[place + 1] = self._code[place + 2] = 0
         self._free.append(place)
 
 
@@ -571,7 +605,7 @@ _first = forks.lock()
 def load_kernels(
     images: Iterable[bytes], symbols: Sequence[str], imports: Mapping[str, int] | None = None, strict: bool = False
 ) -> NativeLibrary:
-    """`library.load_objects` for code whose faults are to be reported: kernels, and engines' plans."""
+    """`library.load_objects` for code whose faults are to be reported: kernels, and (`strict`) engines' plans."""
     global _watch
     library = load_objects(images, symbols, imports, strict)
     if sys.platform == "linux" and platform.machine() == "x86_64":
@@ -579,5 +613,5 @@ def load_kernels(
             with _first:
                 if _watch is None:  # nobody was faster
                     _watch = _Watch()
-        _watch.add(library)
+        _watch.add(library, of_engine=strict)
     return library

@@ -141,7 +141,7 @@ class TimingCache:
         try:
             cache_files.replace(path, "".join(lines).encode(), mode=0o644)  # others may merge it
         except OSError as error:
-            raise TimingCacheError(f"cannot write the timing cache {path}: {error}") from error
+            raise TimingCacheError(f"cannot write the timing cache {path}: {error.strerror or error}") from error
 
     def _join(self, timing: Timing) -> None:
         entry = (timing.device, timing.key)

@@ -82,13 +82,13 @@ class ObjectCache:
         return found
 
     def put(self, key: str, metadata: Mapping[str, Any], image: bytes) -> bool:
-        """Store an entry, replacing an older one; False (and a log line) when the disk refuses."""
+        """Store an entry, replacing an older one; False (and one warning) when the disk refuses."""
         try:
             self.directory = cache_files.private_folder(self.directory, create=True)
             path = self.path(key)
             cache_files.write(path, _encode(key, metadata, image), durable=False)  # `find` verifies it
         except OSError as error:
-            logger.warning("cannot write the object cache at %s: %s", self.directory, error)
+            cache_files.complain(self.directory, error)
             return False
         self._writes += 1
         if self._writes % _CLEAN_EVERY == 0:
