@@ -119,6 +119,28 @@ def test_largest_of_windows_and_their_positions(rng: np.random.Generator) -> Non
         check(*model_of("MaxPool", [("x", image, False)], ["y", "places"], opset=12, **options))
 
 
+@pytest.mark.parametrize("exponent", [0.5, 2.5, -1.0])
+def test_powers_of_integers_by_real_numbers(exponent: float) -> None:
+    """The exponent is not cut to the base's type: 4 ** 0.5 is 2, 10 ** -1 is 0."""
+    for kind in (np.int32, np.int64):
+        base = np.array([1, 4, 9, 10, 121], kind)
+        for constant in (True, False):
+            inputs = [("x", base, False), ("p", np.asarray(exponent, np.float32), constant)]
+            check(*model_of("Pow", inputs, ["y"]))
+
+
+def test_powers_of_half_numbers_by_wide_exponents() -> None:
+    """-1 ** 2049 in float16, which does not have 2049."""
+    inputs = [("x", np.array([-1, 1.001, 0.999], np.float16), False), ("p", np.array([2049] * 3, np.int64), False)]
+    check(*model_of("Pow", inputs, ["y"]), rtol=2e-3)
+
+
+def test_sums_of_truth_values(rng: np.random.Generator) -> None:
+    indices = np.array([0, 0, 2, 2, 2], np.int64)
+    inputs = [("x", np.zeros(4, np.bool_), False), ("i", indices, True), ("u", np.ones(5, np.bool_), False)]
+    check(*model_of("ScatterElements", inputs, ["y"], reduction="add"))
+
+
 def test_sums_of_powers(rng: np.random.Generator) -> None:
     for order in (1, 2, 3):
         image = rng.standard_normal((2, 3, 7, 6), dtype=np.float32)

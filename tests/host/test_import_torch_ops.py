@@ -176,6 +176,11 @@ add("glu", X, 1)
 # Reductions
 add("sum mean max min amax amin any all prod", positive(3, 4))
 add("sum prod", ints(5, 3, 4))
+add("sum", bools(3, 4), dtype=torch.bool)
+for _reduction in ("sum", "prod"):  # twice true at one place is true
+    add("scatter_reduce.two", bools(4), 0, ints(2, 6), bools(6), _reduction)
+add("scatter_add", bools(4), 0, ints(2, 6), bools(6))
+add("index_add", bools(4), 0, ints(2, 6), bools(6))
 add("any all", lambda: torch.tensor([0, 2, 3], dtype=torch.uint8))
 for kept in (False, True):
     add("sum.dim_IntList mean.dim amax amin", floats(2, 3, 4), [0, -1], kept)

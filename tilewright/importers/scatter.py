@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import int1, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.symbolic import product
@@ -13,8 +13,10 @@ def scatter_slices(
 ) -> Value:
     """x with its slices at indices [n] along `axis` replaced by updates, or combined with them.
 
-    `reduction`: none, add, multiply, maximum or minimum.
+    `reduction`: none, add, multiply, maximum or minimum. Truth values are added by "or" and multiplied by "and".
     """
+    if x.dtype == int1:
+        reduction = {"add": "maximum", "multiply": "minimum"}.get(reduction, reduction)
     if reduction == "none":
         return emit.op("scatter_update", x, indices, updates, axis=axis)
     return emit.op("scatter_reduce", x, indices, updates, axis=axis, reduction=reduction)

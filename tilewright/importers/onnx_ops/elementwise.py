@@ -154,7 +154,11 @@ def power(call: Call) -> Value:
         simple = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(number)
         if simple is not None and base.dtype.is_float:
             return call.op(simple, base)
-    return call.op("power", base, call.cast(power_of, base.dtype))
+    if base.dtype == power_of.dtype or (base.dtype.is_integer and power_of.dtype.is_integer):
+        return call.op("power", base, call.cast(power_of, base.dtype))
+    # The type of the result is too narrow for the other's numbers: 4 ** 0.5, or 257 in bfloat16.
+    wide = float64 if base.dtype.is_integer or base.dtype.bits == 64 else float32
+    return call.cast(call.op("power", call.cast(base, wide), call.cast(power_of, wide)), base.dtype)
 
 
 @rule("IsInf")

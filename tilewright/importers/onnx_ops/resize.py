@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tilewright.dtypes import float32, float64, int64
+from tilewright.dtypes import float32, float64, int1, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.onnx_call import Call
@@ -76,6 +76,8 @@ def resize(call: Call) -> Value:
     targets = _with_regions(call, settings, _targets(call, x, axes, policy))
     if mode == "nearest" or x.dtype.is_float:
         return _all_resized(call, x, targets, settings)
+    if x.dtype == int1:
+        raise Unsupported(f"{mode} resampling of truth values", "cast the image to float32 first")
     exact = float32 if x.dtype.bits <= 16 else float64
     return images.whole(call, _all_resized(call, call.cast(x, exact), targets, settings), x.dtype)
 

@@ -36,7 +36,8 @@ def reduce(call: Call, op: str, x: Value, dim: Axes = None, keepdim: bool = Fals
 
 @rule("sum.dim_IntList", "sum.default")
 def sum_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
-    return reduce(call, "reduce_sum", call.cast(x, call.dtype), dim, keepdim)
+    op = "reduce_max" if call.dtype == int1 else "reduce_sum"  # truth values are added by "or"
+    return reduce(call, op, call.cast(x, call.dtype), dim, keepdim)
 
 
 @rule("mean.dim", "mean.default")
