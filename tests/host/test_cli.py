@@ -19,6 +19,7 @@ import tilewright as tilewright_package
 from tests.host.cli_support import tilewright
 from tilewright.cli.comparison import compare_outputs
 from tilewright.host import host_cpu
+from tilewright.runtime.plan import TensorSpec
 from tilewright.settings import settings
 from tilewright.targets.llvm.cache import ObjectCache
 
@@ -212,6 +213,24 @@ def test_output_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     save_outputs({"../x": np.ones(1), "/y/z": np.zeros(1)}, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".._x.npy", "_y_z.npy"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_outputs_whose_names_are_spelled_alike_have_files_of_their_own(tmp_path: Path) -> None:
+    from tilewright.cli.tensors import save_outputs
+
+    save_outputs({"a/b": np.full(1, 1.0), "a:b": np.full(1, 2.0), "a_b_2": np.full(1, 3.0)}, tmp_path)
+    assert {path.name: np.load(path).item() for path in tmp_path.iterdir()} == {
+        "a_b.npy": 1.0, "a_b_2.npy": 2.0, "a_b_2_2.npy": 3.0
+    }  # fmt: skip
+
+
+def test_inputs_whose_names_hold_equals_signs_are_given(tmp_path: Path) -> None:
+    from tilewright.cli.tensors import gather_inputs
+
+    np.save(tmp_path / "x.npy", np.arange(2, dtype=np.float32))
+    specs = [TensorSpec(name, "float32", (2,)) for name in ("a", "a=b")]
+    found = gather_inputs(specs, [f"a=b={tmp_path / 'x.npy'}"], {}, 0, [])
+    assert found["a=b"].tolist() == [0, 1] and found["a"].tolist() != [0, 1]
 
 
 def test_version_and_completion() -> None:

@@ -79,6 +79,34 @@ def test_text_and_data_round_trip(seed, optimized):
     assert print_graph(from_data(json.loads(json.dumps(data)), arrays)) == text
 
 
+ODD_NAMES = [
+    "sepal length (cm)",
+    'a"b',
+    "a\\",
+    "a, %b",
+    '") = %y',
+    "x = %y",
+    "a\nb",
+    "\u2028",
+    " ",
+    "none",
+    "{k=1} from",
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_inputs_and_outputs_of_any_name_round_trip(name):
+    b = GraphBuilder("odd")
+    x, y = b.input(name, float32, (2,)), b.input("y", float32, (2,))
+    b.output(b.op("add", [x, y], source='") from'), f"out {name}")
+    b.mutate(x, b.op("multiply", [x, 2.0]))
+    graph = b.finish()
+    text = print_graph(graph)
+    found = parse_graph(text, {value.name: data for value, data in graph.constants.items()})
+    assert print_graph(found) == text and len(text.splitlines()) == 8
+    assert [value.name for value in found.inputs] == [name, "y"] and found.output_names == [f"out {name}"]
+
+
 def test_small_graph_round_trips():
     graph = small_graph()
     assert print_graph(parse_graph(SMALL_TEXT, arrays_of(graph))) == SMALL_TEXT

@@ -88,6 +88,26 @@ def test_inputs_and_outputs(session: tw.InferenceSession, model: onnx.ModelProto
     assert session.get_providers() == ["CPUExecutionProvider"]
 
 
+@pytest.mark.parametrize("kind", ["fixed", "dynamic", "in parts"])
+@pytest.mark.parametrize("name", ["sepal length (cm)", "x[0]", 'a="b"', " {%x}, ", "a\nb\x1b[31m\u2028", "\\"])
+def test_inputs_and_outputs_keep_their_names(name: str, kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", [name], [f"y {name}"])]
+    outputs = [helper.make_tensor_value_info(f"y {name}", TensorProto.FLOAT, None)]
+    if kind == "in parts":
+        nodes.append(helper.make_node("NonZero", [f"y {name}"], ["places"]))
+        outputs.append(helper.make_tensor_value_info("places", TensorProto.INT64, None))
+    shape = [4 if kind == "fixed" else "n", 3]
+    graph = helper.make_graph(nodes, "names", [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = rng.standard_normal((4, 3)).astype(np.float32)
+    session = tw.InferenceSession(model.SerializeToString())
+    assert [entry.name for entry in session.get_inputs()] == [name]
+    np.testing.assert_array_equal(session.run([f"y {name}"], {name: x})[0], np.maximum(x, 0))
+    tilewright.compile(model.SerializeToString()).save(tmp_path / "names.engine")
+    found = tilewright.load(tmp_path / "names.engine").run({name: x})
+    np.testing.assert_array_equal(found[f"y {name}"], np.maximum(x, 0))
+
+
 @pytest.mark.parametrize("names", [None, [], ["total"], ["total", "y"]])
 def test_runs(session: tw.InferenceSession, model: onnx.ModelProto, names, rng: np.random.Generator) -> None:
     given = feeds(rng)

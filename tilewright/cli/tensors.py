@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
@@ -69,11 +70,11 @@ def gather_inputs(
     fixed = {text.partition("=")[0] for text in asked}
     given: dict[str, np.ndarray] = {}
     names = [spec.name for spec in specs]
-    for text in files:
-        name, separator, path = text.partition("=")
-        if not separator or name not in names:
+    for text in files:  # a name may hold a "="
+        name = max((name for name in names if text.startswith(f"{name}=")), key=len, default=None)
+        if name is None:
             raise wrong_usage(f"{text!r}: expected NAME=FILE.npy with NAME one of {', '.join(names)}")
-        given[name] = _load_array(name, Path(path))
+        given[name] = _load_array(name, Path(text.removeprefix(f"{name}=")))
     for spec in specs:
         if spec.name in given:
             _bind_sizes(spec, given[spec.name], sizes, fixed)
@@ -97,10 +98,15 @@ def _load_array(name: str, path: Path) -> np.ndarray:
 
 
 def save_outputs(outputs: dict[str, np.ndarray], folder: Path) -> None:
-    """Write FOLDER/NAME.npy for every output; what a file name cannot hold becomes ``_``."""
+    """Write FOLDER/NAME.npy for every output; in names, ``_`` stands for what a file name cannot hold, and numbers tell
+    apart those that are equal then."""
     folder.mkdir(parents=True, exist_ok=True)
+    written: set[str] = set()
     for name, array in outputs.items():  # names come from the model: they must not lead out of the folder
-        path = folder / (re.sub(r"[^\w.-]", "_", name) + ".npy")
+        plain = re.sub(r"[^\w.-]", "_", name)
+        spellings = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
+        written.add(spelling := next(entry for entry in spellings if entry not in written))
+        path = folder / f"{spelling}.npy"
         check_replaceable(path)
         np.save(path, array)
 

@@ -27,7 +27,6 @@ from tilewright.graph.inference import check_shape
 from tilewright.graph.ops import OPS, infer_types, normalize
 from tilewright.symbolic import Size, Symbol, simplify, symbol
 
-_NOT_IN_INPUTS = r"[\s\"\\(){}\[\],=%\x00-\x20]"  # of names that a caller gives: what the text of graphs needs
 Operand = Union[Value, int, float, bool, None]
 
 
@@ -66,8 +65,8 @@ class GraphBuilder:
         return self.symbol(f"{hint}_{number}", low, high)
 
     def input(self, name: str, dtype: DType, shape: Sequence[Size]) -> Value:
-        """A graph input; its name is kept as given, but for spaces, brackets, commas, quotes, ``=`` and ``%``."""
-        value = Value(self._unique(re.sub(_NOT_IN_INPUTS, "_", name) or "value"), dtype, tuple(map(simplify, shape)))
+        """A graph input; its name is kept as given, since callers use it."""
+        value = Value(self._unique(name or "value"), dtype, tuple(map(simplify, shape)))
         self.graph.inputs.append(value)
         return value
 

@@ -4,7 +4,7 @@ The grammar, one line each:
 
     graph NAME
     symbol NAME LOW..HIGH
-    input VALUE                        VALUE := %NAME: DTYPE[SIZE, …]
+    input VALUE                        VALUE := %NAME: DTYPE[SIZE, …], where NAME may be in quotes
     constant VALUE = NUMBER            or: constant VALUE #HASH, with the data given by name
     VALUE = OP(%NAME, none, …) {KEY=ATTRIBUTE, …} from "SOURCE"
     output NAME = %NAME
@@ -32,8 +32,11 @@ from tilewright.graph.printer import constant_text
 from tilewright.graph.verifier import verify
 from tilewright.symbolic import Size, Symbol, apply, lift, simplify, symbol
 
-_VALUE = re.compile(r"%([^\s\"\\(){}\[\],=%]+): (\w+)\[(.*?)\](?= |$)")
-_NODE = re.compile(r"= (\w+)\((.*?)\)(?: \{(.*)\})?(?: from (\".*\"))?$")
+_NAME = r"(?:\"(?:[^\"\\]|\\.)*\"|[^\s\"\\(){}\[\],=%]+)"
+_VALUE = re.compile(rf"%({_NAME}): (\w+)\[(.*?)\](?= |$)")
+_NODE = re.compile(r"= (\w+)\(((?:\"(?:[^\"\\]|\\.)*\"|[^\")])*)\)(?: \{(.*)\})?(?: from (\".*\"))?$")
+_OPERANDS = re.compile(rf"%{_NAME}|[^\s,]+")
+_PAIR = re.compile(rf"(%?{_NAME}) = (%{_NAME})")
 
 
 def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
@@ -51,6 +54,10 @@ def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) ->
             raise InvalidIRError(f"line {number}: {line.strip()!r}: {error}") from error
     verify(reader.graph)
     return reader.graph
+
+
+def _name(text: str) -> str:
+    return str(json.loads(text)) if text.startswith('"') else text
 
 
 class _Reader:
@@ -76,10 +83,13 @@ class _Reader:
         elif keyword == "constant":
             self._constant(rest)
         elif keyword in ("output", "mutate"):
-            left, right = rest.split(" = ")
+            pair = _PAIR.fullmatch(rest)
+            if pair is None:
+                raise ValueError("expected `NAME = %NAME`")
+            left, right = pair.groups()
             if keyword == "output":
                 self.graph.outputs.append(self._use(right))
-                self.graph.output_names.append(left)
+                self.graph.output_names.append(_name(left))
             else:
                 self.graph.mutations[self._use(left)] = self._use(right)
         else:
@@ -110,7 +120,7 @@ class _Reader:
         op, operands, attributes, source = match.groups()
         if op not in OPS:
             raise ValueError(f"unknown op {op!r}")
-        names = [name for name in operands.split(", ") if name]
+        names = _OPERANDS.findall(operands)
         inputs = [None if name == "none" else self._use(name) for name in names]
         given = self._attributes(attributes or "")
         node = Node(op, inputs, results, normalize(op, inputs, given), json.loads(source) if source else "")
@@ -120,7 +130,7 @@ class _Reader:
         match = _VALUE.match(text)
         if match is None:
             raise ValueError("expected `%name: dtype[shape]`")
-        name, dtype, shape = match.groups()
+        name, dtype, shape = _name(match[1]), match[2], match[3]
         if name in self.values:
             raise ValueError(f"%{name} is defined twice")
         sizes = ast.parse(f"({shape},)" if shape else "()", mode="eval").body
@@ -132,7 +142,7 @@ class _Reader:
     def _use(self, text: str) -> Value:
         if not text.startswith("%"):
             raise ValueError(f"expected a value, got {text!r}")
-        return self.values[text[1:]]
+        return self.values[_name(text[1:])]
 
     def _attributes(self, text: str) -> dict[str, Any]:
         call = ast.parse(f"f({text})", mode="eval").body

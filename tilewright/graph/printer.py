@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.ops import OPS
 from tilewright.symbolic import Expression
 
+_PLAIN = re.compile(r"[^\s\"\\(){}\[\],=%\x00-\x20]+")
+
 
 def print_graph(graph: Graph) -> str:
     """The whole graph as text, one line for each part."""
@@ -35,8 +38,9 @@ def print_graph(graph: Graph) -> str:
     lines += [f"input {type_text(value)}" for value in graph.inputs]
     lines += [f"constant {type_text(value)} {constant_text(data)}" for value, data in graph.constants.items()]
     lines += [node_text(node) for node in graph.nodes]
-    lines += [f"output {name} = %{v.name}" for name, v in zip(graph.output_names, graph.outputs, strict=True)]
-    lines += [f"mutate %{target.name} = %{value.name}" for target, value in graph.mutations.items()]
+    outputs = zip(graph.output_names, graph.outputs, strict=True)
+    lines += [f"output {name_text(name)} = %{name_text(value.name)}" for name, value in outputs]
+    lines += [f"mutate %{name_text(old.name)} = %{name_text(new.name)}" for old, new in graph.mutations.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -57,9 +61,14 @@ def group_text(group: Group) -> str:
     return "\n".join(lines)
 
 
+def name_text(name: str) -> str:
+    """A name, in quotes where it has spaces, brackets and the like: inputs and outputs keep the names of the model."""
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+
+
 def type_text(value: Value) -> str:
     """``%x: f32[batch, 8]``."""
-    return f"%{value.name}: {value.dtype}[{', '.join(map(str, value.shape))}]"
+    return f"%{name_text(value.name)}: {value.dtype}[{', '.join(map(str, value.shape))}]"
 
 
 def node_text(node: Node, source: bool = True) -> str:
@@ -71,7 +80,7 @@ def node_text(node: Node, source: bool = True) -> str:
         if not (key in defaults and type(defaults[key]) is type(item) and defaults[key] == item)
     }
     results = ", ".join(map(type_text, node.outputs))
-    operands = ", ".join("none" if item is None else f"%{item.name}" for item in node.inputs)
+    operands = ", ".join("none" if item is None else f"%{name_text(item.name)}" for item in node.inputs)
     attributes = ", ".join(f"{key}={attribute_text(item)}" for key, item in shown.items())
     text = f"{results} = {node.op}({operands})" + (f" {{{attributes}}}" if attributes else "")
     return text + (f" from {json.dumps(node.source)}" if source and node.source else "")
