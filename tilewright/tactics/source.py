@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from tilewright.dtypes import DType, carrier
+import numpy as np
+
+from tilewright.dtypes import DType, carrier, float32, float64
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, lift, simplify, upper_bound
 from tilewright.tactics.core import Part
@@ -350,6 +352,9 @@ class Writer:
         return False
 
     def _operation(self, item: Operation) -> str:
+        clipped = _clipped(item)
+        if clipped is not None:  # conversions of the language saturate, and NaN becomes 0 in either way
+            return self._define("v", f"{self._typed(clipped)}.to(tl.{item.dtype.name})", "clip, cast")
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
@@ -395,3 +400,15 @@ class Writer:
         text, offset = self.stored(value, self._typed(item)), self._offset(index)
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
+
+
+def _clipped(item: Operation) -> Expression | None:
+    """What is clipped to the range of an integer type of at most 16 bits and cast to it; None for anything else."""
+    target, inner = item.dtype, item.operands[0] if item.operands else None
+    if item.node.op != "cast" or not target.is_integer or not 8 <= target.bits <= 16:
+        return None
+    if not isinstance(inner, Operation) or inner.node.op != "clip" or inner.dtype not in (float32, float64):
+        return None
+    limits = np.iinfo(target.numpy)
+    bounds = (inner.node.attributes["low"], inner.node.attributes["high"])
+    return inner.operands[0] if bounds == (limits.min, limits.max) else None
